@@ -1,0 +1,25 @@
+from ._array import (
+    dequantize as dequantize,
+    is_quantized as is_quantized,
+    quantize as quantize,
+    QuantizedArray as QuantizedArray,
+)
+from ._ops import qmatmul as qmatmul
+from ._owners import LeafInfo as LeafInfo, register_owner as register_owner
+from ._rules import Rules as Rules
+from ._tree import (
+    trainable_spec as trainable_spec,
+    tree_dequantize as tree_dequantize,
+    tree_quantize as tree_quantize,
+)
+from .formats import (
+    AbstractFormat as AbstractFormat,
+    AbstractGrid as AbstractGrid,
+    Binary as Binary,
+    Int4 as Int4,
+    Int8 as Int8,
+    Nested as Nested,
+    NF4 as NF4,
+    Ternary as Ternary,
+)
+from .kernels import Problem as Problem, register_kernel as register_kernel

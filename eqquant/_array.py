@@ -1,0 +1,504 @@
+import dataclasses
+import functools as ft
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import wadler_lindig as wl
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Array, ArrayLike, Float, Inexact, Shaped
+
+from ._axes import (
+    as_tuple,
+    Axis,
+    contracted_back,
+    contracted_last,
+    logical,
+    normalise_axis,
+)
+from ._placement import full_spec, logical_sharding, stored_shardings
+from ._primitive import qmatmul_rows
+from .formats import AbstractFormat, as_format, NF4, Stored
+
+
+def _arithmetic(op: Callable) -> Callable:
+    def method(self, *other):
+        if not all(eqx.is_array_like(x) or isinstance(x, QuantizedArray) for x in other):
+            return NotImplemented
+        return op(*map(as_dense, (self, *other)))
+
+    return method
+
+
+def _reflected(op: Callable) -> Callable:
+    return _arithmetic(lambda self, other: op(other, self))
+
+
+class QuantizedArray(eqx.Module):
+    """Stands where an array stood, in fewer bits.
+
+    It is multiplied, transposed, stacked, mapped, scanned and indexed as that array
+    was. Products read the packed codes, and the array is not built again; arithmetic
+    builds it, and gives ordinary arrays. It is immutable, and no training loop changes
+    it: its leaves are integers, its scales too.
+
+    Make one with [`eqquant.quantize`][].
+    """
+
+    stored: Stored
+    format: AbstractFormat = eqx.field(static=True)
+    axis: Axis = eqx.field(static=True)
+    tail: int = eqx.field(static=True)
+    sharding: NamedSharding | PartitionSpec | None = eqx.field(static=True)
+    activation: AbstractFormat | None = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+    # The sizes of all contracted axes but the first.
+    inner: tuple[int, ...] = eqx.field(static=True, default=())
+
+    # So that `numpy_array @ q` is left to `q`.
+    __array_ufunc__ = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, k = self.format.shape(self.stored, self.tail)
+        contracted = (k // max(1, math.prod(self.inner)), *self.inner)
+        return logical((*lead, k), self.axis, contracted)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it stands for."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes, scales included."""
+        return sum(a.size * a.dtype.itemsize for a in jtu.tree_leaves(self.stored))
+
+    @property
+    def bits_per_weight(self) -> float:
+        """How many bits it takes for each number, scales included."""
+        return 8 * self.nbytes / max(1, self.size)
+
+    @property
+    def block_size(self) -> int | None:
+        return self.format.block_size
+
+    @property
+    def scale(self) -> Float[Array, "*b n g"]:
+        """The scale of each block, with the contracted axis last."""
+        return self.format.scales(self.stored, self.tail)
+
+    @property
+    def T(self) -> "QuantizedArray":
+        if self.ndim > 2:
+            raise ValueError(
+                "`.T` is of vectors and matrices. For the transpose of each matrix in a "
+                f"stack, use `.mT`. Got shape {self.shape}."
+            )
+        return self if self.ndim == 1 else self.mT
+
+    @property
+    def mT(self) -> "QuantizedArray":
+        """The transpose of each matrix. Nothing is moved: another axis is contracted."""
+        if self.ndim < 2 or self.axis not in (-1, -2):
+            raise ValueError(
+                "`.mT` is of matrices, and stacks of them, with `axis` -1 or -2. Got "
+                f"shape {self.shape} and axis {self.axis}."
+            )
+        sharding = self.sharding
+        if sharding is not None:
+            *lead, a, b = _spec(sharding)
+            sharding = _with_spec(sharding, PartitionSpec(*lead, b, a))
+        return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
+
+    def dequantize(self) -> Float[Array, "..."]:
+        """The ordinary array that this stands for, of shape `shape` and dtype `dtype`."""
+        return _dequantize(self)
+
+    def astype(self, dtype: Any) -> "QuantizedArray":
+        """The same codes, standing for an array of another floating-point dtype. This
+        is also the dtype of products with integers."""
+        dtype = jnp.dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                "`dtype` should be a floating-point dtype; for any other, "
+                f"`dequantize` first. Got {dtype.name}."
+            )
+        return dataclasses.replace(self, dtype=dtype)
+
+    def delete(self) -> None:
+        """Frees the memory of the stored arrays at once."""
+        for a in jtu.tree_leaves(self.stored):
+            a.delete()
+
+    #
+    # Placement
+    #
+
+    @property
+    def placement(self) -> Sharding | None:
+        """How the array is really placed, whatever was declared: read off the codes.
+        `None` inside of `jit` where the mesh has no explicit axes."""
+        codes = max(jtu.tree_leaves(self.stored), key=lambda a: a.size)
+        if isinstance(codes, jax.core.Tracer):
+            sharding = jax.typeof(codes).sharding
+            if sharding.mesh.empty or not sharding.mesh.explicit_axes:
+                return None
+        else:
+            sharding = codes.sharding
+        return logical_sharding(sharding, self.axis, codes.ndim)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the array is really split over devices, whatever was declared."""
+        placement = self.placement
+        return placement is not None and not placement.is_fully_replicated
+
+    def with_sharding(
+        self, sharding: NamedSharding | PartitionSpec | None
+    ) -> "QuantizedArray":
+        """Places the array, and declares how.
+
+        **Arguments:**
+
+        - `sharding`: of the array as its shape says. With a `NamedSharding`, the stored
+            arrays are placed to match. A `PartitionSpec` alone is only declared, and
+            `None` takes back what was declared.
+
+        **Raises:**
+
+        A `ValueError` if a block, or a byte, would be split over devices.
+        """
+        if sharding is None:
+            return dataclasses.replace(self, sharding=None)
+        if isinstance(sharding, PartitionSpec):
+            return dataclasses.replace(self, sharding=full_spec(sharding, self.ndim))
+        if not isinstance(sharding, NamedSharding):
+            raise TypeError(
+                "`sharding` should be a `jax.sharding.NamedSharding`, a `PartitionSpec` "
+                f"or None. Got {sharding!r}."
+            )
+        sharding = _with_spec(sharding, full_spec(sharding.spec, self.ndim))
+        shardings = stored_shardings(
+            self.stored, sharding, self.format, self.axis, self.tail
+        )
+        stored = eqx.filter_shard(self.stored, shardings)
+        return dataclasses.replace(self, stored=stored, sharding=sharding)
+
+    def __matmul__(self, x: Any) -> Array:
+        if isinstance(x, QuantizedArray):
+            x = x.dequantize()
+        return left_matmul(self, x) if eqx.is_array(x) else NotImplemented
+
+    def __rmatmul__(self, x: Any) -> Array:
+        return matmul(x, self) if eqx.is_array(x) else NotImplemented
+
+    def __getitem__(self, index: Any) -> "Array | QuantizedArray":
+        """Of a matrix with `axis=-1`, the rows, of which no others are decoded. Of a
+        stack, an index of the leading axes gives a `QuantizedArray`. Anything else
+        gives what the ordinary array would."""
+        index = index if isinstance(index, tuple) else (index,)
+        stack = min(self.ndim - 2, self.ndim + as_tuple(self.axis)[0])
+        if any(i is Ellipsis or i is None for i in index):
+            return self.dequantize()[index]
+        if 0 < len(index) <= stack:
+            return dataclasses.replace(self, stored=jtu.tree_map(lambda a: a[index], self.stored))
+        if 0 < stack and all(map(_is_integer, index[:stack])):
+            return self[index[:stack]][index[stack:]]
+        if self.ndim == 2 and self.axis == -1 and len(index) == 1:
+            return _rows(self, *index)
+        if self.ndim == 2 and self.axis == -1 and _is_integer(index[0]):
+            return _rows(self, index[0])[index[1:]]
+        return self.dequantize()[index]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.dequantize())
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError(
+            "A `QuantizedArray` is not made an ordinary array unless you say so: use "
+            "`q.dequantize()`. Products, `x @ q` and `q @ x`, need not."
+        )
+
+    __add__ = _arithmetic(operator.add)
+    __radd__ = _reflected(operator.add)
+    __sub__ = _arithmetic(operator.sub)
+    __rsub__ = _reflected(operator.sub)
+    __mul__ = _arithmetic(operator.mul)
+    __rmul__ = _reflected(operator.mul)
+    __truediv__ = _arithmetic(operator.truediv)
+    __rtruediv__ = _reflected(operator.truediv)
+    __floordiv__ = _arithmetic(operator.floordiv)
+    __rfloordiv__ = _reflected(operator.floordiv)
+    __mod__ = _arithmetic(operator.mod)
+    __rmod__ = _reflected(operator.mod)
+    __pow__ = _arithmetic(operator.pow)
+    __rpow__ = _reflected(operator.pow)
+    __neg__ = _arithmetic(operator.neg)
+    __pos__ = _arithmetic(operator.pos)
+    __abs__ = _arithmetic(operator.abs)
+    __lt__ = _arithmetic(operator.lt)
+    __le__ = _arithmetic(operator.le)
+    __gt__ = _arithmetic(operator.gt)
+    __ge__ = _arithmetic(operator.ge)
+
+    def __pdoc__(self, **kwargs):
+        leaves = jtu.tree_leaves(self.stored)
+        if len(leaves) == 0 or not all(map(_has_shape, leaves)):
+            # Between transformations the leaves may be anything: booleans, say.
+            stored = wl.pdoc(self.stored, **kwargs)
+            parts = [stored, wl.TextDoc(f"{self.format}"), wl.TextDoc(f"axis={self.axis}")]
+            return wl.bracketed(
+                begin=wl.TextDoc("QuantizedArray("),
+                docs=parts,
+                sep=wl.comma,
+                end=wl.TextDoc(")"),
+                indent=kwargs["indent"],
+            )
+        array = wl.array_summary(self.shape, self.dtype.name, kind=None)
+        parts = [
+            wl.pformat(array),
+            f"{self.format}",
+            f"axis={self.axis}",
+            f"{self.bits_per_weight:.4g} bits/weight",
+            f"{self.nbytes / 1e6:.3g} MB",
+        ]
+        if self.activation is not None:
+            parts.insert(3, f"activation={self.activation}")
+        if self.sharding is not None:
+            parts.append(f"{_spec(self.sharding)}")
+        return wl.TextDoc(f"QuantizedArray({', '.join(parts)})")
+
+
+def quantize(
+    w: Shaped[ArrayLike, "..."],
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+) -> QuantizedArray:
+    """Stores an array in fewer bits.
+
+    !!! Example
+
+        ```python
+        w = jax.random.normal(key, (4096, 11008))
+        q = eqquant.quantize(w, eqquant.NF4())
+        x @ q
+        ```
+
+    **Arguments:**
+
+    - `w`: a floating-point array of rank one at least.
+    - `format`: a format or its name.
+    - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
+        default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
+        the filters of a convolution.
+    - `activation`: a format that products quantize the other operand in, row by row:
+        dynamic activation quantization. Weight-only by default.
+
+    **Returns:**
+
+    A [`eqquant.QuantizedArray`][] of the same shape and dtype.
+
+    **Raises:**
+
+    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no axes,
+    or if it is not finite. (If it is being traced, then each block with a number that is
+    not finite becomes NaN.)
+    """
+    format = as_format(format)
+    activation = None if activation is None else as_format(activation)
+    if isinstance(w, QuantizedArray):
+        raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
+    if not eqx.is_array(w):
+        raise TypeError(f"`w` should be a JAX or NumPy array. Got {type(w).__name__}.")
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+        raise TypeError(
+            f"`w` should have a floating-point dtype. Got {w.dtype.name}[{w.shape}]."
+        )
+    if w.ndim == 0:
+        raise ValueError("`w` should have at least one axis. Got a scalar.")
+    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    traced = isinstance(w, jax.core.Tracer)
+    if not traced:
+        with jax.ensure_compile_time_eval():
+            _check_finite(w)
+    w = jnp.asarray(w)
+    stored = _encode(w, format, axis)
+    _, *inner = [w.shape[i] for i in as_tuple(axis)]
+    k = math.prod(w.shape[i] for i in as_tuple(axis))
+    q = QuantizedArray(
+        stored=stored,
+        format=format,
+        axis=axis,
+        tail=format.shape(stored, 0)[-1] - k,
+        sharding=None,
+        activation=activation,
+        dtype=w.dtype,
+        inner=tuple(inner),
+    )
+    if not traced and isinstance(w.sharding, NamedSharding):
+        q = q.with_sharding(w.sharding)
+    return q
+
+
+def dequantize(q: QuantizedArray) -> Float[Array, "..."]:
+    """The ordinary array that `q` stands for, of its shape and dtype."""
+    return q.dequantize()
+
+
+def is_quantized(x: Any) -> bool:
+    """Whether `x` is a [`eqquant.QuantizedArray`][]. For `is_leaf`, and for filters."""
+    return isinstance(x, QuantizedArray)
+
+
+def as_dense(x: Any) -> Any:
+    """Dequantizes a `QuantizedArray`, and leaves anything else as it is."""
+    return x.dequantize() if isinstance(x, QuantizedArray) else x
+
+
+def matmul(
+    x: Shaped[ArrayLike, "..."],
+    q: QuantizedArray,
+    kernel: str | None = None,
+    precision: str | None = None,
+) -> Inexact[Array, "..."]:
+    """`x @ q`, as `jnp.matmul` would have it, in the dtype of `x`."""
+    _check_contracted(x.shape, q.shape)
+    return _matmul(x, q, kernel, precision)
+
+
+def left_matmul(
+    q: QuantizedArray,
+    x: Shaped[ArrayLike, "..."],
+    kernel: str | None = None,
+    precision: str | None = None,
+) -> Inexact[Array, "..."]:
+    """`q @ x`, as `jnp.matmul` would have it, in the dtype of `x`."""
+    _check_contracted(q.shape, x.shape)
+    return _left_matmul(q, x, kernel, precision)
+
+
+def _check_contracted(left, right):
+    if len(left) == 0 or len(right) == 0:
+        raise ValueError(
+            "A matrix product needs operands with at least one axis. Got shapes "
+            f"{left} and {right}."
+        )
+    if left[-1] != right[-2:][0]:
+        raise ValueError(
+            f"A matrix product cannot contract an axis of size {left[-1]} with one of "
+            f"size {right[-2:][0]}. Got shapes {left} and {right}."
+        )
+
+
+@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _matmul(x, q, kernel, precision):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = x.astype(q.dtype)
+    if q.ndim > 1 and q.axis not in (-1, -2):
+        # The blocks lie along neither axis of the matrix.
+        return jnp.matmul(x, q.dequantize().astype(x.dtype), precision=precision)
+    across = q.ndim > 1 and q.axis == -1
+    y = qmatmul_rows(
+        x[None] if x.ndim == 1 else x,
+        jtu.tree_map(lambda a: a[None], q.stored) if q.ndim == 1 else q.stored,
+        product="matmul_transposed" if across else "matmul",
+        format=q.format,
+        tail=q.tail,
+        activation=q.activation,
+        kernel=kernel,
+        precision=precision or jax.config.jax_default_matmul_precision,
+    )
+    y = y[..., 0] if q.ndim == 1 else y
+    return jnp.squeeze(y, -1 if q.ndim == 1 else -2) if x.ndim == 1 else y
+
+
+@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _left_matmul(q, x, kernel, precision):
+    transposed = x if x.ndim == 1 else x.mT
+    if q.ndim == 1:
+        return _matmul(transposed, q, kernel, precision)
+    if q.axis not in (-1, -2):
+        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else q.dtype
+        w = q.dequantize().astype(dtype)
+        return jnp.matmul(w, x.astype(dtype), precision=precision)
+    y = _matmul(transposed, q.mT, kernel, precision)
+    return y if x.ndim == 1 else y.mT
+
+
+@ft.partial(jax.jit, inline=True)
+def _dequantize(q):
+    w = q.format.decode(q.stored, q.tail).astype(q.dtype)
+    return contracted_back(w, q.axis, q.inner)
+
+
+@ft.partial(jax.jit, inline=True)
+def _rows(q, index):
+    def gather(a):
+        return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
+
+    rows = jtu.tree_map(gather, q.stored)
+    return q.format.decode(rows, q.tail).astype(q.dtype)
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _encode(w, format, axis):
+    return format.encode(contracted_last(w, axis))
+
+
+@jax.jit
+def _number_not_finite(w):
+    return jnp.sum(~jnp.isfinite(w))
+
+
+def _check_finite(w):
+    number = int(_number_not_finite(w))
+    if number != 0:
+        raise ValueError(
+            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
+            "infinite."
+        )
+
+
+def _is_integer(index: Any) -> bool:
+    if isinstance(index, bool | np.bool_):
+        return False
+    if isinstance(index, int | np.integer):
+        return True
+    return (
+        eqx.is_array(index)
+        and index.ndim == 0
+        and jnp.issubdtype(index.dtype, jnp.integer)
+    )
+
+
+def _has_shape(a: Any) -> bool:
+    return eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct)
+
+
+def _spec(sharding: NamedSharding | PartitionSpec) -> PartitionSpec:
+    return sharding.spec if isinstance(sharding, NamedSharding) else sharding
+
+
+def _with_spec(sharding, spec):
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, spec)
+    return spec

@@ -1,0 +1,63 @@
+import math
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+
+# The logical axis, or axes, that is contracted. Counted from the end, and ascending, so
+# that stacking and indexing in front of it leave it true.
+Axis: TypeAlias = int | tuple[int, ...]
+
+
+def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
+    """Counts `axis` from the end."""
+    ndim = len(shape)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for i in axes:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise TypeError(
+                f"`axis` should be an integer or a tuple of integers. Got {axis!r}."
+            )
+        if not -ndim <= i < ndim:
+            raise ValueError(
+                f"`axis` should be between {-ndim} and {ndim - 1} for an array of "
+                f"shape {shape}. Got {axis}."
+            )
+    axes = sorted(i - ndim if i >= 0 else i for i in axes)
+    if len(axes) == 0 or len(set(axes)) != len(axes):
+        raise ValueError(f"`axis` should name different axes, at least one. Got {axis}.")
+    return axes[0] if len(axes) == 1 else tuple(axes)
+
+
+def as_tuple(axis: Axis) -> tuple[int, ...]:
+    return axis if isinstance(axis, tuple) else (axis,)
+
+
+def contracted_last(w: Shaped[Array, "..."], axis: Axis) -> Shaped[Array, "*b k"]:
+    """Moves the contracted axis to the end. Several become one."""
+    axes = as_tuple(axis)
+    w = jnp.moveaxis(w, axes, range(-len(axes), 0))
+    lead = w.shape[: w.ndim - len(axes)]
+    return w.reshape(*lead, math.prod(w.shape[w.ndim - len(axes) :]))
+
+
+def contracted_back(
+    w: Shaped[Array, "*b k"], axis: Axis, inner: tuple[int, ...]
+) -> Shaped[Array, "..."]:
+    """The inverse of `contracted_last`. `inner` are the sizes of all contracted axes
+    but the first, whose size follows from `k`."""
+    axes = as_tuple(axis)
+    *lead, k = w.shape
+    w = w.reshape(*lead, k // max(1, math.prod(inner)), *inner)
+    return jnp.moveaxis(w, range(-len(axes), 0), axes)
+
+
+def logical(row: tuple, axis: Axis, contracted: tuple) -> tuple:
+    """From a tuple with an entry for each axis of `*b k` to one for each logical axis.
+    `contracted` are the entries of the contracted axes."""
+    axes = as_tuple(axis)
+    ndim = len(row) - 1 + len(axes)
+    entries = dict(zip([ndim + i for i in axes], contracted))
+    rest = iter(row[:-1])
+    return tuple(entries[i] if i in entries else next(rest) for i in range(ndim))

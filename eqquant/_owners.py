@@ -1,0 +1,134 @@
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from ._array import is_quantized
+from ._axes import Axis
+
+
+# Of a weight, by its shape.
+AxisOf: TypeAlias = Axis | Callable[[tuple[int, ...]], Axis]
+
+_owners: dict[tuple[type, str], AxisOf] = {}
+
+
+def register_owner(type: type, field: str, axis: AxisOf) -> None:
+    """Says that a field of a class of modules is the weight of a matrix product, so that
+    [`eqquant.tree_quantize`][] quantizes it without being told to.
+
+    !!! Example
+
+        ```python
+        class Dense(eqx.Module):
+            kernel: Array  # (in, out)
+
+            def __call__(self, x):
+                return x @ self.kernel
+
+        eqquant.register_owner(Dense, "kernel", axis=-2)
+        ```
+
+    **Arguments:**
+
+    - `type`: the class of modules. Subclasses inherit this.
+    - `field`: the name of the field.
+    - `axis`: the axis that the product contracts: -1 for `weight @ x`, -2 for
+        `x @ weight`. Or a function from the shape of the weight to that.
+    """
+    _owners[type, field] = axis
+
+
+def _all_but_first(shape):
+    return tuple(range(1 - len(shape), 0))
+
+
+# Of which `weight` goes to `lax.conv_general_dilated`, so that it has to be an array.
+convolutions = (eqx.nn.Conv, eqx.nn.ConvTranspose)
+reparametrisations = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm)
+norms = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
+
+register_owner(eqx.nn.Linear, "weight", -1)
+register_owner(eqx.nn.GRUCell, "weight_ih", -1)
+register_owner(eqx.nn.GRUCell, "weight_hh", -1)
+register_owner(eqx.nn.LSTMCell, "weight_ih", -1)
+register_owner(eqx.nn.LSTMCell, "weight_hh", -1)
+register_owner(eqx.nn.Embedding, "weight", -1)
+for _convolution in convolutions:
+    register_owner(_convolution, "weight", _all_but_first)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafInfo:
+    """What is known of a leaf of a PyTree.
+
+    - `path`: from the root, with dots: `"layers.0.attention.query_proj.weight"`.
+    - `owner`: the module that it belongs to. `None` if it is in plain containers only.
+    - `field`: the name of the owner's field that it is, or is in.
+    - `shape`, `dtype`: those of the array.
+    - `axis`: that a matrix product contracts, as far as is known.
+    - `known`: whether it is: the owner is registered, or there is none.
+    - `ancestors`: every module that it is in, from the root to the owner.
+    """
+
+    path: str
+    owner: eqx.Module | None
+    field: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    axis: Axis
+    known: bool
+    ancestors: tuple[eqx.Module, ...]
+
+
+def leaves_with_info(tree: PyTree) -> Iterator[tuple[Any, LeafInfo | None]]:
+    """Each leaf of a tree, in order; with its info if it is an array, quantized or not.
+    """
+    return _walk(tree, (), (), "")
+
+
+def _walk(node, keys, ancestors, field):
+    children, _ = jtu.tree_flatten_with_path(
+        node, is_leaf=lambda x: x is not node or is_quantized(x)
+    )
+    if len(children) == 1 and children[0][0] == ():
+        yield node, _info(node, keys, ancestors, field)
+        return
+    module = isinstance(node, eqx.Module)
+    if module:
+        ancestors = (*ancestors, node)
+    for key, child in children:
+        inner = jtu.keystr(key, simple=True) if module or not ancestors else field
+        yield from _walk(child, (*keys, *key), ancestors, inner)
+
+
+def _info(leaf, keys, ancestors, field):
+    if not (is_quantized(leaf) or eqx.is_array(leaf)):
+        return None
+    owner = ancestors[-1] if ancestors else None
+    axis = _axis(owner, field, leaf.shape)
+    if axis is None:
+        # Equinox writes (out, in), and plain functions (in, out).
+        default = -2 if owner is None else -1
+    return LeafInfo(
+        path=jtu.keystr(keys, simple=True, separator="."),
+        owner=owner,
+        field=field,
+        shape=leaf.shape,
+        dtype=leaf.dtype,
+        axis=default if axis is None else axis,
+        known=axis is not None or owner is None,
+        ancestors=ancestors,
+    )
+
+
+def _axis(owner, field, shape):
+    for cls in type(owner).__mro__:
+        if (cls, field) in _owners:
+            axis = _owners[cls, field]
+            return axis(shape) if callable(axis) else axis
+    return None

@@ -1,0 +1,328 @@
+import dataclasses
+import difflib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from ._array import as_dense, is_quantized, quantize
+from ._axes import Axis, normalise_axis
+from ._owners import (
+    convolutions,
+    LeafInfo,
+    leaves_with_info,
+    norms,
+    reparametrisations,
+)
+from ._rules import Rules
+from .formats import AbstractFormat, as_format, NF4
+
+
+FilterSpec: TypeAlias = AbstractFormat | str | Rules | PyTree
+
+
+class _Wish(NamedTuple):
+    """What the user said of a leaf: a format or not, and whether of this leaf alone."""
+
+    format: AbstractFormat | None
+    named: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What becomes of a leaf: the format that it is to be quantized in, or else why it
+    is left as it is, and what would change that."""
+
+    leaf: Any
+    info: LeafInfo | None
+    format: AbstractFormat | None
+    reason: str = ""
+    way_out: str = ""
+
+
+def tree_quantize(
+    model: PyTree,
+    filter_spec: FilterSpec = True,
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | Literal["auto"] = "auto",
+    min_size: int = 1024,
+    embeddings: bool = False,
+    unsupported: Literal["skip", "error"] = "skip",
+    strict: bool = True,
+) -> PyTree:
+    """Quantizes the weights of a model. What comes back is the same model, of the same
+    modules, to be used in the same way.
+
+    !!! Example
+
+        ```python
+        model = eqx.nn.MLP(784, 10, 512, depth=2, key=key)
+        model = eqquant.tree_quantize(model)
+        jax.vmap(model)(x)
+        ```
+
+    **Arguments:**
+
+    - `model`: any PyTree.
+    - `filter_spec`: what to quantize. One of
+
+        - nothing: every weight of a matrix product that is known of. Those of the
+            layers of `eqx.nn` and of what [`eqquant.register_owner`][] registered; and
+            arrays that are in no module, only in plain dictionaries, lists and tuples.
+        - a format, or its name: the same, in this format.
+        - a PyTree that is a prefix of `model`, as of `eqx.partition`, whose leaves are
+            formats, names of formats, booleans (`True` for `format`), `None`, or
+            functions from a leaf to one of those.
+        - [`eqquant.Rules`][], which go by paths.
+
+        What is said of a leaf of its own, by its place in a prefix, by a rule or as the
+        format that a function returns for it, holds for small leaves, for embeddings
+        and in modules that are not known of, too.
+
+        Vectors, biases, the parameters of norms, and the weights that a `WeightNorm`,
+        a `SpectralNorm` or a convolution works on are never quantized.
+    - `format`: what `True` means.
+    - `axis`: that matrix products contract. `"auto"` goes by the owner of each array;
+        -2 where there is none.
+    - `min_size`: arrays with fewer numbers are left as they are.
+    - `embeddings`: whether to quantize `eqx.nn.Embedding`s too.
+    - `unsupported`: `"error"` to raise an error if a layer that was to be quantized has
+        to be left as it is, because it hands its weight to a function that takes arrays
+        only: a convolution.
+    - `strict`: whether a rule that matches nothing is an error.
+
+    **Returns:**
+
+    `model`, with a [`eqquant.QuantizedArray`][] in the place of each array that was
+    quantized. What was quantized already is left so. [`eqquant.report`][] tells of each.
+
+    **Raises:**
+
+    A `ValueError` if a weight is not finite, if a rule matches nothing, or for an
+    unsupported layer.
+    """
+    decisions = decide(
+        model, filter_spec, format, axis, min_size, embeddings, unsupported, strict
+    )
+    # The same array in two places becomes the same quantized array in both.
+    done = {}
+    leaves = []
+    for decision in _progress(decisions):
+        leaf = decision.leaf
+        if decision.format is not None:
+            key = (id(leaf), decision.format, decision.info.axis)
+            if key not in done:
+                done[key] = _quantize(decision)
+            leaf = done[key]
+        leaves.append(leaf)
+    treedef = jtu.tree_structure(model, is_leaf=is_quantized)
+    return jtu.tree_unflatten(treedef, leaves)
+
+
+def tree_dequantize(model: PyTree) -> PyTree:
+    """Puts ordinary arrays in the place of all quantized ones."""
+    return jtu.tree_map(as_dense, model, is_leaf=is_quantized)
+
+
+def trainable_spec(model: PyTree) -> PyTree[bool]:
+    """Which leaves of a model train: its floating-point arrays. A filter for
+    `eqx.partition`, false for quantized arrays."""
+    return jtu.tree_map(eqx.is_inexact_array, model, is_leaf=is_quantized)
+
+
+def decide(
+    model: PyTree,
+    filter_spec: FilterSpec = True,
+    format: AbstractFormat | str = NF4(),
+    axis: Axis | Literal["auto"] = "auto",
+    min_size: int = 1024,
+    embeddings: bool = False,
+    unsupported: Literal["skip", "error"] = "skip",
+    strict: bool = True,
+) -> list[Decision]:
+    """What `tree_quantize` would do with each leaf, in order."""
+    format = as_format(format)
+    if unsupported not in ("skip", "error"):
+        raise ValueError(
+            f"`unsupported` should be 'skip' or 'error'. Got {unsupported!r}."
+        )
+    leaves = list(leaves_with_info(model))
+    if axis != "auto":
+        leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
+    if isinstance(filter_spec, Rules):
+        wishes = _wishes_of_rules(filter_spec, format, leaves, strict)
+    else:
+        wishes = _wishes_of_prefix(filter_spec, format, model, leaves)
+    decisions = []
+    for (leaf, info), wish in zip(leaves, wishes, strict=True):
+        obstacle = _obstacle(leaf, info, wish, min_size, embeddings)
+        if obstacle is None:
+            decisions.append(Decision(leaf, info, wish.format))
+            continue
+        reason, way_out = obstacle
+        if unsupported == "error" and reason.startswith(_unsupported):
+            raise ValueError(
+                f"`{info.path}` cannot be quantized: it is {reason}. {way_out}, or pass "
+                "`unsupported='skip'`."
+            )
+        decisions.append(Decision(leaf, info, None, reason, way_out))
+    return decisions
+
+
+_unsupported = "the filter of a convolution"
+
+
+def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
+    if info is None:
+        return "not an array", ""
+    if is_quantized(leaf):
+        return "quantized already", ""
+    if not jnp.issubdtype(info.dtype, jnp.floating):
+        return f"{info.dtype.name}, not floating-point", ""
+    if wish.format is None:
+        return wish.reason, ""
+    owner = type(info.owner).__name__
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations):
+            name = type(module).__name__
+            return f"reparametrised by a {name}", f"Take the layer out of its {name}"
+    if isinstance(info.owner, norms):
+        return f"a parameter of a {owner}", ""
+    if len(info.shape) < 2:
+        return "a vector", ""
+    if info.field.startswith("bias"):
+        return "a bias", ""
+    if isinstance(info.owner, convolutions):
+        return f"{_unsupported}, which takes arrays only", "Leave it out by a rule"
+    if wish.named:
+        return None
+    rule = f'Rules([("{info.path}", {wish.format}), ...])'
+    if math.prod(info.shape) < min_size:
+        return f"fewer than {min_size} numbers", f"Pass `min_size`, or {rule}"
+    if isinstance(info.owner, eqx.nn.Embedding) and not embeddings:
+        tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
+        reason = "an embedding, and what is tied to it" if tied else "an embedding"
+        return reason, "Pass `embeddings=True`"
+    if not info.known:
+        way_out = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
+        return f"{owner} is not a known owner of weights", way_out
+    return None
+
+
+def _wishes_of_rules(rules, format, leaves, strict):
+    wishes = []
+    unmatched = set(range(len(rules.rules)))
+    for _, info in leaves:
+        index = None if info is None else rules.match(info)
+        if index is None:
+            wishes.append(_Wish(None, False, "no rule matches"))
+            continue
+        unmatched.discard(index)
+        pattern, action = rules.rules[index]
+        wishes.append(_wish(action, format, True, f"left out by the rule {pattern!r}"))
+    infos = [info for _, info in leaves if info is not None]
+    for index in sorted(unmatched):
+        if strict and not any(rules.matches(index, info) for info in infos):
+            pattern, _ = rules.rules[index]
+            paths = [info.path for info in infos]
+            near = difflib.get_close_matches(str(pattern), paths, cutoff=0) or paths
+            raise ValueError(
+                f"Of `filter_spec`, the rule {pattern!r} matches no array. There are "
+                f"{', '.join(map(repr, near[:3]))}, for example. Pass `strict=False` "
+                "for rules that may match nothing."
+            )
+    return wishes
+
+
+def _wishes_of_prefix(filter_spec, format, model, leaves):
+    wishes = []
+
+    def extend(spec, subtree):
+        sub = jtu.tree_leaves(subtree, is_leaf=is_quantized)
+        alone = len(sub) == 1 and sub[0] is subtree
+        for leaf in sub:
+            action, named = spec, alone and spec is not filter_spec
+            if _is_function(spec):
+                action = spec(leaf) if eqx.is_array(leaf) else None
+                named = not _is_bool(action)
+            wishes.append(_wish(action, format, named, "left out by `filter_spec`"))
+
+    jtu.tree_map(extend, filter_spec, model, is_leaf=_is_spec_leaf)
+    assert len(wishes) == len(leaves)
+    return wishes
+
+
+def _wish(action, format, named, reason):
+    if action is None or (_is_bool(action) and not action):
+        return _Wish(None, named, reason)
+    if _is_bool(action):
+        return _Wish(format, named)
+    return _Wish(as_format(action), named)
+
+
+def _is_spec_leaf(x: Any) -> bool:
+    return x is None or isinstance(x, AbstractFormat | str) or _is_function(x)
+
+
+def _is_function(x: Any) -> bool:
+    # A module is a tree, though it may have a `__call__`.
+    return callable(x) and not isinstance(x, eqx.Module)
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool | np.bool_)
+
+
+def _with_axis(info, axis):
+    if info is None or len(info.shape) < 2:
+        return info
+    return dataclasses.replace(info, axis=normalise_axis(axis, info.shape))
+
+
+def _quantize(decision):
+    info = decision.info
+    try:
+        return quantize(decision.leaf, decision.format, axis=info.axis)
+    except ValueError as e:
+        raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+
+
+def _progress(decisions: list[Decision]) -> Iterator[Decision]:
+    """Iterates, with a progress bar once that has taken two seconds."""
+    sizes = [math.prod(d.info.shape) if d.format else 0 for d in decisions]
+    start, done, bar = time.monotonic(), 0, None
+    for decision, size in zip(decisions, sizes):
+        yield decision
+        done += size
+        if bar is None and time.monotonic() - start > 2:
+            bar = _bar()
+            bar.start()
+            task = bar.add_task("Quantizing", total=sum(sizes))
+        if bar is not None:
+            bar.update(task, completed=done)
+    if bar is not None:
+        bar.stop()
+
+
+def _bar():
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

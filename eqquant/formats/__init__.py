@@ -1,0 +1,15 @@
+from ._base import (
+    AbstractFormat as AbstractFormat,
+    encode as encode,
+    round_trip as round_trip,
+    Stored as Stored,
+)
+from ._binary import Binary as Binary
+from ._grid import AbstractGrid as AbstractGrid
+from ._int4 import Int4 as Int4
+from ._int8 import Int8 as Int8
+from ._names import as_format as as_format, known_formats as known_formats
+from ._nested import Nested as Nested
+from ._nf4 import NF4 as NF4
+from ._scale import from_bits as from_bits, to_bits as to_bits
+from ._ternary import Ternary as Ternary

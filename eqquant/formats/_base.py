@@ -1,0 +1,122 @@
+import abc
+import dataclasses
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import numpy as np
+import wadler_lindig as wl
+from jaxtyping import Array, Float
+
+
+# What a format stores: integer arrays by name, possibly nested. All that is static
+# lives on the format.
+Stored: TypeAlias = dict[str, Any]
+
+
+class AbstractFormat(eqx.Module):
+    """How the numbers of an array are stored. A format is a value: it holds no arrays,
+    every field is static, and formats with equal fields are equal.
+
+    A format sees an array with its contracted axis last, `*b n k`, and writes arrays of
+    integers whose axes are `*b n _`. A stored array that all rows share may have size
+    one in place of `n`; the leading axes `*b` are always there. So whatever stacks,
+    maps or slices `*b` can do the same to each stored array.
+
+    ??? Example
+
+        The simplest format there is: float16, stored as bits.
+
+        ```python
+        class Half(eqx.AbstractFormat):
+            block_size: int | None = eqx.field(default=None, static=True)
+            bits: ClassVar[float] = 16
+
+            def encode(self, w, scale=None):
+                return {"codes": lax.bitcast_convert_type(w.astype("float16"), "uint16")}
+
+            def decode(self, stored, tail):
+                return lax.bitcast_convert_type(stored["codes"], "float16").astype("float32")
+
+            def shape(self, stored, tail):
+                return stored["codes"].shape
+        ```
+    """
+
+    block_size: eqx.AbstractVar[int | None]
+    bits: eqx.AbstractVar[float]
+
+    @abc.abstractmethod
+    def encode(
+        self, w: Float[Array, "*b k"], scale: Float[Array, "*b g"] | None = None
+    ) -> Stored:
+        """Numbers to stored arrays.
+
+        **Arguments:**
+
+        - `w`: the numbers, in any floating-point dtype. Blocks lie along the last axis.
+        - `scale`: one scale for each block. Computed from `w` if it is not given.
+
+        **Returns:**
+
+        A dictionary of integer arrays. (Weight decay, a cast or a moving average would
+        change a floating-point array, so scales are stored as their bits.)
+        """
+
+    @abc.abstractmethod
+    def decode(self, stored: Stored, tail: int) -> Float[Array, "*b k"]:
+        """Stored arrays back to numbers, in float32.
+
+        **Arguments:**
+
+        - `stored`: as returned by `encode`.
+        - `tail`: the number of positions that the last byte has room for but `w` did
+            not have.
+        """
+
+    @abc.abstractmethod
+    def shape(self, stored: Stored, tail: int) -> tuple[int, ...]:
+        """The shape `*b k` of the numbers, from the stored arrays alone."""
+
+    def __check_init__(self):
+        size = self.block_size
+        if size is None:
+            return
+        wanted = (
+            "`block_size` should be None (one scale for the whole contracted axis) or "
+            "a positive multiple of 16. Got "
+        )
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"{wanted}{size!r}, of type {type(size).__name__}.")
+        if size <= 0 or size % 16 != 0:
+            raise ValueError(f"{wanted}{size}.")
+
+    def __pdoc__(self, **kwargs):
+        del kwargs
+        shown = [
+            f"{field.name}={_text(getattr(self, field.name))}"
+            for field in dataclasses.fields(self)
+            if field.name == "block_size" or not _is_default(self, field)
+        ]
+        return wl.TextDoc(f"{type(self).__name__}({', '.join(shown)})")
+
+
+def encode(w: Float[Array, "*b k"], format: AbstractFormat) -> tuple[Stored, int]:
+    """The stored arrays and the tail of some numbers."""
+    stored = format.encode(w)
+    return stored, format.shape(stored, 0)[-1] - w.shape[-1]
+
+
+def round_trip(w: Float[Array, "*b k"], format: AbstractFormat) -> Float[Array, "*b k"]:
+    """The numbers as a format would give them back, in float32."""
+    return format.decode(*encode(w, format))
+
+
+def _is_default(format: AbstractFormat, field: dataclasses.Field) -> bool:
+    if field.default is dataclasses.MISSING:
+        return False
+    converter = field.metadata.get("converter", lambda x: x)
+    return getattr(format, field.name) == converter(field.default)
+
+
+def _text(value: Any) -> str:
+    return value.name if isinstance(value, np.dtype) else repr(value)

@@ -1,0 +1,37 @@
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from ._grid import AbstractGrid
+from ._scale import as_scale_dtype
+
+
+class Binary(AbstractGrid):
+    """The sign of each number (that of zero is positive) times the mean absolute value
+    of its block. Eight codes to a byte, the first in the lowest bit.
+
+    Without training this loses most of a weight; it is meant for weights that were
+    trained for it.
+
+    ??? cite "Reference"
+
+        XNOR-Net: ImageNet Classification Using Binary Convolutional Neural Networks.
+        Rastegari et al., 2016. Section 3.1.
+    """
+
+    block_size: int | None = eqx.field(default=None, static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 2
+
+    def fit(self, blocks, size):
+        total = jnp.sum(jnp.abs(blocks), axis=-1, keepdims=True)
+        return total / jnp.maximum(size, 1)
+
+    def to_codes(self, blocks, size, scale):
+        return (blocks >= 0).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        return 2 * codes.astype(jnp.float32) - 1

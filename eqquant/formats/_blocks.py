@@ -1,0 +1,39 @@
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+
+def split(
+    w: Float[Array, "*b k"], block_size: int | None
+) -> tuple[Float[Array, "*b g s"], Float[Array, "*_ g 1"]]:
+    """Cuts the last axis into blocks, in float32. The last block may be short, and is
+    then filled up with zeros.
+
+    **Returns:**
+
+    The blocks, and how many numbers each of them really has. (Leading axes of the
+    latter have size one.)
+    """
+    k = w.shape[-1]
+    size = k if block_size is None else block_size
+    number = 1 if block_size is None else -(-k // block_size)
+    padding = [(0, 0)] * (w.ndim - 1) + [(0, number * size - k)]
+    blocks = jnp.pad(w.astype(jnp.float32), padding)
+    blocks = blocks.reshape(*w.shape[:-1], number, size)
+    start = size * jnp.arange(number, dtype=jnp.float32)
+    start = start.reshape((1,) * (w.ndim - 1) + (number, 1))
+    return blocks, jnp.minimum(k - start, size)
+
+
+def merge(blocks: Shaped[Array, "*b g s"], k: int) -> Shaped[Array, "*b k"]:
+    """The inverse of `split`."""
+    *lead, number, size = blocks.shape
+    return blocks.reshape(*lead, number * size)[..., :k]
+
+
+def spread(
+    scale: Float[Array, "*b g"], block_size: int | None, k: int
+) -> Float[Array, "*b _"]:
+    """Gives each position the scale of its block."""
+    if block_size is None:
+        return scale
+    return jnp.repeat(scale, block_size, axis=-1)[..., :k]

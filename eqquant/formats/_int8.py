@@ -1,0 +1,35 @@
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from ._grid import AbstractGrid
+from ._scale import as_scale_dtype, reciprocal
+
+
+class Int8(AbstractGrid):
+    """8-bit integers from -127 to 127, times the largest absolute value of the block
+    divided by 127. Rounds half to even. By default a block is a whole row: one scale
+    for each output channel.
+
+    ??? cite "Reference"
+
+        LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale. Dettmers et
+        al., 2022. Section 2.1.
+    """
+
+    block_size: int | None = eqx.field(default=None, static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 256
+
+    def fit(self, blocks, size):
+        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0) / 127
+
+    def to_codes(self, blocks, size, scale):
+        codes = jnp.round(blocks * reciprocal(scale))
+        return jnp.clip(codes, -127, 127).astype(jnp.int8)
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32)

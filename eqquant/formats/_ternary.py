@@ -1,0 +1,82 @@
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from ._grid import AbstractGrid
+from ._scale import as_scale_dtype
+
+
+class Ternary(AbstractGrid):
+    """A scale times -1, 0 or 1. Five codes to a byte, as digits base three: 1.6 bits.
+
+    - `scale`: `"channel"` for scales of each row (of each block of a row, with a
+      `block_size`), `"tensor"` for one scale of the whole matrix, as in BitNet b1.58.
+    - `rule`: `"absmean"` takes the mean absolute value as the scale, and rounds to its
+      nearest multiple, halves to zero. `"threshold"` takes as zero what is within 0.7
+      of the mean absolute value, and the mean of the others as the scale.
+
+    Without training this loses much; it is meant for weights that were trained for it.
+
+    ??? cite "Reference"
+
+        The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits. Ma et al.,
+        2024. Section 2. (`"absmean"`.)
+
+        Ternary Weight Networks. Li et al., 2016. Section 2.2. (`"threshold"`.)
+    """
+
+    block_size: int | None = eqx.field(default=None, static=True)
+    scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
+    rule: Literal["absmean", "threshold"] = eqx.field(default="absmean", static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 3
+
+    def __check_init__(self):
+        if self.scale not in ("channel", "tensor"):
+            raise ValueError(
+                f"`scale` should be 'channel' or 'tensor'. Got {self.scale!r}."
+            )
+        if self.rule not in ("absmean", "threshold"):
+            raise ValueError(
+                f"`rule` should be 'absmean' or 'threshold'. Got {self.rule!r}."
+            )
+        if self.scale == "tensor" and self.block_size is not None:
+            raise ValueError(
+                "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
+                f"`block_size` should be None. Got {self.block_size}."
+            )
+
+    def fit(self, blocks, size):
+        magnitude = jnp.abs(blocks)
+        if self.rule == "absmean":
+            return self._mean(magnitude, size)
+        beyond = magnitude > self._threshold(blocks, size)
+        number = self._sum(beyond.astype(jnp.float32))
+        return self._sum(jnp.where(beyond, magnitude, 0)) / jnp.maximum(number, 1)
+
+    def to_codes(self, blocks, size, scale):
+        if self.rule == "absmean":
+            threshold = scale / 2
+        else:
+            threshold = self._threshold(blocks, size)
+        up = (blocks > threshold).astype(jnp.uint8)
+        down = (blocks < -threshold).astype(jnp.uint8)
+        return 1 + up - down
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32) - 1
+
+    def _threshold(self, blocks, size):
+        return 0.7 * self._mean(jnp.abs(blocks), size)
+
+    def _mean(self, x, size):
+        number = self._sum(jnp.broadcast_to(size, (*x.shape[:-1], 1)))
+        return self._sum(x) / jnp.maximum(number, 1)
+
+    def _sum(self, x):
+        # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
+        axis = (-3, -2, -1) if self.scale == "tensor" and x.ndim > 2 else -1
+        return jnp.sum(x, axis=axis, keepdims=True)

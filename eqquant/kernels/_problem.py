@@ -1,0 +1,53 @@
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..formats import AbstractFormat
+
+
+# "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`, along the blocks of `W`.
+# "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`, across them.
+# The derivative of either is the other.
+Product: TypeAlias = Literal["matmul", "matmul_transposed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """All that is known of a product when a kernel is chosen for it.
+
+    - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
+      `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
+    - `platform`: what the program is compiled for: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
+    - `format`, `tail`: `W` is `format.decode(stored, tail)`.
+    - `activation`: the format that `x` is to be quantized in, row by row. `None` if `x`
+      is to stay as it is.
+    - `rows`: `m`. `None` if it is not known when compiling.
+    - `n`, `k`: the size of `W`.
+    - `stack`: how many such products run side by side, each with a `W` of its own.
+    - `dtype`: that of `x`, and of the result.
+    - `precision`: as in `jax.lax.dot_general`.
+    """
+
+    product: Product
+    platform: str
+    format: AbstractFormat
+    tail: int
+    activation: AbstractFormat | None
+    rows: int | None
+    n: int
+    k: int
+    stack: int
+    dtype: np.dtype
+    precision: Any
+
+    def __str__(self):
+        m = "?" if self.rows is None else self.rows
+        x = self.k if self.product == "matmul" else self.n
+        dtype = self.dtype.name
+        text = f"{self.product} of {dtype}[{m},{x}] with {self.format}[{self.n},{self.k}]"
+        if self.stack != 1:
+            text += f", {self.stack} times"
+        if self.activation is not None:
+            text += f", activations in {self.activation}"
+        return f"{text}, on {self.platform}"

@@ -1,0 +1,60 @@
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from ..formats import round_trip, Stored
+from ._problem import Problem
+
+
+# How many numbers of a weight are decoded at a time: 1 MB of float32.
+_tile = 2**18
+
+
+def reference(
+    x: Float[Array, "m _"], stored: Stored, problem: Problem
+) -> Float[Array, "m _"]:
+    """The product with the decoded weight: what every other kernel is held against.
+    Right for every format, every size and every platform.
+
+    The weight is decoded some rows at a time, so that the whole of it never exists.
+    """
+    n = problem.n
+    forward = problem.product == "matmul"
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    x = x.astype(wide)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation).astype(wide)
+
+    def dot(x, stored):
+        w = problem.format.decode(stored, problem.tail).astype(wide)
+        contract = ((1,), (1 if forward else 0,))
+        highest = lax.Precision.HIGHEST
+        return lax.dot_general(
+            x, w, (contract, ((), ())), highest, preferred_element_type=wide
+        )
+
+    def step(start, size, y):
+        tile = jtu.tree_map(lambda a: _rows(a, n, start, size), stored)
+        if forward:
+            new = dot(x, tile).astype(y.dtype)
+            return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
+        return y + dot(lax.dynamic_slice_in_dim(x, start, size, axis=1), tile)
+
+    size = max(8, _tile // max(1, problem.k * problem.stack))
+    if n <= size:
+        return dot(x, stored).astype(problem.dtype)
+    if forward:
+        y = lax.full_like(x, 0, problem.dtype, (x.shape[0], n))
+    else:
+        y = lax.full_like(x, 0, wide, (x.shape[0], problem.k))
+    y = lax.fori_loop(0, n // size, lambda i, y: step(i * size, size, y), y)
+    if n % size != 0:
+        y = step(n - n % size, n % size, y)
+    return y.astype(problem.dtype)
+
+
+def _rows(a: Shaped[Array, "n _"], n: int, start, size: int) -> Shaped[Array, "s _"]:
+    if a.shape[0] != n:
+        return a  # shared by all rows
+    return lax.dynamic_slice_in_dim(a, start, size, axis=0)
