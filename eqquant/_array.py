@@ -29,7 +29,9 @@ from .formats import AbstractFormat, as_format, NF4, Stored
 
 def _arithmetic(op: Callable) -> Callable:
     def method(self, *other):
-        if not all(eqx.is_array_like(x) or isinstance(x, QuantizedArray) for x in other):
+        if not all(
+            eqx.is_array_like(x) or isinstance(x, QuantizedArray) for x in other
+        ):
             return NotImplemented
         return op(*map(as_dense, (self, *other)))
 
@@ -102,14 +104,14 @@ class QuantizedArray(eqx.Module):
     def T(self) -> "QuantizedArray":
         if self.ndim > 2:
             raise ValueError(
-                "`.T` is of vectors and matrices. For the transpose of each matrix in a "
-                f"stack, use `.mT`. Got shape {self.shape}."
+                "`.T` is of vectors and matrices. For the transpose of the matrices of "
+                f"a stack, use `.mT`. Got shape {self.shape}."
             )
         return self if self.ndim == 1 else self.mT
 
     @property
     def mT(self) -> "QuantizedArray":
-        """The transpose of each matrix. Nothing is moved: another axis is contracted."""
+        """The transpose of each matrix. Nothing moves: another axis is contracted."""
         if self.ndim < 2 or self.axis not in (-1, -2):
             raise ValueError(
                 "`.mT` is of matrices, and stacks of them, with `axis` -1 or -2. Got "
@@ -122,7 +124,7 @@ class QuantizedArray(eqx.Module):
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The ordinary array that this stands for, of shape `shape` and dtype `dtype`."""
+        """The ordinary array that this stands for, of its shape and dtype."""
         return _dequantize(self)
 
     def astype(self, dtype: Any) -> "QuantizedArray":
@@ -185,14 +187,14 @@ class QuantizedArray(eqx.Module):
             return dataclasses.replace(self, sharding=full_spec(sharding, self.ndim))
         if not isinstance(sharding, NamedSharding):
             raise TypeError(
-                "`sharding` should be a `jax.sharding.NamedSharding`, a `PartitionSpec` "
-                f"or None. Got {sharding!r}."
+                "`sharding` should be a `jax.sharding.NamedSharding`, a "
+                f"`PartitionSpec` or None. Got {sharding!r}."
             )
         sharding = _with_spec(sharding, full_spec(sharding.spec, self.ndim))
         shardings = stored_shardings(
             self.stored, sharding, self.format, self.axis, self.tail
         )
-        stored = eqx.filter_shard(self.stored, shardings)
+        stored = jtu.tree_map(_place, self.stored, shardings)
         return dataclasses.replace(self, stored=stored, sharding=sharding)
 
     def __matmul__(self, x: Any) -> Array:
@@ -212,7 +214,9 @@ class QuantizedArray(eqx.Module):
         if any(i is Ellipsis or i is None for i in index):
             return self.dequantize()[index]
         if 0 < len(index) <= stack:
-            return dataclasses.replace(self, stored=jtu.tree_map(lambda a: a[index], self.stored))
+            return dataclasses.replace(
+                self, stored=jtu.tree_map(lambda a: a[index], self.stored)
+            )
         if 0 < stack and all(map(_is_integer, index[:stack])):
             return self[index[:stack]][index[stack:]]
         if self.ndim == 2 and self.axis == -1 and len(index) == 1:
@@ -263,7 +267,11 @@ class QuantizedArray(eqx.Module):
         if len(leaves) == 0 or not all(map(_has_shape, leaves)):
             # Between transformations the leaves may be anything: booleans, say.
             stored = wl.pdoc(self.stored, **kwargs)
-            parts = [stored, wl.TextDoc(f"{self.format}"), wl.TextDoc(f"axis={self.axis}")]
+            parts = [
+                stored,
+                wl.TextDoc(f"{self.format}"),
+                wl.TextDoc(f"axis={self.axis}"),
+            ]
             return wl.bracketed(
                 begin=wl.TextDoc("QuantizedArray("),
                 docs=parts,
@@ -319,9 +327,9 @@ def quantize(
 
     **Raises:**
 
-    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no axes,
-    or if it is not finite. (If it is being traced, then each block with a number that is
-    not finite becomes NaN.)
+    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no
+    axes, or if it is not finite. (If it is being traced, then each block with a number
+    that is not finite becomes NaN.)
     """
     format = as_format(format)
     activation = None if activation is None else as_format(activation)
@@ -476,6 +484,14 @@ def _check_finite(w):
             f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
             "infinite."
         )
+
+
+def _place(a, sharding):
+    if not isinstance(a, jax.core.Tracer):
+        return jax.device_put(a, sharding)
+    if sharding.mesh.explicit_axes:
+        return jax.sharding.reshard(a, sharding)
+    return jax.lax.with_sharding_constraint(a, sharding)
 
 
 def _is_integer(index: Any) -> bool:

@@ -26,7 +26,9 @@ def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
             )
     axes = sorted(i - ndim if i >= 0 else i for i in axes)
     if len(axes) == 0 or len(set(axes)) != len(axes):
-        raise ValueError(f"`axis` should name different axes, at least one. Got {axis}.")
+        raise ValueError(
+            f"`axis` should name different axes, at least one. Got {axis}."
+        )
     return axes[0] if len(axes) == 1 else tuple(axes)
 
 

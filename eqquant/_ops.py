@@ -32,8 +32,8 @@ def qmatmul(
         neither is then this is `jnp.matmul`.
     - `kernel`: the name of the kernel to use: `"reference"`, or one of those that
         [`eqquant.explain`][] tells of. By default the first that applies.
-    - `precision`: `"highest"` for kernels whose error is of the order of that of float32
-        only.
+    - `precision`: `"highest"` for those kernels only whose error is of the order of
+        that of float32.
 
     **Returns:**
 

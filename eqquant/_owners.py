@@ -18,7 +18,7 @@ _owners: dict[tuple[type, str], AxisOf] = {}
 
 
 def register_owner(type: type, field: str, axis: AxisOf) -> None:
-    """Says that a field of a class of modules is the weight of a matrix product, so that
+    """Says that a field of a class of modules is the weight of a matrix product. Then
     [`eqquant.tree_quantize`][] quantizes it without being told to.
 
     !!! Example
@@ -86,8 +86,7 @@ class LeafInfo:
 
 
 def leaves_with_info(tree: PyTree) -> Iterator[tuple[Any, LeafInfo | None]]:
-    """Each leaf of a tree, in order; with its info if it is an array, quantized or not.
-    """
+    """Each leaf of a tree, in order. With its info if it is an array."""
     return _walk(tree, (), (), "")
 
 

@@ -85,10 +85,9 @@ def _vary_together(*operands):
     ]
 
 
-# `y[*b, m, n] = x[*b, m, k] @ W[*b, n, k].T` or `y[*b, m, k] = x[*b, m, n] @ W[*b, n, k]`,
-# of `x` and the stored arrays of `W`. It is linear in `x`, up to the rounding of
-# activations, whose derivative is straight-through. The stored arrays are integers,
-# and have no derivative.
+# `x[*b, m, k] @ W[*b, n, k].T` or `x[*b, m, n] @ W[*b, n, k]`, of `x` and the stored
+# arrays of `W`. It is linear in `x`, up to the rounding of activations, the derivative
+# of which is straight-through. The stored arrays are integers, and have no derivative.
 #
 # Why a primitive? A `custom_vjp` has no forward mode, a `custom_vmap` has no transpose,
 # and `vmap` of any plain function would read the weight once for each row of the batch.

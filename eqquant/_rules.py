@@ -37,7 +37,8 @@ class Rules(eqx.Module):
         - `rules`: pairs of a condition and what to do.
 
         The condition is a pattern that the whole path must match, in which `*` stands
-        for anything, dots too; or a function of the [`eqquant.LeafInfo`][] to a boolean.
+        for anything, dots too; or a function from a [`eqquant.LeafInfo`][] to a
+        boolean.
 
         What to do is a format or its name, `None` or `False` to leave the leaf as it
         is, or `True` for the format that `tree_quantize` was given. A format overrides

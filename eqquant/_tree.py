@@ -2,11 +2,10 @@ import dataclasses
 import difflib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -103,7 +102,7 @@ def tree_quantize(
     **Returns:**
 
     `model`, with a [`eqquant.QuantizedArray`][] in the place of each array that was
-    quantized. What was quantized already is left so. [`eqquant.report`][] tells of each.
+    quantized. What was quantized already is left so. [`eqquant.report`][] tells of all.
 
     **Raises:**
 
@@ -171,8 +170,8 @@ def decide(
         reason, way_out = obstacle
         if unsupported == "error" and reason.startswith(_unsupported):
             raise ValueError(
-                f"`{info.path}` cannot be quantized: it is {reason}. {way_out}, or pass "
-                "`unsupported='skip'`."
+                f"`{info.path}` cannot be quantized: it is {reason}. {way_out}, or "
+                "pass `unsupported='skip'`."
             )
         decisions.append(Decision(leaf, info, None, reason, way_out))
     return decisions
@@ -315,8 +314,13 @@ def _progress(decisions: list[Decision]) -> Iterator[Decision]:
 
 def _bar():
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-    from rich.progress import TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     return Progress(
         TextColumn("{task.description}"),

@@ -1,7 +1,8 @@
-import eqquant as eqq
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import eqquant as eqq
 
 
 # The one table of formats: every law is run over it.

@@ -22,24 +22,8 @@ class AbstractFormat(eqx.Module):
     one in place of `n`; the leading axes `*b` are always there. So whatever stacks,
     maps or slices `*b` can do the same to each stored array.
 
-    ??? Example
-
-        The simplest format there is: float16, stored as bits.
-
-        ```python
-        class Half(eqx.AbstractFormat):
-            block_size: int | None = eqx.field(default=None, static=True)
-            bits: ClassVar[float] = 16
-
-            def encode(self, w, scale=None):
-                return {"codes": lax.bitcast_convert_type(w.astype("float16"), "uint16")}
-
-            def decode(self, stored, tail):
-                return lax.bitcast_convert_type(stored["codes"], "float16").astype("float32")
-
-            def shape(self, stored, tail):
-                return stored["codes"].shape
-        ```
+    Most formats are a grid of numbers and a scale for each block. Those need not say
+    all this: see [`eqquant.AbstractGrid`][].
     """
 
     block_size: eqx.AbstractVar[int | None]

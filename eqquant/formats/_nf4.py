@@ -29,11 +29,24 @@ class NF4(AbstractGrid):
     levels: ClassVar[int] = 16
     codebook: ClassVar[np.ndarray] = np.array(
         # fmt: off
-        [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-         -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-         0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
-         0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-         0.7229568362236023, 1.0],
+        [
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+            0.44070982933044434,
+            0.5626170039176941,
+            0.7229568362236023,
+            1.0,
+        ],
         # fmt: on
         np.float32,
     )
@@ -51,13 +64,6 @@ class NF4(AbstractGrid):
         return sum((unit > edge).astype(jnp.uint8) for edge in edges)
 
     def to_points(self, codes):
-        # A tree of selections. Unlike a gather, it vectorises on every platform.
-        points = [jnp.float32(x) for x in self.codebook]
-        for bit in range(4):
-            high = (codes & np.uint8(1 << bit)) != 0
-            points = [
-                jnp.where(high, one, zero)
-                for zero, one in zip(points[::2], points[1::2])
-            ]
-        (point,) = points
-        return point
+        # On CPU, several times faster than a tree of selections.
+        table = jnp.asarray(self.codebook)
+        return table.at[codes].get(mode="promise_in_bounds")

@@ -1,8 +1,11 @@
+import functools as ft
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped, UInt8
 
 
+@ft.cache
 def per_byte(levels: int) -> int:
     """How many codes of this many levels fit in a byte."""
     number = 1

@@ -14,8 +14,7 @@ def as_scale_dtype(dtype: Any) -> np.dtype:
     dtype = jnp.dtype(dtype)
     if dtype not in [jnp.dtype(d) for d in scale_dtypes]:
         raise ValueError(
-            "`scale_dtype` should be float32, bfloat16 or float16. Got "
-            f"{dtype.name}."
+            f"`scale_dtype` should be float32, bfloat16 or float16. Got {dtype.name}."
         )
     return dtype
 

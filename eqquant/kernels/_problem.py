@@ -18,7 +18,7 @@ class Problem:
 
     - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
       `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
-    - `platform`: what the program is compiled for: `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`.
+    - `platform`: what is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
     - `format`, `tail`: `W` is `format.decode(stored, tail)`.
     - `activation`: the format that `x` is to be quantized in, row by row. `None` if `x`
       is to stay as it is.
@@ -45,7 +45,9 @@ class Problem:
         m = "?" if self.rows is None else self.rows
         x = self.k if self.product == "matmul" else self.n
         dtype = self.dtype.name
-        text = f"{self.product} of {dtype}[{m},{x}] with {self.format}[{self.n},{self.k}]"
+        text = (
+            f"{self.product} of {dtype}[{m},{x}] with {self.format}[{self.n},{self.k}]"
+        )
         if self.stack != 1:
             text += f", {self.stack} times"
         if self.activation is not None:

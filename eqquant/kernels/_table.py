@@ -144,7 +144,9 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         if reason is None:
             return Choice(kernel, refused)
         refused.append((kernel, reason))
-    raise ValueError(f"The kernel {name!r} cannot do the {problem}: it {refused[0][1]}.")
+    raise ValueError(
+        f"The kernel {name!r} cannot do the {problem}: it {refused[0][1]}."
+    )
 
 
 def _candidates(problem: Problem) -> list[Kernel]:
@@ -169,7 +171,9 @@ def _candidates(problem: Problem) -> list[Kernel]:
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:
     if problem.precision == "highest" and kernel.error > 1e-5:
-        return f"has errors up to {kernel.error:.0e}, too many for `precision='highest'`"
+        return (
+            f"has errors up to {kernel.error:.0e}, too many for `precision='highest'`"
+        )
     return kernel.supports(problem)
 
 
