@@ -1,5 +1,3 @@
-from typing import get_args, Literal, TypeAlias
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Inexact, Shaped
@@ -7,7 +5,7 @@ from jaxtyping import Array, ArrayLike, Inexact, Shaped
 from ._array import left_matmul, matmul, QuantizedArray
 
 
-Precision: TypeAlias = Literal["default", "high", "highest"]
+precisions = ("default", "high", "highest")
 
 
 def qmatmul(
@@ -15,7 +13,7 @@ def qmatmul(
     w: QuantizedArray | Shaped[ArrayLike, "..."],
     *,
     kernel: str | None = None,
-    precision: Precision | lax.Precision | None = None,
+    precision: str | lax.Precision | None = None,
 ) -> Inexact[Array, "..."]:
     """`x @ w`, where either may be quantized, with a say in how it is computed.
 
@@ -46,10 +44,9 @@ def qmatmul(
     """
     if isinstance(precision, lax.Precision):
         precision = precision.name.lower()
-    if precision is not None and precision not in get_args(Precision):
+    if precision is not None and precision not in precisions:
         raise ValueError(
-            f"`precision` should be one of {get_args(Precision)}, or None. Got "
-            f"{precision!r}."
+            f"`precision` should be one of {precisions}, or None. Got {precision!r}."
         )
     if isinstance(w, QuantizedArray):
         x = x.dequantize() if isinstance(x, QuantizedArray) else jnp.asarray(x)

@@ -146,9 +146,8 @@ def _lower(
         precision=precision,
     )
     fn = ft.partial(choose(problem, kernel).kernel.fn, problem=problem)
-    if product == "matmul_transposed":
-        # Or else XLA decodes the weights of every layer of a backward pass at once.
-        x, leaves = lax.optimization_barrier((x, leaves))
+    # Or else XLA may decode the weights of every layer of a model at once.
+    x, leaves = lax.optimization_barrier((x, leaves))
     for _ in range(x.ndim - 2):
         fn = jax.vmap(fn)
     return fn(x, treedef.unflatten(leaves))

@@ -2,7 +2,7 @@ import functools as ft
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped, UInt8
+from jaxtyping import Array, Integer
 
 
 @ft.cache
@@ -14,7 +14,7 @@ def per_byte(levels: int) -> int:
     return number
 
 
-def pack(codes: Shaped[Array, "*b k"], levels: int) -> Shaped[Array, "*b j"]:
+def pack(codes: Integer[Array, "*b k"], levels: int) -> Integer[Array, "*b j"]:
     """Writes codes `0, ..., levels - 1` as the digits of bytes, base `levels`. The
     first code is the lowest digit; missing codes of the last byte are zeros.
 
@@ -31,8 +31,8 @@ def pack(codes: Shaped[Array, "*b k"], levels: int) -> Shaped[Array, "*b j"]:
 
 
 def unpack(
-    packed: UInt8[Array, "*b j"], levels: int, tail: int
-) -> UInt8[Array, "*b k"]:
+    packed: Integer[Array, "*b j"], levels: int, tail: int
+) -> Integer[Array, "*b k"]:
     """The inverse of `pack`, less the last `tail` codes."""
     p = per_byte(levels)
     if p == 1:

@@ -3,7 +3,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, UInt
+from jaxtyping import Array, Float, UInt
 
 
 scale_dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -34,14 +34,14 @@ def from_bits(bits: UInt[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
 
 
 def poison(
-    scale: Float[Array, "*b _ 1"], blocks: Float[Array, "*b g s"]
-) -> Float[Array, "*b _ 1"]:
+    scale: Float[Array, "..."], blocks: Float[Array, "*b g s"]
+) -> Float[Array, "..."]:
     """Makes NaN each scale whose block has a NaN or an infinity.
 
     (A maximum cannot be trusted to: on CPU, XLA's drops NaNs.)
     """
     shared = [i for i in range(-scale.ndim, 0) if scale.shape[i] == 1]
-    finite: Bool[Array, "*b _ 1"] = jnp.all(jnp.isfinite(blocks), shared, keepdims=True)
+    finite = jnp.all(jnp.isfinite(blocks), axis=shared, keepdims=True)
     return jnp.where(finite, scale, jnp.nan)
 
 

@@ -1,0 +1,139 @@
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax.tree_util as jtu
+import safetensors
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from .._array import is_quantized
+from ._header import damaged, from_header
+from ._like import match, named_sharding
+from ._skeleton import Skeleton, to_skeleton
+from ._tensors import from_tensor
+
+
+def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
+    """Reads what [`eqquant.save`][] wrote. All of it comes back bit for bit.
+
+    !!! Example
+
+        ```python
+        skeleton = eqx.filter_eval_shape(make_model, key)
+        model = eqquant.load("model.safetensors", like=skeleton)
+        ```
+
+    **Arguments:**
+
+    - `path`: of the file.
+    - `like`: a PyTree of the same structure, such as another model of the same class:
+        with its arrays or, as `eqx.filter_eval_shape` makes it, without. Which of them
+        are quantized is for the file to say. Functions, and other leaves that are not
+        data, are taken from it; and where it has an array with a `NamedSharding`, what
+        is loaded is placed in the same way.
+
+    **Returns:**
+
+    A PyTree like `like`. Without that, one of dictionaries and lists, in which
+    attributes go by their names. NumPy's arrays come back as JAX's.
+
+    **Raises:**
+
+    A `ValueError` if this is not a file of ours, or a damaged one; if it has a format
+    that is not known; if it has 64-bit numbers and JAX is not to use them; or if it
+    differs from `like`, with every place where it does. A `FileNotFoundError` if there
+    is no file.
+    """
+    path = os.fspath(path)
+    with _naming(path), _opened(path) as file:
+        reader = _Reader(file)
+        if like is None:
+            return reader.tree(reader.skeleton.tree)
+        pairs = match(reader.skeleton.tree, like)
+        leaves = [reader.leaf(found, named_sharding(leaf)) for found, leaf in pairs]
+        treedef = jtu.tree_structure(like, is_leaf=is_quantized)
+        return jtu.tree_unflatten(treedef, leaves)
+
+
+class _Reader:
+    """Puts arrays in the place of structs. Each is read once."""
+
+    def __init__(self, file: Any):
+        self.skeleton = _checked_skeleton(file)
+        self._file = file
+        self._names = {id(x): name for name, (_, x) in self.skeleton.arrays.items()}
+        self._done: dict[Any, Any] = {}
+
+    def tree(self, node: PyTree) -> PyTree:
+        if isinstance(node, dict):
+            return {key: self.tree(child) for key, child in node.items()}
+        if isinstance(node, list):
+            return [self.tree(child) for child in node]
+        return self.leaf(node)
+
+    def leaf(self, x: Any, sharding: NamedSharding | None = None) -> Any:
+        if not (is_quantized(x) or id(x) in self._names):
+            return x
+        key = (id(x), sharding)
+        if key not in self._done:
+            read = self._quantized if is_quantized(x) else self._array
+            self._done[key] = read(x, sharding)
+        return self._done[key]
+
+    def _array(self, x, sharding):
+        name = self._names[id(x)]
+        type, _ = self.skeleton.arrays[name]
+        return from_tensor(type, self._file.get_tensor(name), sharding)
+
+    def _quantized(self, q, sharding):
+        q = dataclasses.replace(q, stored=self.tree(q.stored))
+        return q if sharding is None else q.with_sharding(sharding)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as e:
+        raise ValueError(f"Could not load {path!r}: {e}") from e
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    try:
+        file = safetensors.safe_open(path, framework="numpy")
+    except safetensors.SafetensorError as e:
+        # The size of the header comes first, in eight bytes, and then its JSON.
+        if start[8:] == b"{":
+            raise damaged("it is cut short, or its header is damaged", e) from e
+        raise ValueError(
+            "it is not a safetensors file, as `eqquant.save` writes, or only the "
+            f"beginning of one ({e}). Is it the right file, and all of it?"
+        ) from e
+    with file:
+        yield file
+
+
+def _checked_skeleton(file: Any) -> Skeleton:
+    layout = from_header(file.metadata())
+    try:
+        skeleton = to_skeleton(layout)
+    except (AssertionError, AttributeError, LookupError, TypeError) as e:
+        raise damaged("its metadata is damaged", repr(e)) from e
+    tensors = {}
+    for name in file.keys():
+        tensor = file.get_slice(name)
+        tensors[name] = (tensor.get_dtype(), tuple(tensor.get_shape()))
+    expected = {name: type.tensor_type for name, (type, _) in skeleton.arrays.items()}
+    for name in {**expected, **tensors}:
+        if expected.get(name) != tensors.get(name):
+            raise damaged(
+                "its tensors are not those that its metadata tells of",
+                f"{name!r} should be {expected.get(name)}, and is {tensors.get(name)}",
+            )
+    return skeleton

@@ -1,0 +1,140 @@
+import functools as ft
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array
+
+
+# The dtypes that every reader of safetensors has, and their names there.
+_plain = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
+
+# Of complex numbers, the real and the imaginary part lie along one axis more.
+_complex = {"complex64": "float32", "complex128": "float64"}
+
+# Of these, the bytes are held: one for each number.
+_bytes = {
+    *("int1", "int2", "int4", "uint1", "uint2", "uint4"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e8m0fnu"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+}
+
+_dtypes = {*_plain, *_complex, *_bytes}
+
+
+class ArrayType(NamedTuple):
+    """What a file says of an array. `dtype` is a name; that of random keys names their
+    implementation, `"key:threefry2x32"`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def implementation(self) -> str | None:
+        kind, _, name = self.dtype.partition(":")
+        return name if kind == "key" else None
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The array, without its numbers."""
+        if self.implementation is None:
+            return jax.ShapeDtypeStruct(self.shape, as_dtype(self.dtype))
+        key, _ = _key_structs(self.implementation)
+        return jax.ShapeDtypeStruct(self.shape, key.dtype)
+
+    @property
+    def container(self) -> tuple[str, tuple[int, ...]]:
+        """The dtype and the shape of the tensor that holds the array."""
+        if self.implementation is not None:
+            _, data = _key_structs(self.implementation)
+            return data.dtype.name, (*self.shape, *data.shape)
+        if self.dtype in _complex:
+            return _complex[self.dtype], (*self.shape, 2)
+        return "uint8" if self.dtype in _bytes else self.dtype, self.shape
+
+    @property
+    def tensor_type(self) -> tuple[str, tuple[int, ...]]:
+        """The same, in the words of safetensors."""
+        dtype, shape = self.container
+        return _plain[dtype], shape
+
+
+def as_dtype(name: str) -> np.dtype:
+    """The dtype of this name.
+
+    **Raises:**
+
+    A `ValueError` if there is none, or if JAX would make it another one.
+    """
+    if name not in _dtypes:
+        raise ValueError(f"it holds arrays of an unknown dtype, {name!r}.")
+    dtype = jnp.dtype(name)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"it holds arrays of {name}, which JAX is not to use. Load it inside of "
+            "`with jax.enable_x64(True):`."
+        )
+    return dtype
+
+
+def to_tensor(x: Any) -> tuple[ArrayType, np.ndarray]:
+    """The numbers of an array, in a dtype that safetensors knows, and what it takes to
+    read them.
+
+    **Raises:**
+
+    A `ValueError` if the dtype is none of JAX's.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        implementation = jax.random.key_impl(x)
+        if not isinstance(implementation, str):
+            raise ValueError(
+                "random keys can be saved if their implementation has a name. Got "
+                f"{implementation}."
+            )
+        return (
+            ArrayType(f"key:{implementation}", x.shape),
+            np.asarray(jax.random.key_data(x)),
+        )
+    if x.dtype.name not in _dtypes or not x.dtype.isnative:
+        raise ValueError(f"it should have a dtype that JAX has. Got {x.dtype}.")
+    type = ArrayType(x.dtype.name, x.shape)
+    dtype, shape = type.container
+    # safetensors writes the memory as it lies.
+    x = np.asarray(x, order="C")
+    return type, x.reshape(-1).view(dtype).reshape(shape)
+
+
+def from_tensor(
+    type: ArrayType, tensor: np.ndarray, sharding: NamedSharding | None = None
+) -> Array:
+    """The inverse of `to_tensor`, placed as `sharding` says."""
+    if type.implementation is not None:
+        x = jax.random.wrap_key_data(jnp.asarray(tensor), impl=type.implementation)
+        return jax.device_put(x, sharding)
+    x = tensor.reshape(-1).view(as_dtype(type.dtype)).reshape(type.shape)
+    return jax.device_put(x, sharding)
+
+
+@ft.cache
+def _key_structs(implementation):
+    # Of one key, and of its data.
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
+    return key, jax.eval_shape(jax.random.key_data, key)

@@ -1,0 +1,9 @@
+from ._explain import explain as explain, Explanation as Explanation
+from ._formats import (
+    format_table as format_table,
+    FormatRow as FormatRow,
+    FormatTable as FormatTable,
+    read_losses as read_losses,
+)
+from ._report import Report as Report, report as report
+from ._row import Row as Row, Total as Total

@@ -1,0 +1,14 @@
+import io
+import shutil
+from typing import Any
+
+
+def plain(renderable: Any) -> str:
+    """What rich prints, without colours, as wide as the terminal."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size().columns
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

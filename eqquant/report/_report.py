@@ -1,0 +1,155 @@
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._array import as_dense, is_quantized, QuantizedArray
+from .._owners import LeafInfo
+from .._tree import decide, Decision, FilterSpec
+from ._originals import is_floating, originals
+from ._plain import plain
+from ._print import print_report
+from ._row import Row, Total
+from ._sqnr import sqnr
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """What a model costs, array by array. It prints as a table; `rows` and `total` are
+    its data.
+
+    Where more than eight arrays differ in the numbers of their paths only, they are
+    printed as one line: `*` for these numbers, the sum of their bytes, and the lowest
+    signal-to-quantization-noise ratio.
+    """
+
+    rows: list[Row]
+
+    @property
+    def total(self) -> Total:
+        rows = [row for row in self.rows if row.tied_to is None]
+        return Total(
+            arrays=len(rows),
+            quantized=sum(row.format is not None for row in rows),
+            size=sum(math.prod(row.shape) for row in rows),
+            before=sum(row.before for row in rows),
+            after=sum(row.after for row in rows),
+        )
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        return print_report(self.rows, self.total, options.max_width)
+
+
+def report(
+    model: PyTree, dense: PyTree | None = None, filter_spec: FilterSpec | None = None
+) -> Report:
+    """Tells what each array of a model costs, how it is quantized, or else why it is
+    not.
+
+    !!! Example
+
+        ```python
+        quantized = eqquant.tree_quantize(model)
+        print(eqquant.report(quantized, model))
+        ```
+
+    **Arguments:**
+
+    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, as those of
+        `eqx.filter_eval_shape`.
+    - `dense`: the model before it was quantized, to tell how far each array is from
+        what it was. One array at a time is dequantized for this.
+    - `filter_spec`: the one that [`eqquant.tree_quantize`][] was given, for the reasons
+        to be about it.
+
+    **Returns:**
+
+    A `Report`, which prints as a table. Its `rows` and its `total` are the same as
+    data.
+
+    **Raises:**
+
+    A `ValueError` if `dense` does not have the arrays of `model`.
+    """
+    filter_spec = True if filter_spec is None else filter_spec
+    decisions = decide(_stand_ins(model), filter_spec, strict=False)
+    arrays = [(d, d.info) for d in decisions if d.info is not None]
+    before: list[Any] = [decision.leaf for decision, _ in arrays]
+    if dense is not None:
+        before = originals(dense, model, [info for _, info in arrays])
+    first: dict[Any, str] = {}
+    counted = set()
+    rows = []
+    for (decision, info), original in zip(arrays, before, strict=True):
+        row = _row(decision, info)
+        if dense is not None and is_floating(info):
+            ratio = sqnr(as_dense(original), as_dense(decision.leaf))
+            row = dataclasses.replace(row, sqnr=ratio)
+        tied_to = first.setdefault(_identity(decision.leaf), info.path)
+        if tied_to != info.path:
+            row = dataclasses.replace(row, tied_to=tied_to, after=0)
+        if _identity(original) in counted:
+            row = dataclasses.replace(row, before=0)
+        counted.add(_identity(original))
+        rows.append(row)
+    return Report(rows)
+
+
+def _row(decision: Decision, info: LeafInfo) -> Row:
+    leaf = decision.leaf
+    size = math.prod(info.shape)
+    row = Row(
+        path=info.path,
+        shape=info.shape,
+        dtype=info.dtype.name,
+        format=None,
+        activation=None,
+        axis=None,
+        bits_per_weight=8.0 * info.dtype.itemsize,
+        before=size * info.dtype.itemsize,
+        after=size * info.dtype.itemsize,
+        sqnr=None,
+        reason=decision.reason,
+        way_out=decision.way_out,
+        tied_to=None,
+    )
+    if isinstance(leaf, QuantizedArray):
+        return dataclasses.replace(
+            row,
+            format=str(leaf.format),
+            activation=None if leaf.activation is None else str(leaf.activation),
+            axis=leaf.axis,
+            bits_per_weight=leaf.bits_per_weight,
+            after=leaf.nbytes,
+            reason="",
+            way_out="",
+        )
+    if decision.format is not None:
+        way_out = f"`tree_quantize` would store it in {decision.format}"
+        return dataclasses.replace(row, reason="not quantized yet", way_out=way_out)
+    return row
+
+
+def _identity(leaf: Any) -> tuple[int, ...]:
+    return tuple(id(a) for a in jtu.tree_leaves(leaf))
+
+
+def _stand_ins(model: PyTree) -> PyTree:
+    # Arrays that take no memory, for those of which only shape and dtype are known.
+    made = {}
+
+    def stand_in(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        array = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        return made.setdefault(id(leaf), array)
+
+    return jtu.tree_map(stand_in, model, is_leaf=is_quantized)
