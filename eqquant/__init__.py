@@ -1,11 +1,11 @@
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
-    quantize as quantize,
     QuantizedArray as QuantizedArray,
 )
 from ._ops import qmatmul as qmatmul
 from ._owners import LeafInfo as LeafInfo, register_owner as register_owner
+from ._quantize import quantize as quantize
 from ._rules import Rules as Rules
 from ._tree import (
     trainable_spec as trainable_spec,

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import wadler_lindig as wl
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from jaxtyping import Array, ArrayLike, Float, Inexact, Shaped
+from jaxtyping import Array, Float, Inexact, Shaped
 
-from ._axes import (
-    as_tuple,
-    Axis,
-    contracted_back,
-    contracted_last,
-    logical,
-    normalise_axis,
+from ._axes import as_tuple, Axis, contracted_back, logical
+from ._placement import (
+    full_spec,
+    logical_sharding,
+    place,
+    spec_of,
+    with_spec,
 )
-from ._placement import full_spec, logical_sharding, stored_shardings
 from ._primitive import qmatmul_rows
-from .formats import AbstractFormat, as_format, NF4, Stored
+from .formats import AbstractFormat, AbstractScaled, Stored
 
 
 def _arithmetic(op: Callable) -> Callable:
@@ -98,6 +98,8 @@ class QuantizedArray(eqx.Module):
     @property
     def scale(self) -> Float[Array, "*b n g"]:
         """The scale of each block, with the contracted axis last."""
+        if not isinstance(self.format, AbstractScaled):
+            raise AttributeError(f"There are no scales in {self.format}.")
         return self.format.scales(self.stored, self.tail)
 
     @property
@@ -119,8 +121,8 @@ class QuantizedArray(eqx.Module):
             )
         sharding = self.sharding
         if sharding is not None:
-            *lead, a, b = _spec(sharding)
-            sharding = _with_spec(sharding, PartitionSpec(*lead, b, a))
+            *lead, a, b = spec_of(sharding)
+            sharding = with_spec(sharding, PartitionSpec(*lead, b, a))
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
     def dequantize(self) -> Float[Array, "..."]:
@@ -152,7 +154,7 @@ class QuantizedArray(eqx.Module):
         """How the array is really placed, whatever was declared: read off the codes.
         `None` inside of `jit` where the mesh has no explicit axes."""
         codes = max(jtu.tree_leaves(self.stored), key=lambda a: a.size)
-        if isinstance(codes, jax.core.Tracer):
+        if isinstance(codes, Tracer):
             sharding = jax.typeof(codes).sharding
             if sharding.mesh.empty or not sharding.mesh.explicit_axes:
                 return None
@@ -190,20 +192,20 @@ class QuantizedArray(eqx.Module):
                 "`sharding` should be a `jax.sharding.NamedSharding`, a "
                 f"`PartitionSpec` or None. Got {sharding!r}."
             )
-        sharding = _with_spec(sharding, full_spec(sharding.spec, self.ndim))
-        shardings = stored_shardings(
-            self.stored, sharding, self.format, self.axis, self.tail
-        )
-        stored = jtu.tree_map(_place, self.stored, shardings)
+        spec = full_spec(sharding.spec, self.ndim)
+        sharding = NamedSharding(sharding.mesh, spec)
+        stored = place(self.stored, sharding, self.format, self.axis, self.tail)
         return dataclasses.replace(self, stored=stored, sharding=sharding)
 
     def __matmul__(self, x: Any) -> Array:
         if isinstance(x, QuantizedArray):
             x = x.dequantize()
-        return left_matmul(self, x) if eqx.is_array(x) else NotImplemented
+        if not eqx.is_array(x):
+            return NotImplemented
+        return left_matmul(self, jnp.asarray(x))
 
     def __rmatmul__(self, x: Any) -> Array:
-        return matmul(x, self) if eqx.is_array(x) else NotImplemented
+        return matmul(jnp.asarray(x), self) if eqx.is_array(x) else NotImplemented
 
     def __getitem__(self, index: Any) -> "Array | QuantizedArray":
         """Of a matrix with `axis=-1`, the rows, of which no others are decoded. Of a
@@ -290,81 +292,8 @@ class QuantizedArray(eqx.Module):
         if self.activation is not None:
             parts.insert(3, f"activation={self.activation}")
         if self.sharding is not None:
-            parts.append(f"{_spec(self.sharding)}")
+            parts.append(f"{spec_of(self.sharding)}")
         return wl.TextDoc(f"QuantizedArray({', '.join(parts)})")
-
-
-def quantize(
-    w: Shaped[ArrayLike, "..."],
-    format: AbstractFormat | str = NF4(),
-    *,
-    axis: Axis | None = None,
-    activation: AbstractFormat | str | None = None,
-) -> QuantizedArray:
-    """Stores an array in fewer bits.
-
-    !!! Example
-
-        ```python
-        w = jax.random.normal(key, (4096, 11008))
-        q = eqquant.quantize(w, eqquant.NF4())
-        x @ q
-        ```
-
-    **Arguments:**
-
-    - `w`: a floating-point array of rank one at least.
-    - `format`: a format or its name.
-    - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
-        default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
-        the filters of a convolution.
-    - `activation`: a format that products quantize the other operand in, row by row:
-        dynamic activation quantization. Weight-only by default.
-
-    **Returns:**
-
-    A [`eqquant.QuantizedArray`][] of the same shape and dtype.
-
-    **Raises:**
-
-    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no
-    axes, or if it is not finite. (If it is being traced, then each block with a number
-    that is not finite becomes NaN.)
-    """
-    format = as_format(format)
-    activation = None if activation is None else as_format(activation)
-    if isinstance(w, QuantizedArray):
-        raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
-    if not eqx.is_array(w):
-        raise TypeError(f"`w` should be a JAX or NumPy array. Got {type(w).__name__}.")
-    if not jnp.issubdtype(w.dtype, jnp.floating):
-        raise TypeError(
-            f"`w` should have a floating-point dtype. Got {w.dtype.name}[{w.shape}]."
-        )
-    if w.ndim == 0:
-        raise ValueError("`w` should have at least one axis. Got a scalar.")
-    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
-    traced = isinstance(w, jax.core.Tracer)
-    if not traced:
-        with jax.ensure_compile_time_eval():
-            _check_finite(w)
-    w = jnp.asarray(w)
-    stored = _encode(w, format, axis)
-    _, *inner = [w.shape[i] for i in as_tuple(axis)]
-    k = math.prod(w.shape[i] for i in as_tuple(axis))
-    q = QuantizedArray(
-        stored=stored,
-        format=format,
-        axis=axis,
-        tail=format.shape(stored, 0)[-1] - k,
-        sharding=None,
-        activation=activation,
-        dtype=w.dtype,
-        inner=tuple(inner),
-    )
-    if not traced and isinstance(w.sharding, NamedSharding):
-        q = q.with_sharding(w.sharding)
-    return q
 
 
 def dequantize(q: QuantizedArray) -> Float[Array, "..."]:
@@ -383,7 +312,7 @@ def as_dense(x: Any) -> Any:
 
 
 def matmul(
-    x: Shaped[ArrayLike, "..."],
+    x: Shaped[Array, "..."],
     q: QuantizedArray,
     kernel: str | None = None,
     precision: str | None = None,
@@ -395,7 +324,7 @@ def matmul(
 
 def left_matmul(
     q: QuantizedArray,
-    x: Shaped[ArrayLike, "..."],
+    x: Shaped[Array, "..."],
     kernel: str | None = None,
     precision: str | None = None,
 ) -> Inexact[Array, "..."]:
@@ -433,7 +362,7 @@ def _matmul(x, q, kernel, precision):
         tail=q.tail,
         activation=q.activation,
         kernel=kernel,
-        precision=precision or jax.config.jax_default_matmul_precision,
+        precision=precision or jax.config.jax_default_matmul_precision,  # pyright: ignore
     )
     y = y[..., 0] if q.ndim == 1 else y
     return jnp.squeeze(y, -1 if q.ndim == 1 else -2) if x.ndim == 1 else y
@@ -467,33 +396,6 @@ def _rows(q, index):
     return q.format.decode(rows, q.tail).astype(q.dtype)
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _encode(w, format, axis):
-    return format.encode(contracted_last(w, axis))
-
-
-@jax.jit
-def _number_not_finite(w):
-    return jnp.sum(~jnp.isfinite(w))
-
-
-def _check_finite(w):
-    number = int(_number_not_finite(w))
-    if number != 0:
-        raise ValueError(
-            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
-            "infinite."
-        )
-
-
-def _place(a, sharding):
-    if not isinstance(a, jax.core.Tracer):
-        return jax.device_put(a, sharding)
-    if sharding.mesh.explicit_axes:
-        return jax.sharding.reshard(a, sharding)
-    return jax.lax.with_sharding_constraint(a, sharding)
-
-
 def _is_integer(index: Any) -> bool:
     if isinstance(index, bool | np.bool_):
         return False
@@ -508,13 +410,3 @@ def _is_integer(index: Any) -> bool:
 
 def _has_shape(a: Any) -> bool:
     return eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct)
-
-
-def _spec(sharding: NamedSharding | PartitionSpec) -> PartitionSpec:
-    return sharding.spec if isinstance(sharding, NamedSharding) else sharding
-
-
-def _with_spec(sharding, spec):
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, spec)
-    return spec

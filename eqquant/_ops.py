@@ -1,6 +1,7 @@
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Inexact, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
 from ._array import left_matmul, matmul, QuantizedArray
 
@@ -9,8 +10,8 @@ precisions = ("default", "high", "highest")
 
 
 def qmatmul(
-    x: QuantizedArray | Shaped[ArrayLike, "..."],
-    w: QuantizedArray | Shaped[ArrayLike, "..."],
+    x: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    w: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
     *,
     kernel: str | None = None,
     precision: str | lax.Precision | None = None,

@@ -110,9 +110,8 @@ def _info(leaf, keys, ancestors, field):
         return None
     owner = ancestors[-1] if ancestors else None
     axis = _axis(owner, field, leaf.shape)
-    if axis is None:
-        # Equinox writes (out, in), and plain functions (in, out).
-        default = -2 if owner is None else -1
+    # Equinox writes (out, in), and plain functions (in, out).
+    default = -2 if owner is None else -1
     return LeafInfo(
         path=jtu.keystr(keys, simple=True, separator="."),
         owner=owner,

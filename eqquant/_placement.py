@@ -1,9 +1,12 @@
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Array
 
 from ._axes import as_tuple, Axis, logical
 from .formats import AbstractFormat, Stored
@@ -19,45 +22,57 @@ def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
     return PartitionSpec(*spec, *[None] * (ndim - len(spec)))
 
 
-def stored_shardings(
+def spec_of(sharding: NamedSharding | PartitionSpec) -> PartitionSpec:
+    return sharding.spec if isinstance(sharding, NamedSharding) else sharding
+
+
+def with_spec(
+    sharding: NamedSharding | PartitionSpec, spec: PartitionSpec
+) -> NamedSharding | PartitionSpec:
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, spec)
+    return spec
+
+
+def place(
     stored: Stored,
     sharding: NamedSharding,
     format: AbstractFormat,
     axis: Axis,
     tail: int,
 ) -> Stored:
-    """How each stored array is to be placed, from how the array itself is to be.
+    """Places the stored arrays of an array that is to be sharded in this way.
 
     **Raises:**
 
     A `ValueError` if that would split a block, or a byte.
     """
     *lead, k = format.shape(stored, tail)
-    ndim = len(lead) + len(as_tuple(axis))
+    axes = as_tuple(axis)
+    ndim = len(lead) + len(axes)
     spec = full_spec(sharding.spec, ndim)
-    first, *inner = as_tuple(axis)
-    if any(spec[ndim + i] is not None for i in inner):
+    if any(spec[ndim + i] is not None for i in axes[1:]):
         raise ValueError(
             f"Of the contracted axes {axis}, only the first can be split. Got {spec}."
         )
-    split = spec[ndim + first]
+    split = spec[ndim + axes[0]]
     shards = _number(sharding.mesh, split)
-    if k % shards != 0 or not _ends_on_a_block(format, lead, k // shards, shards):
+    if k % shards != 0 or not _ends_on_a_block(format, lead, k, shards):
         raise ValueError(
             f"Splitting {k} contracted positions in {shards} would cut through a block "
             f"or a byte of {format}. Shard another axis, or over fewer devices. Got "
             f"{spec}."
         )
-    others = [spec[i] for i in range(ndim) if i - ndim not in as_tuple(axis)]
+    others = [spec[i] for i in range(ndim) if i - ndim not in axes]
 
-    def place(a):
+    def place_one(a):
         entries = [
             None if size == 1 else entry
             for size, entry in zip(a.shape, [*others, split])
         ]
-        return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+        return _place(a, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
-    return jtu.tree_map(place, stored)
+    return jtu.tree_map(place_one, stored)
 
 
 def logical_sharding(sharding: Sharding, axis: Axis, codes_ndim: int) -> Sharding:
@@ -69,16 +84,22 @@ def logical_sharding(sharding: Sharding, axis: Axis, codes_ndim: int) -> Shardin
     return NamedSharding(sharding.mesh, PartitionSpec(*logical(spec, axis, contracted)))
 
 
+def _place(a: Array, sharding: NamedSharding) -> Array:
+    if not isinstance(a, Tracer):
+        return jax.device_put(a, sharding)
+    if sharding.mesh.explicit_axes:
+        return jax.sharding.reshard(a, sharding)
+    return jax.lax.with_sharding_constraint(a, sharding)
+
+
 def _number(mesh: Any, entry: Any) -> int:
     names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-    number = 1
-    for name in names:
-        number *= mesh.shape[name]
-    return number
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def _ends_on_a_block(format, lead, k, shards):
-    # It does if one position more would begin another unit of each array that is split.
+    # A shard does if one position more would begin another unit in each of the stored
+    # arrays that are split.
     if shards == 1:
         return True
 
@@ -86,8 +107,9 @@ def _ends_on_a_block(format, lead, k, shards):
         w = jax.ShapeDtypeStruct((*lead, k), jnp.float32)
         return [a.shape[-1] for a in jtu.tree_leaves(jax.eval_shape(format.encode, w))]
 
-    whole = sizes(k * shards)
     return all(
-        size == 1 or after == before + 1
-        for size, before, after in zip(whole, sizes(k), sizes(k + 1))
+        whole == 1 or after == before + 1
+        for whole, before, after in zip(
+            sizes(k), sizes(k // shards), sizes(k // shards + 1)
+        )
     )

@@ -145,9 +145,10 @@ def _lower(
         dtype=x.dtype,
         precision=precision,
     )
-    fn = ft.partial(choose(problem, kernel).kernel.fn, problem=problem)
+    chosen, _ = choose(problem, kernel)
     # Or else XLA may decode the weights of every layer of a model at once.
     x, leaves = lax.optimization_barrier((x, leaves))
+    fn = lambda x, stored: chosen.fn(x, stored, problem)
     for _ in range(x.ndim - 2):
         fn = jax.vmap(fn)
     return fn(x, treedef.unflatten(leaves))

@@ -1,6 +1,6 @@
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, cast, TypeAlias
 
 import equinox as eqx
 
@@ -9,6 +9,7 @@ from .formats import AbstractFormat, as_format
 
 
 Condition: TypeAlias = str | Callable[[LeafInfo], bool]
+Rule: TypeAlias = tuple[Condition, AbstractFormat | bool | None]
 
 
 class Rules(eqx.Module):
@@ -27,9 +28,7 @@ class Rules(eqx.Module):
         ```
     """
 
-    rules: tuple[tuple[Condition, AbstractFormat | bool | None], ...] = eqx.field(
-        static=True
-    )
+    rules: tuple[Rule, ...] = eqx.field(static=True)
 
     def __init__(self, rules: Sequence[tuple[Condition, Any]]):
         """**Arguments:**
@@ -58,7 +57,7 @@ class Rules(eqx.Module):
         return bool(condition(info))
 
 
-def _check(rule: Any):
+def _check(rule: Any) -> Rule:
     if not (isinstance(rule, tuple | list) and len(rule) == 2):
         raise ValueError(
             "Each of `rules` should be a pair, of a pattern and a format. Got "
@@ -71,5 +70,5 @@ def _check(rule: Any):
             f"Got {condition!r}."
         )
     if action is None or isinstance(action, bool):
-        return condition, action
-    return condition, as_format(action)
+        return cast(Rule, (condition, action))
+    return cast(Rule, (condition, as_format(action)))

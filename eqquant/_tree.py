@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ._array import as_dense, is_quantized, quantize
+from ._array import as_dense, is_quantized
 from ._axes import Axis, normalise_axis
 from ._owners import (
     convolutions,
@@ -20,6 +20,7 @@ from ._owners import (
     norms,
     reparametrisations,
 )
+from ._quantize import quantize
 from ._rules import Rules
 from .formats import AbstractFormat, as_format, NF4
 
@@ -117,10 +118,10 @@ def tree_quantize(
     leaves = []
     for decision in _progress(decisions):
         leaf = decision.leaf
-        if decision.format is not None:
+        if decision.format is not None and decision.info is not None:
             key = (id(leaf), decision.format, decision.info.axis)
             if key not in done:
-                done[key] = _quantize(decision)
+                done[key] = _quantize(leaf, decision.format, decision.info)
             leaf = done[key]
         leaves.append(leaf)
     treedef = jtu.tree_structure(model, is_leaf=is_quantized)
@@ -168,7 +169,7 @@ def decide(
             decisions.append(Decision(leaf, info, wish.format))
             continue
         reason, way_out = obstacle
-        if unsupported == "error" and reason.startswith(_unsupported):
+        if info and unsupported == "error" and reason.startswith(_unsupported):
             raise ValueError(
                 f"`{info.path}` cannot be quantized: it is {reason}. {way_out}, or "
                 "pass `unsupported='skip'`."
@@ -287,26 +288,26 @@ def _with_axis(info, axis):
     return dataclasses.replace(info, axis=normalise_axis(axis, info.shape))
 
 
-def _quantize(decision):
-    info = decision.info
+def _quantize(leaf, format, info):
     try:
-        return quantize(decision.leaf, decision.format, axis=info.axis)
+        return quantize(leaf, format, axis=info.axis)
     except ValueError as e:
         raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
 
 
 def _progress(decisions: list[Decision]) -> Iterator[Decision]:
     """Iterates, with a progress bar once that has taken two seconds."""
-    sizes = [math.prod(d.info.shape) if d.format else 0 for d in decisions]
-    start, done, bar = time.monotonic(), 0, None
+    sizes = [math.prod(d.info.shape) if d.info and d.format else 0 for d in decisions]
+    start, done = time.monotonic(), 0
+    bar = task = None
     for decision, size in zip(decisions, sizes):
         yield decision
         done += size
         if bar is None and time.monotonic() - start > 2:
             bar = _bar()
-            bar.start()
             task = bar.add_task("Quantizing", total=sum(sizes))
-        if bar is not None:
+            bar.start()
+        if bar is not None and task is not None:
             bar.update(task, completed=done)
     if bar is not None:
         bar.stop()
@@ -322,11 +323,13 @@ def _bar():
         TimeRemainingColumn,
     )
 
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
         transient=True,
     )

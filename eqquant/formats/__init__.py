@@ -12,4 +12,5 @@ from ._names import as_format as as_format, known_formats as known_formats
 from ._nested import Nested as Nested
 from ._nf4 import NF4 as NF4
 from ._scale import from_bits as from_bits, to_bits as to_bits
+from ._scaled import AbstractScaled as AbstractScaled
 from ._ternary import Ternary as Ternary

@@ -27,7 +27,11 @@ class AbstractFormat(eqx.Module):
     """
 
     block_size: eqx.AbstractVar[int | None]
-    bits: eqx.AbstractVar[float]
+
+    @property
+    @abc.abstractmethod
+    def bits(self) -> float:
+        """How many bits a code takes."""
 
     @abc.abstractmethod
     def encode(
@@ -79,7 +83,9 @@ class AbstractFormat(eqx.Module):
         shown = [
             f"{field.name}={_text(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
-            if field.name == "block_size" or not _is_default(self, field)
+            if field.name == "block_size"
+            or isinstance(getattr(self, field.name), AbstractFormat)
+            or not _is_default(self, field)
         ]
         return wl.TextDoc(f"{type(self).__name__}({', '.join(shown)})")
 

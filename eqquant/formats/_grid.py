@@ -1,16 +1,16 @@
 import abc
-from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, Float, Integer
 
-from ._base import AbstractFormat, Stored
+from ._base import Stored
 from ._blocks import merge, split, spread
 from ._packing import pack, per_byte, unpack
 from ._scale import from_bits, poison, to_bits
+from ._scaled import AbstractScaled
 
 
-class AbstractGrid(AbstractFormat):
+class AbstractGrid(AbstractScaled):
     """A format whose numbers are a scale, one for each block, times a point of a fixed
     grid. A subclass says what the grid is, as a `diffrax` solver gives its tableau.
 
@@ -19,7 +19,6 @@ class AbstractGrid(AbstractFormat):
     """
 
     levels: eqx.AbstractClassVar[int]
-    scale_dtype: eqx.AbstractVar[Any]
 
     @abc.abstractmethod
     def fit(
@@ -55,8 +54,11 @@ class AbstractGrid(AbstractFormat):
 
     def decode(self, stored, tail):
         codes = unpack(stored["codes"], self.levels, tail)
-        scale = from_bits(stored["scale"], self.scale_dtype)
-        return self.to_points(codes) * spread(scale, self.block_size, codes.shape[-1])
+        scale = spread(self.scales(stored, tail), self.block_size, codes.shape[-1])
+        return self.to_points(codes) * scale
+
+    def scales(self, stored, tail):
+        return from_bits(stored["scale"], self.scale_dtype)
 
     def shape(self, stored, tail):
         *lead, j = stored["codes"].shape

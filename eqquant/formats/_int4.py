@@ -4,13 +4,13 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ._base import AbstractFormat
 from ._blocks import merge, split, spread
 from ._packing import pack, unpack
 from ._scale import as_scale_dtype, from_bits, poison, reciprocal, to_bits
+from ._scaled import AbstractScaled
 
 
-class Int4(AbstractFormat):
+class Int4(AbstractScaled):
     """4-bit integers. Two codes to a byte, the first in the low nibble. Rounds half to
     even.
 
@@ -64,8 +64,10 @@ class Int4(AbstractFormat):
         else:
             zero = stored["zero_point"].astype(jnp.float32)
             zero = spread(zero, self.block_size, k)
-        scale = from_bits(stored["scale"], self.scale_dtype)
-        return (codes - zero) * spread(scale, self.block_size, k)
+        return (codes - zero) * spread(self.scales(stored, tail), self.block_size, k)
+
+    def scales(self, stored, tail):
+        return from_bits(stored["scale"], self.scale_dtype)
 
     def shape(self, stored, tail):
         *lead, j = stored["codes"].shape

@@ -1,10 +1,11 @@
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from ._base import AbstractFormat
 
 
-def known_formats() -> dict[str, type[AbstractFormat]]:
+def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
     """Each format there is, by the lower-case name of its class: those of this library
     and those that a user has defined."""
     found = {}

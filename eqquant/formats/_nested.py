@@ -1,35 +1,48 @@
+from typing import Any
+
 import equinox as eqx
 
 from ._base import AbstractFormat
 from ._int8 import Int8
 from ._names import as_format
 from ._nf4 import NF4
-from ._scale import from_bits, to_bits
+from ._scale import to_bits
+from ._scaled import AbstractScaled
 
 
-class Nested(AbstractFormat):
-    """Double quantization: the scales of one format are stored in another.
+def _with_scales(format: AbstractFormat | str) -> AbstractScaled:
+    format = as_format(format)
+    if not isinstance(format, AbstractScaled) or isinstance(format, Nested):
+        raise ValueError(
+            "`base` and `scale` should be formats with scales that are not nested "
+            f"themselves. Got {format}."
+        )
+    return format
+
+
+class Nested(AbstractScaled):
+    """Double quantization: the scales of one format, `base`, are stored in another.
 
     The scales of a row are cut into blocks of their own, so this pays where a row has
-    many of them: of 4096 numbers and more, say.
+    many of them: one of 4096 numbers and more, say.
 
     ??? cite "Reference"
 
         QLoRA: Efficient Finetuning of Quantized LLMs. Dettmers et al., 2023. Section 3.
     """
 
-    base: AbstractFormat = eqx.field(default=NF4(64), static=True, converter=as_format)
-    scale: AbstractFormat = eqx.field(
-        default=Int8(256), static=True, converter=as_format
+    base: AbstractScaled = eqx.field(
+        default=NF4(64), static=True, converter=_with_scales
+    )
+    scale: AbstractScaled = eqx.field(
+        default=Int8(256), static=True, converter=_with_scales
     )
 
     def __check_init__(self):
-        if isinstance(self.base, Nested):
-            raise ValueError(f"`base` should not be nested itself. Got {self.base}.")
         if self.base.block_size is None:
             raise ValueError(
                 "`base` should have a block size: with one scale for each channel "
-                f"there are no scales to quantize. Got {self.base}."
+                f"there are no blocks of scales. Got {self.base}."
             )
 
     @property
@@ -40,23 +53,29 @@ class Nested(AbstractFormat):
     def bits(self) -> float:
         return self.base.bits
 
+    @property
+    def scale_dtype(self) -> Any:
+        return self.base.scale_dtype
+
     def encode(self, w, scale=None):
         if scale is None:
-            bits = self.base.encode(w)["scale"]
-            scale = from_bits(bits, self.base.scale_dtype)
-        number = scale.shape[-1]
-        stored_scale = self.scale.encode(scale)
-        # The codes belong to the scale as it will be read.
-        tail = self.scale.shape(stored_scale, 0)[-1] - number
-        scale = self.scale.decode(stored_scale, tail)
-        return self.base.encode(w, scale) | {"scale": stored_scale}
+            scale = self.base.scales(self.base.encode(w), 0)
+        stored = self.scale.encode(scale)
+        # The codes belong to the scales as they will be read.
+        scale = self.scale.decode(stored, self._tail(stored, scale.shape[-1]))
+        return self.base.encode(w, scale) | {"scale": stored}
 
     def decode(self, stored, tail):
-        number = -(-self.shape(stored, tail)[-1] // self.block_size)
-        scale_tail = self.scale.shape(stored["scale"], 0)[-1] - number
-        scale = self.scale.decode(stored["scale"], scale_tail)
-        bits = to_bits(scale, self.base.scale_dtype)
-        return self.base.decode(stored | {"scale": bits}, tail)
+        scale = to_bits(self.scales(stored, tail), self.scale_dtype)
+        return self.base.decode(stored | {"scale": scale}, tail)
+
+    def scales(self, stored, tail):
+        k = self.shape(stored, tail)[-1]
+        blocks = -(-k // (self.block_size or k))
+        return self.scale.decode(stored["scale"], self._tail(stored["scale"], blocks))
 
     def shape(self, stored, tail):
         return self.base.shape(stored, tail)
+
+    def _tail(self, stored, blocks):
+        return self.scale.shape(stored, 0)[-1] - blocks

@@ -7,8 +7,8 @@ from ..formats import round_trip, Stored
 from ._problem import Problem
 
 
-# How many numbers of a weight are decoded at a time: 512 kB of float32. A weight of half
-# as many is decoded at once.
+# How many numbers of a weight are decoded at a time: 512 kB of float32. A weight of no
+# more than half as many is decoded at once.
 _tile = 2**17
 
 

@@ -1,0 +1,106 @@
+import functools as ft
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Shaped
+
+from ._array import QuantizedArray
+from ._axes import as_tuple, Axis, contracted_last, normalise_axis
+from .formats import AbstractFormat, as_format, NF4
+
+
+def quantize(
+    w: Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+) -> QuantizedArray:
+    """Stores an array in fewer bits.
+
+    !!! Example
+
+        ```python
+        w = jax.random.normal(key, (4096, 11008))
+        q = eqquant.quantize(w, eqquant.NF4())
+        x @ q
+        ```
+
+    **Arguments:**
+
+    - `w`: a floating-point array of rank one at least.
+    - `format`: a format or its name.
+    - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
+        default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
+        the filters of a convolution.
+    - `activation`: a format that products quantize the other operand in, row by row:
+        dynamic activation quantization. Weight-only by default.
+
+    **Returns:**
+
+    A [`eqquant.QuantizedArray`][] of the same shape and dtype.
+
+    **Raises:**
+
+    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no
+    axes, or if it is not finite. (If it is being traced, then each block with a number
+    that is not finite becomes NaN.)
+    """
+    format = as_format(format)
+    activation = None if activation is None else as_format(activation)
+    if isinstance(w, QuantizedArray):
+        raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
+    if not eqx.is_array(w):
+        raise TypeError(f"`w` should be a JAX or NumPy array. Got {type(w).__name__}.")
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+        raise TypeError(
+            f"`w` should have a floating-point dtype. Got dtype {w.dtype.name}."
+        )
+    if w.ndim == 0:
+        raise ValueError("`w` should have at least one axis. Got a scalar.")
+    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    traced = isinstance(w, Tracer)
+    if not traced:
+        with jax.ensure_compile_time_eval():
+            _check_finite(w)
+    w = jnp.asarray(w)
+    stored = _encode(w, format, axis)
+    _, *inner = [w.shape[i] for i in as_tuple(axis)]
+    k = math.prod(w.shape[i] for i in as_tuple(axis))
+    q = QuantizedArray(
+        stored=stored,
+        format=format,
+        axis=axis,
+        tail=format.shape(stored, 0)[-1] - k,
+        sharding=None,
+        activation=activation,
+        dtype=w.dtype,
+        inner=tuple(inner),
+    )
+    if not traced and isinstance(w.sharding, NamedSharding):
+        q = q.with_sharding(w.sharding)
+    return q
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _encode(w, format, axis):
+    return format.encode(contracted_last(w, axis))
+
+
+@jax.jit
+def _number_not_finite(w):
+    return jnp.sum(~jnp.isfinite(w))
+
+
+def _check_finite(w):
+    number = int(_number_not_finite(w))
+    if number != 0:
+        raise ValueError(
+            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
+            "infinite."
+        )

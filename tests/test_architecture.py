@@ -1,0 +1,108 @@
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import eqquant as eqq
+
+
+package = pathlib.Path(eqq.__file__).parent
+
+# From the ground up. A room may import from those before it, and from itself.
+rooms = (
+    ("formats",),
+    ("kernels",),
+    ("_primitive",),
+    ("_axes", "_placement", "_array", "_quantize"),
+    ("_ops",),
+    ("_owners", "_rules", "_tree"),
+    ("interop", "report"),
+    ("demo", "_cli"),
+    ("__main__",),
+)
+level = {name: i for i, names in enumerate(rooms) for name in names}
+# Who may import what. Some of it takes long, and is imported where it is used.
+owners = {
+    "safetensors": {"interop"},
+    "matplotlib": {"report", "demo"},
+    "rich": {"_tree", "report", "demo", "_cli"},
+    "jax.experimental.pallas": {"kernels"},
+}
+slow = {"matplotlib", "rich", "jax.experimental.pallas"}
+
+files = sorted(package.rglob("*.py"))
+
+
+def _room(file):
+    return file.relative_to(package).parts[0].removesuffix(".py")
+
+
+def _imports(file):
+    """The modules that a file imports, and whether it does at its top."""
+    tree = ast.parse(file.read_text())
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    }
+    depth = len(file.relative_to(package).parts)
+    for node in ast.walk(tree):
+        at_top = id(node) not in inside
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, at_top
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level == 0:
+                yield module, at_top
+            elif node.level < depth:
+                yield f"eqquant.{_room(file)}", at_top
+            elif module:
+                yield f"eqquant.{module}", at_top
+            else:
+                for alias in node.names:
+                    yield f"eqquant.{alias.name}", at_top
+
+
+@pytest.mark.parametrize("file", files, ids=lambda file: str(file.relative_to(package)))
+def test_imports(file):
+    room = _room(file)
+    if room == "__init__":
+        return
+    for module, at_top in _imports(file):
+        if module.startswith("eqquant."):
+            target = module.split(".")[1]
+            assert target == room or level[target] <= level[room], module
+        assert not module.startswith("jax._src")
+        for name, allowed in owners.items():
+            if module == name or module.startswith(name + "."):
+                assert room in allowed, module
+                assert not (at_top and name in slow and room not in ("demo", "_cli"))
+
+
+def test_every_file_is_in_a_room():
+    assert {_room(file) for file in files} - {"__init__"} == set(level)
+
+
+def test_files_are_short():
+    lengths = sorted(len(file.read_text().splitlines()) for file in files)
+    assert lengths[len(lengths) // 2] < 120
+    assert lengths[-1] <= 500
+
+
+# Nothing that only some people need is imported before they do.
+def test_import_is_light():
+    code = """
+import sys
+import equinox
+before = set(sys.modules)
+import eqquant
+new = {name.split(".")[0] for name in set(sys.modules) - before}
+assert not {"rich", "matplotlib", "argparse"} & new, new
+assert "jax.experimental.pallas" not in sys.modules
+assert "eqquant.demo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
