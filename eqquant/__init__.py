@@ -15,6 +15,7 @@ from ._tree import (
 from .formats import (
     AbstractFormat as AbstractFormat,
     AbstractGrid as AbstractGrid,
+    AbstractScaled as AbstractScaled,
     Binary as Binary,
     Int4 as Int4,
     Int8 as Int8,
@@ -22,4 +23,5 @@ from .formats import (
     NF4 as NF4,
     Ternary as Ternary,
 )
+from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel

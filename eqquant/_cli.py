@@ -17,7 +17,8 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        parser.exit(message=f"eqquant {importlib.metadata.version('eqquant')}\n")
+        print(f"eqquant {importlib.metadata.version('eqquant')}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

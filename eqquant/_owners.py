@@ -4,7 +4,6 @@ from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
 from ._array import is_quantized
@@ -79,7 +78,7 @@ class LeafInfo:
     owner: eqx.Module | None
     field: str
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
     axis: Axis
     known: bool
     ancestors: tuple[eqx.Module, ...]

@@ -1,17 +1,19 @@
 import abc
 from typing import Any
 
-import equinox as eqx
 from jaxtyping import Array, Float
 
 from ._base import AbstractFormat, Stored
 
 
 class AbstractScaled(AbstractFormat):
-    """A format with a scale for each block, of the dtype `scale_dtype`. In float32,
-    bfloat16 or float16; but stored as bits, under the name `"scale"`."""
+    """A format with a scale for each block, which is a float. It is stored as the bits
+    of that, under the name `"scale"`."""
 
-    scale_dtype: eqx.AbstractVar[Any]
+    @property
+    @abc.abstractmethod
+    def scale_dtype(self) -> Any:
+        """The dtype of the scales: float32, bfloat16 or float16."""
 
     @abc.abstractmethod
     def scales(self, stored: Stored, tail: int) -> Float[Array, "*b g"]:

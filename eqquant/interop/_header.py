@@ -43,12 +43,14 @@ def from_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     except json.JSONDecodeError as e:
         raise damaged("its metadata is damaged", e) from e
     version = layout.get("version") if isinstance(layout, dict) else None
-    if type(version) is int and version > layout_version:
+    if type(version) is not int or version < 1:
+        raise damaged("its metadata is damaged", f"got version {version!r}")
+    if version > layout_version:
         raise ValueError(
             f"it has version {version} of the layout, of which this version of eqquant "
             f"knows those up to {layout_version}. Use a later version of eqquant."
         )
-    if version != layout_version or metadata.get(_checksum_key) != _checksum(text):
+    if metadata.get(_checksum_key) != _checksum(text):
         raise damaged("its metadata is damaged", "the checksum differs")
     return layout
 

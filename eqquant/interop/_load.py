@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     with _naming(path), _opened(path) as file:
         reader = _Reader(file)
         if like is None:
-            return reader.tree(reader.skeleton.tree)
+            return _map(reader.leaf, reader.skeleton.tree)
         pairs = match(reader.skeleton.tree, like)
         leaves = [reader.leaf(found, named_sharding(leaf)) for found, leaf in pairs]
         treedef = jtu.tree_structure(like, is_leaf=is_quantized)
@@ -64,18 +64,12 @@ class _Reader:
     def __init__(self, file: Any):
         self.skeleton = _checked_skeleton(file)
         self._file = file
-        self._names = {id(x): name for name, (_, x) in self.skeleton.arrays.items()}
+        named = [*self.skeleton.arrays.items(), *self.skeleton.quantized.items()]
+        self._names = {id(x): name for name, x in named}
         self._done: dict[Any, Any] = {}
 
-    def tree(self, node: PyTree) -> PyTree:
-        if isinstance(node, dict):
-            return {key: self.tree(child) for key, child in node.items()}
-        if isinstance(node, list):
-            return [self.tree(child) for child in node]
-        return self.leaf(node)
-
     def leaf(self, x: Any, sharding: NamedSharding | None = None) -> Any:
-        if not (is_quantized(x) or id(x) in self._names):
+        if id(x) not in self._names:
             return x
         key = (id(x), sharding)
         if key not in self._done:
@@ -83,14 +77,29 @@ class _Reader:
             self._done[key] = read(x, sharding)
         return self._done[key]
 
-    def _array(self, x, sharding):
+    def _array(self, x, sharding=None):
         name = self._names[id(x)]
-        type, _ = self.skeleton.arrays[name]
-        return from_tensor(type, self._file.get_tensor(name), sharding)
+        tensor = self._file.get_tensor(name)
+        return from_tensor(self.skeleton.types[name], tensor, sharding)
 
     def _quantized(self, q, sharding):
-        q = dataclasses.replace(q, stored=self.tree(q.stored))
-        return q if sharding is None else q.with_sharding(sharding)
+        if sharding is None:
+            return dataclasses.replace(q, stored=_map(self.leaf, q.stored))
+        # Not kept: only until they are placed are they whole on one device.
+        whole = dataclasses.replace(q, stored=_map(self._array, q.stored))
+        try:
+            return whole.with_sharding(sharding)
+        except ValueError as e:
+            name = self._names[id(q)]
+            raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
+
+
+def _map(fn, node):
+    if isinstance(node, dict):
+        return {key: _map(fn, child) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_map(fn, child) for child in node]
+    return fn(node)
 
 
 @contextlib.contextmanager
@@ -129,7 +138,7 @@ def _checked_skeleton(file: Any) -> Skeleton:
     for name in file.keys():
         tensor = file.get_slice(name)
         tensors[name] = (tensor.get_dtype(), tuple(tensor.get_shape()))
-    expected = {name: type.tensor_type for name, (type, _) in skeleton.arrays.items()}
+    expected = {name: type.tensor_type for name, type in skeleton.types.items()}
     for name in {**expected, **tensors}:
         if expected.get(name) != tensors.get(name):
             raise damaged(

@@ -65,8 +65,8 @@ class _Writer:
         self.arrays: dict[str, Any] = {}
         self.quantized: dict[str, Any] = {}
         self.where = ""
-        # Of what is written already, by its identity.
-        self._names: dict[int, str] = {}
+        # What is written already, by its identity; kept, so that no other has that.
+        self._written: dict[int, tuple[str, Any]] = {}
 
     def node(self, node: PyTree, path: Path) -> Any:
         self.where = f", at `{dotted(path)}`" if path else ""
@@ -82,10 +82,11 @@ class _Writer:
 
     def _leaf(self, x, path):
         if is_quantized(x):
-            if id(x) not in self._names:
-                self._names[id(x)] = name = _new_name(path, self.quantized)
+            if id(x) not in self._written:
+                name = _new_name(path, self.quantized)
+                self._written[id(x)] = name, x
                 self.quantized[name] = self._describe(x, path)
-            return {"quantized": self._names[id(x)]}
+            return {"quantized": self._written[id(x)][0]}
         scalar = python_scalar(x)
         if scalar is complex:
             return {"complex": [x.real, x.imag]}
@@ -93,11 +94,12 @@ class _Writer:
             return x
         if is_data(x):
             _check_concrete(x)
-            if id(x) not in self._names:
-                self._names[id(x)] = name = _new_name(path, self.arrays)
+            if id(x) not in self._written:
+                name = _new_name(path, self.arrays)
+                self._written[id(x)] = name, x
                 type, self.tensors[name] = to_tensor(x)
                 self.arrays[name] = {"dtype": type.dtype, "shape": type.shape}
-            return {"array": self._names[id(x)]}
+            return {"array": self._written[id(x)][0]}
         # In a list, what is not written keeps its place.
         return None
 
@@ -157,7 +159,7 @@ def _spec_to_json(sharding):
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
     names = [
         name
-        for entry in spec
+        for entry in spec.partitions
         for name in (entry if isinstance(entry, tuple) else (entry,))
     ]
     named = all(name is None or isinstance(name, str) for name in names)
@@ -166,4 +168,4 @@ def _spec_to_json(sharding):
             f"only the names of axes can be saved of a sharding. Got {spec}; take it "
             "back, with `with_sharding(None)`."
         )
-    return list(spec)
+    return list(spec.partitions)

@@ -15,7 +15,9 @@ class Skeleton(NamedTuple):
     struct, or quantized array, in two places is the same array in both."""
 
     tree: PyTree
-    arrays: dict[str, tuple[ArrayType, jax.ShapeDtypeStruct]]
+    types: dict[str, ArrayType]
+    arrays: dict[str, jax.ShapeDtypeStruct]
+    quantized: dict[str, QuantizedArray]
 
 
 def to_skeleton(layout: dict[str, Any]) -> Skeleton:
@@ -30,12 +32,13 @@ def to_skeleton(layout: dict[str, Any]) -> Skeleton:
         name: ArrayType(json["dtype"], tuple(json["shape"]))
         for name, json in layout["arrays"].items()
     }
-    arrays = {name: (type, type.struct) for name, type in types.items()}
+    arrays = {name: type.struct for name, type in types.items()}
     quantized = {
         name: _quantized(name, json, arrays)
         for name, json in layout["quantized"].items()
     }
-    return Skeleton(_node(layout["tree"], arrays, quantized), arrays)
+    tree = _node(layout["tree"], arrays, quantized)
+    return Skeleton(tree, types, arrays, quantized)
 
 
 def _node(json, arrays, quantized) -> Any:
@@ -50,7 +53,7 @@ def _node(json, arrays, quantized) -> Any:
     if kind == "list":
         return [_node(child, arrays, quantized) for child in value]
     if kind == "array":
-        return arrays[value][1]
+        return arrays[value]
     if kind == "quantized":
         return quantized[value]
     assert kind == "complex"

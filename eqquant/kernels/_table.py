@@ -52,7 +52,7 @@ def register_kernel(
     format_type: type[AbstractFormat],
     platform: str = "cpu",
     activation: type[AbstractFormat] | None = None,
-    priority: float = 0,
+    priority: int | float = 0,
     supports: Callable[[Problem], str | None] = lambda problem: None,
     error: float = 1e-5,
 ) -> Callable[[Callable], Callable]:
