@@ -125,6 +125,26 @@ class QuantizedArray(eqx.Module):
             sharding = with_spec(sharding, PartitionSpec(*lead, b, a))
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
+    def transpose(self, *axes: int) -> "Array | QuantizedArray":
+        """As of an ordinary array. If only the axes of matrices change places then
+        nothing moves; otherwise this dequantizes."""
+        order = [i % self.ndim for i in axes or reversed(range(self.ndim))]
+        *lead, a, b = range(self.ndim)
+        if order == [*lead, b, a] and self.axis in (-1, -2):
+            return self.mT
+        return self.dequantize().transpose(order)
+
+    def swapaxes(self, axis1: int, axis2: int) -> "Array | QuantizedArray":
+        """As `transpose`, of two axes."""
+        order = list(range(self.ndim))
+        order[axis1], order[axis2] = order[axis2], order[axis1]
+        return self.transpose(*order)
+
+    @property
+    def at(self) -> Any:
+        """For updates, as of an ordinary array; what they give is one."""
+        return self.dequantize().at
+
     def dequantize(self) -> Float[Array, "..."]:
         """The ordinary array that this stands for, of its shape and dtype."""
         return _dequantize(self)
@@ -348,6 +368,7 @@ def _check_contracted(left, right):
 
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _matmul(x, q, kernel, precision):
+    _check_integers(q)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(q.dtype)
     if q.ndim > 1 and q.axis not in (-1, -2):
@@ -383,17 +404,30 @@ def _left_matmul(q, x, kernel, precision):
 
 @ft.partial(jax.jit, inline=True)
 def _dequantize(q):
+    _check_integers(q)
     w = q.format.decode(q.stored, q.tail).astype(q.dtype)
     return contracted_back(w, q.axis, q.inner)
 
 
 @ft.partial(jax.jit, inline=True)
 def _rows(q, index):
+    _check_integers(q)
+
     def gather(a):
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
     rows = jtu.tree_map(gather, q.stored)
     return q.format.decode(rows, q.tail).astype(q.dtype)
+
+
+def _check_integers(q):
+    for a in jtu.tree_leaves(q.stored):
+        if not jnp.issubdtype(a.dtype, jnp.integer):
+            raise TypeError(
+                "The stored arrays of a `QuantizedArray` should be integers. Got "
+                f"{a.dtype.name}: something took them for parameters. Filter those by "
+                "`eqx.is_inexact_array`, not by `eqx.is_array`."
+            )
 
 
 def _is_integer(index: Any) -> bool:
