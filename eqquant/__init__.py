@@ -25,3 +25,4 @@ from .formats import (
 )
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel
+from .report import explain as explain, report as report

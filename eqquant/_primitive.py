@@ -118,7 +118,7 @@ def _abstract(x, *leaves, treedef, product, format, tail, **params):
     return x.update(shape=(*x.shape[:-1], new), weak_type=False)
 
 
-def _lower(
+def problem_of(
     x,
     *leaves,
     platform,
@@ -127,12 +127,14 @@ def _lower(
     format,
     tail,
     activation,
-    kernel,
     precision,
-):
+    **params,
+) -> Problem:
+    """What a product asks of a kernel, from its operands or their avals."""
+    del params
     stack, n, k = _sizes(leaves, treedef, format, tail)
     rows = x.shape[-2]
-    problem = Problem(
+    return Problem(
         product=product,
         platform=platform,
         format=format,
@@ -145,6 +147,10 @@ def _lower(
         dtype=x.dtype,
         precision=precision,
     )
+
+
+def _lower(x, *leaves, kernel, treedef, **params):
+    problem = problem_of(x, *leaves, treedef=treedef, **params)
     chosen, _ = choose(problem, kernel)
     # Or else XLA may decode the weights of every layer of a model at once.
     x, leaves = lax.optimization_barrier((x, leaves))

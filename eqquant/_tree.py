@@ -171,14 +171,33 @@ def decide(
         reason, way_out = obstacle
         if info and unsupported == "error" and reason.startswith(_unsupported):
             raise ValueError(
-                f"`{info.path}` cannot be quantized: it is {reason}. {way_out}, or "
-                "pass `unsupported='skip'`."
+                f"`{info.path}` cannot be quantized: it is {reason}. Leave it out by a "
+                "rule, or pass `unsupported='skip'`."
             )
         decisions.append(Decision(leaf, info, None, reason, way_out))
-    return decisions
+    return _tied_to_embeddings(decisions, wishes)
 
 
 _unsupported = "the filter of a convolution"
+_embedding = "an embedding"
+
+
+def _tied_to_embeddings(decisions, wishes):
+    # An array that has to stay for the one takes no memory for the other.
+    left_out = {
+        id(d.leaf): d.info for d in decisions if d.reason.startswith(_embedding)
+    }
+
+    def revise(decision, wish):
+        info = left_out.get(id(decision.leaf))
+        if decision.format is None or info is None or wish.named:
+            return decision
+        reason = f"the array of the embedding `{info.path}`"
+        return Decision(
+            decision.leaf, decision.info, None, reason, "Pass `embeddings=True`"
+        )
+
+    return [revise(*pair) for pair in zip(decisions, wishes, strict=True)]
 
 
 def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
@@ -202,7 +221,7 @@ def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
     if info.field.startswith("bias"):
         return "a bias", ""
     if isinstance(info.owner, convolutions):
-        return f"{_unsupported}, which takes arrays only", "Leave it out by a rule"
+        return f"{_unsupported}, which takes arrays only", ""
     if wish.named:
         return None
     rule = f'Rules([("{info.path}", {wish.format}), ...])'
@@ -210,7 +229,7 @@ def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
         return f"fewer than {min_size} numbers", f"Pass `min_size`, or {rule}"
     if isinstance(info.owner, eqx.nn.Embedding) and not embeddings:
         tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
-        reason = "an embedding, and what is tied to it" if tied else "an embedding"
+        reason = f"{_embedding}, and what is tied to it" if tied else _embedding
         return reason, "Pass `embeddings=True`"
     if not info.known:
         way_out = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'

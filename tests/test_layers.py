@@ -175,6 +175,18 @@ def test_shared_stays_shared():
     assert len(_quantized(eqq.tree_quantize(TiedModel()))) == 0
 
 
+# Without `Shared` too: to quantize the one and keep the other would take more memory.
+def test_tied_without_shared():
+    embedding = eqx.nn.Embedding(96, 64, key=key)
+    linear = eqx.nn.Linear(64, 96, use_bias=False, key=key)
+    linear = eqx.tree_at(lambda linear: linear.weight, linear, embedding.weight)
+    assert len(_quantized(eqq.tree_quantize((embedding, linear)))) == 0
+    both = eqq.tree_quantize((embedding, linear), embeddings=True)
+    assert both[0].weight is both[1].weight
+    named = eqq.tree_quantize((embedding, linear), eqq.Rules([("1.weight", "nf4")]))
+    assert len(_quantized(named)) == 1
+
+
 def test_the_same_array_twice_stays_the_same():
     w = normal(64, 64)
     tree = eqq.tree_quantize({"a": w, "b": [w, normal(64, 64, seed=1)]})

@@ -26,7 +26,10 @@ class AbstractFormat(eqx.Module):
     all this: see [`eqquant.AbstractGrid`][].
     """
 
-    block_size: eqx.AbstractVar[int | None]
+    @property
+    @abc.abstractmethod
+    def block_size(self) -> int | None:
+        """How many numbers share a scale. `None` for the whole contracted axis."""
 
     @property
     @abc.abstractmethod

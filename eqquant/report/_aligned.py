@@ -21,24 +21,24 @@ class Aligned:
         """
         full = [line for line in lines if len(line) == len(alignment)]
         columns = range(1, len(alignment))
-        self.name = max(len(line[0]) for line in lines)
-        self.widths = [max((len(line[i]) for line in full), default=0) for i in columns]
         self.alignment = alignment[1:]
-        rest = sum(self.widths) + len(_gap) * (len(self.widths) - 1)
-        self.beside = self.name + len(_gap) + rest <= width
-        beside, below = (
-            self.name + len(_gap) + rest,
-            max(self.name, len(_indent) + rest),
-        )
-        self.width = beside if self.beside else below
+        self.widths = [max((len(line[i]) for line in full), default=0) for i in columns]
+        self.name_width = max(len(line[0]) for line in lines)
+        rest = max(len(self._rest(line)) for line in lines)
+        beside = self.name_width + len(_gap) + rest
+        below = max(self.name_width, len(_indent) + rest)
+        self.is_beside = beside <= width
+        self.width = beside if self.is_beside else min(below, width)
 
     def write(self, line: tuple[str, ...]) -> str:
-        name, *cells = line
+        if self.is_beside:
+            return line[0].ljust(self.name_width) + _gap + self._rest(line)
+        return f"{line[0]}\n{_indent}{self._rest(line)}"
+
+    def _rest(self, line):
+        _, *cells = line
         texts = [
-            cell.rjust(size) if letter == "r" else cell.ljust(size)
-            for cell, size, letter in zip(cells, self.widths, self.alignment)
+            cell.rjust(width) if letter == "r" else cell.ljust(width)
+            for cell, width, letter in zip(cells, self.widths, self.alignment)
         ]
-        text = _gap.join(texts).rstrip()
-        if self.beside:
-            return name.ljust(self.name) + _gap + text
-        return f"{name}\n{_indent}{text}"
+        return _gap.join(texts).rstrip()

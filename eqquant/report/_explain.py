@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxtyping import ArrayLike, Shaped
 
 from .._array import QuantizedArray
-from .._primitive import qmatmul_p
+from .._primitive import problem_of, qmatmul_p
 from ..kernels import choose, platforms, Problem
 from ._plain import plain
 from ._short import short_array, short_bytes
@@ -69,7 +68,8 @@ class Explanation:
 
 
 def explain(
-    x: Shaped[ArrayLike, "..."] | jax.ShapeDtypeStruct, w: QuantizedArray
+    x: Shaped[ArrayLike, "..."] | jax.ShapeDtypeStruct,
+    w: QuantizedArray | Shaped[ArrayLike, "..."],
 ) -> Explanation:
     """Tells which kernel computes `x @ w` on the default backend, and why those before
     it do not. Nothing is computed.
@@ -133,27 +133,9 @@ def _is_jaxpr(x: Any) -> bool:
 
 
 def _problem(eqn: JaxprEqn) -> Problem:
-    avals: list[Any] = [v.aval for v in eqn.invars]
-    x, *leaves = avals
-    params = eqn.params
-    format, tail = params["format"], params["tail"]
-    stored = params["treedef"].unflatten(leaves)
-    *stack, n, k = format.shape(stored, tail)
-    rows = x.shape[-2]
     platform = jax.export.default_export_platform()
-    return Problem(
-        product=params["product"],
-        platform=platform if platform in platforms else "other",
-        format=format,
-        tail=tail,
-        activation=params["activation"],
-        rows=rows if isinstance(rows, int) else None,
-        n=n,
-        k=k,
-        stack=math.prod(stack),
-        dtype=x.dtype,
-        precision=params["precision"],
-    )
+    platform = platform if platform in platforms else "other"
+    return problem_of(*[v.aval for v in eqn.invars], platform=platform, **eqn.params)
 
 
 def _dense_product(w: QuantizedArray) -> str:

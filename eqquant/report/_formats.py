@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array import quantize
+from .._quantize import quantize
 from ..formats import AbstractFormat, Binary, Int4, Int8, Nested, NF4, Ternary
 from ._plain import plain
 from ._sqnr import sqnr

@@ -16,14 +16,14 @@ def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[A
 
     **Raises:**
 
-    A `ValueError` if there are no such, or if those of `model` are not really there.
+    A `ValueError` if there are no such, or if either has only structs of arrays.
     """
-    for keys, leaf in jtu.tree_leaves_with_path(model):
+    for keys, leaf in jtu.tree_leaves_with_path((model, dense)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
+            path = jtu.keystr(keys[1:], simple=True, separator=".")
             raise ValueError(
-                "`dense` should be None where the arrays of `model` are "
-                "`jax.ShapeDtypeStruct`s. Got one at "
-                f"`{jtu.keystr(keys, simple=True, separator='.')}`."
+                "To compare `dense` with `model`, both should have their arrays. Got a "
+                f"`jax.ShapeDtypeStruct` at `{path}`."
             )
     wanted = "`dense` should be the model as it was before it was quantized."
     arrays = [

@@ -49,7 +49,7 @@ def _print_quantized(rows: list[Row], width: int) -> Iterator[Any]:
     alignment = "".join("l" if column in left else "r" for column in columns)
     layout = Aligned([tuple(columns), *lines], alignment, width)
     yield Text(layout.write(tuple(columns)), "bold")
-    yield Text("─" * min(width, layout.width), "dim")
+    yield Text("─" * layout.width, "dim")
     for line in lines:
         yield Text(layout.write(line))
 
@@ -65,7 +65,7 @@ def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:
     lines = [line for _, _, lines in reasons for line in lines]
     layout = Aligned(lines, "llrr", width - 4)
     yield Text("Left dense", "bold")
-    yield Text("─" * min(width, layout.width + 4), "dim")
+    yield Text("─" * (layout.width + 4), "dim")
     for reason, way_out, lines in reasons:
         if reason:
             heading = Text(f"{reason} → " if way_out else reason, "cyan")

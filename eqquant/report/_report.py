@@ -32,13 +32,13 @@ class Report:
 
     @property
     def total(self) -> Total:
-        rows = [row for row in self.rows if row.tied_to is None]
+        different = [row for row in self.rows if row.tied_to is None]
         return Total(
-            arrays=len(rows),
-            quantized=sum(row.format is not None for row in rows),
-            size=sum(math.prod(row.shape) for row in rows),
-            before=sum(row.before for row in rows),
-            after=sum(row.after for row in rows),
+            arrays=len(different),
+            quantized=sum(row.format is not None for row in different),
+            size=sum(math.prod(row.shape) for row in different),
+            before=sum(row.before for row in self.rows),
+            after=sum(row.after for row in self.rows),
         )
 
     def __repr__(self) -> str:

@@ -5,11 +5,13 @@ def short_bytes(nbytes: int) -> str:
     """A number of bytes, to three digits: `2.41 MB`."""
     if nbytes < 1000:
         return f"{nbytes} B"
-    units = iter(("kB", "MB", "GB", "TB"))
-    size, unit = float(nbytes), ""
-    while float(f"{size:.3g}") >= 1000:
-        size, unit = size / 1000, next(units)
-    return f"{size:#.3g}".rstrip(".") + f" {unit}"
+    size = float(nbytes)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        text = f"{size:#.3g}".rstrip(".")
+        if float(text) < 1000:
+            return f"{text} {unit}"
+    return f"{size / 1000:.2f} TB"
 
 
 def short_array(shape: tuple[int, ...], dtype: str) -> str:

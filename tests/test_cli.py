@@ -1,0 +1,162 @@
+import importlib
+import inspect
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+import eqquant as eqq
+from eqquant import demo
+from eqquant._cli import main
+from eqquant.interop import save
+from eqquant.report import FormatRow, FormatTable
+
+from .helpers import normal
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    w = normal(64, 64)
+    q = eqq.quantize(w)
+    path = tmp_path / "model.safetensors"
+    save(path, {"layers": [{"weight": q, "bias": w[0]}, {"weight": q}]})
+    return path
+
+
+def _mistake(capsys, *argv):
+    """The line that a mistake is told of in."""
+    try:
+        status = main(argv)
+    except SystemExit as e:
+        status = e.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_demo(monkeypatch, tmp_path):
+    asked = []
+    signature = inspect.signature(demo.run)
+    monkeypatch.setattr(demo, "run", lambda **kwargs: asked.append(kwargs))
+    assert main(["demo"]) == 0
+    assert main(["demo", "--quick", "--fresh", "--out", str(tmp_path)]) == 0
+    default = signature.parameters["out"].default
+    assert asked == [
+        dict(quick=False, fresh=False, out=pathlib.Path(default)),
+        dict(quick=True, fresh=True, out=tmp_path),
+    ]
+    for kwargs in asked:
+        signature.bind(**kwargs)
+
+
+@pytest.fixture
+def formats(monkeypatch):
+    """Which losses `format_table` was given."""
+    asked = []
+
+    def format_table(losses):
+        asked.append(losses)
+        return FormatTable([FormatRow("Int8()", 8.01, 41.3, 33.8, None)])
+
+    # The name `eqquant.report` may be that of the function.
+    room = importlib.import_module("eqquant.report")
+    monkeypatch.setattr(room, "format_table", format_table)
+    return asked
+
+
+def test_formats(formats, capsys, tmp_path):
+    assert main(["formats"]) == 0
+    _, _, _, line, *_ = capsys.readouterr().out.splitlines()
+    assert line.split() == ["Int8()", "8.01", "41.3", "dB", "33.8", "dB"]
+    assert main(["formats", "--markdown"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| `Int8()` |")
+    path = tmp_path / "table.csv"
+    path.write_text("format,change\nInt8(),0.1\n")
+    assert main(["formats", "--losses", str(path)]) == 0
+    assert formats == [None, None, path]
+
+
+def test_inspect(capsys, model_file):
+    assert main(["inspect", str(model_file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        line.startswith("layers.0.weight  f32[64,64]  NF4(64)    -2") for line in lines
+    )
+    assert "layers.1.weight  f32[64,64]  tied to layers.0.weight" in lines
+    assert "    layers.0.bias  f32[64]  256 B" in lines
+    assert lines[-1].startswith("2 arrays, 1 quantized: 16.6 kB → 2.56 kB")
+    # The file does not say why.
+    assert not any("a vector" in line for line in lines)
+
+
+def test_version(capsys, monkeypatch, tmp_path):
+    metadata = tmp_path / "eqquant-9.8.7.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: eqquant\nVersion: 9.8.7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == "eqquant 9.8.7\n"
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"    {command} " in out for command in ("demo", "formats", "inspect"))
+
+
+def test_mistakes_of_grammar(capsys):
+    assert "COMMAND" in _mistake(capsys)
+    assert "'dmo'" in _mistake(capsys, "dmo")
+    assert "--slow" in _mistake(capsys, "demo", "--slow")
+    assert "FILE" in _mistake(capsys, "inspect")
+
+
+def test_mistakes_of_files(capsys, tmp_path, model_file, formats):
+    missing = str(tmp_path / "missing")
+    assert missing in _mistake(capsys, "inspect", missing)
+    assert missing in _mistake(capsys, "formats", "--losses", missing)
+    other = tmp_path / "other"
+    other.write_text("neither the one nor the other")
+    assert str(other) in _mistake(capsys, "inspect", str(other))
+    assert str(other) in _mistake(capsys, "formats", "--losses", str(other))
+    assert str(other) in _mistake(capsys, "demo", "--out", str(other))
+    assert str(tmp_path) in _mistake(capsys, "inspect", str(tmp_path))
+    other.write_bytes(model_file.read_bytes()[:-10])
+    assert str(other) in _mistake(capsys, "inspect", str(other))
+    assert formats == []
+
+
+def test_other_errors_are_raised(monkeypatch):
+    def run(**kwargs):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(demo, "run", run)
+    with pytest.raises(ValueError, match="a bug"):
+        main(["demo"])
+
+
+def test_module(capsys, monkeypatch, model_file):
+    monkeypatch.setattr(sys, "argv", ["eqquant", "inspect", str(model_file)])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("eqquant", run_name="__main__")
+    assert "layers.0.weight" in capsys.readouterr().out
+
+
+def test_help_imports_little():
+    code = """
+import sys
+import eqquant._cli
+try:
+    eqquant._cli.main(["demo", "--help"])
+except SystemExit:
+    pass
+assert not {"rich", "matplotlib", "eqquant.demo"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -1,0 +1,30 @@
+import pathlib
+import time
+
+import pytest
+
+
+notebooks = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+# Each runs in under two minutes, and ends in a figure.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", notebooks, ids=lambda path: path.stem)
+def test_notebook(path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("XLA_FLAGS", "")
+    notebook = nbformat.read(path, as_version=4)
+    assert all(
+        not cell.outputs for cell in notebook.cells if cell.cell_type == "code"
+    ), "Notebooks are kept without their outputs."
+    start = time.monotonic()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    assert time.monotonic() - start < 300
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert any("image/png" in output.get("data", {}) for output in code[-1].outputs)
+
+
+def test_there_is_one():
+    assert "quickstart" in [path.stem for path in notebooks]
