@@ -233,7 +233,7 @@ class QuantizedArray(eqx.Module):
         gives what the ordinary array would."""
         index = index if isinstance(index, tuple) else (index,)
         stack = min(self.ndim - 2, self.ndim + as_tuple(self.axis)[0])
-        if any(i is Ellipsis or i is None for i in index):
+        if not all(map(_is_of_one_axis, index)):
             return self.dequantize()[index]
         if 0 < len(index) <= stack:
             return dataclasses.replace(
@@ -409,15 +409,18 @@ def _dequantize(q):
     return contracted_back(w, q.axis, q.inner)
 
 
-@ft.partial(jax.jit, inline=True)
 def _rows(q, index):
     _check_integers(q)
 
-    def gather(a):
+    def pick(a):
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
-    rows = jtu.tree_map(gather, q.stored)
-    return q.format.decode(rows, q.tail).astype(q.dtype)
+    return _decode_rows(jtu.tree_map(pick, q.stored), q.format, q.tail, q.dtype)
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _decode_rows(rows, format, tail, dtype):
+    return format.decode(rows, tail).astype(dtype)
 
 
 def _check_integers(q):
@@ -428,6 +431,13 @@ def _check_integers(q):
                 f"{a.dtype.name}: something took them for parameters. Filter those by "
                 "`eqx.is_inexact_array`, not by `eqx.is_array`."
             )
+
+
+def _is_of_one_axis(index: Any) -> bool:
+    if eqx.is_array(index) and index.dtype == bool:
+        return index.ndim == 1
+    is_integers = eqx.is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
+    return is_integers or isinstance(index, slice) or _is_integer(index)
 
 
 def _is_integer(index: Any) -> bool:

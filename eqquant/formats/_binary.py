@@ -27,8 +27,8 @@ class Binary(AbstractGrid):
     levels: ClassVar[int] = 2
 
     def fit(self, blocks, size):
-        total = jnp.sum(jnp.abs(blocks), axis=-1, keepdims=True)
-        return total / jnp.maximum(size, 1)
+        # Divided first: a sum of large numbers may overflow.
+        return jnp.sum(jnp.abs(blocks) / jnp.maximum(size, 1), axis=-1, keepdims=True)
 
     def to_codes(self, blocks, size, scale):
         return (blocks >= 0).astype(jnp.uint8)

@@ -1,10 +1,11 @@
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 
 def split(
     w: Float[Array, "*b k"], block_size: int | None
-) -> tuple[Float[Array, "*b g s"], Float[Array, "*_ g 1"]]:
+) -> tuple[Float[Array, "*b g s"], Float[np.ndarray, "*_ g 1"]]:
     """Cuts the last axis into blocks, in float32. The last block may be short, and is
     then filled up with zeros.
 
@@ -19,9 +20,9 @@ def split(
     padding = [(0, 0)] * (w.ndim - 1) + [(0, number * size - k)]
     blocks = jnp.pad(w.astype(jnp.float32), padding)
     blocks = blocks.reshape(*w.shape[:-1], number, size)
-    start = size * jnp.arange(number, dtype=jnp.float32)
+    start = size * np.arange(number, dtype=np.float32)
     start = start.reshape((1,) * (w.ndim - 1) + (number, 1))
-    return blocks, jnp.minimum(k - start, size)
+    return blocks, np.minimum(k - start, size)
 
 
 def merge(blocks: Shaped[Array, "*b g s"], k: int) -> Shaped[Array, "*b k"]:

@@ -1,6 +1,7 @@
 import abc
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from ._base import Stored
@@ -22,7 +23,7 @@ class AbstractGrid(AbstractScaled):
 
     @abc.abstractmethod
     def fit(
-        self, blocks: Float[Array, "*b g s"], size: Float[Array, "*_ g 1"]
+        self, blocks: Float[Array, "*b g s"], size: Float[np.ndarray, "*_ g 1"]
     ) -> Float[Array, "*b g 1"]:
         """The scale of each block. `size` is how many numbers each block has; zeros
         follow where that is less than `s`."""
@@ -31,7 +32,7 @@ class AbstractGrid(AbstractScaled):
     def to_codes(
         self,
         blocks: Float[Array, "*b g s"],
-        size: Float[Array, "*_ g 1"],
+        size: Float[np.ndarray, "*_ g 1"],
         scale: Float[Array, "*b g 1"],
     ) -> Integer[Array, "*b g s"]:
         """The code of the grid point that each number becomes."""

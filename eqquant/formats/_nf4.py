@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, reciprocal
@@ -55,11 +56,18 @@ class NF4(AbstractGrid):
         return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
 
     def to_codes(self, blocks, size, scale):
+        # The reciprocal of a very large scale would be subnormal, and flushed to zero.
+        down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
+        unit = (blocks * down) * reciprocal(scale * down)
         # As bitsandbytes rounds: it multiplies by the reciprocal, but divides in a
         # block that is short; and of two equally near points it takes the lower.
-        whole = size == blocks.shape[-1]
-        divided = blocks / jnp.where(scale == 0, 1, scale)
-        unit = jnp.where(whole, blocks * reciprocal(scale), divided)
+        if np.any(size < blocks.shape[-1]):
+            short = blocks[..., -1:, :]
+            divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]
+            divisor = jnp.broadcast_to(divisor, short.shape)
+            # Or else XLA multiplies by the reciprocal here, too.
+            divided = short / lax.optimization_barrier(divisor)
+            unit = jnp.concatenate([unit[..., :-1, :], divided], axis=-2)
         edges = (self.codebook[1:] + self.codebook[:-1]) / 2
         return sum((unit > edge).astype(jnp.uint8) for edge in edges)
 

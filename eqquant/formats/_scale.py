@@ -11,12 +11,14 @@ scale_dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 def as_scale_dtype(dtype: Any) -> np.dtype:
     """Converts the argument `scale_dtype` of a format."""
-    dtype = jnp.dtype(dtype)
-    if dtype not in [jnp.dtype(d) for d in scale_dtypes]:
-        raise ValueError(
-            f"`scale_dtype` should be float32, bfloat16 or float16. Got {dtype.name}."
-        )
-    return dtype
+    wanted = "`scale_dtype` should be float32, bfloat16 or float16. Got"
+    try:
+        converted = jnp.dtype(dtype)
+    except TypeError as e:
+        raise TypeError(f"{wanted} {dtype!r}.") from e
+    if converted not in [jnp.dtype(d) for d in scale_dtypes]:
+        raise ValueError(f"{wanted} {converted.name}.")
+    return converted
 
 
 def to_bits(scale: Float[Array, "*s"], dtype: np.dtype) -> UInt[Array, "*s"]:

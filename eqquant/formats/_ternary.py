@@ -54,8 +54,8 @@ class Ternary(AbstractGrid):
         if self.rule == "absmean":
             return self._mean(magnitude, size)
         beyond = magnitude > self._threshold(blocks, size)
-        number = self._sum(beyond.astype(jnp.float32))
-        return self._sum(jnp.where(beyond, magnitude, 0)) / jnp.maximum(number, 1)
+        number = jnp.maximum(self._sum(beyond.astype(jnp.float32)), 1)
+        return self._sum(jnp.where(beyond, magnitude / number, 0))
 
     def to_codes(self, blocks, size, scale):
         if self.rule == "absmean":
@@ -74,7 +74,8 @@ class Ternary(AbstractGrid):
 
     def _mean(self, x, size):
         number = self._sum(jnp.broadcast_to(size, (*x.shape[:-1], 1)))
-        return self._sum(x) / jnp.maximum(number, 1)
+        # Divided first: a sum of large numbers may overflow.
+        return self._sum(x / jnp.maximum(number, 1))
 
     def _sum(self, x):
         # The blocks of a whole matrix are its rows: the axes are `n 1 k`.

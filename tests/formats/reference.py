@@ -123,3 +123,10 @@ def _range(block):
     low = np.min(block, axis=-1, keepdims=True)
     high = np.max(block, axis=-1, keepdims=True)
     return np.minimum(low, 0), np.maximum(high, 0)
+
+
+def rows(w, axis):
+    """The array `*b k` that a format sees: contracted axes last, several as one."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    w = np.moveaxis(np.asarray(w, np.float64), axes, range(-len(axes), 0))
+    return w.reshape(*w.shape[: w.ndim - len(axes)], -1)

@@ -1,0 +1,302 @@
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import jaxtyping
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import eqquant as eqq
+
+from .helpers import all_formats, normal
+
+
+@pytest.fixture(autouse=True)
+def unchecked():
+    # Users do not run the type checker, which stands before these errors here.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def raises(error, argument, *texts):
+    """The message names the argument, and says what was got."""
+    texts = (f"`{argument}`", *texts)
+    return pytest.raises(error, match="".join(f"(?=(.|\n)*{text})" for text in texts))
+
+
+@pytest.mark.parametrize("axis", (2, -3, (0, 2), (-3,)))
+def test_axis_out_of_range(axis):
+    with raises(ValueError, "axis", "between -2 and 1", r"shape \(64, 5\)"):
+        eqq.quantize(normal(64, 5), axis=axis)
+
+
+@pytest.mark.parametrize("axis", (1.0, "0", None, True, [0], (0, "1"), (True, 0)))
+def test_axis_is_no_integer(axis):
+    if axis is None:
+        assert eqq.quantize(normal(64, 5), axis=None).axis == -2
+        return
+    with raises(TypeError, "axis", "an integer or a tuple of integers"):
+        eqq.quantize(normal(64, 5), axis=axis)
+
+
+@pytest.mark.parametrize("axis", ((0, 0), (0, -2), ()))
+def test_axis_repeated_or_none(axis):
+    with raises(ValueError, "axis", "different axes, at least one"):
+        eqq.quantize(normal(64, 5), axis=axis)
+
+
+@pytest.mark.parametrize(
+    "dtype", (jnp.int8, jnp.int32, jnp.uint8, jnp.bool_, jnp.complex64)
+)
+def test_weights_that_are_not_floating_point(dtype):
+    with raises(TypeError, "w", "floating-point", jnp.dtype(dtype).name):
+        eqq.quantize(jnp.ones((64, 5), dtype))
+    with raises(TypeError, "w", "floating-point"):
+        jax.jit(eqq.quantize)(jnp.ones((64, 5), dtype))
+
+
+@pytest.mark.parametrize("w", ([[1.0, 2.0]], ((1.0,),), 1.0, "abc", None, object()))
+def test_weights_that_are_no_arrays(w):
+    with raises(TypeError, "w", f"Got {type(w).__name__}"):
+        eqq.quantize(w)
+
+
+def test_weights_without_axes():
+    for w in (jnp.array(1.0), np.float32(1), np.array(1, np.float32)):
+        with raises((ValueError, TypeError), "w"):
+            eqq.quantize(w)
+    with raises(ValueError, "w", "at least one axis"):
+        eqq.quantize(jnp.array(1.0))
+
+
+def test_weights_that_are_quantized():
+    q = eqq.quantize(normal(64, 5))
+    with raises(TypeError, "w", "quantized already", "`dequantize`"):
+        eqq.quantize(q)
+
+
+@pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
+@all_formats
+def test_weights_that_are_not_finite(format, value):
+    w = np.array(normal(64, 5))
+    w[3, 2:4] = value
+    with raises(ValueError, "w", "finite", "2 of its 320"):
+        eqq.quantize(w, format)
+
+
+formats_of_blocks = (eqq.NF4, eqq.Int8, eqq.Int4, eqq.Ternary, eqq.Binary)
+
+
+@pytest.mark.parametrize("format", formats_of_blocks)
+@pytest.mark.parametrize("size", (0, -16, 24, 8, 1, 65))
+def test_block_size(format, size):
+    with raises(ValueError, "block_size", "a positive multiple of 16", f"Got {size}"):
+        format(size)
+
+
+@pytest.mark.parametrize("format", formats_of_blocks)
+@pytest.mark.parametrize("size", ("64", True, 64.0, [64], jnp.float32))
+def test_block_size_is_no_integer(format, size):
+    with raises(TypeError, "block_size", f"of type {type(size).__name__}"):
+        format(size)
+
+
+@pytest.mark.parametrize("format", formats_of_blocks)
+@pytest.mark.parametrize("dtype", (jnp.float64, jnp.int8, jnp.float8_e4m3fn, "float"))
+def test_scale_dtype(format, dtype):
+    with raises(ValueError, "scale_dtype", "float32, bfloat16 or float16"):
+        format(scale_dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ("nonsense", None, 3))
+def test_scale_dtype_is_no_dtype(dtype):
+    with raises((ValueError, TypeError), "scale_dtype"):
+        eqq.NF4(scale_dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda name: eqq.quantize(normal(64, 5), name),
+        lambda name: eqq.quantize(normal(64, 5), activation=name),
+        lambda name: eqq.tree_quantize({"w": normal(64, 64)}, name),
+        lambda name: eqq.tree_quantize({"w": normal(64, 64)}, format=name),
+        lambda name: eqq.Rules([("*", name)]),
+        lambda name: eqq.Nested(name),
+        lambda name: eqq.Nested(scale=name),
+    ),
+)
+def test_unknown_name_of_a_format(function):
+    known = ("binary", "int4", "int8", "nested", "nf4", "ternary")
+    with pytest.raises(ValueError, match=".*".join(["'nf5'", *known])):
+        function("nf5")
+
+
+@pytest.mark.parametrize("format", (None, 4, eqq.NF4, ["nf4"], object()))
+def test_format_is_no_format(format):
+    with raises(TypeError, "format"):
+        eqq.quantize(normal(64, 5), format)
+
+
+def test_nested():
+    for base in (eqq.NF4(None), eqq.Int8()):
+        with raises(ValueError, "base", "block size"):
+            eqq.Nested(base)
+    for nested in ({"base": eqq.Nested()}, {"scale": eqq.Nested()}):
+        with raises(ValueError, *nested, "nested"):
+            eqq.Nested(**nested)
+
+
+def test_ternary():
+    with raises(ValueError, "scale", "'channel' or 'tensor'", "Got 'row'"):
+        eqq.Ternary(scale="row")  # pyright: ignore
+    with raises(ValueError, "rule", "'absmean' or 'threshold'", "Got 'median'"):
+        eqq.Ternary(rule="median")  # pyright: ignore
+    with raises(ValueError, "block_size", "Got 64"):
+        eqq.Ternary(64, scale="tensor")
+
+
+def test_contracted_sizes():
+    q = eqq.quantize(normal(64, 5))
+    for x in (normal(5), normal(3, 5), normal(2, 3, 5), normal(64, 1)):
+        with pytest.raises(ValueError, match=r"of size (5|1) with one of size 64"):
+            x @ q
+        with pytest.raises(ValueError, match=r"of size (5|1) with one of size 64"):
+            eqq.qmatmul(x, q)
+    for x in (normal(64), normal(64, 5), normal(2, 64, 5)):
+        with pytest.raises(ValueError, match=r"of size 5 with one of size 64"):
+            q @ x
+        with pytest.raises(ValueError, match=r"of size 5 with one of size 64"):
+            eqq.qmatmul(q, x)
+    with pytest.raises(ValueError, match="of size 5 with one of size 64"):
+        jax.jit(lambda x, q: x @ q)(normal(3, 5), q)
+
+
+def test_scalars_are_no_operands():
+    q = eqq.quantize(normal(64, 5))
+    for f in (lambda x: x @ q, lambda x: q @ x):
+        with pytest.raises(ValueError, match="at least one axis"):
+            f(jnp.array(1.0))
+        for x in (1.0, [1.0] * 64, "abc", None):
+            with pytest.raises(TypeError, match="unsupported operand"):
+                f(x)
+
+
+def test_leading_axes_that_do_not_broadcast():
+    q = eqq.quantize(normal(3, 64, 5))
+    with pytest.raises(ValueError, match=r"\(2,.*\(3,|[Ii]ncompatible shapes"):
+        normal(2, 4, 64) @ q
+
+
+def test_qmatmul():
+    q = eqq.quantize(normal(64, 5))
+    x = normal(3, 64)
+    with raises(ValueError, "kernel", "'reference'", "Got 'nonsense'"):
+        eqq.qmatmul(x, q, kernel="nonsense")
+    with raises(ValueError, "kernel", "neither"):
+        eqq.qmatmul(x, x.T, kernel="reference")
+    with raises(ValueError, "precision", "highest", "Got 'very'"):
+        eqq.qmatmul(x, q, precision="very")  # pyright: ignore
+
+
+def test_rules():
+    model = {"w": normal(64, 64)}
+    with raises(ValueError, "filter_spec", "nothing.like.it", "'w'"):
+        eqq.tree_quantize(model, eqq.Rules([("nothing.like.it", "nf4")]))
+    for rules in (["nf4"], [("*",)], [("*", "nf4", 3)], [None]):
+        with raises(ValueError, "rules", "a pair"):
+            eqq.Rules(rules)
+    with pytest.raises(TypeError, match="a pattern"):
+        eqq.Rules([(3, "nf4")])  # pyright: ignore
+
+
+def test_astype():
+    q = eqq.quantize(normal(64, 5))
+    for dtype in (int, jnp.int8, bool, jnp.complex64):
+        with raises(ValueError, "dtype", "floating-point"):
+            q.astype(dtype)
+
+
+def test_numpy_does_not_take_it():
+    q = eqq.quantize(normal(64, 5))
+    for convert in (np.asarray, np.array, lambda q: np.asarray(q, np.float32)):
+        with pytest.raises(TypeError, match=r"`q\.dequantize\(\)`"):
+            convert(q)
+    for use in (np.exp, np.sum, lambda q: np.add(q, 1), lambda q: np.matmul(np.ones(64), q)):
+        with pytest.raises(TypeError):
+            use(q)
+
+
+def test_jax_does_not_take_it():
+    # A product that would build the whole array does not come about by chance.
+    q = eqq.quantize(normal(64, 5))
+    for use in (
+        jnp.asarray,
+        jnp.exp,
+        lambda q: jnp.dot(normal(3, 64), q),
+        lambda q: jnp.matmul(normal(3, 64), q),
+        lambda q: jnp.einsum("mk,kn->mn", normal(3, 64), q),
+    ):
+        with pytest.raises(TypeError):
+            use(q)
+
+
+def test_truth_and_conversions():
+    q = eqq.quantize(normal(64, 5))
+    with pytest.raises(ValueError, match="truth value"):
+        bool(q)
+    for convert in (int, float, complex):
+        with pytest.raises(TypeError):
+            convert(q)
+    with pytest.raises(TypeError):
+        q[0] = 1.0  # pyright: ignore
+
+
+def test_transposes():
+    with raises(ValueError, ".T", "`.mT`", r"\(2, 64, 5\)"):
+        _ = eqq.quantize(normal(2, 64, 5)).T
+    with raises(ValueError, ".mT"):
+        _ = eqq.quantize(normal(64)).mT
+    with raises(ValueError, ".mT", "axis -3"):
+        _ = eqq.quantize(normal(2, 64, 5), axis=0).mT
+
+
+def test_sharding():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    q = eqq.quantize(normal(512, 16), eqq.NF4(128))
+    # Half of a block would be on each device.
+    with pytest.raises(ValueError, match="a block.*128.*Shard another axis"):
+        q.with_sharding(NamedSharding(mesh, P("d")))
+    with raises(ValueError, "sharding", "at most 2 entries"):
+        q.with_sharding(NamedSharding(mesh, P(None, None, "d")))
+    for sharding in ("d", mesh, 3, jax.devices()[0]):
+        with raises(TypeError, "sharding", "NamedSharding"):
+            q.with_sharding(sharding)  # pyright: ignore
+    with pytest.raises(ValueError):
+        eqq.quantize(normal(512, 15)).with_sharding(NamedSharding(mesh, P(None, "d")))
+    filters = eqq.quantize(normal(5, 4, 8, 8), axis=(-3, -2, -1))
+    with pytest.raises(ValueError, match="only the first can be split"):
+        filters.with_sharding(NamedSharding(mesh, P(None, None, None, "d")))
+
+
+def test_nothing_changes():
+    w = np.array(normal(64, 5))
+    w[3, 3] = np.nan
+    before = w.copy()
+    with pytest.raises(ValueError):
+        eqq.quantize(w)
+    np.testing.assert_array_equal(w, before)
+    q = eqq.quantize(normal(64, 5))
+    leaves = [np.array(a) for a in jtu.tree_leaves(q)]
+    for bad in (
+        lambda: q.astype(int),
+        lambda: np.asarray(q),
+        lambda: normal(3, 5) @ q,
+        lambda: q.with_sharding("d"),  # pyright: ignore
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            bad()
+    for old, new in zip(leaves, jtu.tree_leaves(q)):
+        np.testing.assert_array_equal(old, new)
+    assert (q.dtype, q.axis, q.sharding) == (jnp.float32, -2, None)
