@@ -125,14 +125,17 @@ class QuantizedArray(eqx.Module):
             sharding = with_spec(sharding, PartitionSpec(*lead, b, a))
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
-    def transpose(self, *axes: int) -> "Array | QuantizedArray":
+    def transpose(self, *axes: Any) -> "Array | QuantizedArray":
         """As of an ordinary array. If only the axes of matrices change places then
         nothing moves; otherwise this dequantizes."""
-        order = [i % self.ndim for i in axes or reversed(range(self.ndim))]
-        *lead, a, b = range(self.ndim)
-        if order == [*lead, b, a] and self.axis in (-1, -2):
-            return self.mT
-        return self.dequantize().transpose(order)
+        if len(axes) == 1 and not isinstance(axes[0], int):
+            (axes,) = axes
+        n = self.ndim
+        order = axes or tuple(reversed(range(n)))
+        if self.axis in (-1, -2) and all(-n <= i < n for i in order):
+            if [i % n for i in order] == [*range(n - 2), n - 1, n - 2]:
+                return self.mT
+        return self.dequantize().transpose(*order)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array | QuantizedArray":
         """As `transpose`, of two axes."""
@@ -152,7 +155,7 @@ class QuantizedArray(eqx.Module):
     def astype(self, dtype: Any) -> "QuantizedArray":
         """The same codes, standing for an array of another floating-point dtype. This
         is also the dtype of products with integers."""
-        dtype = jnp.dtype(dtype)
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
                 "`dtype` should be a floating-point dtype; for any other, "
@@ -233,9 +236,9 @@ class QuantizedArray(eqx.Module):
         gives what the ordinary array would."""
         index = index if isinstance(index, tuple) else (index,)
         stack = min(self.ndim - 2, self.ndim + as_tuple(self.axis)[0])
-        if not all(map(_is_of_one_axis, index)):
+        if len(index) == 0 or not all(map(_is_of_one_axis, index)):
             return self.dequantize()[index]
-        if 0 < len(index) <= stack:
+        if len(index) <= stack:
             return dataclasses.replace(
                 self, stored=jtu.tree_map(lambda a: a[index], self.stored)
             )

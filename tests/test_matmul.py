@@ -138,7 +138,7 @@ def test_zeros_of_x_give_zeros():
     assert not jnp.any(jnp.zeros((3, 7)) @ q.T)
 
 
-# Where the matrix product contracts an axis, or several, other than those of the blocks.
+# Where the product contracts an axis, or several, other than those of the blocks.
 @pytest.mark.parametrize(
     "axis, dtype",
     (

@@ -133,7 +133,11 @@ def test_stages_of_a_model(axis):
     x = normal(16, 70)
     gradient = eqx.filter_grad(loss)(model, x)
     expected = eqx.filter_grad(loss)(dense, x)
-    for leaf in (lambda m: m.first.bias, lambda m: m.norm.weight, lambda m: m.second.bias):
+    for leaf in (
+        lambda m: m.first.bias,
+        lambda m: m.norm.weight,
+        lambda m: m.second.bias,
+    ):
         np.testing.assert_allclose(leaf(gradient), leaf(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -186,6 +190,7 @@ def test_training_filtered_by_arrays():
 def test_floats_in_the_place_of_codes():
     q = eqq.quantize(normal(70, 5))
     floats = jtu.tree_map(lambda a: a + 0.5, q)
-    for use in (lambda q: normal(2, 70) @ q, lambda q: q.dequantize(), lambda q: q + 1.0):
+    products = lambda q: normal(2, 70) @ q
+    for use in (products, lambda q: q.dequantize(), lambda q: q + 1.0):
         with pytest.raises(TypeError, match="should be integers"):
             use(floats)

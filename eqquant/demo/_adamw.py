@@ -27,15 +27,14 @@ def update(
     b1: float = 0.9,
     b2: float = 0.95,
 ) -> tuple[PyTree[Array], Moments]:
-    """One step of AdamW (Loshchilov and Hutter, 2019, Algorithm 2). The weights of
-    matrices decay; vectors do not."""
+    """One step of AdamW (Loshchilov and Hutter, 2019, Algorithm 2)."""
     t = (moments.count + 1).astype(jnp.float32)
     mean = jtu.tree_map(lambda m, g: b1 * m + (1 - b1) * g, moments.mean, grads)
     square = jtu.tree_map(lambda v, g: b2 * v + (1 - b2) * g**2, moments.square, grads)
 
     def new(p, m, v):
         step = m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + 1e-8)
-        return p - learning_rate * (step + decay * p if p.ndim > 1 else step)
+        return p - learning_rate * (step + decay * p)
 
     params = jtu.tree_map(new, params, mean, square)
     return params, Moments(mean, square, moments.count + 1)

@@ -4,36 +4,56 @@ from collections.abc import Sequence
 from ._table import Row
 
 
+_line = 14  # in points
+
+
 def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Plots loss against bits per weight. The first row is the model before it was
     quantized."""
-    # Not pyplot, which would choose a window system.
+    # Not pyplot, which would look for a screen.
     from matplotlib.figure import Figure
 
     dense, *quantized = rows
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(dense.nats_per_byte, color="0.5", linewidth=1, linestyle="--")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("bits per weight, scales included")
+    axes.set_ylabel("loss on held-out text, nats per byte")
+    axes.set_xlim(0, 12)
+    axes.axhline(dense.nats_per_byte, color="0.6", linewidth=1, zorder=0)
     axes.annotate(
-        f"{dense.format} ({dense.nats_per_byte:.3f})",
-        (1, dense.nats_per_byte),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, -4),
+        f"{dense.format}  {dense.nats_per_byte:.4f}",
+        (12, dense.nats_per_byte),
+        xytext=(0, -_line),
         textcoords="offset points",
         ha="right",
-        va="top",
         color="0.4",
     )
     for row in quantized:
         axes.plot(row.bits_per_weight, row.nats_per_byte, "o", color="C0")
+    axes.margins(y=0.1)
+    figure.draw_without_rendering()
+    for row, height in _heights(axes.transData.transform, 72 / figure.dpi, quantized):
         axes.annotate(
-            f"{row.format}  {row.change:+.3f}",
+            f"{row.format}  {row.change:+.4f}",
             (row.bits_per_weight, row.nats_per_byte),
-            xytext=(6, 5),
+            xytext=(4, height),
             textcoords="offset points",
-            fontsize=8,
+            fontsize=9,
+            arrowprops=dict(arrowstyle="-", color="C0", relpos=(0, 0)),
         )
-    axes.set_xlabel("bits per weight, scales included")
-    axes.set_ylabel("held-out loss (nats per byte)")
-    axes.set_xlim(0, 10)
     figure.savefig(path, dpi=150)
+
+
+def _heights(to_pixels, points, rows):
+    """How far above its point each label stands, so that none covers another: they are
+    like flags, the higher the further left."""
+    placed = []
+    for row in sorted(rows, key=lambda row: row.bits_per_weight, reverse=True):
+        x, y = points * to_pixels((row.bits_per_weight, row.nats_per_byte))
+        width = 5.5 * len(row.format + "  +0.0000")
+        top = y + _line
+        while any(x + width > left and abs(top - t) < _line for left, t in placed):
+            top += 1
+        placed.append((x, top))
+        yield row, top - y

@@ -3,52 +3,61 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 
 # The keys and values of the positions so far, of one layer.
-Past = Float[Array, "2 s h c"]
+Past = Float[Array, "2 h s c"]
 
 
 class LanguageModel(eqx.Module):
-    """A transformer over bytes, of `eqx.nn` layers: it knows nothing of quantization."""
+    """A transformer over bytes, made of `eqx.nn` layers as any Equinox user would: it
+    knows nothing of quantization."""
 
     embedding: eqx.nn.Embedding
-    blocks: list["Block"]
+    blocks: "Block"  # all of them: every array has an axis of layers in front
     norm: eqx.nn.RMSNorm
     head: eqx.nn.Linear
+    depth: int = eqx.field(static=True)
 
     def __init__(self, width: int, depth: int, heads: int, *, key: PRNGKeyArray):
-        ekey, hkey, *bkeys = jr.split(key, 2 + depth)
+        ekey, bkey, hkey = jr.split(key, 3)
         self.embedding = eqx.nn.Embedding(256, width, key=ekey)
-        self.blocks = [Block(width, heads, key=bkey) for bkey in bkeys]
+        make = eqx.filter_vmap(lambda key: Block(width, heads, key=key))
+        self.blocks = make(jr.split(bkey, depth))
         self.norm = eqx.nn.RMSNorm(width, use_bias=False)
         self.head = eqx.nn.Linear(width, 256, use_bias=False, key=hkey)
+        self.depth = depth
 
     def __call__(self, text: UInt8[Array, " t"]) -> Float[Array, "t 256"]:
         """The logits of the byte after each."""
-        logits, _ = self.step(text, 0, [None] * len(self.blocks))
+        logits, _ = self.step(text, jnp.asarray(0), None)
         return logits
 
     def step(
         self,
         text: UInt8[Array, " t"],
-        start: int | Int[Array, ""],
-        past: list[Past | None],
-    ) -> tuple[Float[Array, "t 256"], list[Past | None]]:
-        """The same, for bytes at positions from `start` on, after those in `past`."""
-        x = jax.vmap(self.embedding)(text)
-        new = []
-        for block, block_past in zip(self.blocks, past, strict=True):
-            x, block_past = block(x, start, block_past)
-            new.append(block_past)
-        return jax.vmap(self.head)(jax.vmap(self.norm)(x)), new
+        start: Int[Array, ""],
+        past: Float[Array, "l 2 h s c"] | None,
+    ) -> tuple[Float[Array, "t 256"], Float[Array, "l 2 h s c"] | None]:
+        """The same, for bytes at positions from `start` on that come after those in
+        `past`."""
+        arrays, static = eqx.partition(self.blocks, eqx.is_array)
 
-    def empty_past(self, size: int) -> list[Past]:
+        @jax.checkpoint
+        def layer(x, layer):
+            arrays, past = layer
+            return eqx.combine(arrays, static)(x, start, past)
+
+        x = jax.vmap(self.embedding)(text)
+        x, past = lax.scan(layer, x, (arrays, past))
+        return jax.vmap(self.head)(jax.vmap(self.norm)(x)), past
+
+    def empty_past(self, size: int) -> Float[Array, "l 2 h s c"]:
         """To start with: room for `size` positions."""
-        width = self.head.in_features
-        heads = [block.attention.heads for block in self.blocks]
-        return [jnp.zeros((2, size, h, width // h)) for h in heads]
+        heads = self.blocks.attention.heads
+        head_size = self.embedding.embedding_size // heads
+        return jnp.zeros((self.depth, 2, heads, size, head_size))
 
 
 class Block(eqx.Module):
@@ -67,17 +76,17 @@ class Block(eqx.Module):
         self.down = eqx.nn.Linear(4 * width, width, use_bias=False, key=dkey)
 
     def __call__(
-        self, x: Float[Array, "t d"], start: int | Int[Array, ""], past: Past | None
+        self, x: Float[Array, "t d"], start: Int[Array, ""], past: Past | None
     ) -> tuple[Float[Array, "t d"], Past | None]:
         y, past = self.attention(jax.vmap(self.norm1)(x), start, past)
         x = x + y
-        # Squared, as the derivative of a GELU takes XLA longer than the products do.
+        # Squared, as XLA:CPU is slow at the derivative of a GELU.
         y = jnp.square(jax.nn.relu(jax.vmap(self.up)(jax.vmap(self.norm2)(x))))
         return x + jax.vmap(self.down)(y), past
 
 
 class Attention(eqx.Module):
-    """Causal attention, with rotary position embeddings."""
+    """Causal attention with rotary position embeddings."""
 
     qkv: eqx.nn.Linear
     out: eqx.nn.Linear
@@ -90,30 +99,41 @@ class Attention(eqx.Module):
         self.heads = heads
 
     def __call__(
-        self, x: Float[Array, "t d"], start: int | Int[Array, ""], past: Past | None
+        self, x: Float[Array, "t d"], start: Int[Array, ""], past: Past | None
     ) -> tuple[Float[Array, "t d"], Past | None]:
         t, d = x.shape
         positions = start + jnp.arange(t)
         qkv = jax.vmap(self.qkv)(x).reshape(t, 3, self.heads, -1)
-        q = rotate(qkv[:, 0], positions)
-        k = rotate(qkv[:, 1], positions)
-        v = qkv[:, 2]
+        q, k, v = jnp.moveaxis(qkv, 0, 2)
+        q = rotate(q, positions)
+        k = rotate(k, positions)
         if past is not None:
-            past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), start, 1)
+            past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), start, 2)
             k, v = past
-        mask = jnp.arange(k.shape[0])[None, :] <= positions[:, None]
-        y = jax.nn.dot_product_attention(q, k, v, mask=mask[None])
+        mask = jnp.arange(k.shape[1])[None, :] <= positions[:, None]
+        y = jax.vmap(attend, in_axes=(0, 0, 0, None), out_axes=1)(q, k, v, mask)
         return jax.vmap(self.out)(y.reshape(t, d)), past
 
 
+def attend(
+    q: Float[Array, "t c"],
+    k: Float[Array, "s c"],
+    v: Float[Array, "s c"],
+    mask: Bool[Array, "t s"],
+) -> Float[Array, "t c"]:
+    """One head."""
+    scores = jnp.where(mask, q @ k.T / q.shape[-1] ** 0.5, -jnp.inf)
+    return jax.nn.softmax(scores) @ v
+
+
 def rotate(
-    x: Float[Array, "t h c"], positions: Int[Array, " t"]
-) -> Float[Array, "t h c"]:
-    """Rotary position embeddings: each pair of numbers is turned by an angle that grows
-    with the position, so that products depend on distances alone."""
+    x: Float[Array, "h t c"], positions: Int[Array, " t"]
+) -> Float[Array, "h t c"]:
+    """Rotary position embeddings: pairs of numbers are turned by angles that grow with
+    the position, so that the product of two depends on their distance alone."""
     half = x.shape[-1] // 2
     frequencies = 1000.0 ** (-jnp.arange(half) / half)
     angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)

@@ -26,11 +26,11 @@ class Recipe:
 # A minute and a half, and ten seconds, on two cores.
 full = Recipe(
     width=128,
-    depth=4,
+    depth=3,
     heads=4,
     window=128,
-    batch=8,
-    steps=1200,
+    batch=4,
+    steps=3000,
     learning_rate=3e-3,
 )
-quick = dataclasses.replace(full, depth=2, steps=200, learning_rate=4e-3)
+quick = dataclasses.replace(full, depth=2, steps=300, learning_rate=4e-3)

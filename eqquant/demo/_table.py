@@ -4,18 +4,28 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import rich.table
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 
 class Row(NamedTuple):
-    """What a model costs and what it is worth, in one format."""
+    """What a model costs and what it is worth, in one format.
+
+    - `format`: as it is written.
+    - `bits_per_weight`: of the weights that are quantized, scales included.
+    - `megabytes`: of the whole model.
+    - `nats_per_byte`: the loss on text that was held out.
+    - `change`: of that, from the model before it was quantized.
+    - `bytes_per_second`: the speed of generation, with a batch of one.
+    """
 
     format: str
     bits_per_weight: float
     megabytes: float
     nats_per_byte: float
-    change: float
-    bytes_per_second: float
+    change: float = 0.0
+    bytes_per_second: float = math.nan
 
     @property
     def bits_per_byte(self) -> float:
@@ -26,36 +36,49 @@ class Row(NamedTuple):
         return self.change > 0.1
 
 
-def table(rows: Sequence[Row], held_out: int, platform: str) -> rich.table.Table:
+def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
+    """The rows, the first of which is the model before it was quantized.
+
+    **Arguments:**
+
+    - `held_out`: how many bytes the loss is the mean of.
+    - `platform`: what the model ran on.
+    """
     caption = (
-        f"Loss is over {held_out:,} bytes of modules that were held out, the same for "
-        "every format. MB is the whole model, with its embedding in float32. Bytes/s is "
-        f"generation, one byte at a time, with a batch of one, on {platform}."
+        f"\nLoss: per byte, of {held_out:,} bytes of modules that were held out. "
+        "Change: from float32, in nats per byte. MB: of the whole model, whose "
+        "embedding stays in float32. Bytes/s: generation of one text, one byte at a "
+        f"time, on {platform}."
     )
     if any(row.needs_training for row in rows):
         caption += (
-            " * needs training: of so few bits, a model makes good use only if it is "
-            "trained with them (quantization-aware training, `eqquant.train`)."
+            "\n* Needs training: so few bits do well only in a model that was trained "
+            "with them (QAT, quantization-aware training; see `eqquant.train`)."
         )
-    out = rich.table.Table(caption=caption, caption_justify="left")
-    out.add_column("format", no_wrap=True)
-    out.add_column("bits/\nweight", justify="right")
-    out.add_column("\nMB", justify="right")
-    out.add_column("loss,\nbits/byte", justify="right")
-    out.add_column("loss,\nnats/byte", justify="right")
-    out.add_column("\nchange", justify="right")
-    out.add_column("\nbytes/s", justify="right")
+    table = Table(
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        caption=Text(caption),
+        caption_justify="left",
+    )
+    table.add_column("format", no_wrap=True, vertical="bottom")
+    for title in ("bits/\nweight", "MB", "loss,\nbits", "loss,\nnats", "change"):
+        table.add_column(title, justify="right", no_wrap=True, vertical="bottom")
+    table.add_column("bytes/s", justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
-        out.add_row(
-            row.format + (" *" if row.needs_training else ""),
-            f"{row.bits_per_weight:.3g}",
+        speed = row.bytes_per_second
+        table.add_row(
+            Text(row.format + (" *" if row.needs_training else "")),
+            f"{row.bits_per_weight:.2f}",
             f"{row.megabytes:.2f}",
             f"{row.bits_per_byte:.4f}",
             f"{row.nats_per_byte:.4f}",
-            f"{row.change:+.4f}" if row is not rows[0] else "",
-            f"{row.bytes_per_second:,.0f}",
+            "" if row is rows[0] else f"{row.change:+.4f}",
+            "" if math.isnan(speed) else f"{speed:,.0f}",
         )
-    return out
+    return table
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:

@@ -48,10 +48,10 @@ def standard_library() -> Text:
     train, held_out = map(b"".join, parts)
     if len(train) + len(held_out) < 1_000_000:
         raise FileNotFoundError(
-            "The demo learns from the source of Python's standard library, which should "
-            f"be .py files in `sysconfig.get_path('stdlib')`. Got {root}, with "
-            f"{len(train) + len(held_out)} bytes of them. Run it with a Python that was "
-            "installed with its source."
+            "The demo learns from the source of Python's standard library, and looks "
+            "for it, as .py files, in `sysconfig.get_path('stdlib')`. Got "
+            f"{root}, with {len(train) + len(held_out)} bytes of it. Run the demo with "
+            "a Python that was installed with its source."
         )
     return Text(np.frombuffer(train, np.uint8), np.frombuffer(held_out, np.uint8))
 

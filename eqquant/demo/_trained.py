@@ -1,3 +1,4 @@
+import functools as ft
 import hashlib
 import inspect
 import time
@@ -18,33 +19,37 @@ def trained(
 ) -> LanguageModel:
     """The model of a recipe: from this user's cache if it is there, or else trained now
     and kept there."""
+    say = ft.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     path = _cache.folder() / f"demo-{_fingerprint(recipe, text)}.eqx"
     if path.exists() and not fresh:
         model = _cache.load(path, eqx.filter_eval_shape(recipe.untrained))
         if model is not None:
-            console.print(f"Took the model from {path}; `--fresh` trains it anew.")
+            say(f"Took the model from {path}; `--fresh` trains it anew.\n")
             return model
-        console.print(f"{path} is damaged, so the model is trained anew.")
+        say(f"{path} is damaged, so the model is trained anew.")
+    say(f"Training a model on {text.train.size / 1e6:.1f} MB of Python's own source.")
+    start = time.monotonic()
     model = _trained_now(recipe, text, console)
+    say(f"That took {time.monotonic() - start:.0f} s.\n")
     try:
         _cache.save(path, model)
     except OSError as e:
-        console.print(f"The model could not be kept for the next time: {e}.")
+        say(f"The model could not be kept for the next time: {e}.")
     return model
 
 
 def _trained_now(recipe, text, console):
-    start = time.monotonic()
     progress = Progress(
-        TextColumn("Training a model on Python's own source"),
         BarColumn(),
         TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
+    model = recipe.untrained()
     steps = _train.train(
-        recipe.untrained(),
+        model,
         text.train,
         steps=recipe.steps,
         batch=recipe.batch,
@@ -59,10 +64,6 @@ def _trained_now(recipe, text, console):
             if i == 1 or i % 10 == 0:
                 loss = f"{float(value):.2f} nats/byte"
                 progress.update(task, completed=i, loss=loss)
-    console.print(
-        f"Trained a model on {text.train.size / 1e6:.1f} MB of Python's own source in "
-        f"{time.monotonic() - start:.0f} s."
-    )
     return model
 
 

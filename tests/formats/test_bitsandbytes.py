@@ -1,4 +1,4 @@
-"""NF4 against bitsandbytes: against numbers that its CPU quantizer gave, and against its
+"""NF4 against bitsandbytes: against numbers of its CPU quantizer, and against its
 rule written again in NumPy.
 
 `bitsandbytes.npz` holds three weights, as `*_weight`; the bytes, scales and numbers that

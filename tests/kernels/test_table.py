@@ -115,7 +115,7 @@ def test_stacked_weights_map_the_kernel():
     assert error(x @ q, x, q.dequantize()) < 1e-6
 
 
-# The more specific class comes first, then the higher priority, and what is asked for of
+# The more specific class is first, then the higher priority, and what is asked for of
 # the activations has to match.
 def test_order():
     def register(name, *args, **kwargs):
