@@ -47,13 +47,13 @@ def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
     caption = (
         f"\nLoss: per byte, of {held_out:,} bytes of modules that were held out. "
         "Change: from float32, in nats per byte. MB: of the whole model, whose "
-        "embedding stays in float32. Bytes/s: generation of one text, one byte at a "
+        "embedding stays in float32. Tokens/s: bytes of one text, generated one at a "
         f"time, on {platform}."
     )
     if any(row.needs_training for row in rows):
         caption += (
             "\n* Needs training: so few bits do well only in a model that was trained "
-            "with them (QAT, quantization-aware training; see `eqquant.train`)."
+            "with them (quantization-aware training)."
         )
     table = Table(
         box=SIMPLE_HEAD,
@@ -66,7 +66,7 @@ def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
     table.add_column("format", no_wrap=True, vertical="bottom")
     for title in ("bits/\nweight", "MB", "loss,\nbits", "loss,\nnats", "change"):
         table.add_column(title, justify="right", no_wrap=True, vertical="bottom")
-    table.add_column("bytes/s", justify="right", no_wrap=True, vertical="bottom")
+    table.add_column("tokens/s", justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
         speed = row.bytes_per_second
         table.add_row(

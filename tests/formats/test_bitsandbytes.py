@@ -1,7 +1,7 @@
 """NF4 against bitsandbytes: against numbers of its CPU quantizer, and against its
 rule written again in NumPy.
 
-`bitsandbytes.npz` holds three weights, as `*_weight`; the bytes, scales and numbers that
+`bitsandbytes.npz` holds three weights, as `*_weight`; bytes, scales and numbers that
 bitsandbytes made of them, in blocks of 64, as `*_bytes`, `*_scale` and `*_decoded`.
 
 - `single`: sixteen rows of 128 numbers.
