@@ -37,40 +37,48 @@ def fn(w, x):
 
 
 @jax.jit
-def derivatives(w, x, v):
+def first_derivatives(w, x, v):
     f = ft.partial(fn, w)
-
-    def total(x):
-        return jnp.sum(f(x) ** 2)
-
     y, vjp = jax.vjp(f, x)
     return dict(
-        grad=jax.grad(total)(x),
+        grad=jax.grad(lambda x: jnp.sum(f(x) ** 2))(x),
         jvp=jax.jvp(f, (x,), (v,)),
         vjp=vjp(jnp.cos(y)),
-        hvp=jax.jvp(jax.grad(total), (x,), (v,))[1],
+        transpose=jax.linear_transpose(lambda x: x @ w, x)(v @ w),
+    )
+
+
+@jax.jit
+def other_derivatives(w, x, v):
+    f = ft.partial(fn, w)
+    gradient = jax.grad(lambda x: jnp.sum(f(x) ** 2))
+    return dict(
+        hvp=jax.jvp(gradient, (x,), (v,))[1],
+        reverse_hvp=jax.grad(lambda x: jnp.sum(gradient(x) * v))(x),
         jacfwd=jax.jacfwd(f)(x),
         jacrev=jax.jacrev(f)(x),
         linearize=jax.linearize(f, x)[1](v),
-        transpose=jax.linear_transpose(lambda x: x @ w, x)(v @ w),
         left_transpose=jax.linear_transpose(lambda x: w.mT @ x.mT, x)(w.mT @ v.mT),
     )
 
 
 @all_formats
-def test_derivatives(format):
-    assert_derivatives(eqq.quantize(normal(70, 5), format))
-
-
-@pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
-def test_derivatives_across_blocks(name):
-    assert_derivatives(eqq.quantize(normal(70, 5), formats[name], axis=-1))
-
-
-def assert_derivatives(q):
+def test_first_derivatives(format):
+    q = eqq.quantize(normal(70, 5), format)
     x, v = 0.1 * normal(2, 70, seed=1), normal(2, 70, seed=2)
-    dense = derivatives(q.dequantize(), x, v)
-    assert_tree_close(derivatives(q, x, v), dense)
+    expected = first_derivatives(q.dequantize(), x, v)
+    assert_tree_close(first_derivatives(q, x, v), expected)
+
+
+@pytest.mark.parametrize(
+    "name, axis", (("nf4", -1), ("int4-affine", -2), ("ternary-tensor", -1))
+)
+def test_other_derivatives(name, axis):
+    q = eqq.quantize(normal(70, 5), formats[name], axis=axis)
+    x, v = 0.1 * normal(2, 70, seed=1), normal(2, 70, seed=2)
+    for derivatives in (first_derivatives, other_derivatives):
+        expected = derivatives(q.dequantize(), x, v)
+        assert_tree_close(derivatives(q, x, v), expected)
 
 
 def test_derivatives_of_stacks():
@@ -176,7 +184,7 @@ def test_jit(name):
     for f in (lambda x, q: x @ q, lambda x, q: q.T @ x.T, lambda x, q: q.dequantize()):
         np.testing.assert_array_equal(jax.jit(f)(x, q), f(x, q))
         np.testing.assert_array_equal(eqx.filter_jit(f)(x, q), f(x, q))
-        closed_over = jax.jit(lambda x: f(x, q))  # noqa: B023
+        closed_over = jax.jit(lambda x: f(x, q))
         np.testing.assert_array_equal(closed_over(x), f(x, q))
     inside = jax.jit(lambda w: eqq.quantize(w, format))(normal(70, 5))
     assert eqx.tree_equal(inside, q)
@@ -185,7 +193,7 @@ def test_jit(name):
 def test_quantizing_what_is_closed_over():
     x = normal(2, 70)
     for w in (normal(70, 5), np.asarray(normal(70, 5))):
-        y = jax.jit(lambda x: x @ eqq.quantize(w))(x)  # noqa: B023
+        y = jax.jit(lambda x: x @ eqq.quantize(w))(x)
         close(y, x @ eqq.quantize(w))
 
 

@@ -73,7 +73,7 @@ def test_round_trip(format, array, size, zeros, seed):
 
 
 @all_formats
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (0, 2, 0)])
+@pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
 def test_empty(format, shape):
     for axis in range(-len(shape), 0):
         q = eqq.quantize(jnp.zeros(shape), format, axis=axis)
