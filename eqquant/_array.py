@@ -239,9 +239,14 @@ class QuantizedArray(eqx.Module):
         if len(index) == 0 or not all(map(_is_of_one_axis, index)):
             return self.dequantize()[index]
         if len(index) <= stack:
-            return dataclasses.replace(
-                self, stored=jtu.tree_map(lambda a: a[index], self.stored)
-            )
+            stored = jtu.tree_map(lambda a: a[index], self.stored)
+            picked = dataclasses.replace(self, stored=stored)
+            if self.sharding is None:
+                return picked
+            # What was declared is of the last axes.
+            spec = PartitionSpec(*spec_of(self.sharding)[-picked.ndim :])
+            sharding = with_spec(self.sharding, spec)
+            return dataclasses.replace(picked, sharding=sharding)
         if 0 < stack and all(map(_is_integer, index[:stack])):
             return self[index[:stack]][index[stack:]]
         if self.ndim == 2 and self.axis == -1 and len(index) == 1:

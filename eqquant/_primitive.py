@@ -96,7 +96,8 @@ qmatmul_p = Primitive("qmatmul")
 
 @qmatmul_p.def_impl
 def _impl(*operands, **params):
-    return _compiled(**params)(*operands)
+    with jax.disable_jit(False):  # or this would call itself
+        return _compiled(**params)(*operands)
 
 
 @ft.cache

@@ -68,6 +68,8 @@ def quantize(
     if not traced:
         with jax.ensure_compile_time_eval():
             _check_finite(w)
+    concrete = isinstance(w, jax.Array) and not traced
+    sharding = w.sharding if concrete else None
     w = jnp.asarray(w)
     stored = _encode(w, format, axis)
     _, *inner = [w.shape[i] for i in as_tuple(axis)]
@@ -82,9 +84,7 @@ def quantize(
         dtype=w.dtype,
         inner=tuple(inner),
     )
-    if not traced and isinstance(w.sharding, NamedSharding):
-        q = q.with_sharding(w.sharding)
-    return q
+    return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 
 
 @ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
