@@ -68,8 +68,7 @@ def quantize(
     if not traced:
         with jax.ensure_compile_time_eval():
             _check_finite(w)
-    concrete = isinstance(w, jax.Array) and not traced
-    sharding = w.sharding if concrete else None
+    sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
     w = jnp.asarray(w)
     stored = _encode(w, format, axis)
     _, *inner = [w.shape[i] for i in as_tuple(axis)]

@@ -344,7 +344,7 @@ def test_no_argument_changes():
         np.testing.assert_array_equal(old, new)
     assert (q.dtype, q.axis) == (jnp.float32, -2)
     with pytest.raises(AttributeError):
-        q.axis = -1  # pyright: ignore
+        q.axis = -1
 
 
 def test_format_is_a_value():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
+import eqquant.kernels._table as table
 
 from .helpers import all_formats, error, formats, normal
 
@@ -50,7 +51,7 @@ def _parts(x):
 
 
 @all_formats
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(
     axis=st.sampled_from([-1, -2]),
     left=st.booleans(),
@@ -186,6 +187,36 @@ def test_activation(name, axis, activation):
     assert_product(x @ q, rounded, q)
     assert_product(q.T @ x.mT, q.T, rounded.mT)
     assert np.any((x @ q) != x @ eqq.quantize(w, formats[name], axis=axis))
+
+
+@pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("activation", (None, "int8"))
+def test_rows_that_are_not_finite(value, activation):
+    q = eqq.quantize(normal(130, 7), "int8", activation=activation)
+    x = operand((5, 130), jnp.float32)
+    y = x.at[3, 70].set(value) @ q
+    assert not np.any(np.isfinite(y[3]))
+    rest = np.array([0, 1, 2, 4])
+    np.testing.assert_array_equal(y[rest], (x @ q)[rest])
+
+
+# A kernel of low precision is not for those who ask for a high one, by whatever name.
+@pytest.mark.parametrize("precision", ("highest", "float32", "F32_F32_F32"))
+def test_names_of_precision(monkeypatch, precision):
+    monkeypatch.setattr(table, "_table", {})
+    monkeypatch.setattr(table, "_chosen", set())
+
+    @eqq.register_kernel("matmul", eqq.NF4, error=1e-2)
+    def zeros(x, stored, problem):
+        return jnp.zeros((x.shape[0], problem.n), x.dtype)
+
+    # Of shapes that no other test has, since these are compiled with that kernel.
+    q = eqq.quantize(normal(77, 3))
+    x = operand((2, 77), jnp.float32)
+    with jax.default_matmul_precision("default"):
+        assert not np.any(x @ q)
+    with jax.default_matmul_precision(precision):
+        assert_product(x @ q, x, q)
 
 
 @pytest.mark.parametrize(
