@@ -33,4 +33,4 @@ full = Recipe(
     steps=3000,
     learning_rate=3e-3,
 )
-quick = dataclasses.replace(full, depth=2, steps=250, learning_rate=4e-3)
+quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)
