@@ -4,6 +4,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
@@ -52,7 +53,9 @@ def quantize(
     that is not finite becomes NaN.)
     """
     format = as_format(format)
-    activation = None if activation is None else as_format(activation)
+    if activation is not None:
+        activation = as_format(activation)
+        _check_activation(activation)
     if isinstance(w, QuantizedArray):
         raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
     if not eqx.is_array(w):
@@ -94,6 +97,17 @@ def _encode(w, format, axis):
 @jax.jit
 def _number_not_finite(w):
     return jnp.sum(~jnp.isfinite(w))
+
+
+def _check_activation(format):
+    # Products fold all rows there are into one matrix.
+    rows = jax.ShapeDtypeStruct((2, 16), np.float32)
+    stored = jax.eval_shape(format.encode, rows)
+    if any(a.shape[0] != 2 for a in jtu.tree_leaves(stored)):
+        raise ValueError(
+            "`activation` should be a format in which each row has scales of its own. "
+            f"Got {format}, whose scale all rows share."
+        )
 
 
 def _check_finite(w):

@@ -1,5 +1,5 @@
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -10,6 +10,17 @@ from ..formats import AbstractFormat
 # "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`, across them.
 # The derivative of either is the other.
 Product: TypeAlias = Literal["matmul", "matmul_transposed"]
+
+
+# What JAX calls products that are as good as those of float32.
+_highest = (
+    "highest",
+    "float32",
+    "F32_F32_F32",
+    "F64_F64_F64",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Problem:
     - `n`, `k`: the size of `W`.
     - `stack`: how many such products run side by side, each with a `W` of its own.
     - `dtype`: that of `x`, and of the result.
-    - `precision`: as in `jax.lax.dot_general`.
+    - `precision`: the name of one, as in `jax.default_matmul_precision`.
     """
 
     product: Product
@@ -39,7 +50,12 @@ class Problem:
     k: int
     stack: int
     dtype: np.dtype
-    precision: Any
+    precision: str | None
+
+    @property
+    def highest(self) -> bool:
+        """Whether the precision of float32 is asked for."""
+        return self.precision in _highest
 
     def __str__(self):
         m = "?" if self.rows is None else self.rows

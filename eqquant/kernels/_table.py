@@ -170,7 +170,7 @@ def _candidates(problem: Problem) -> list[Kernel]:
 
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:
-    if problem.precision == "highest" and kernel.error > 1e-5:
+    if problem.highest and kernel.error > 1e-5:
         return (
             f"has errors up to {kernel.error:.0e}, too many for `precision='highest'`"
         )
