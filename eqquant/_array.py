@@ -24,7 +24,14 @@ from ._placement import (
     with_spec,
 )
 from ._primitive import qmatmul_rows
-from .formats import AbstractFormat, AbstractScaled, Stored
+from .formats import (
+    AbstractFormat,
+    AbstractScaled,
+    from_rows,
+    shape_of,
+    Stored,
+    to_rows,
+)
 
 
 def _arithmetic(op: Callable) -> Callable:
@@ -60,6 +67,8 @@ class QuantizedArray(eqx.Module):
     sharding: NamedSharding | PartitionSpec | None = eqx.field(static=True)
     activation: AbstractFormat | None = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
+    # Which axis of the stored arrays is that of the rows: the layout.
+    row_axis: int = eqx.field(static=True)
     # The sizes of all contracted axes but the first.
     inner: tuple[int, ...] = eqx.field(static=True, default=())
 
@@ -68,7 +77,7 @@ class QuantizedArray(eqx.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        *lead, k = self.format.shape(self.stored, self.tail)
+        *lead, k = shape_of(self.format, self.stored, self.tail, self.row_axis)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
 
@@ -96,11 +105,11 @@ class QuantizedArray(eqx.Module):
         return self.format.block_size
 
     @property
-    def scale(self) -> Float[Array, "*b n g"]:
+    def scale(self) -> Float[Array, "*b g"]:
         """The scale of each block, with the contracted axis last."""
         if not isinstance(self.format, AbstractScaled):
             raise AttributeError(f"There are no scales in {self.format}.")
-        return self.format.scales(self.stored, self.tail)
+        return self.format.scales(to_rows(self.stored, self.row_axis), self.tail)
 
     @property
     def T(self) -> "QuantizedArray":
@@ -183,7 +192,7 @@ class QuantizedArray(eqx.Module):
                 return None
         else:
             sharding = codes.sharding
-        return logical_sharding(sharding, self.axis, codes.ndim)
+        return logical_sharding(sharding, self.axis, self.row_axis, codes.ndim)
 
     @property
     def is_sharded(self) -> bool:
@@ -217,7 +226,9 @@ class QuantizedArray(eqx.Module):
             )
         spec = full_spec(sharding.spec, self.ndim)
         sharding = NamedSharding(sharding.mesh, spec)
-        stored = place(self.stored, sharding, self.format, self.axis, self.tail)
+        stored = place(
+            self.stored, sharding, self.format, self.axis, self.tail, self.row_axis
+        )
         return dataclasses.replace(self, stored=stored, sharding=sharding)
 
     def __matmul__(self, x: Any) -> Array:
@@ -239,8 +250,7 @@ class QuantizedArray(eqx.Module):
         if len(index) == 0 or not all(map(_is_of_one_axis, index)):
             return self.dequantize()[index]
         if len(index) <= stack:
-            stored = jtu.tree_map(lambda a: a[index], self.stored)
-            picked = dataclasses.replace(self, stored=stored)
+            picked = _pick(self, index)
             if self.sharding is None:
                 return picked
             # What was declared is of the last axes.
@@ -389,6 +399,7 @@ def _matmul(x, q, kernel, precision):
         product="matmul_transposed" if across else "matmul",
         format=q.format,
         tail=q.tail,
+        row_axis=q.row_axis,
         activation=q.activation,
         kernel=kernel,
         precision=precision or jax.config.jax_default_matmul_precision,  # pyright: ignore
@@ -413,14 +424,31 @@ def _left_matmul(q, x, kernel, precision):
 @ft.partial(jax.jit, inline=True)
 def _dequantize(q):
     _check_integers(q)
-    w = q.format.decode(q.stored, q.tail).astype(q.dtype)
+    w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
     return contracted_back(w, q.axis, q.inner)
+
+
+def _pick(q, index):
+    *lead, n, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    if len(index) <= len(lead):
+        stored = jtu.tree_map(lambda a: a[index], q.stored)
+        return dataclasses.replace(q, stored=stored)
+
+    # Or of the rows too, as of the first axis of the filters of a convolution.
+    def pick(a):
+        return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
+
+    stored = jtu.tree_map(pick, to_rows(q.stored, q.row_axis))
+    vector = all(a.ndim == 1 for a in jtu.tree_leaves(stored))
+    row_axis = -2 if vector else q.row_axis
+    return dataclasses.replace(q, stored=from_rows(stored, row_axis), row_axis=row_axis)
 
 
 def _rows(q, index):
     _check_integers(q)
 
     def pick(a):
+        a = jnp.moveaxis(a, q.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
     return _decode_rows(jtu.tree_map(pick, q.stored), q.format, q.tail, q.dtype)

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array
 
 from ._axes import as_tuple, Axis, logical
-from .formats import AbstractFormat, Stored
+from .formats import AbstractFormat, by_row, shape_of, Stored
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -40,6 +40,7 @@ def place(
     format: AbstractFormat,
     axis: Axis,
     tail: int,
+    row_axis: int,
 ) -> Stored:
     """Places the stored arrays of an array that is to be sharded in this way.
 
@@ -47,7 +48,7 @@ def place(
 
     A `ValueError` if that would split a block, or a byte.
     """
-    *lead, k = format.shape(stored, tail)
+    *lead, k = shape_of(format, stored, tail, row_axis)
     axes = as_tuple(axis)
     ndim = len(lead) + len(axes)
     spec = full_spec(sharding.spec, ndim)
@@ -65,21 +66,23 @@ def place(
         )
     others = [spec[i] for i in range(ndim) if i - ndim not in axes]
 
+    wanted = by_row((*others, split), row_axis)
+
     def place_one(a):
-        entries = [
-            None if size == 1 else entry
-            for size, entry in zip(a.shape, [*others, split])
-        ]
+        entries = [None if size == 1 else entry for size, entry in zip(a.shape, wanted)]
         return _place(a, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
     return jtu.tree_map(place_one, stored)
 
 
-def logical_sharding(sharding: Sharding, axis: Axis, codes_ndim: int) -> Sharding:
+def logical_sharding(
+    sharding: Sharding, axis: Axis, row_axis: int, codes_ndim: int
+) -> Sharding:
     """How the array itself is placed, from how its codes are."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    *_, split = spec = tuple(full_spec(sharding.spec, codes_ndim))
+    spec = by_row(tuple(full_spec(sharding.spec, codes_ndim)), row_axis)
+    *_, split = spec
     contracted = (split, *[None] * (len(as_tuple(axis)) - 1))
     return NamedSharding(sharding.mesh, PartitionSpec(*logical(spec, axis, contracted)))
 

@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Shaped
 
-from .formats import AbstractFormat, Stored
+from .formats import AbstractFormat, shape_of, Stored
 from .kernels import choose, platforms, Problem, Product
 
 
@@ -20,6 +20,7 @@ def qmatmul_rows(
     product: Product,
     format: AbstractFormat,
     tail: int,
+    row_axis: int,
     activation: AbstractFormat | None = None,
     kernel: str | None = None,
     precision: str | None = None,
@@ -33,11 +34,12 @@ def qmatmul_rows(
         product=product,
         format=format,
         tail=tail,
+        row_axis=row_axis,
         activation=activation,
         kernel=kernel,
         precision=precision,
     )
-    stack = format.shape(stored, tail)[:-2]
+    stack = shape_of(format, stored, tail, row_axis)[:-2]
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         m = x.shape[-2]
         y = _broadcast(jnp.concatenate([x.real, x.imag], -2), leaves, stack, params)
@@ -105,15 +107,15 @@ def _compiled(**params):
     return jax.jit(ft.partial(qmatmul_p.bind, **params))
 
 
-def _sizes(leaves, treedef, format, tail):
-    *stack, n, k = format.shape(treedef.unflatten(leaves), tail)
+def _sizes(leaves, treedef, format, tail, row_axis):
+    *stack, n, k = shape_of(format, treedef.unflatten(leaves), tail, row_axis)
     return math.prod(stack), n, k
 
 
 @qmatmul_p.def_abstract_eval
-def _abstract(x, *leaves, treedef, product, format, tail, **params):
+def _abstract(x, *leaves, treedef, product, format, tail, row_axis, **params):
     del params
-    _, n, k = _sizes(leaves, treedef, format, tail)
+    _, n, k = _sizes(leaves, treedef, format, tail, row_axis)
     old, new = (k, n) if product == "matmul" else (n, k)
     assert x.shape[-1] == old
     return x.update(shape=(*x.shape[:-1], new), weak_type=False)
@@ -127,19 +129,21 @@ def problem_of(
     product,
     format,
     tail,
+    row_axis,
     activation,
     precision,
     **params,
 ) -> Problem:
     """What a product asks of a kernel, from its operands or their avals."""
     del params
-    stack, n, k = _sizes(leaves, treedef, format, tail)
+    stack, n, k = _sizes(leaves, treedef, format, tail, row_axis)
     rows = x.shape[-2]
     return Problem(
         product=product,
         platform=platform,
         format=format,
         tail=tail,
+        row_axis=row_axis,
         activation=activation,
         rows=rows if isinstance(rows, int) else None,
         n=n,

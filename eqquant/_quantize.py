@@ -12,7 +12,7 @@ from jaxtyping import Array, Shaped
 
 from ._array import QuantizedArray
 from ._axes import as_tuple, Axis, contracted_last, normalise_axis
-from .formats import AbstractFormat, as_format, NF4
+from .formats import AbstractFormat, as_format, from_rows, NF4, shape_of
 
 
 def quantize(
@@ -73,14 +73,16 @@ def quantize(
             _check_finite(w)
     sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
     w = jnp.asarray(w)
-    stored = _encode(w, format, axis)
+    row_axis = -2 if w.ndim == len(as_tuple(axis)) else format.row_axis
+    stored = _encode(w, format, axis, row_axis)
     _, *inner = [w.shape[i] for i in as_tuple(axis)]
     k = math.prod(w.shape[i] for i in as_tuple(axis))
     q = QuantizedArray(
         stored=stored,
         format=format,
         axis=axis,
-        tail=format.shape(stored, 0)[-1] - k,
+        tail=shape_of(format, stored, 0, row_axis)[-1] - k,
+        row_axis=row_axis,
         sharding=None,
         activation=activation,
         dtype=w.dtype,
@@ -89,9 +91,9 @@ def quantize(
     return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _encode(w, format, axis):
-    return format.encode(contracted_last(w, axis))
+@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _encode(w, format, axis, row_axis):
+    return from_rows(format.encode(contracted_last(w, axis)), row_axis)
 
 
 @jax.jit

@@ -158,7 +158,7 @@ def test_shard_map(axis, shape):
 # Then the cotangent of `x`, which all devices share, is a sum over them.
 def test_shard_map_over_the_weight():
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-    q = eqq.quantize(normal(128, 256))
+    q = eqq.quantize(normal(128, 256), "int8")
     w = q.dequantize()
     x = normal(16, 128)
 

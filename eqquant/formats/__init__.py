@@ -8,6 +8,12 @@ from ._binary import Binary as Binary
 from ._grid import AbstractGrid as AbstractGrid
 from ._int4 import Int4 as Int4
 from ._int8 import Int8 as Int8
+from ._layout import (
+    by_row as by_row,
+    from_rows as from_rows,
+    shape_of as shape_of,
+    to_rows as to_rows,
+)
 from ._names import as_format as as_format, known_formats as known_formats
 from ._nested import Nested as Nested
 from ._nf4 import NF4 as NF4

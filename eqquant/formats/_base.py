@@ -36,6 +36,13 @@ class AbstractFormat(eqx.Module):
     def bits(self) -> float:
         """How many bits a code takes."""
 
+    @property
+    def row_axis(self) -> int:
+        """How the stored arrays of a matrix should lie in memory, for the sake of
+        products: -2 as `encode` writes them, and -1 with the last two axes swapped, the
+        contracted one first."""
+        return -2
+
     @abc.abstractmethod
     def encode(
         self, w: Float[Array, "*b k"], scale: Float[Array, "*b g"] | None = None

@@ -16,7 +16,10 @@ class AbstractGrid(AbstractScaled):
     grid. A subclass says what the grid is, as a `diffrax` solver gives its tableau.
 
     Codes are packed as densely as whole bytes allow: eight to a byte on a grid of two
-    levels, five on one of three, two on one of sixteen.
+    levels, five on one of three, two on one of sixteen. Those lie with the contracted
+    axis first: a product on a CPU takes the same byte of every row at a time, and looks
+    up what its codes contribute in a table that stays in the cache. Where a byte is one
+    code the rows come first, as products of integers would have it.
     """
 
     levels: eqx.AbstractClassVar[int]
@@ -44,6 +47,10 @@ class AbstractGrid(AbstractScaled):
     @property
     def bits(self) -> float:
         return 8 / per_byte(self.levels)
+
+    @property
+    def row_axis(self) -> int:
+        return -2 if per_byte(self.levels) == 1 else -1
 
     def encode(self, w, scale=None) -> Stored:
         blocks, size = split(w, self.block_size)

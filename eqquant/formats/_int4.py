@@ -32,6 +32,7 @@ class Int4(AbstractScaled):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     bits: ClassVar[float] = 4.0
+    row_axis: ClassVar[int] = -1
 
     def encode(self, w, scale=None):
         blocks, _ = split(w, self.block_size)

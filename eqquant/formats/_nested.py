@@ -2,7 +2,7 @@ from typing import Any
 
 import equinox as eqx
 
-from ._base import AbstractFormat
+from ._base import AbstractFormat, Stored
 from ._int8 import Int8
 from ._names import as_format
 from ._nf4 import NF4
@@ -54,6 +54,10 @@ class Nested(AbstractScaled):
         return self.base.bits
 
     @property
+    def row_axis(self) -> int:
+        return self.base.row_axis
+
+    @property
     def scale_dtype(self) -> Any:
         return self.base.scale_dtype
 
@@ -66,8 +70,11 @@ class Nested(AbstractScaled):
         return self.base.encode(w, scale) | {"scale": stored}
 
     def decode(self, stored, tail):
-        scale = to_bits(self.scales(stored, tail), self.scale_dtype)
-        return self.base.decode(stored | {"scale": scale}, tail)
+        return self.base.decode(self.flat(stored, tail), tail)
+
+    def flat(self, stored: Stored, tail: int) -> Stored:
+        """What `base` would have stored for the same numbers."""
+        return stored | {"scale": to_bits(self.scales(stored, tail), self.scale_dtype)}
 
     def scales(self, stored, tail):
         k = self.shape(stored, tail)[-1]

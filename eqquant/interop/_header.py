@@ -13,7 +13,8 @@ from typing import Any
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
 #   "inner", "sharding", "stored"}}, of which "stored" is a tree.
 #
-# A format is {"name", "fields"}.
+# A format is {"name", "fields"}. The arrays of a quantized one have the axes `*b n _`,
+# the rows before what is contracted, however they lie in memory.
 layout_version = 1
 
 _key, _checksum_key = "eqquant", "eqquant.crc32"

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized
+from .._axes import as_tuple
 from ._header import damaged, from_header
 from ._like import match, named_sharding
 from ._skeleton import Skeleton, to_skeleton
@@ -71,10 +72,13 @@ class _Reader:
     def leaf(self, x: Any, sharding: NamedSharding | None = None) -> Any:
         if id(x) not in self._names:
             return x
-        key = (id(x), sharding)
+        read = self._quantized if is_quantized(x) else self._array
+        return self._once(read, x, sharding)
+
+    def _once(self, read, x, *args):
+        key = (read, id(x), *args)
         if key not in self._done:
-            read = self._quantized if is_quantized(x) else self._array
-            self._done[key] = read(x, sharding)
+            self._done[key] = read(x, *args)
         return self._done[key]
 
     def _array(self, x, sharding=None):
@@ -82,15 +86,23 @@ class _Reader:
         tensor = self._file.get_tensor(name)
         return from_tensor(self.skeleton.types[name], tensor, sharding)
 
+    def _swapped(self, x):
+        return self._array(x).swapaxes(-1, -2)
+
     def _quantized(self, q, sharding):
+        name = self._names[id(q)]
+        # From the rows of a file to how they are to lie in memory.
+        row_axis = q.format.row_axis if q.ndim > len(as_tuple(q.axis)) else -2
+        q = dataclasses.replace(q, row_axis=row_axis)
+        read = self._array if row_axis == -2 else self._swapped
         if sharding is None:
-            return dataclasses.replace(q, stored=_map(self.leaf, q.stored))
+            stored = _map(lambda x: self._once(read, x), q.stored)
+            return dataclasses.replace(q, stored=stored)
         # Not kept: only until they are placed are they whole on one device.
-        whole = dataclasses.replace(q, stored=_map(self._array, q.stored))
+        whole = dataclasses.replace(q, stored=_map(read, q.stored))
         try:
             return whole.with_sharding(sharding)
         except ValueError as e:
-            name = self._names[id(q)]
             raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
 
 

@@ -67,6 +67,7 @@ class _Writer:
         self.where = ""
         # What is written already, by its identity; kept, so that no other has that.
         self._written: dict[int, tuple[str, Any]] = {}
+        self._swapped: dict[int, tuple[np.ndarray, Any]] = {}
 
     def node(self, node: PyTree, path: Path) -> Any:
         self.where = f", at `{dotted(path)}`" if path else ""
@@ -116,8 +117,21 @@ class _Writer:
             "tail": q.tail,
             "inner": q.inner,
             "sharding": _spec_to_json(q.sharding),
-            "stored": self.node(q.stored, path),
+            "stored": self.node(self._in_rows(q), path),
         }
+
+    def _in_rows(self, q):
+        # However they lie in memory. Each is swapped once, so that one that is in
+        # several places stays one.
+        if q.row_axis == -2:
+            return q.stored
+
+        def swapped(x):
+            if id(x) not in self._swapped:
+                self._swapped[id(x)] = np.asarray(x).swapaxes(-1, -2), x
+            return self._swapped[id(x)][0]
+
+        return jtu.tree_map(swapped, q.stored)
 
 
 def _is_written(node):

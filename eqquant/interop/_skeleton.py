@@ -71,6 +71,7 @@ def _quantized(name, json, arrays):
         format=format_from_json(json["format"]),
         axis=_tuple(json["axis"]),
         tail=json["tail"],
+        row_axis=-2,
         sharding=None if sharding is None else PartitionSpec(*map(_tuple, sharding)),
         activation=None if activation is None else format_from_json(activation),
         dtype=as_dtype(json["dtype"]),

@@ -2,8 +2,9 @@ import dataclasses
 from typing import Literal, TypeAlias
 
 import numpy as np
+from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat
+from ..formats import AbstractFormat, Stored, to_rows
 
 
 # "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`, along the blocks of `W`.
@@ -30,7 +31,8 @@ class Problem:
     - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
       `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
     - `platform`: what is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
-    - `format`, `tail`: `W` is `format.decode(stored, tail)`.
+    - `format`, `tail`, `row_axis`: what is stored of `W`, and how it lies in memory:
+      the rows of each stored array are on axis -2, or on -1.
     - `activation`: the format that `x` is to be quantized in, row by row. `None` if `x`
       is to stay as it is.
     - `rows`: `m`. `None` if it is not known when compiling.
@@ -44,6 +46,7 @@ class Problem:
     platform: str
     format: AbstractFormat
     tail: int
+    row_axis: int
     activation: AbstractFormat | None
     rows: int | None
     n: int
@@ -51,6 +54,10 @@ class Problem:
     stack: int
     dtype: np.dtype
     precision: str | None
+
+    def decode(self, stored: Stored) -> Float[Array, "n k"]:
+        """`W`, or some of its rows if `stored` has no others, in float32."""
+        return self.format.decode(to_rows(stored, self.row_axis), self.tail)
 
     @property
     def highest(self) -> bool:

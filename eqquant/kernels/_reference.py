@@ -28,7 +28,7 @@ def reference(
         x = round_trip(x, problem.activation).astype(wide)
 
     def dot(x, stored):
-        w = problem.format.decode(stored, problem.tail).astype(wide)
+        w = problem.decode(stored).astype(wide)
         contract = ((1,), (1 if forward else 0,))
         highest = lax.Precision.HIGHEST
         return lax.dot_general(
@@ -36,7 +36,7 @@ def reference(
         )
 
     def step(start, size, y):
-        tile = jtu.tree_map(lambda a: _rows(a, n, start, size), stored)
+        tile = jtu.tree_map(lambda a: rows(a, problem, start, size), stored)
         if forward:
             new = dot(x, tile).astype(y.dtype)
             return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
@@ -56,7 +56,8 @@ def reference(
     return y.astype(problem.dtype)
 
 
-def _rows(a: Shaped[Array, "n _"], n: int, start, size: int) -> Shaped[Array, "s _"]:
-    if a.shape[0] != n:
+def rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
+    """The part of a stored array that belongs to some rows."""
+    if a.shape[problem.row_axis] != problem.n:
         return a  # shared by all rows
-    return lax.dynamic_slice_in_dim(a, start, size, axis=0)
+    return lax.dynamic_slice_in_dim(a, start, size, problem.row_axis)

@@ -58,7 +58,8 @@ def register_kernel(
 ) -> Callable[[Callable], Callable]:
     """Enters a kernel into the table that every product of a quantized array goes
     through. Used as a decorator of a function `(x, stored, problem) -> y`, in which
-    `stored` is what the format's `encode` gave.
+    `stored` is what the format's `encode` gave, in the layout that the format asks for:
+    `problem.decode(stored)` is the weight.
 
     The kernels for a format, and for the classes it inherits from, are tried in order:
     the more specific class first, then the higher priority. The reference product is

@@ -39,8 +39,9 @@ def low_nibble_first(packed, k):
 def quantized(w):
     """Codes, scales and numbers of rows, by `NF4(64)`."""
     q = eqq.quantize(w, eqq.NF4(64), axis=-1)
-    codes = low_nibble_first(np.asarray(q.stored["codes"]), w.shape[-1])
-    scale = np.asarray(q.stored["scale"]).view(np.float32)
+    # The contracted axis lies first.
+    codes = low_nibble_first(np.asarray(q.stored["codes"]).T, w.shape[-1])
+    scale = np.asarray(q.stored["scale"]).T.view(np.float32)
     return codes, scale, np.asarray(q.dequantize())
 
 

@@ -36,7 +36,7 @@ def weight(shape, dtype, seed, size=1.0, zeros=False):
 
 
 def scales(q):
-    return np.asarray(eqq.formats.from_bits(q.stored["scale"], q.format.scale_dtype))
+    return np.asarray(q.scale)
 
 
 def rounding(q):

@@ -37,7 +37,7 @@ class Int2(eqq.AbstractGrid):
 
 
 def dense_rows(x, stored, problem):
-    return x @ problem.format.decode(stored, problem.tail).T
+    return x @ problem.decode(stored).T
 
 
 def refuse_few_rows(problem):
