@@ -34,21 +34,40 @@ def unpack(
     packed: Integer[Array, "*b j"], levels: int, tail: int
 ) -> Integer[Array, "*b k"]:
     """The inverse of `pack`, less the last `tail` codes."""
+    *lead, j = packed.shape
+    p = per_byte(levels)
+    codes = jnp.stack(digits(packed, levels), axis=-1) if p > 1 else packed
+    return codes.reshape(*lead, j * p)[..., : j * p - tail]
+
+
+def digits(packed: Integer[Array, "*j"], levels: int) -> list[Integer[Array, "*j"]]:
+    """The first code of each byte, the second, and so on."""
     p = per_byte(levels)
     if p == 1:
-        return packed
-    *lead, j = packed.shape
-    lanes = (1,) * (len(lead) + 1)
+        return [packed]
     if levels & (levels - 1) == 0:
         bits = levels.bit_length() - 1
-        shifts = np.arange(0, bits * p, bits, dtype=np.uint8).reshape(*lanes, p)
-        digits = (packed[..., None] >> shifts) & np.uint8(levels - 1)
-    else:
-        # `packed // levels**i` by a multiplication, exact for all 256 bytes.
-        inverse = [-(-(2**16) // levels**i) for i in range(p + 1)]
-        inverse = np.array(inverse, np.uint32).reshape(*lanes, p + 1)
-        wide = packed[..., None].astype(jnp.uint32)
-        high = (wide * inverse[..., :-1]) >> np.uint32(16)
-        higher = (wide * inverse[..., 1:]) >> np.uint32(16)
-        digits = (high - higher * np.uint32(levels)).astype(jnp.uint8)
-    return digits.reshape(*lead, j * p)[..., : j * p - tail]
+        mask = np.uint8(levels - 1)
+        return [(packed >> np.uint8(bits * i)) & mask for i in range(p)]
+    wide = packed.astype(jnp.uint16)
+    quotients = [_divided(wide, levels**i) for i in range(p + 1)]
+    return [
+        (low - high * np.uint16(levels)).astype(jnp.uint8)
+        for low, high in zip(quotients[:-1], quotients[1:])
+    ]
+
+
+def _divided(x, divisor):
+    factor, shift = _as_product(divisor)
+    return (x * np.uint16(factor)) >> np.uint16(shift)
+
+
+@ft.cache
+def _as_product(divisor):
+    # The factor and the shift that divide every byte, without leaving 16 bits.
+    x = np.arange(256)
+    for shift in range(16):
+        factor = -(-(2**shift) // divisor)
+        if factor * 255 < 2**16 and np.all((x * factor) >> shift == x // divisor):
+            return factor, shift
+    raise AssertionError(divisor)

@@ -1,0 +1,42 @@
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from ._base import AbstractFormat, Stored
+
+
+# How the arrays that a format writes, `*b n _`, lie in memory: as they are, with the
+# rows on axis -2, or with the last two axes swapped, and the rows on axis -1. Which one
+# a product would rather have is for the format to say: `AbstractFormat.row_axis`.
+
+
+def to_rows(stored: Stored, row_axis: int) -> Stored:
+    """Stored arrays as the format writes and reads them, from how they lie."""
+    if row_axis == -2:
+        return stored
+    return jtu.tree_map(lambda a: a.swapaxes(-1, -2), stored)
+
+
+# Two axes change places, so each is the inverse of the other.
+from_rows = to_rows
+
+
+def by_row(entries: tuple[Any, ...], row_axis: int) -> tuple[Any, ...]:
+    """From a tuple with an entry for each axis of a stored array to one for each axis
+    of `*b n _`; or back."""
+    if row_axis == -2:
+        return entries
+    *lead, a, b = entries
+    return (*lead, b, a)
+
+
+def shape_of(
+    format: AbstractFormat, stored: Stored, tail: int, row_axis: int
+) -> tuple[int, ...]:
+    """The shape `*b n k` of the numbers, from the stored arrays as they lie."""
+    if row_axis == -1:
+        stored = jtu.tree_map(
+            lambda a: jax.ShapeDtypeStruct(by_row(a.shape, row_axis), a.dtype), stored
+        )
+    return format.shape(stored, tail)
