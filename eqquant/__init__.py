@@ -13,14 +13,18 @@ from ._tree import (
     tree_quantize as tree_quantize,
 )
 from .formats import (
+    AbstractExact as AbstractExact,
     AbstractFormat as AbstractFormat,
     AbstractGrid as AbstractGrid,
+    AbstractRSR as AbstractRSR,
     AbstractScaled as AbstractScaled,
     Binary as Binary,
     Int4 as Int4,
     Int8 as Int8,
     Nested as Nested,
     NF4 as NF4,
+    RSRBinary as RSRBinary,
+    RSRTernary as RSRTernary,
     Ternary as Ternary,
 )
 from .interop import load as load, save as save

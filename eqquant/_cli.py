@@ -2,6 +2,7 @@ import argparse
 import dataclasses
 import importlib.metadata
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -62,6 +63,50 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
+    bench = commands.add_parser(
+        "bench", help="measure how fast and how right products are on this machine"
+    )
+    bench.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        metavar="KxN",
+        help="of a weight, contracted axis first (default: 4096x11008); repeatable",
+    )
+    bench.add_argument(
+        "--rows",
+        type=_count,
+        nargs="+",
+        default=(1, 128),
+        metavar="M",
+        help="how many rows to multiply with it (default: 1 128)",
+    )
+    bench.add_argument(
+        "--formats",
+        nargs="+",
+        metavar="NAME",
+        help="such as nf4; int8:int8 quantizes the rows too (default: several)",
+    )
+    bench.add_argument(
+        "--peers", action="store_true", help="measure other libraries, if installed"
+    )
+    bench.add_argument(
+        "--no-decode", action="store_true", help="leave out the decoding of a model"
+    )
+    bench.add_argument(
+        "--quick",
+        action="store_true",
+        help="in half a minute: a smaller shape, fewer rounds, no decoding",
+    )
+    bench.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("eqquant-bench"),
+        metavar="FOLDER",
+        help="where to write the tables and the figure (default: %(default)s)",
+    )
+    bench.set_defaults(run=_bench)
+
     formats = commands.add_parser(
         "formats", help="compare the formats, on samples of known distributions"
     )
@@ -93,6 +138,28 @@ def _demo(args: argparse.Namespace) -> int:
     if args.out.exists() and not args.out.is_dir():
         return _mistake("demo", f"--out should be a folder. Got the file {args.out}")
     run(quick=args.quick, fresh=args.fresh, out=args.out)
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench import as_quantization, run
+
+    if args.out.exists() and not args.out.is_dir():
+        return _mistake("bench", f"--out should be a folder. Got the file {args.out}")
+    try:
+        formats = args.formats and [as_quantization(name) for name in args.formats]
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as e:
+        return _mistake("bench", str(e))
+    run(
+        args.shape,
+        args.rows,
+        formats,
+        peers=args.peers,
+        decode=not args.no_decode,
+        quick=args.quick,
+        out=args.out,
+    )
     return 0
 
 
@@ -130,6 +197,22 @@ def _inspect(args: argparse.Namespace) -> int:
     ]
     Console().print(Report(rows))
     return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"should be two positive numbers, as in 4096x11008. Got {text!r}"
+        )
+    k, n = match.groups()
+    return int(k), int(n)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"should be 1 or more. Got {text!r}")
+    return int(text)
 
 
 def _mistake(command: str, message: str) -> int:

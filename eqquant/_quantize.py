@@ -6,13 +6,21 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Shaped
 
 from ._array import QuantizedArray
 from ._axes import as_tuple, Axis, contracted_last, normalise_axis
-from .formats import AbstractFormat, as_format, from_rows, NF4, shape_of
+from .formats import (
+    AbstractExact,
+    AbstractFormat,
+    as_format,
+    from_rows,
+    NF4,
+    shape_of,
+)
 
 
 def quantize(
@@ -34,7 +42,8 @@ def quantize(
 
     **Arguments:**
 
-    - `w`: a floating-point array of rank one at least.
+    - `w`: a floating-point array of rank one at least. For a format of a few integers,
+        such as [`eqquant.RSRBinary`][], also one of integers or of booleans.
     - `format`: a format or its name.
     - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
         default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
@@ -44,13 +53,16 @@ def quantize(
 
     **Returns:**
 
-    A [`eqquant.QuantizedArray`][] of the same shape and dtype.
+    A [`eqquant.QuantizedArray`][] of the same shape and dtype; of the `dtype` of the
+    format, if `w` is of integers or of booleans.
 
     **Raises:**
 
-    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no
-    axes, or if it is not finite. (If it is being traced, then each block with a number
-    that is not finite becomes NaN.)
+    A `TypeError` if `w` is not an array that the format takes. A `ValueError` if it has
+    no axes, if it is not finite, or if the format is one of a few integers and there
+    are other numbers in it. (If it is being traced, then each block with a number that
+    is not finite becomes NaN; and a format of a few integers raises its error when it
+    runs.)
     """
     format = as_format(format)
     if activation is not None:
@@ -60,19 +72,18 @@ def quantize(
         raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
     if not eqx.is_array(w):
         raise TypeError(f"`w` should be a JAX or NumPy array. Got {type(w).__name__}.")
-    if not jnp.issubdtype(w.dtype, jnp.floating):
-        raise TypeError(
-            f"`w` should have a floating-point dtype. Got dtype {w.dtype.name}."
-        )
+    dtype = jax.dtypes.canonicalize_dtype(_dtype(w, format))
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
     axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
     traced = isinstance(w, Tracer)
     if not traced:
         with jax.ensure_compile_time_eval():
-            _check_finite(w)
+            _check_numbers(w, format)
     sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
     w = jnp.asarray(w)
+    if traced and isinstance(format, AbstractExact):
+        w = _check_when_run(w, format)
     row_axis = -2 if w.ndim == len(as_tuple(axis)) else format.row_axis
     stored = _encode(w, format, axis, row_axis)
     _, *inner = [w.shape[i] for i in as_tuple(axis)]
@@ -85,7 +96,7 @@ def quantize(
         row_axis=row_axis,
         sharding=None,
         activation=activation,
-        dtype=w.dtype,
+        dtype=dtype,
         inner=tuple(inner),
     )
     return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
@@ -96,12 +107,33 @@ def _encode(w, format, axis, row_axis):
     return from_rows(format.encode(contracted_last(w, axis)), row_axis)
 
 
+@ft.partial(jax.jit, static_argnums=1)
+def _is_outside(w, format):
+    return format.is_outside(w)
+
+
 @jax.jit
 def _number_not_finite(w):
     return jnp.sum(~jnp.isfinite(w))
 
 
+def _dtype(w, format):
+    if jnp.issubdtype(w.dtype, jnp.floating):
+        return w.dtype
+    wanted = "a floating-point dtype"
+    if isinstance(format, AbstractExact):
+        if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.integer):
+            return format.dtype
+        wanted += ", or one of integers or booleans"
+    raise TypeError(f"`w` should have {wanted}. Got dtype {w.dtype.name}.")
+
+
 def _check_activation(format):
+    if isinstance(format, AbstractExact):
+        raise ValueError(
+            "`activation` should be a format that rounds any number. Got "
+            f"{format}, which stores {format.domain_text} only."
+        )
     # Products fold all rows there are into one matrix.
     rows = jax.ShapeDtypeStruct((2, 16), np.float32)
     stored = jax.eval_shape(format.encode, rows)
@@ -110,6 +142,42 @@ def _check_activation(format):
             "`activation` should be a format in which each row has scales of its own. "
             f"Got {format}, whose scale all rows share."
         )
+
+
+def _check_numbers(w, format):
+    if isinstance(format, AbstractExact):
+        _check_domain(w, format)
+    else:
+        _check_finite(w)
+
+
+def _check_domain(w, format):
+    if isinstance(w, np.ndarray):
+        # As they are: JAX would wrap integers of 64 bits.
+        outside = np.all([w != number for number in format.domain], axis=0)
+    else:
+        outside = _is_outside(w, format)
+    number = int(outside.sum())
+    if number != 0:
+        example = np.asarray(w)[np.asarray(outside)][0]
+        raise ValueError(
+            f"{_wanted(format)} Of its {w.size} numbers {number} are others, such as "
+            f"{example}. For those, take a format that rounds, such as `Binary()` or "
+            "`Ternary()`."
+        )
+
+
+def _check_when_run(w, format):
+    outside = jnp.any(format.is_outside(w)).astype(jnp.int32)
+    shards = tuple(sorted(jax.typeof(w).manual_axis_type.varying))
+    outside = lax.psum(outside, shards) if shards else outside
+    # Of one number, for what is checked comes together on one device.
+    ok = eqx.error_if(jnp.asarray(True), outside > 0, _wanted(format))
+    return jnp.where(ok, w, jnp.zeros_like(w))
+
+
+def _wanted(format):
+    return f"`w` should have no numbers but {format.domain_text}, for {format}."
 
 
 def _check_finite(w):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import eqquant as eqq
-from eqquant import demo
+from eqquant import bench, demo
 from eqquant._cli import main
 from eqquant.interop import save
 from eqquant.report import FormatRow, FormatTable
@@ -51,6 +51,77 @@ def test_demo(monkeypatch, tmp_path):
     ]
     for kwargs in asked:
         signature.bind(**kwargs)
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """How `bench.run` was called."""
+    asked = []
+    signature = inspect.signature(bench.run)
+
+    def run(*args, **kwargs):
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        asked.append(arguments.arguments)
+
+    monkeypatch.setattr(bench, "run", run)
+    return asked
+
+
+def test_bench(benches, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench"]) == 0
+    (default,) = benches
+    assert default == dict(
+        shapes=None,
+        rows=(1, 128),
+        formats=None,
+        peers=False,
+        decode=True,
+        quick=False,
+        out=pathlib.Path("eqquant-bench"),
+        console=None,
+    )
+    argv = ["bench", "--shape", "64x96", "--shape", "96x64", "--rows", "1", "16"]
+    argv += ["--formats", "nf4", "int8:int8", "--peers", "--no-decode", "--quick"]
+    assert main([*argv, "--out", "other/folder"]) == 0
+    assert benches[1] == default | dict(
+        shapes=[(64, 96), (96, 64)],
+        rows=[1, 16],
+        formats=[
+            bench.Quantization(eqq.NF4()),
+            bench.Quantization(eqq.Int8(), eqq.Int8()),
+        ],
+        peers=True,
+        decode=False,
+        quick=True,
+        out=pathlib.Path("other/folder"),
+    )
+    assert (tmp_path / "other" / "folder").is_dir()
+
+
+@pytest.mark.parametrize(
+    "argv, word",
+    [
+        (["--shape", "4096"], "'4096'"),
+        (["--shape", "4096x"], "'4096x'"),
+        (["--shape", "0x16"], "'0x16'"),
+        (["--shape", "16x-16"], "'16x-16'"),
+        (["--rows", "0"], "'0'"),
+        (["--rows", "1", "many"], "'many'"),
+        (["--rows"], "--rows"),
+        (["--formats", "int9"], "'int9'"),
+        (["--formats", "nf4", "int8:int9"], "'int9'"),
+        (["--formats", "int8:rsrbinary"], "'int8:rsrbinary'"),
+        (["--out", "file"], "file"),
+        (["--out", "file/below"], "file"),
+    ],
+)
+def test_mistakes_of_bench(benches, capsys, monkeypatch, tmp_path, argv, word):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert word in _mistake(capsys, "bench", *argv)
+    assert benches == []
 
 
 @pytest.fixture
@@ -108,7 +179,9 @@ def test_help(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
-    assert all(f"    {command} " in out for command in ("demo", "formats", "inspect"))
+    assert all(
+        f"    {command} " in out for command in ("demo", "bench", "formats", "inspect")
+    )
 
 
 def test_mistakes_of_grammar(capsys):
@@ -153,10 +226,11 @@ def test_help_imports_little():
     code = """
 import sys
 import eqquant._cli
-try:
-    eqquant._cli.main(["demo", "--help"])
-except SystemExit:
-    pass
-assert not {"rich", "matplotlib", "eqquant.demo"} & set(sys.modules)
+for command in ("demo", "bench"):
+    try:
+        eqquant._cli.main([command, "--help"])
+    except SystemExit:
+        pass
+assert not {"rich", "matplotlib", "eqquant.demo", "eqquant.bench"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

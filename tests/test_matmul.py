@@ -30,7 +30,7 @@ def weight(q):
     return np.asarray(q.astype(jnp.float32).dequantize(), np.float64)
 
 
-def assert_product(y, x, w, bound=2e-6):
+def assert_product(y, x, w, bound=1e-4):
     """`y` is `x @ w` of shapes, and within errors, as should be. One of `x` and `w` is
     quantized."""
     x, q = (w, x) if isinstance(x, eqq.QuantizedArray) else (x, w)

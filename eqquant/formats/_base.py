@@ -90,10 +90,11 @@ class AbstractFormat(eqx.Module):
 
     def __pdoc__(self, **kwargs):
         del kwargs
+        fields = dataclasses.fields(self)
         shown = [
             f"{field.name}={_text(getattr(self, field.name))}"
-            for field in dataclasses.fields(self)
-            if field.name == "block_size"
+            for field in fields
+            if field is fields[0]
             or isinstance(getattr(self, field.name), AbstractFormat)
             or not _is_default(self, field)
         ]

@@ -1,4 +1,5 @@
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -16,13 +17,12 @@ class AbstractGrid(AbstractScaled):
     grid. A subclass says what the grid is, as a `diffrax` solver gives its tableau.
 
     Codes are packed as densely as whole bytes allow: eight to a byte on a grid of two
-    levels, five on one of three, two on one of sixteen. Those lie with the contracted
-    axis first: a product on a CPU takes the same byte of every row at a time, and looks
-    up what its codes contribute in a table that stays in the cache. Where a byte is one
-    code the rows come first, as products of integers would have it.
+    levels, five on one of three, two on one of sixteen. They lie in memory with the
+    contracted axis first: on a CPU, a product takes the same byte of every row at once.
     """
 
     levels: eqx.AbstractClassVar[int]
+    row_axis: ClassVar[int] = -1
 
     @abc.abstractmethod
     def fit(
@@ -47,10 +47,6 @@ class AbstractGrid(AbstractScaled):
     @property
     def bits(self) -> float:
         return 8 / per_byte(self.levels)
-
-    @property
-    def row_axis(self) -> int:
-        return -2 if per_byte(self.levels) == 1 else -1
 
     def encode(self, w, scale=None) -> Stored:
         blocks, size = split(w, self.block_size)

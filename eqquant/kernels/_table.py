@@ -1,10 +1,11 @@
+import dataclasses
 from collections.abc import Callable
 from typing import get_args, NamedTuple
 
 import jax
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, Stored
+from ..formats import AbstractFormat, from_rows, Nested, Stored, to_rows
 from ._problem import Problem, Product
 from ._reference import reference
 
@@ -167,7 +168,27 @@ def _candidates(problem: Problem) -> list[Kernel]:
         steps = type(problem.activation).__mro__.index(key.activation)
         return distance, steps, -key.priority
 
-    return [found[key] for key in sorted(found, key=rank)]
+    kernels = [found[key] for key in sorted(found, key=rank)]
+    if isinstance(problem.format, Nested):
+        return [*kernels, *map(_of_nested, _candidates(_of_base(problem)))]
+    return kernels
+
+
+# The kernels of a format are also those of `Nested` of it, which has the same codes.
+
+
+def _of_base(problem):
+    return dataclasses.replace(problem, format=problem.format.base)
+
+
+def _of_nested(kernel):
+    def fn(x, stored, problem):
+        rows = to_rows(stored, problem.row_axis)
+        flat = from_rows(problem.format.flat(rows, problem.tail), problem.row_axis)
+        return kernel.fn(x, flat, _of_base(problem))
+
+    supports = lambda problem: kernel.supports(_of_base(problem))
+    return kernel._replace(fn=fn, supports=supports)
 
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:

@@ -95,6 +95,7 @@ def test_problem(x, w, axis, product, rows, n, k, stack):
         platform="cpu",
         format=eqq.Ternary(),
         tail=q.tail,
+        row_axis=-1,
         activation=None,
         rows=rows,
         n=n,

@@ -1,0 +1,51 @@
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._times import Times
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Times functions in turn, so that what else the machine does is the same for all
+    of them.
+
+    - `budget`: for how many seconds to go on.
+    - `min_rounds`: how many rounds to make at least.
+    - `rest`: how many seconds to wait before each call.
+    """
+
+    budget: float | int
+    min_rounds: int
+    rest: float | int = 0
+
+    def __call__(
+        self, calls: Sequence[Callable[[], Any]], spent: Callable[[float], Any]
+    ) -> list[Times]:
+        """**Arguments:**
+
+        - `calls`: each returns once its work is done. Each is called once before the
+            first round. The first is what the others are compared with.
+        - `spent`: called after each round with how much of the budget that took. It
+            comes to all of the budget, whether or not that was enough.
+        """
+        for call in calls:
+            call()
+        rounds = []
+        start = time.perf_counter()
+        done = 0
+        while done < 1:
+            rounds.append([self._seconds(call) for call in calls])
+            elapsed = time.perf_counter() - start
+            part = elapsed / self.budget if self.budget > 0 else 1
+            before, done = done, min(1, part, len(rounds) / self.min_rounds)
+            spent((done - before) * self.budget)
+        seconds = list(zip(*rounds))
+        return [Times(its, seconds[0]) for its in seconds]
+
+    def _seconds(self, call):
+        time.sleep(self.rest)
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start

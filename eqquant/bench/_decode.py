@@ -1,0 +1,137 @@
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._array import is_quantized
+from .._tree import tree_dequantize, tree_quantize
+from ..formats import AbstractFormat, as_format, Int4, Int8, NF4, Ternary
+from ._clock import Clock
+from ._decoder import Decoder, empty_past, random_decoder, Size
+from ._formats import Quantization
+from ._meter import Meter, Show
+from ._times import Times
+
+
+# Traced, it shows no progress of its own.
+_quantize = eqx.filter_jit(tree_quantize)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How fast a model writes, one token at a time.
+
+    - `name`: of the format that its weights are quantized in.
+    - `parameters`: how many numbers the model stands for.
+    - `bits_per_weight`: of the weights that are quantized, scales included.
+    - `nbytes`: of the whole model.
+    - `times`: of one step, next to those of the model in float32.
+    - `temporary_bytes`: what the compiled step allocates while it runs. `None` if that
+      is not known.
+    - `error`: the largest error of the logits, relative to the largest logit, against
+      the same weights as ordinary arrays.
+    - `compile_seconds`: how long it took to compile.
+    """
+
+    name: str
+    parameters: int
+    bits_per_weight: float
+    nbytes: int
+    times: Times
+    temporary_bytes: int | None
+    error: float
+    compile_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / self.times.median
+
+
+def measure_decoding(
+    formats: Sequence[AbstractFormat | str] = (Int8(), Ternary(), NF4(64), Int4(64)),
+    *,
+    size: Size = Size(),
+    budget: float | int = 12,
+    min_rounds: int = 9,
+    seed: int = 0,
+    show: Show | None = None,
+) -> list[Decoding]:
+    """Measures one step of decoding with a transformer of random weights, on this
+    machine, in float32 and with all weights but the embedding quantized. The models
+    are called in turn, in one process.
+
+    **Arguments:**
+
+    - `formats`: formats, or names of formats.
+    - `size`: of the transformer. By default it has 134 million parameters.
+    - `budget`: for how many seconds to call them, once all is compiled.
+    - `min_rounds`: how often to call each at least.
+    - `seed`: of the weights.
+    - `show`: called from time to time with the part of the work that is done, from 0 to
+        1, and what is being done.
+
+    **Returns:**
+
+    A list of `Decoding`s. The first is of the model in float32.
+    """
+    wanted = [as_format(format) for format in formats]
+    # A model takes about eight seconds to quantize, to compile and to check.
+    meter = Meter(8 * (1 + len(wanted)) + budget, show)
+    dense = random_decoder(size, seed)
+    steps = []
+    for format in (None, *wanted):
+        name = "float32" if format is None else str(Quantization(format))
+        meter.add(8, f"decoding, compiling {name}")
+        model = dense if format is None else _quantize(dense, format)
+        steps.append(_Step(name, model, size))
+    clock = Clock(budget, min_rounds)
+    times = clock(steps, lambda seconds: meter.add(seconds, "decoding, timing"))
+    return [step.row(its) for step, its in zip(steps, times)]
+
+
+class _Step:
+    """A step of decoding, compiled, with the state of one text."""
+
+    def __init__(self, name: str, model: Decoder, size: Size):
+        self.name = name
+        self.model = model
+        self.token = jnp.asarray(0), jnp.asarray(size.positions - 1)
+        start = time.perf_counter()
+        # The keys and values are updated in place.
+        step = jax.jit(lambda model, *args: model(*args), donate_argnums=3)
+        args = model, *self.token, empty_past(size)
+        self.compiled = step.lower(*args).compile()
+        self.compile_seconds = time.perf_counter() - start
+        dense = tree_dequantize(model)
+        expected, _ = jax.jit(lambda model, *args: model(*args))(dense, *args[1:])
+        logits, self.past = self.compiled(*args)
+        difference = np.max(np.abs(np.asarray(logits) - np.asarray(expected)))
+        self.error = float(difference / np.max(np.abs(expected)))
+
+    def __call__(self) -> None:
+        logits, self.past = self.compiled(self.model, *self.token, self.past)
+        logits.block_until_ready()
+
+    def row(self, times: Times) -> Decoding:
+        leaves = jtu.tree_leaves(self.model, is_leaf=is_quantized)
+        weights = [a for a in leaves if is_quantized(a)] or leaves
+        memory = self.compiled.memory_analysis()
+        return Decoding(
+            name=self.name,
+            parameters=sum(a.size for a in leaves),
+            bits_per_weight=8 * _nbytes(weights) / sum(a.size for a in weights),
+            nbytes=_nbytes(leaves),
+            times=times,
+            temporary_bytes=None if memory is None else memory.temp_size_in_bytes,
+            error=self.error,
+            compile_seconds=self.compile_seconds,
+        )
+
+
+def _nbytes(arrays):
+    return sum(a.nbytes for a in arrays)

@@ -1,0 +1,117 @@
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from ..demo._model import attend, rotate
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Of a transformer, and how many positions it attends to."""
+
+    vocabulary: int = 32000
+    width: int = 768
+    hidden: int = 2048
+    depth: int = 12
+    heads: int = 12
+    positions: int = 128
+
+
+class Decoder(eqx.Module):
+    """A transformer of the shape of Llama, one token at a time."""
+
+    embedding: eqx.nn.Embedding
+    blocks: list["Block"]
+    norm: eqx.nn.RMSNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, size: Size, *, key: PRNGKeyArray):
+        self.embedding = eqx.nn.Embedding(size.vocabulary, size.width, key=key)
+        self.blocks = [Block(size, key=key) for _ in range(size.depth)]
+        self.norm = eqx.nn.RMSNorm(size.width, use_bias=False)
+        self.head = eqx.nn.Linear(size.width, size.vocabulary, use_bias=False, key=key)
+
+    def __call__(
+        self,
+        token: Int[Array, ""],
+        position: Int[Array, ""],
+        past: list[Float[Array, "2 h s c"]],
+    ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
+        """The logits of the next token, and the keys and values up to this one."""
+        x = self.embedding(token)
+        new = []
+        for block, cache in zip(self.blocks, past):
+            x, cache = block(x, position, cache)
+            new.append(cache)
+        return self.head(self.norm(x)), new
+
+
+class Block(eqx.Module):
+    norm1: eqx.nn.RMSNorm
+    q: eqx.nn.Linear
+    k: eqx.nn.Linear
+    v: eqx.nn.Linear
+    out: eqx.nn.Linear
+    norm2: eqx.nn.RMSNorm
+    gate: eqx.nn.Linear
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, size: Size, *, key: PRNGKeyArray):
+        def linear(old, new):
+            return eqx.nn.Linear(old, new, use_bias=False, key=key)
+
+        self.norm1 = eqx.nn.RMSNorm(size.width, use_bias=False)
+        self.q = linear(size.width, size.width)
+        self.k = linear(size.width, size.width)
+        self.v = linear(size.width, size.width)
+        self.out = linear(size.width, size.width)
+        self.norm2 = eqx.nn.RMSNorm(size.width, use_bias=False)
+        self.gate = linear(size.width, size.hidden)
+        self.up = linear(size.width, size.hidden)
+        self.down = linear(size.hidden, size.width)
+        self.heads = size.heads
+
+    def __call__(
+        self,
+        x: Float[Array, " d"],
+        position: Int[Array, ""],
+        past: Float[Array, "2 h s c"],
+    ) -> tuple[Float[Array, " d"], Float[Array, "2 h s c"]]:
+        y = self.norm1(x)
+        q, k, v = [f(y).reshape(self.heads, 1, -1) for f in (self.q, self.k, self.v)]
+        q, k = rotate(q, position[None]), rotate(k, position[None])
+        past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), position, 2)
+        mask = jnp.arange(past.shape[2])[None, :] <= position
+        k, v = past
+        y = jax.vmap(attend, in_axes=(0, 0, 0, None))(q, k, v, mask)
+        x = x + self.out(y.reshape(-1))
+        y = self.norm2(x)
+        return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y)), past
+
+
+def random_decoder(size: Size, seed: int) -> Decoder:
+    """Norms of ones, and weights of normally distributed numbers that keep the size of
+    what goes through them."""
+    rng = np.random.default_rng(seed)
+
+    def fill(a):
+        if a.ndim == 1:
+            return jnp.ones(a.shape, a.dtype)
+        w = rng.standard_normal(a.shape, np.float32)
+        return jnp.asarray(w / np.float32(a.shape[-1] ** 0.5))
+
+    make = lambda: Decoder(size, key=jax.random.key(0))
+    return jtu.tree_map(fill, eqx.filter_eval_shape(make))
+
+
+def empty_past(size: Size) -> list[Float[Array, "2 h s c"]]:
+    shape = (2, size.heads, size.positions, size.width // size.heads)
+    return [jnp.zeros(shape) for _ in range(size.depth)]

@@ -1,0 +1,23 @@
+import numpy as np
+from jaxtyping import Float
+
+
+# How many columns are multiplied at once: float64 copies of them are made.
+_columns = 1024
+
+
+def product_error(
+    y: Float[np.ndarray, "m n"],
+    x: Float[np.ndarray, "m k"],
+    w: Float[np.ndarray, "k n"],
+) -> float:
+    """The largest error of `y = x @ w`, relative to `|x| @ |w|`, in float64."""
+    x = x.astype(np.float64)
+    largest = 0.0
+    for start in range(0, w.shape[1], _columns):
+        columns = slice(start, start + _columns)
+        part = w[:, columns].astype(np.float64)
+        difference = np.abs(y[:, columns].astype(np.float64) - x @ part)
+        bound = np.abs(x) @ np.abs(part)
+        largest = max(largest, np.max(difference / np.where(bound == 0, 1, bound)))
+    return float(largest)

@@ -1,0 +1,50 @@
+import os
+import pathlib
+import platform
+
+import jax
+
+
+# As Linux calls them, and as everyone else does.
+_features = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512",
+    "avx_vnni": "AVX-VNNI",
+    "avx512_vnni": "AVX512-VNNI",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_int8": "AMX-INT8",
+    "amx_bf16": "AMX-BF16",
+    "asimddp": "DOTPROD",
+    "i8mm": "I8MM",
+    "bf16": "BF16",
+    "sve": "SVE",
+}
+
+
+def describe_machine() -> str:
+    """The processor, what it can do, and the versions, in a line."""
+    info = _cpuinfo()
+    name = info.get("model name") or platform.processor() or platform.machine()
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    can = [name for flag, name in _features.items() if flag in flags]
+    parts = [
+        f"{name}, {os.cpu_count()} cores",
+        ", ".join(can) if can else "instruction sets not known",
+        f"JAX {jax.__version__} on {jax.devices()[0].device_kind}",
+        f"Python {platform.python_version()}",
+    ]
+    return "; ".join(parts)
+
+
+def has_slow_lookups() -> bool:
+    """Whether this JAX is one whose XLA:CPU is slow at lookups in small tables."""
+    return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
+
+
+def _cpuinfo() -> dict[str, str]:
+    path = pathlib.Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first, *_ = path.read_text().split("\n\n")
+    pairs = [line.partition(":") for line in first.splitlines()]
+    return {key.strip(): value.strip() for key, _, value in pairs}

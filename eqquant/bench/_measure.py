@@ -1,0 +1,156 @@
+import dataclasses
+import functools as ft
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ..formats import AbstractFormat
+from ._cache import default_cycle
+from ._candidate import Candidate, rotating
+from ._clock import Clock
+from ._entries import entries, Entry, Failure
+from ._error import product_error
+from ._formats import as_quantization, default_formats, Quantization
+from ._measurement import Measurement
+from ._meter import Meter, Show
+from ._operands import normal, with_outliers
+
+
+def measure(
+    shapes: Sequence[tuple[int, int]] = ((4096, 11008),),
+    rows: Sequence[int] = (1, 128),
+    formats: Sequence[Quantization | AbstractFormat | str] | None = None,
+    *,
+    peers: bool = False,
+    budget: float | int = 6,
+    min_rounds: int = 9,
+    cycle: int | None = None,
+    seed: int = 0,
+    show: Show | None = None,
+) -> list[Measurement]:
+    """Measures products of rows with quantized weights, on this machine, next to those
+    in float32 and bfloat16.
+
+    All of a kind are timed in turn, in one process. Each goes through copies of its
+    weight, so that it comes from memory, as those of a model do, and not from a cache.
+
+    !!! Example
+
+        ```python
+        for row in eqquant.bench.measure([(1024, 4096)], [1], ["int8", "nf4"]):
+            print(row.name, row.kernel, row.times.ratio, row.error)
+        ```
+
+    **Arguments:**
+
+    - `shapes`: of the weights, contracted axis first.
+    - `rows`: numbers of rows to multiply with each.
+    - `formats`: formats, names of formats, or `Quantization`s. A name such as
+        `"int8:int8"` is of a weight and of the rows.
+    - `peers`: whether to measure those other libraries that are installed, too.
+    - `budget`: the seconds for each shape and number of rows, once all is compiled.
+    - `min_rounds`: how often to time each at least.
+    - `cycle`: how many bytes of weights to go through before one comes again. By
+        default, four times what the caches of this machine hold, and 256 MB at least.
+    - `seed`: of the weights and of the rows.
+    - `show`: called from time to time with the part of the work that is done, from 0 to
+        1, and what is being done.
+
+    **Returns:**
+
+    A list of `Measurement`s. For each shape, for each number of rows, they are those of
+    float32, of bfloat16, of `formats`, and of other libraries.
+    """
+    _check(shapes, rows)
+    cycle = default_cycle() if cycle is None else cycle
+    formats = default_formats() if formats is None else formats
+    wanted = entries([as_quantization(format) for format in formats], peers)
+    # Each step takes about a second.
+    steps = len(wanted) * (1 + len(rows)) + budget * len(rows)
+    meter = Meter(steps * len(shapes), show)
+    # The threads of other libraries spin for a while after their work.
+    clock = Clock(budget, min_rounds, rest=0.005 if peers else 0)
+    found = []
+    for shape in shapes:
+        found.extend(_products(shape, rows, wanted, cycle, seed, clock, meter))
+    return found
+
+
+def _check(shapes, rows):
+    for shape in shapes:
+        if min(shape) < 1:
+            raise ValueError(
+                "`shapes` should be pairs of positive numbers, such as (4096, 11008). "
+                f"Got {shape}."
+            )
+    if min(rows, default=1) < 1:
+        raise ValueError(f"`rows` should be positive numbers. Got {rows}.")
+
+
+def _products(
+    shape: tuple[int, int],
+    rows: Sequence[int],
+    wanted: Sequence[Entry],
+    cycle: int,
+    seed: int,
+    clock: Clock,
+    meter: Meter,
+) -> Iterator[Measurement]:
+    size = "x".join(map(str, shape))
+    w = normal(shape, seed)
+    stored = []
+    for entry in wanted:
+        meter.add(1, f"{size}, storing {entry.name}")
+        stored.append(entry.attempt(ft.partial(_store, entry, w, cycle)))
+    for m in rows:
+        problem = f"{size}, {m} {'row' if m == 1 else 'rows'}"
+        x = normal((m, shape[0]), seed + 1)
+        results = []
+        for entry, its in zip(wanted, stored):
+            meter.add(1, f"{problem}, compiling {entry.name}")
+            row = Measurement(entry.name, m, shape)
+            if not isinstance(its, Failure):
+                its = entry.attempt(ft.partial(_prepare, row, *its, x))
+            if isinstance(its, Failure):
+                its = dataclasses.replace(row, failure=its.message), None
+            results.append(its)
+        calls = [call for _, call in results if call is not None]
+        times = iter(clock(calls, lambda s: meter.add(s, f"{problem}, timing")))
+        for row, call in results:
+            known = row.times if call is None else next(times)
+            yield dataclasses.replace(row, times=known)
+
+
+def _store(
+    entry: Entry, w: Float[np.ndarray, "k n"], cycle: int
+) -> tuple[Candidate, list[Any]]:
+    candidate = entry.make(w)
+    return candidate, candidate.rotation(cycle)
+
+
+def _prepare(
+    row: Measurement,
+    candidate: Candidate,
+    weights: list[Any],
+    x: Float[np.ndarray, "m k"],
+) -> tuple[Measurement, Callable[[], Any]]:
+    """What there is to say of a product but for its times, and a function to time."""
+    operand = candidate.operand(x)
+    compiled = candidate.compile(candidate.fn, operand, candidate.weight)
+    decoded = candidate.decoded()
+    errors = []
+    for rows in (x, with_outliers(x)):
+        y = compiled.fn(candidate.operand(rows), candidate.weight)
+        errors.append(product_error(np.asarray(y), rows, decoded))
+    row = dataclasses.replace(
+        row,
+        kernel=candidate.kernel(operand),
+        bits_per_weight=8 * candidate.nbytes / decoded.size,
+        temporary_bytes=compiled.temporary_bytes,
+        error=errors[0],
+        outlier_error=errors[1],
+        compile_seconds=compiled.seconds,
+    )
+    return row, rotating(compiled.fn, operand, weights)

@@ -1,0 +1,59 @@
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from . import _peers_jax, _peers_onnx, _peers_torch
+from ._candidate import Candidate
+
+
+class Peer(NamedTuple):
+    """A product of another library.
+
+    - `name`: as it is printed.
+    - `packages`: those that it takes.
+    - `make`: from the weight to a candidate.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    make: Callable[[Float[np.ndarray, "k n"]], Candidate]
+
+    @property
+    def missing(self) -> list[str]:
+        """Those of its packages that are not installed."""
+        return [p for p in self.packages if importlib.util.find_spec(p) is None]
+
+
+_all = (
+    Peer("eformer Array8B", ("eformer",), _peers_jax.eformer("Array8B")),
+    Peer("eformer ArrayNF4", ("eformer",), _peers_jax.eformer("ArrayNF4")),
+    Peer("qwix int8", ("qwix",), _peers_jax.qwix("int8")),
+    Peer("qwix int8, x int8", ("qwix",), _peers_jax.qwix("int8", rows=True)),
+    Peer("qwix nf4, 64", ("qwix",), _peers_jax.qwix("nf4", tile=64)),
+    Peer("qwix int4, 64", ("qwix",), _peers_jax.qwix("int4", tile=64)),
+    Peer("bitsandbytes nf4", ("torch", "bitsandbytes"), _peers_torch.bitsandbytes),
+    Peer(
+        "torchao int8",
+        ("torch", "torchao"),
+        _peers_torch.torchao("Int8WeightOnlyConfig"),
+    ),
+    Peer(
+        "torchao int8, x int8",
+        ("torch", "torchao"),
+        _peers_torch.torchao("Int8DynamicActivationInt8WeightConfig"),
+    ),
+    Peer("onnxruntime int4, 64", ("onnx", "onnxruntime"), _peers_onnx.onnxruntime),
+)
+
+
+def installed_peers() -> list[Peer]:
+    """The products of other libraries that can be measured here."""
+    return [peer for peer in _all if not peer.missing]
+
+
+def missing_packages() -> list[str]:
+    """The packages that the others would take."""
+    return sorted({package for peer in _all for package in peer.missing})

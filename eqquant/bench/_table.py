@@ -1,0 +1,118 @@
+import itertools
+import math
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from ._decode import Decoding
+from ._measurement import Measurement
+from ._times import Times
+
+
+caption = (
+    "Ratio: how many times as fast as float32 this is, by the medians of the times; "
+    "p10, by their tenth percentiles. Spread: of the times, from the tenth to the "
+    "ninetieth percentile. Bits: per weight, scales included. Temp.: what the compiled "
+    "product allocates while it runs. Error: the largest one of the product with the "
+    "weight as it is stored, relative to |x| @ |w|, for normally distributed x; "
+    "outlier, for x with one number in each row set to 300. Compile: in seconds."
+)
+decoding_caption = (
+    "One step of a transformer of the shape of Llama, of random weights, that attends "
+    "to 128 positions. MB: of the whole model, whose embedding stays in float32. "
+    "Error: the largest one of the logits, relative to the largest logit, against the "
+    "same weights as ordinary arrays."
+)
+_times = ("ratio", "p10", "ms,\nspread")
+
+
+def tables(rows: Sequence[Measurement]) -> list[Table]:
+    """A table for each shape and number of rows."""
+    made = []
+    for (shape, m), group in itertools.groupby(rows, lambda r: (r.shape, r.rows)):
+        k, n = shape
+        table = _table(
+            f"x[{m}, {k}] @ w[{k}, {n}]",
+            ("format,\n  kernel", *_times, "bits", "temp.\nMB", "error")
+            + ("outl-\nier", "com-\npile"),
+        )
+        for row in group:
+            name = Text(row.name)
+            if row.kernel is not None:
+                name.append(f"\n  {row.kernel}", "dim")
+            if row.failure is not None:
+                name.append(f"\n  {row.failure}", "red")
+            table.add_row(
+                name,
+                *_cells(row.times),
+                _number(row.bits_per_weight, ".2f"),
+                _megabytes(row.temporary_bytes),
+                _number(row.error, ".0e"),
+                _number(row.outlier_error, ".0e"),
+                _number(row.compile_seconds, ".1f"),
+            )
+        made.append(table)
+    return made
+
+
+def decoding_table(rows: Sequence[Decoding]) -> Table:
+    table = _table(
+        f"Decoding, {rows[0].parameters / 1e6:.0f} million parameters",
+        ("format", *_times, "tokens\nper s", "bits", "MB", "temp.\nMB", "error")
+        + ("com-\npile",),
+    )
+    for row in rows:
+        table.add_row(
+            Text(row.name),
+            *_cells(row.times),
+            _number(row.tokens_per_second, ".1f"),
+            _number(row.bits_per_weight, ".2f"),
+            f"{row.nbytes / 1e6:.0f}",
+            _megabytes(row.temporary_bytes),
+            _number(row.error, ".0e"),
+            _number(row.compile_seconds, ".1f"),
+        )
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=Text(title),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    # Two lines each, as the rows have.
+    name, *numbers = [c if "\n" in c else f"\n{c}" for c in columns]
+    table.add_column(name, min_width=16, max_width=40)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(times: Times) -> list[Text | str]:
+    if not times.seconds:
+        return ["", "", ""]
+    spread = f"\n{_rounded(1e3 * times.p10)}–{_rounded(1e3 * times.p90)}"
+    return [
+        f"{times.ratio:.2f}",
+        f"{times.ratio_p10:.2f}",
+        Text(_rounded(1e3 * times.median)).append(spread, "dim"),
+    ]
+
+
+def _number(x: float | None, spec: str) -> str:
+    return "" if x is None or math.isnan(x) else f"{x:{spec}}"
+
+
+def _megabytes(nbytes: int | None) -> str:
+    return "" if nbytes is None else _rounded(nbytes / 1e6)
+
+
+def _rounded(x: float) -> str:
+    digits = 3 if x < 0.1 else 2 if x < 10 else 1 if x < 100 else 0
+    return f"{x:.{digits}f}"

@@ -1,0 +1,136 @@
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from ._exact import AbstractExact
+
+
+def _as_dtype(dtype: Any) -> np.dtype:
+    wanted = "`dtype` should be a floating-point dtype. Got"
+    try:
+        converted = jnp.dtype(dtype)
+    except TypeError as e:
+        raise TypeError(f"{wanted} {dtype!r}.") from e
+    if not jnp.issubdtype(converted, jnp.floating):
+        raise ValueError(f"{wanted} {converted.name}.")
+    return converted
+
+
+class AbstractRSR(AbstractExact):
+    """Each `k` numbers along the contracted axis are the digits of one code, the first
+    the lowest. A product sums first what rows of the same code share; or, along the
+    codes, it looks up what each code contributes.
+
+    ??? cite "Reference"
+
+        An Efficient Matrix Multiplication Algorithm for Accelerating Inference in
+        Binary and Ternary Neural Networks. Dehghankar et al., 2025. Sections 3 and 4.
+        (There the codes are kept as a permutation that sorts them and the places where
+        each of them begins. The codes alone are smaller, and say the same.)
+    """
+
+    k: eqx.AbstractVar[int]
+    block_size: ClassVar[None] = None
+    row_axis: ClassVar[int] = -1
+
+    def __check_init__(self):
+        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer):
+            raise TypeError(
+                "`k` should be an integer from 1 to 12: how many numbers share a code. "
+                f"Got {self.k!r}, of type {type(self.k).__name__}."
+            )
+        if not 1 <= self.k <= 12:
+            raise ValueError(
+                "`k` should be from 1 to 12: how many numbers share a code. Got "
+                f"{self.k}."
+            )
+
+    @property
+    def levels(self) -> int:
+        """How many digits there are: the base of the codes."""
+        return len(self.domain)
+
+    @property
+    def bits(self) -> float:
+        return 8 * self._code_dtype.itemsize / self.k
+
+    @property
+    def _code_dtype(self) -> np.dtype:
+        return np.min_scalar_type(self.levels**self.k - 1)
+
+    def encode(self, w, scale=None):
+        if scale is not None:
+            raise ValueError(f"There are no scales in {self}. Got `scale`.")
+        if w.dtype == bool:
+            w = w.astype(jnp.uint8)
+        digits = -self.domain[0] + (w > 0).astype(jnp.uint8) - (w < 0).astype(jnp.uint8)
+        *lead, size = w.shape
+        number = -(-size // self.k)
+        # What is missing from the last code are zeros.
+        padding = [(0, 0)] * len(lead) + [(0, number * self.k - size)]
+        digits = jnp.pad(digits, padding, constant_values=-self.domain[0])
+        digits = digits.reshape(*lead, number, self.k).astype(self._code_dtype)
+        weights = np.array([self.levels**i for i in range(self.k)], self._code_dtype)
+        weights = weights.reshape((1,) * (len(lead) + 1) + (self.k,))
+        return {"codes": jnp.sum(digits * weights, axis=-1, dtype=self._code_dtype)}
+
+    def decode(self, stored, tail):
+        codes = stored["codes"].astype(jnp.float32)[..., None]
+        *lead, number, _ = codes.shape
+        inverse = np.array([self.levels**-i for i in range(self.k + 1)], np.float32)
+        inverse = inverse.reshape((1,) * (codes.ndim - 1) + (self.k + 1,))
+        # Exact: half a code is further than float32 errs, on codes of 20 bits.
+        high = jnp.floor((codes + 0.5) * inverse)
+        points = high[..., :-1] - self.levels * high[..., 1:] + self.domain[0]
+        return points.reshape(*lead, number * self.k)[..., : number * self.k - tail]
+
+    def shape(self, stored, tail):
+        *lead, number = stored["codes"].shape
+        return (*lead, number * self.k - tail)
+
+
+class RSRBinary(AbstractRSR):
+    """Redundant Segment Reduction of matrices of 0 and 1, which are stored as they are:
+    no scales, no rounding. Each `k` numbers are the digits of one code, base two, in
+    the narrowest of 8, 16 and 32 bits.
+
+    Products are exact for integers, as long as sums of their absolute values stay below
+    `2**24`.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(mask, eqquant.RSRBinary())
+        x @ q
+        ```
+
+    ??? cite "Reference"
+
+        An Efficient Matrix Multiplication Algorithm for Accelerating Inference in
+        Binary and Ternary Neural Networks. Dehghankar et al., 2025.
+    """
+
+    k: int = eqx.field(default=8, static=True)
+    dtype: Any = eqx.field(default=jnp.float32, static=True, converter=_as_dtype)
+    domain: ClassVar[tuple[int, ...]] = (0, 1)
+
+
+class RSRTernary(AbstractRSR):
+    """Redundant Segment Reduction of matrices of -1, 0 and 1, which are stored as they
+    are: no scales, no rounding. Each `k` numbers, with one added, are the digits of one
+    code, base three, in the narrowest of 8, 16 and 32 bits.
+
+    Products are exact for integers, as long as sums of their absolute values stay below
+    `2**24`.
+
+    ??? cite "Reference"
+
+        An Efficient Matrix Multiplication Algorithm for Accelerating Inference in
+        Binary and Ternary Neural Networks. Dehghankar et al., 2025.
+    """
+
+    k: int = eqx.field(default=5, static=True)
+    dtype: Any = eqx.field(default=jnp.float32, static=True, converter=_as_dtype)
+    domain: ClassVar[tuple[int, ...]] = (-1, 0, 1)

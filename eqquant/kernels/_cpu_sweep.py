@@ -1,0 +1,174 @@
+import functools as ft
+import itertools as it
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from ..formats import AbstractFormat, AbstractGrid, digits, Int4, round_trip
+from ._cpu_codes import grid, per, points, refuse_layout, scales, to_bytes, zero_points
+from ._cpu_tuning import fuses, sweep_rows
+from ._problem import Problem
+from ._table import register_kernel
+
+
+# Products of a row or two with a weight, exact in float32. Some bytes of every row of
+# the weight are taken at a time; nothing of the size of the weight is written.
+#
+# XLA runs a loop on one thread, but a fusion of this size on all of them; so this is a
+# few fusions, one after another, and a loop only before JAX 0.11.
+_parts = 4
+_unroll = 8
+
+# What the bytes `c` of some rows add to a product: from what is known of the inputs
+# that they meet, and their zero-points if they have any.
+_Term = Callable[
+    [Float[Array, "s t"], Integer[Array, "s n"], Float[Array, "s n"] | None],
+    Float[Array, "s n"],
+]
+
+
+def _sweep(
+    x: Float[Array, "j p"],
+    codes: Integer[Array, "j n"],
+    scale: Float[Array, "g n"],
+    zero: Float[Array, "g n"] | None,
+    block: int,
+    prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
+    term: _Term,
+) -> Float[Array, " n"]:
+    """The sum of `term(prepare(x[i]), codes[i]) * scale[i // block]` over the bytes."""
+    j, n = codes.shape
+    one = scale.shape[0] == 1
+    unroll = _unroll if one else math.gcd(_unroll, block)
+    groups, rest = divmod(j, unroll)
+    each = 1 if one else block // unroll  # groups of a block
+
+    def of_blocks(a, start, number):
+        if one:
+            return a
+        if number == 1:
+            return lax.dynamic_slice_in_dim(a, start // each, 1)
+        a = a[start // each : -(-(start + number) // each), None]
+        a = jnp.broadcast_to(a, (a.shape[0], each, n))
+        return a.reshape(-1, n)[:number]
+
+    def sums(start, number, size=unroll):
+        # Over each of some groups, of `size` bytes, from the group `start` on.
+        first = start * unroll
+        t = prepare(lax.dynamic_slice_in_dim(x, first, number * size))
+        z = None if zero is None else of_blocks(zero, start, number)
+
+        def at(i):
+            if number == 1:
+                c = lax.dynamic_slice_in_dim(codes, first + i, 1)
+            else:
+                last = first + i + (number - 1) * size
+                c = lax.slice_in_dim(codes, first + i, last + 1, size)
+            return term(t[i::size], c, z)
+
+        total = ft.reduce(operator.add, map(at, range(size)))
+        return total if one else total * of_blocks(scale, start, number)
+
+    y = jnp.zeros((n,), jnp.float32)
+    if fuses:
+        parts = _parts if codes.size > 2**18 else 1
+        size = groups // parts // each * each
+        left = groups - parts * size
+        if size > 0:
+            y = y + _added([ft.partial(sums, i * size, size) for i in range(parts)])
+        if left > 0:
+            y = y + _added([ft.partial(sums, parts * size, left)])
+    elif groups > 0:
+        y = lax.fori_loop(0, groups, lambda i, y: y + sums(i, 1)[0], y)
+    if rest > 0:
+        y = y + sums(groups, 1, rest)[0]
+    return y * scale[0] if one else y
+
+
+def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, " n"]:
+    first, *others = parts
+    total = first()
+    for part in others:
+        # Each is a fusion of its own, which adds to the one before.
+        total = lax.optimization_barrier(total) + part()
+    # XLA is quicker at products than at sums over columns.
+    ones = jnp.ones((1, total.shape[0]), jnp.float32)
+    return jnp.matmul(ones, total, precision=lax.Precision.HIGHEST)[0]
+
+
+def _terms(format):
+    def product(x, codes, zero):
+        return x * format.to_points(codes)
+
+    def nibbles(x, codes, zero):
+        if zero is None:
+            # With the upper bit of each half flipped, they are signed integers.
+            both = lax.bitcast_convert_type(codes ^ np.uint8(0x88), jnp.int8)
+            both = both.astype(jnp.int32)
+            low, high = (both << 28) >> 28, both >> 4
+            low, high = low.astype(jnp.float32), high.astype(jnp.float32)
+        else:
+            low, high = (code.astype(jnp.float32) - zero for code in digits(codes, 16))
+        return x[:, :1] * low + x[:, 1:] * high
+
+    def table(x):
+        every = jnp.arange(256, dtype=jnp.uint8)
+        sums = jnp.matmul(
+            x, jnp.stack(points(every, format)), precision=lax.Precision.HIGHEST
+        )
+        # Or else XLA computes each entry again where it is looked up.
+        return lax.optimization_barrier(sums)
+
+    def looked_up(table, codes, zero):
+        index = codes.astype(jnp.int32)
+        return jnp.take_along_axis(table, index, axis=1, mode="promise_in_bounds")
+
+    if per(format) == 1:
+        return lambda x: x, product
+    if isinstance(format, Int4) and (fuses or not format.symmetric):
+        return lambda x: x, nibbles
+    return table, looked_up
+
+
+def sweep(
+    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m n"]:
+    """Multiplies a byte that is one code, and both halves of one of integers. Otherwise
+    looks up what a byte adds in a table of the sums that its 256 values stand for: the
+    Method of Four Russians, with the table made of the inputs."""
+    codes = stored["codes"]
+    block = (problem.format.block_size or problem.k) // per(grid(problem))
+    zero, scale = zero_points(stored), scales(stored, problem)
+    terms = _terms(grid(problem))
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    x = to_bytes(x.astype(jnp.float32), grid(problem), codes.shape[0])
+    rows = [_sweep(row, codes, scale, zero, block, *terms) for row in x]
+    return jnp.stack(rows).astype(problem.dtype)
+
+
+def _supports(problem: Problem) -> str | None:
+    most = sweep_rows(problem.format)
+    if problem.rows is None or problem.rows > most:
+        got = "a number that is not known" if problem.rows is None else problem.rows
+        return f"is for at most {most} rows, got {got}"
+    block = problem.format.block_size
+    if block is not None and block % per(grid(problem)) != 0:
+        return f"needs blocks that end with a byte, got {problem.format}"
+    return refuse_layout(problem)
+
+
+for _type, _activation in it.product((AbstractGrid, Int4), (None, AbstractFormat)):
+    register_kernel(
+        "matmul",
+        _type,
+        activation=_activation,
+        priority=2,
+        supports=_supports,
+        error=1e-5,
+    )(sweep)

@@ -1,0 +1,150 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import eqquant as eqq
+import eqquant.kernels._table as table
+
+from ..helpers import all_formats, error, formats, normal
+
+
+def kernels(x, q):
+    """All kernels that do `x @ q`."""
+    problem = eqq.explain(x, q).problem
+    every = table._candidates(problem)
+    return [kernel for kernel in every if table._refusal(kernel, problem) is None]
+
+
+def inputs(m, k, dtype=jnp.float32, seed=1):
+    return jnp.asarray(normal(m, k, seed=seed), dtype)
+
+
+def dense(x):
+    return np.asarray(eqq.as_dense(x) if eqq.is_quantized(x) else x, np.float64)
+
+
+def rounding(dtype):
+    return float(jnp.finfo(dtype).eps)
+
+
+# Also sizes that no block and no byte divides, of which blocks are left, and bytes.
+sizes = st.sampled_from([(1, 1), (3, 2), (64, 48), (130, 70), (515, 33), (66, 300)])
+
+
+@all_formats
+@settings(max_examples=4)
+@given(
+    size=sizes,
+    m=st.sampled_from([1, 2, 3, 9]),
+    transposed=st.booleans(),
+    dtype=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]),
+)
+def test_errors_are_as_declared(format, size, m, transposed, dtype):
+    q = eqq.quantize(normal(*size), format)
+    q = q.T if transposed else q
+    x = inputs(m, q.shape[0], dtype)
+    exact = np.asarray(x, np.float64)
+    for kernel in kernels(x, q):
+        y = eqq.qmatmul(x, q, kernel=kernel.name)
+        assert y.dtype == dtype
+        bound = kernel.error + rounding(dtype)
+        assert error(y, exact, dense(q.dequantize())) < bound, kernel.name
+
+
+# Weights of which there are several tiles, and parts of a sweep.
+@all_formats
+@pytest.mark.parametrize("m", (1, 33))
+def test_large_weights(format, m):
+    q = eqq.quantize(normal(1090, 800), format)
+    for q in (q, q.T):
+        x = inputs(m, q.shape[0])
+        found = kernels(x, q)
+        assert found[0].name != "reference"
+        for kernel in found:
+            y = eqq.qmatmul(x, q, kernel=kernel.name)
+            assert error(y, x, q.dequantize()) < kernel.error, kernel.name
+
+
+@pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
+@pytest.mark.parametrize("m", (1, 2, 5))
+def test_rounded_activations(name, m):
+    q = eqq.quantize(normal(130, 70), name, activation="int8")
+    x = inputs(m, 130)
+    rounded = eqq.quantize(x, "int8", axis=-1).dequantize()
+    for kernel in kernels(x, q):
+        y = eqq.qmatmul(x, q, kernel=kernel.name)
+        assert error(y, rounded, q.dequantize()) < kernel.error, kernel.name
+
+
+# The codes of others say nothing of a row: neither an outlier nor a number that is not
+# finite.
+@all_formats
+def test_rows_are_apart(format):
+    q = eqq.quantize(normal(130, 70), format)
+    x = inputs(4, 130)
+    for wild in (300.0, np.inf, np.nan):
+        other = x.at[1, 7].set(wild)
+        for kernel in kernels(x, q):
+            y = eqq.qmatmul(x, q, kernel=kernel.name)
+            z = eqq.qmatmul(other, q, kernel=kernel.name)
+            rest = np.array([0, 2, 3])
+            np.testing.assert_array_equal(y[rest], z[rest])
+            assert np.all(np.isfinite(z[1])) == np.isfinite(wild)
+
+
+# With an outlier of 300 standard deviations, two digits of eight bits are of the order
+# of a bfloat16.
+@pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
+def test_outliers(name):
+    q = eqq.quantize(normal(1024, 70), name)
+    x = inputs(8, 1024).at[:, 7].set(300.0)
+    assert 1e-5 < error(x @ q, x, q.dequantize()) < 4e-3
+    exact = eqq.qmatmul(x, q, precision="highest")
+    assert error(exact, x, q.dequantize()) < 1e-5
+
+
+@pytest.mark.parametrize("size", (1e-30, 1e-6, 1e6, 1e30))
+@pytest.mark.parametrize("name", ("int8", "nf4", "int4"))
+def test_sizes_of_inputs(name, size):
+    q = eqq.quantize(normal(64, 48), name)
+    for m in (1, 4):
+        x = inputs(m, 64) * jnp.float32(size)
+        assert error(x @ q, x, q.dequantize()) < 1e-4
+        assert not np.any(jnp.zeros_like(x) @ q)
+
+
+@pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "nested"))
+@pytest.mark.parametrize("m", (1, 4))
+def test_transformed(name, m):
+    q = eqq.quantize(normal(3, 130, 70), formats[name])
+    w = q.dequantize()
+    x = jnp.stack([inputs(m, 130, seed=seed) for seed in range(3)])
+
+    def product(x, q):
+        return x @ q
+
+    close = lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-2)
+    close(jax.jit(product)(x, q), product(x, w))
+    close(jax.vmap(product)(x, q), product(x, w))
+    close(jax.lax.scan(lambda c, xq: (c, product(*xq)), None, (x, q))[1], product(x, w))
+    loss = lambda x, q: jnp.sum(jnp.tanh(product(x, q)) ** 2)
+    close(jax.grad(loss)(x, q), jax.grad(loss)(x, w))
+    tangent = lambda w: jax.jvp(lambda x: product(x, w), (x,), (x,))[1]
+    close(tangent(q), tangent(w))
+
+
+# What is compiled for one row has no copy of the weight.
+@pytest.mark.parametrize("name", ("nf4", "int8", "int4", "ternary", "binary"))
+def test_no_copy_of_the_weight(name):
+    q = eqx.filter_eval_shape(
+        lambda: eqq.quantize(jnp.zeros((1024, 2048)), formats[name])
+    )
+    x = jax.ShapeDtypeStruct((1, 1024), jnp.float32)
+    text = jax.jit(lambda x, q: x @ q).lower(x, q).compile().as_text()
+    for dtype in ("f32", "bf16", "s32", "s8"):
+        results = [line.split(" = ")[-1] for line in text.splitlines() if " = " in line]
+        copies = [r for r in results if r.startswith(f"{dtype}[1024,2048]")]
+        assert all("parameter(" in r for r in copies), copies
