@@ -52,10 +52,9 @@ def points(codes: Integer[Array, "*s"], format: Grid) -> list[Float[Array, "*s"]
     return [format.to_points(code) for code in found]
 
 
-def to_bytes(x: Shaped[Array, "m k"], format: Grid, j: int) -> Shaped[Array, "m j p"]:
-    """Inputs by the bytes of the weight that they meet."""
+def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
+    """Inputs by the bytes of the weight that they meet, of `p` codes each."""
     m, k = x.shape
-    p = per(format)
     return jnp.pad(x, ((0, 0), (0, j * p - k))).reshape(m, j, p)
 
 

@@ -5,7 +5,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
-from ..formats import AbstractRSR, Stored
+from ..formats import AbstractRSR, digits, Stored
+from ._cpu_codes import refuse_layout
+from ._cpu_tiles import tiled
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -108,6 +110,61 @@ def rsr_segment_sum(
         return y.reshape(-1)[: problem.k].astype(problem.dtype)
 
     return jnp.stack([product(row) for row in x])
+
+
+def _many_rows(problem: Problem) -> str | None:
+    format = problem.format
+    assert isinstance(format, AbstractRSR)
+    if problem.rows is not None and problem.rows < 3:
+        return f"is for three rows or more, got {problem.rows}"
+    if format.levels**format.k > 256:
+        return f"needs codes of a byte, got {format}"
+    terms = problem.k if problem.product == "matmul" else problem.n
+    if terms > 2**16:
+        return f"is for sums of at most {2**16} terms, got {terms}"
+    return refuse_layout(problem)
+
+
+@register_kernel("matmul", AbstractRSR, priority=-1, supports=_many_rows)
+@register_kernel("matmul_transposed", AbstractRSR, priority=-1, supports=_many_rows)
+def rsr_tiles(
+    x: Float[Array, "m _"], stored: Stored, problem: Problem
+) -> Float[Array, "m _"]:
+    """Products of 8-bit integers: the digits of the codes, and the inputs in three
+    digits base 256. Exact for integers of no more than 22 bits."""
+    format = problem.format
+    assert isinstance(format, AbstractRSR)
+    m, k = x.shape
+    x, unit = _three_digits(x.astype(jnp.float32))
+
+    def decode(codes, part):
+        low = np.int8(format.domain[0])
+        return [
+            d.astype(jnp.int8) + low for d in digits(codes, format.levels)[: format.k]
+        ]
+
+    def finish(y):
+        first, second, third = y.reshape(3, m, y.shape[1])
+        high = (first * 256 + second).astype(jnp.float32)
+        return (high * 256 + third.astype(jnp.float32)) * unit
+
+    y = tiled(x.reshape(3 * m, k), stored["codes"], decode, problem, format.k, finish)
+    return y.astype(problem.dtype)
+
+
+def _three_digits(x):
+    largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
+    _, exponent = jnp.frexp(largest)
+    exponent = jnp.maximum(exponent, -100) - 22
+    whole = jnp.round(jnp.ldexp(x, -exponent)).astype(jnp.int32)
+    third = ((whole + 128) & 255) - 128
+    whole = (whole - third) >> 8
+    second = ((whole + 128) & 255) - 128
+    first = (whole - second) >> 8
+    unit = jnp.ldexp(jnp.ones_like(largest), exponent)
+    # (A maximum drops NaNs.)
+    unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
+    return jnp.stack([first, second, third]).astype(jnp.int8), unit
 
 
 def _wide(x):

@@ -147,7 +147,7 @@ def sweep(
     terms = _terms(grid(problem))
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    x = to_bytes(x.astype(jnp.float32), grid(problem), codes.shape[0])
+    x = to_bytes(x.astype(jnp.float32), per(grid(problem)), codes.shape[0])
     rows = [_sweep(row, codes, scale, zero, block, *terms) for row in x]
     return jnp.stack(rows).astype(problem.dtype)
 

@@ -29,7 +29,7 @@ from ._cpu_codes import (
     to_bytes,
     zero_points,
 )
-from ._cpu_tuning import bfloat16_rows, bfloat16_size, fuses, sweep_rows
+from ._cpu_tuning import bfloat16_rows, fuses, rounding_size, sweep_rows
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -44,21 +44,27 @@ _most_tiles = 20
 _least_bytes = 2**19
 
 
-def _tiled(
+def tiled(
     x: Array,
     codes: Integer[Array, "j n"],
     decode: Callable[[Integer[Array, "_ _"], Callable[[Array], Array]], list[Array]],
     problem: Problem,
+    p: int,
     finish: Callable[[Array], Array] = lambda y: y,
 ) -> Array:
-    """`x[m, p j] @ w[p j, n]`, or `x[m, n] @ w[p j, n].T`. `decode` gives a tile of
-    `w`, as a list of `p`, from its codes and from what takes the same part of any array
-    `j n`."""
+    """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
+    `decode` gives a tile of `w`, as a list of `p`, from its bytes and from what takes
+    the same part of any array `j n`. `finish` is applied to what a tile gives."""
     j, n = codes.shape
-    p = per(grid(problem))
     forward = problem.product == "matmul"
-    nbytes = p * codes.size * x.dtype.itemsize * problem.stack
-    number = min(_most_tiles, -(-nbytes // _least_bytes))
+    if forward:
+        # The inputs of the first code of each byte, those of the second...
+        x = to_bytes(x, p, j).swapaxes(1, 2)
+        x = x.reshape(x.shape[0], p * j)
+    # Each a 32nd of the weight in float32, if that is not very small.
+    size = n * p * j * problem.stack
+    number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
+    number = min(_most_tiles, number)
     if p == 1 and x.dtype == codes.dtype:
         number = 1  # There is nothing to decode.
     length = n if forward else j
@@ -111,12 +117,6 @@ def _dot(x, w, axis):
     )
 
 
-def _in_order(x, problem, j):
-    # Inputs in the order of the codes of a tile: the first of each byte, the second...
-    x = to_bytes(x, grid(problem), j).swapaxes(1, 2)
-    return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
-
-
 #
 # Floats
 #
@@ -133,8 +133,6 @@ def _float_tiles(x, stored, problem, dtype):
     one = scale.shape[0] == 1
     if one and not forward:
         x = x * scale
-    if forward:
-        x = _in_order(x, problem, j)
 
     def decode(codes, part):
         def finish(i, w):
@@ -144,7 +142,7 @@ def _float_tiles(x, stored, problem, dtype):
 
         return [finish(i, w) for i, w in enumerate(points(codes, format))]
 
-    y = _tiled(x.astype(dtype), codes, decode, problem)
+    y = tiled(x.astype(dtype), codes, decode, problem, per(format))
     return (y * scale if one and forward else y).astype(problem.dtype)
 
 
@@ -185,10 +183,14 @@ def bfloat16_tiles(
 def _rounded(problem: Problem) -> str | None:
     if problem.rows is not None and problem.rows < bfloat16_rows:
         return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
-    if problem.n * problem.k < bfloat16_size:
-        size = problem.n * problem.k
-        return f"is for weights of {bfloat16_size} numbers or more, got {size}"
-    return refuse_layout(problem)
+    return _small(problem) or refuse_layout(problem)
+
+
+def _small(problem: Problem) -> str | None:
+    size = problem.n * problem.k
+    if size < rounding_size:
+        return f"is for weights of {rounding_size} numbers or more, got {size}"
+    return None
 
 
 #
@@ -225,8 +227,6 @@ def integer_tiles(
             x, units = jnp.concatenate([x, x]), jnp.concatenate([units, units]) / 2
     number, m, k = x.shape
     x = x.reshape(number * m, k)
-    if forward:
-        x = _in_order(x, problem, codes.shape[0])
 
     def decode(codes, part):
         if per(format) == 1:
@@ -238,7 +238,7 @@ def integer_tiles(
         y = y.reshape(number, m, y.shape[1]).astype(jnp.float32)
         return ft.reduce(operator.add, (y[i] * units[i] for i in range(number)))
 
-    y = _tiled(x, codes, decode, problem, finish)
+    y = tiled(x, codes, decode, problem, per(format), finish)
     return (y * scale if forward else y).astype(problem.dtype)
 
 
@@ -270,7 +270,9 @@ def _integers(problem: Problem) -> str | None:
     if size > _most:
         return f"adds at most {_most} products, got {size}"
     activation = problem.activation
-    if activation is not None and activation.block_size is not None:
+    if activation is None:
+        return _small(problem) or refuse_layout(problem)
+    if activation.block_size is not None:
         return f"needs activations with one scale for each row, got {activation}"
     return refuse_layout(problem)
 

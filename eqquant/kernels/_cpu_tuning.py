@@ -8,8 +8,10 @@ from ..formats import AbstractFormat, Int8
 # Before JAX 0.11, XLA breaks a fusion that reads many parts of an array into many.
 fuses = jax.__version_info__ >= (0, 11)
 
-# From how many rows, and from what size of the weight, rounding to bfloat16 pays.
-bfloat16_rows, bfloat16_size = 32, 2**18
+# From what size of the weight on products of rounded inputs pay, and from how many rows
+# on those of bfloat16.
+rounding_size = 2**18
+bfloat16_rows = 32
 
 
 def sweep_rows(format: AbstractFormat) -> int:

@@ -351,13 +351,13 @@ def test_kernels_are_told_of():
     assert eqq.explain(x, q).kernel == "rsr_lookup"
     assert eqq.explain(z, q.T).kernel == "rsr_segment_sum"
     explanation = eqq.explain(jnp.ones((128, 37)), q)
-    assert explanation.kernel == "reference"
+    assert explanation.kernel == "rsr_tiles"
     assert explanation.refused == [("rsr_lookup", "is for 1 or 2 rows, got 128")]
 
 
 # Neither makes anything of the size of the weight.
 @some_formats
-@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("m", [1, 2, 32])
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_memory(format, axis, m):
     w = jax.ShapeDtypeStruct((2048, 2048), np.int8)

@@ -29,7 +29,7 @@ def register(monkeypatch):
         kernel.__name__ = name
         eqq.register_kernel(
             "matmul",
-            eqq.AbstractFormat,
+            eqq.NF4,
             activation=activation,
             # Kernels of the library may be there already, at the priority of zero.
             priority=priority,
@@ -95,7 +95,7 @@ def test_problem(x, w, axis, product, rows, n, k, stack):
         platform="cpu",
         format=eqq.Ternary(),
         tail=q.tail,
-        row_axis=-1,
+        row_axis=-2 if len(w) == 1 else -1,
         activation=None,
         rows=rows,
         n=n,
