@@ -6,8 +6,10 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ..formats import AbstractRSR, digits, Stored
-from ._cpu_codes import refuse_layout
+from ._cpu_codes import refuse_layout, to_bytes
+from ._cpu_sweep import looked_up, one_by_one, swept
 from ._cpu_tiles import tiled
+from ._cpu_tuning import fuses
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -44,6 +46,14 @@ def rsr_lookup(
     assert isinstance(format, AbstractRSR)
     codes = stored["codes"]
     groups, n = codes.shape
+    if fuses and codes.dtype == jnp.uint8 and x.dtype.itemsize <= 4:
+        every = digits(jnp.arange(256, dtype=jnp.uint8), format.levels)[: format.k]
+        points = [d.astype(jnp.float32) + format.domain[0] for d in every]
+        x = to_bytes(x.astype(jnp.float32), format.k, groups)
+        one = jnp.ones((1, n), jnp.float32)
+        terms = looked_up(points)
+        of_row = lambda row, codes: swept(row, codes, one, None, groups, *terms)
+        return one_by_one(of_row, x, codes).astype(problem.dtype)
     pieces = _pieces(format, min(n, _largest))
     entries = sum(format.levels ** (stop - start) for start, stop in pieces)
     at_a_time = max(32, min(_run, _entries // (entries * problem.stack)))

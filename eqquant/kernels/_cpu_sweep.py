@@ -23,6 +23,8 @@ from ._table import register_kernel
 # few fusions, one after another, and a loop only before JAX 0.11.
 _parts = 4
 _unroll = 8
+# How many numbers are added up one after another: a longer sum would drift.
+_longest = 2**8
 
 # What the bytes `c` of some rows add to a product: from what is known of the inputs
 # that they meet, and their zero-points if they have any.
@@ -32,7 +34,7 @@ _Term = Callable[
 ]
 
 
-def _sweep(
+def swept(
     x: Float[Array, "j p"],
     codes: Integer[Array, "j n"],
     scale: Float[Array, "g n"],
@@ -46,6 +48,7 @@ def _sweep(
     one = scale.shape[0] == 1
     unroll = _unroll if one else math.gcd(_unroll, block)
     groups, rest = divmod(j, unroll)
+    parts = max(_parts if codes.size > 2**18 else 1, -(-groups // _longest))
     each = 1 if one else block // unroll  # groups of a block
 
     def of_blocks(a, start, number):
@@ -74,9 +77,8 @@ def _sweep(
         total = ft.reduce(operator.add, map(at, range(size)))
         return total if one else total * of_blocks(scale, start, number)
 
-    y = jnp.zeros((n,), jnp.float32)
+    y = lax.full_like(x, 0, shape=(n,))
     if fuses:
-        parts = _parts if codes.size > 2**18 else 1
         size = groups // parts // each * each
         left = groups - parts * size
         if size > 0:
@@ -90,6 +92,20 @@ def _sweep(
     return y * scale[0] if one else y
 
 
+def one_by_one(
+    product: Callable[[Float[Array, "j p"], Integer[Array, "j n"]], Float[Array, " n"]],
+    x: Float[Array, "m j p"],
+    codes: Integer[Array, "j n"],
+) -> Float[Array, "m n"]:
+    """The product of each row. (Those of all at once would share what they read of the
+    codes, in 32 bits.)"""
+    found = []
+    for row in x:
+        found.append(product(row, codes))
+        codes, found[-1] = lax.optimization_barrier((codes, found[-1]))
+    return jnp.stack(found)
+
+
 def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, " n"]:
     first, *others = parts
     total = first()
@@ -99,6 +115,22 @@ def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, "
     # XLA is quicker at products than at sums over columns.
     ones = jnp.ones((1, total.shape[0]), jnp.float32)
     return jnp.matmul(ones, total, precision=lax.Precision.HIGHEST)[0]
+
+
+def looked_up(points: list[Float[Array, "256"]]) -> tuple[Callable, _Term]:
+    """What a byte adds, from a table of all that one can: the sums of the inputs times
+    `points`, what its first code stands for and what the others do."""
+
+    def table(x):
+        sums = jnp.matmul(x, jnp.stack(points), precision=lax.Precision.HIGHEST)
+        # Or else XLA computes each entry again where it is looked up.
+        return lax.optimization_barrier(sums)
+
+    def term(table, codes, zero):
+        index = codes.astype(jnp.int32)
+        return jnp.take_along_axis(table, index, axis=1, mode="promise_in_bounds")
+
+    return table, term
 
 
 def _terms(format):
@@ -116,23 +148,11 @@ def _terms(format):
             low, high = (code.astype(jnp.float32) - zero for code in digits(codes, 16))
         return x[:, :1] * low + x[:, 1:] * high
 
-    def table(x):
-        every = jnp.arange(256, dtype=jnp.uint8)
-        sums = jnp.matmul(
-            x, jnp.stack(points(every, format)), precision=lax.Precision.HIGHEST
-        )
-        # Or else XLA computes each entry again where it is looked up.
-        return lax.optimization_barrier(sums)
-
-    def looked_up(table, codes, zero):
-        index = codes.astype(jnp.int32)
-        return jnp.take_along_axis(table, index, axis=1, mode="promise_in_bounds")
-
     if per(format) == 1:
         return lambda x: x, product
     if isinstance(format, Int4) and (fuses or not format.symmetric):
         return lambda x: x, nibbles
-    return table, looked_up
+    return looked_up(points(jnp.arange(256, dtype=jnp.uint8), format))
 
 
 def sweep(
@@ -148,8 +168,8 @@ def sweep(
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
     x = to_bytes(x.astype(jnp.float32), per(grid(problem)), codes.shape[0])
-    rows = [_sweep(row, codes, scale, zero, block, *terms) for row in x]
-    return jnp.stack(rows).astype(problem.dtype)
+    product = lambda row, codes: swept(row, codes, scale, zero, block, *terms)
+    return one_by_one(product, x, codes).astype(problem.dtype)
 
 
 def _supports(problem: Problem) -> str | None:

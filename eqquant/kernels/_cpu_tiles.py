@@ -99,7 +99,8 @@ def _side_by_side(tile, codes, length, size):
             return lax.dynamic_update_slice_in_dim(y, new, i * size, axis=-1)
 
         shape = jax.eval_shape(ft.partial(tile, start=0, size=size), codes)
-        y = lax.full((*shape.shape[:-1], number * size), 0, shape.dtype)
+        y_shape = (*shape.shape[:-1], number * size)
+        y = lax.full_like(codes, 0, shape.dtype, y_shape)
         parts.append(lax.fori_loop(0, number, step, y))
     if rest > 0:
         parts.append(tile(codes, number * size, rest))

@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from ..formats import AbstractFormat, from_rows, Nested, Stored, to_rows
+from ._cpu_tuning import fuses
 from ._problem import Problem, Product
 from ._reference import reference
 
@@ -169,7 +170,8 @@ def _candidates(problem: Problem) -> list[Kernel]:
         return distance, steps, -key.priority
 
     kernels = [found[key] for key in sorted(found, key=rank)]
-    if isinstance(problem.format, Nested):
+    # (Before JAX 0.11, XLA would hold all scales in memory twice.)
+    if isinstance(problem.format, Nested) and fuses:
         return [*kernels, *map(_of_nested, _candidates(_of_base(problem)))]
     return kernels
 
