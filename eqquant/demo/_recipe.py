@@ -23,7 +23,7 @@ class Recipe:
         return LanguageModel(self.width, self.depth, self.heads, key=key)
 
 
-# A minute and a half, and ten seconds, on two cores.
+# About a minute, and ten seconds, on two cores.
 full = Recipe(
     width=128,
     depth=3,
