@@ -14,7 +14,7 @@ from ..helpers import all_formats, error, formats, normal
 def kernels(x, q):
     """All kernels that do `x @ q`."""
     problem = eqq.explain(x, q).problem
-    every = table._candidates(problem)
+    every = [*table._candidates(problem), table._reference]
     return [kernel for kernel in every if table._refusal(kernel, problem) is None]
 
 
@@ -62,7 +62,8 @@ def test_large_weights(format, m):
     for q in (q, q.T):
         x = inputs(m, q.shape[0])
         found = kernels(x, q)
-        assert found[0].name != "reference"
+        # (Nested has no others before JAX 0.11.)
+        assert found[0].name != "reference" or isinstance(format, eqq.Nested)
         for kernel in found:
             y = eqq.qmatmul(x, q, kernel=kernel.name)
             assert error(y, x, q.dequantize()) < kernel.error, kernel.name
