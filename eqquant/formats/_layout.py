@@ -1,6 +1,6 @@
+import dataclasses
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 
 from ._base import AbstractFormat, Stored
@@ -31,12 +31,19 @@ def by_row(entries: tuple[Any, ...], row_axis: int) -> tuple[Any, ...]:
     return (*lead, b, a)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Struct:
+    # As `jax.ShapeDtypeStruct`, which takes ten times as long to make.
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 def shape_of(
     format: AbstractFormat, stored: Stored, tail: int, row_axis: int
 ) -> tuple[int, ...]:
     """The shape `*b n k` of the numbers, from the stored arrays as they lie."""
     if row_axis == -1:
         stored = jtu.tree_map(
-            lambda a: jax.ShapeDtypeStruct(by_row(a.shape, row_axis), a.dtype), stored
+            lambda a: _Struct(by_row(a.shape, row_axis), a.dtype), stored
         )
     return format.shape(stored, tail)
