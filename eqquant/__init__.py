@@ -5,6 +5,7 @@ from ._array import (
 )
 from ._ops import qmatmul as qmatmul
 from ._owners import LeafInfo as LeafInfo, register_owner as register_owner
+from ._prepack import tree_prepack as tree_prepack
 from ._quantize import quantize as quantize
 from ._rules import Rules as Rules
 from ._tree import (

@@ -16,6 +16,7 @@ formats = {
     "int4-affine": eqq.Int4(64, symmetric=False),
     "ternary": eqq.Ternary(),
     "ternary-48": eqq.Ternary(48),
+    "ternary-2-bits": eqq.Ternary(64, radix=4),
     "ternary-tensor": eqq.Ternary(scale="tensor"),
     "ternary-threshold": eqq.Ternary(128, rule="threshold"),
     "binary": eqq.Binary(),

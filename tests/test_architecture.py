@@ -17,7 +17,7 @@ rooms = (
     ("_primitive",),
     ("_axes", "_placement", "_array", "_quantize"),
     ("_ops",),
-    ("_owners", "_rules", "_tree"),
+    ("_owners", "_rules", "_tree", "_prepack"),
     ("interop", "report"),
     ("demo",),
     ("bench", "_cli"),

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools as it
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,25 +14,29 @@ class Clock:
 
     - `budget`: for how many seconds to go on.
     - `min_rounds`: how many rounds to make at least.
-    - `rest`: how many seconds to wait before each call.
+    - `rest`: how many seconds to wait before each turn.
+    - `settle`: for how many seconds to call a function in its turn before that is
+        timed: threads that were idle, or that spread out for what came before, take
+        some milliseconds until they all work.
+    - `turn`: for how many seconds to time it then, each at least once.
     """
 
     budget: float | int
     min_rounds: int
     rest: float | int = 0
+    settle: float | int = 0.02
+    turn: float | int = 0.01
 
     def __call__(
         self, calls: Sequence[Callable[[], Any]], spent: Callable[[float], Any]
     ) -> list[Times]:
         """**Arguments:**
 
-        - `calls`: each returns once its work is done. Each is called once before the
-            first round. The first is what the others are compared with.
+        - `calls`: each returns once its work is done. The first is what the others are
+            compared with.
         - `spent`: called after each round with how much of the budget that took. It
             comes to all of the budget, whether or not that was enough.
         """
-        for call in calls:
-            call()
         rounds = []
         start = time.perf_counter()
         done = 0
@@ -46,6 +51,16 @@ class Clock:
 
     def _seconds(self, call):
         time.sleep(self.rest)
-        start = time.perf_counter()
+        _repeat(call, self.settle)
+        return _repeat(call, self.turn)
+
+
+def _repeat(call: Callable[[], Any], seconds: float | int) -> float:
+    """How long a call takes, of as many as fill some seconds."""
+    start = time.perf_counter()
+    for number in it.count(1):
         call()
-        return time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return elapsed / number
+    raise AssertionError

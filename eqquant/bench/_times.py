@@ -8,7 +8,7 @@ import numpy as np
 class Times:
     """How long something took.
 
-    - `seconds`: each time that it was called, in order.
+    - `seconds`: in each round, in order.
     - `baseline`: the same of what it is compared with, which was called in turn with
       it.
     """

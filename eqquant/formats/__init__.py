@@ -18,7 +18,12 @@ from ._layout import (
 from ._names import as_format as as_format, known_formats as known_formats
 from ._nested import Nested as Nested
 from ._nf4 import NF4 as NF4
-from ._packing import digits as digits, per_byte as per_byte
+from ._packing import (
+    digits as digits,
+    pack as pack,
+    per_byte as per_byte,
+    unpack as unpack,
+)
 from ._rsr import (
     AbstractRSR as AbstractRSR,
     RSRBinary as RSRBinary,

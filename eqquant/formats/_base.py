@@ -1,6 +1,6 @@
 import abc
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import numpy as np
@@ -42,6 +42,11 @@ class AbstractFormat(eqx.Module):
         products: -2 as `encode` writes them, and -1 with the last two axes swapped, the
         contracted one first."""
         return -2
+
+    def prepacked(self, platform: Literal["cpu", "tpu", "gpu"]) -> "AbstractFormat":
+        """What the kernels for a platform would rather read: the same format, but that
+        it may pack the same codes otherwise."""
+        return self
 
     @abc.abstractmethod
     def encode(

@@ -45,19 +45,24 @@ class AbstractGrid(AbstractScaled):
         """The grid point, in float32, of each code."""
 
     @property
+    def radix(self) -> int:
+        """The base whose digits the codes of a byte are."""
+        return self.levels
+
+    @property
     def bits(self) -> float:
-        return 8 / per_byte(self.levels)
+        return 8 / per_byte(self.radix)
 
     def encode(self, w, scale=None) -> Stored:
         blocks, size = split(w, self.block_size)
         scale = self.fit(blocks, size) if scale is None else scale[..., None]
         bits = to_bits(poison(scale, blocks), self.scale_dtype)
         codes = self.to_codes(blocks, size, from_bits(bits, self.scale_dtype))
-        codes = pack(merge(codes, w.shape[-1]), self.levels)
+        codes = pack(merge(codes, w.shape[-1]), self.radix)
         return {"codes": codes, "scale": bits[..., 0]}
 
     def decode(self, stored, tail):
-        codes = unpack(stored["codes"], self.levels, tail)
+        codes = unpack(stored["codes"], self.radix, tail)
         scale = spread(self.scales(stored, tail), self.block_size, codes.shape[-1])
         return self.to_points(codes) * scale
 
@@ -66,4 +71,4 @@ class AbstractGrid(AbstractScaled):
 
     def shape(self, stored, tail):
         *lead, j = stored["codes"].shape
-        return (*lead, j * per_byte(self.levels) - tail)
+        return (*lead, j * per_byte(self.radix) - tail)

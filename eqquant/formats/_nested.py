@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -60,6 +61,9 @@ class Nested(AbstractScaled):
     @property
     def scale_dtype(self) -> Any:
         return self.base.scale_dtype
+
+    def prepacked(self, platform):
+        return dataclasses.replace(self, base=self.base.prepacked(platform))
 
     def encode(self, w, scale=None):
         if scale is None:

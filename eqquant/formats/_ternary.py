@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
@@ -9,12 +10,15 @@ from ._scale import as_scale_dtype
 
 class Ternary(AbstractGrid):
     """A scale times -1, 0 or 1. Five codes to a byte, as digits base three: 1.6 bits.
+    Or four to a byte, as accelerators would rather have them: 2 bits.
 
     - `scale`: `"channel"` for scales of each row (of each block of a row, with a
       `block_size`), `"tensor"` for one scale of the whole matrix, as in BitNet b1.58.
     - `rule`: `"absmean"` takes the mean absolute value as the scale, and rounds to its
       nearest multiple, halves to zero. `"threshold"` takes as zero what is within 0.7
       of the mean absolute value, and the mean of the others as the scale.
+    - `radix`: 3 for five codes to a byte, 4 for four. [`eqquant.tree_prepack`][]
+      converts from one to the other.
 
     Without training this loses much; it is meant for weights that were trained for it.
 
@@ -32,6 +36,7 @@ class Ternary(AbstractGrid):
     scale_dtype: Any = eqx.field(
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
+    radix: int = eqx.field(default=3, static=True)  # pyright: ignore
     levels: ClassVar[int] = 3
 
     def __check_init__(self):
@@ -43,11 +48,16 @@ class Ternary(AbstractGrid):
             raise ValueError(
                 f"`rule` should be 'absmean' or 'threshold'. Got {self.rule!r}."
             )
+        if self.radix not in (3, 4):
+            raise ValueError(f"`radix` should be 3 or 4. Got {self.radix!r}.")
         if self.scale == "tensor" and self.block_size is not None:
             raise ValueError(
                 "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
                 f"`block_size` should be None. Got {self.block_size}."
             )
+
+    def prepacked(self, platform):
+        return dataclasses.replace(self, radix=3 if platform == "cpu" else 4)
 
     def fit(self, blocks, size):
         magnitude = jnp.abs(blocks)

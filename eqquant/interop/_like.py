@@ -7,6 +7,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized
+from .._prepack import relaid
 from ._nodes import dotted, is_data, leaves, python_scalar
 
 
@@ -40,6 +41,14 @@ def named_sharding(leaf: Any) -> NamedSharding | None:
         return None
     sharding = leaf.placement if is_quantized(leaf) else leaf.sharding
     return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def laid_as(leaf: Any, x: Any) -> Any:
+    """What was loaded, in the layout of a leaf of `like`, if both are in one format."""
+    if is_quantized(leaf) and is_quantized(x):
+        if leaf.format.prepacked("cpu") == x.format:
+            return relaid(x, leaf.format, leaf.row_axis)
+    return x
 
 
 def _is_concrete(x):

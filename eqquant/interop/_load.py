@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from .._array import is_quantized
 from .._axes import as_tuple
 from ._header import damaged, from_header
-from ._like import match, named_sharding
+from ._like import laid_as, match, named_sharding
 from ._skeleton import Skeleton, to_skeleton
 from ._tensors import from_tensor
 
@@ -34,7 +34,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         with its arrays or, as `eqx.filter_eval_shape` makes it, without. Which of them
         are quantized is for the file to say. Functions, and other leaves that are not
         data, are taken from it; and where it has an array with a `NamedSharding`, what
-        is loaded is placed in the same way.
+        is loaded is placed in the same way. So does a quantized array come back in the
+        layout that it has there, by [`eqquant.tree_prepack`][].
 
     **Returns:**
 
@@ -54,7 +55,10 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         if like is None:
             return _map(reader.leaf, reader.skeleton.tree)
         pairs = match(reader.skeleton.tree, like)
-        leaves = [reader.leaf(found, named_sharding(leaf)) for found, leaf in pairs]
+        leaves = [
+            laid_as(leaf, reader.leaf(found, named_sharding(leaf)))
+            for found, leaf in pairs
+        ]
         treedef = jtu.tree_structure(like, is_leaf=is_quantized)
         return jtu.tree_unflatten(treedef, leaves)
 

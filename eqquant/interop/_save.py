@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized
+from .._prepack import relaid
 from ._formats import format_to_json
 from ._header import to_header
 from ._nodes import children, dotted, is_data, is_sequence, Path, python_scalar
@@ -107,6 +108,7 @@ class _Writer:
     def _describe(self, q, path):
         for x in jtu.tree_leaves(q.stored):
             _check_concrete(x)
+        q = relaid(q, q.format.prepacked("cpu"), q.row_axis)
         activation = q.activation
         return {
             "shape": q.shape,

@@ -20,13 +20,13 @@ def grid(problem: Problem) -> Grid:
     return problem.format
 
 
-def levels(format: Grid) -> int:
-    return 16 if isinstance(format, Int4) else format.levels
+def radix(format: Grid) -> int:
+    return 16 if isinstance(format, Int4) else format.radix
 
 
 def per(format: Grid) -> int:
     """How many codes a byte has."""
-    return per_byte(levels(format))
+    return per_byte(radix(format))
 
 
 def scales(stored: dict[str, Array], problem: Problem) -> Float[Array, "g n"]:
@@ -45,7 +45,7 @@ def zero_points(stored: dict[str, Array]) -> Float[Array, "g n"] | None:
 def points(codes: Integer[Array, "*s"], format: Grid) -> list[Float[Array, "*s"]]:
     """What the first code of each byte stands for, the second and so on; less the
     scale, and the zero-point if there is one."""
-    found = digits(codes, levels(format))
+    found = digits(codes, radix(format))
     if isinstance(format, Int4):
         less = np.float32(8 if format.symmetric else 0)
         return [code.astype(jnp.float32) - less for code in found]

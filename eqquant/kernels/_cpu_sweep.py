@@ -21,7 +21,8 @@ from ._table import register_kernel
 #
 # XLA runs a loop on one thread, but a fusion of this size on all of them; so this is a
 # few fusions, one after another, and a loop only before JAX 0.11.
-_parts = 4
+# How many numbers a part adds up side by side: 2 MB, to stay in a cache.
+_partial = 2**19
 _unroll = 8
 # How many numbers are added up one after another: a longer sum would drift.
 _longest = 2**8
@@ -48,7 +49,7 @@ def swept(
     one = scale.shape[0] == 1
     unroll = _unroll if one else math.gcd(_unroll, block)
     groups, rest = divmod(j, unroll)
-    parts = max(_parts if codes.size > 2**18 else 1, -(-groups // _longest))
+    parts = max(1, -(-groups * n // _partial), -(-groups // _longest))
     each = 1 if one else block // unroll  # groups of a block
 
     def of_blocks(a, start, number):

@@ -21,9 +21,9 @@ from ..formats import (
 from ._cpu_codes import (
     grid,
     integer_step,
-    levels,
     per,
     points,
+    radix,
     refuse_layout,
     scales,
     to_bytes,
@@ -232,7 +232,7 @@ def integer_tiles(
     def decode(codes, part):
         if per(format) == 1:
             return [codes]
-        found = digits(codes, levels(format))
+        found = digits(codes, radix(format))
         return [d.astype(jnp.int8) * a + b for d in found]
 
     def finish(y):

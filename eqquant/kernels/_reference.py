@@ -36,7 +36,7 @@ def reference(
         )
 
     def step(start, size, y):
-        tile = jtu.tree_map(lambda a: rows(a, problem, start, size), stored)
+        tile = jtu.tree_map(lambda a: _rows(a, problem, start, size), stored)
         if forward:
             new = dot(x, tile).astype(y.dtype)
             return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
@@ -56,7 +56,7 @@ def reference(
     return y.astype(problem.dtype)
 
 
-def rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
+def _rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
     """The part of a stored array that belongs to some rows."""
     if a.shape[problem.row_axis] != problem.n:
         return a  # shared by all rows

@@ -170,8 +170,7 @@ def _candidates(problem: Problem) -> list[Kernel]:
         return distance, steps, -key.priority
 
     kernels = [found[key] for key in sorted(found, key=rank)]
-    # (Before JAX 0.11, XLA would hold all scales in memory twice.)
-    if isinstance(problem.format, Nested) and fuses:
+    if isinstance(problem.format, Nested):
         return [*kernels, *map(_of_nested, _candidates(_of_base(problem)))]
     return kernels
 
@@ -189,7 +188,12 @@ def _of_nested(kernel):
         flat = from_rows(problem.format.flat(rows, problem.tail), problem.row_axis)
         return kernel.fn(x, flat, _of_base(problem))
 
-    supports = lambda problem: kernel.supports(_of_base(problem))
+    def supports(problem):
+        if problem.platform == "cpu" and not fuses:
+            # XLA would hold all scales in memory twice.
+            return "is for nested scales only from JAX 0.11 on"
+        return kernel.supports(_of_base(problem))
+
     return kernel._replace(fn=fn, supports=supports)
 
 

@@ -8,7 +8,10 @@ def plain(renderable: Any) -> str:
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    # (Of text, in a notebook too.)
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, force_jupyter=False
+    )
     with console.capture() as capture:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -15,9 +15,9 @@ def test_calls_take_turns():
     called = []
     calls = [lambda: called.append("a"), lambda: called.append("b")]
     spent = []
-    times = Clock(budget=0, min_rounds=4)(calls, spent.append)
-    # Once before those that count.
-    assert called == ["a", "b"] * 5
+    times = Clock(budget=0, min_rounds=4, settle=0, turn=0)(calls, spent.append)
+    # Once in each turn before that which counts.
+    assert called == ["a", "a", "b", "b"] * 4
     assert [len(t.seconds) for t in times] == [4, 4]
     assert [t.baseline for t in times] == [times[0].seconds] * 2
     assert sum(spent) == 0
@@ -29,12 +29,13 @@ def test_what_is_timed(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
     calls = [lambda: time.sleep(0.25), lambda: time.sleep(0.5)]
     spent = []
-    first, second = Clock(budget=7, min_rounds=1, rest=1.0)(calls, spent.append)
-    # Each round takes 2.75 seconds, with the rests.
+    clock = Clock(budget=14, min_rounds=1, rest=1.0, settle=1.0, turn=0.6)
+    first, second = clock(calls, spent.append)
+    # A round takes 1 + 1 + 0.75 seconds, and then 1 + 1 + 1.
     assert first.seconds == (0.25,) * 3
     assert second.seconds == (0.5,) * 3
     assert second.ratio == second.ratio_p10 == 0.5
-    assert spent == pytest.approx([2.75, 2.75, 1.5])
+    assert spent == pytest.approx([5.75, 5.75, 2.5])
 
 
 def test_budget_and_rounds_are_both_kept():

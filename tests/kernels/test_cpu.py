@@ -23,7 +23,7 @@ def inputs(m, k, dtype=jnp.float32, seed=1):
 
 
 def dense(x):
-    return np.asarray(eqq.as_dense(x) if eqq.is_quantized(x) else x, np.float64)
+    return np.asarray(x.dequantize() if eqq.is_quantized(x) else x, np.float64)
 
 
 def rounding(dtype):
@@ -56,17 +56,20 @@ def test_errors_are_as_declared(format, size, m, transposed, dtype):
 
 # Weights of which there are several tiles, and parts of a sweep.
 @all_formats
-@pytest.mark.parametrize("m", (1, 33))
-def test_large_weights(format, m):
+@pytest.mark.parametrize(
+    "m, dtype", ((1, jnp.float32), (33, jnp.float32), (33, jnp.bfloat16))
+)
+def test_large_weights(format, m, dtype):
     q = eqq.quantize(normal(1090, 800), format)
     for q in (q, q.T):
-        x = inputs(m, q.shape[0])
+        x = inputs(m, q.shape[0], dtype)
         found = kernels(x, q)
         # (Nested has no others before JAX 0.11.)
         assert found[0].name != "reference" or isinstance(format, eqq.Nested)
         for kernel in found:
             y = eqq.qmatmul(x, q, kernel=kernel.name)
-            assert error(y, x, q.dequantize()) < kernel.error, kernel.name
+            bound = kernel.error + rounding(dtype)
+            assert error(y, dense(x), dense(q)) < bound, kernel.name
 
 
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
@@ -127,7 +130,7 @@ def test_transformed(name, m):
     def product(x, q):
         return x @ q
 
-    close = lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-2)
+    close = lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-4)
     close(jax.jit(product)(x, q), product(x, w))
     close(jax.vmap(product)(x, q), product(x, w))
     close(jax.lax.scan(lambda c, xq: (c, product(*xq)), None, (x, q))[1], product(x, w))
@@ -147,5 +150,6 @@ def test_no_copy_of_the_weight(name):
     text = jax.jit(lambda x, q: x @ q).lower(x, q).compile().as_text()
     for dtype in ("f32", "bf16", "s32", "s8"):
         results = [line.split(" = ")[-1] for line in text.splitlines() if " = " in line]
-        copies = [r for r in results if r.startswith(f"{dtype}[1024,2048]")]
+        sizes = (f"{dtype}[1024,2048]", f"{dtype}[2048,1024]")
+        copies = [r for r in results if r.startswith(sizes)]
         assert all("parameter(" in r for r in copies), copies
