@@ -15,7 +15,10 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Inexact, Shaped
 
-from ._axes import as_tuple, Axis, contracted_back, logical
+from ._axes import Axis, contracted_back, logical
+from ._index import indexed
+from ._loud import say
+from ._marks import marked
 from ._placement import (
     full_spec,
     logical_sharding,
@@ -24,10 +27,10 @@ from ._placement import (
     with_spec,
 )
 from ._primitive import qmatmul_rows
+from ._stored import check_integers
 from .formats import (
     AbstractFormat,
     AbstractScaled,
-    from_rows,
     shape_of,
     Stored,
     to_rows,
@@ -40,13 +43,13 @@ def _arithmetic(op: Callable) -> Callable:
             eqx.is_array_like(x) or isinstance(x, QuantizedArray) for x in other
         ):
             return NotImplemented
-        return op(*map(as_dense, (self, *other)))
+        return op(*(_dense_for(x, op.__name__) for x in (self, *other)))
 
     return method
 
 
 def _reflected(op: Callable) -> Callable:
-    return _arithmetic(lambda self, other: op(other, self))
+    return _arithmetic(ft.wraps(op)(lambda self, other: op(other, self)))
 
 
 class QuantizedArray(eqx.Module):
@@ -144,7 +147,7 @@ class QuantizedArray(eqx.Module):
         if self.axis in (-1, -2) and all(-n <= i < n for i in order):
             if [i % n for i in order] == [*range(n - 2), n - 1, n - 2]:
                 return self.mT
-        return self.dequantize().transpose(*order)
+        return _dense_for(self, "transpose").transpose(*order)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array | QuantizedArray":
         """As `transpose`, of two axes."""
@@ -155,11 +158,11 @@ class QuantizedArray(eqx.Module):
     @property
     def at(self) -> Any:
         """For updates, as of an ordinary array; what they give is one."""
-        return self.dequantize().at
+        return _dense_for(self, "at").at
 
     def dequantize(self) -> Float[Array, "..."]:
         """The ordinary array that this stands for, of its shape and dtype."""
-        return _dequantize(self)
+        return dequantize_for(self, "")
 
     def astype(self, dtype: Any) -> "QuantizedArray":
         """The same codes, standing for an array of another floating-point dtype. This
@@ -233,7 +236,7 @@ class QuantizedArray(eqx.Module):
 
     def __matmul__(self, x: Any) -> Array:
         if isinstance(x, QuantizedArray):
-            x = x.dequantize()
+            x = _dense_for(x, "matmul")
         if not eqx.is_array(x):
             return NotImplemented
         return left_matmul(self, jnp.asarray(x))
@@ -245,25 +248,7 @@ class QuantizedArray(eqx.Module):
         """Of a matrix with `axis=-1`, the rows, of which no others are decoded. Of a
         stack, an index of the leading axes gives a `QuantizedArray`. Anything else
         gives what the ordinary array would."""
-        index = index if isinstance(index, tuple) else (index,)
-        stack = min(self.ndim - 2, self.ndim + as_tuple(self.axis)[0])
-        if len(index) == 0 or not all(map(_is_of_one_axis, index)):
-            return self.dequantize()[index]
-        if len(index) <= stack:
-            picked = _pick(self, index)
-            if self.sharding is None:
-                return picked
-            # What was declared is of the last axes.
-            spec = PartitionSpec(*spec_of(self.sharding)[-picked.ndim :])
-            sharding = with_spec(self.sharding, spec)
-            return dataclasses.replace(picked, sharding=sharding)
-        if 0 < stack and all(map(_is_integer, index[:stack])):
-            return self[index[:stack]][index[stack:]]
-        if self.ndim == 2 and self.axis == -1 and len(index) == 1:
-            return _rows(self, *index)
-        if self.ndim == 2 and self.axis == -1 and _is_integer(index[0]):
-            return _rows(self, index[0])[index[1:]]
-        return self.dequantize()[index]
+        return indexed(self, index, lambda: _dense_for(self, "getitem"))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -272,7 +257,7 @@ class QuantizedArray(eqx.Module):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> bool:
-        return bool(self.dequantize())
+        return bool(_dense_for(self, "bool"))
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError(
@@ -386,12 +371,13 @@ def _check_contracted(left, right):
 
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _matmul(x, q, kernel, precision):
-    _check_integers(q)
+    check_integers(q.stored)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(q.dtype)
     if q.ndim > 1 and q.axis not in (-1, -2):
         # The blocks lie along neither axis of the matrix.
-        return jnp.matmul(x, q.dequantize().astype(x.dtype), precision=precision)
+        w = _dense_for(q, "matmul").astype(x.dtype)
+        return jnp.matmul(x, w, precision=precision)
     across = q.ndim > 1 and q.axis == -1
     y = qmatmul_rows(
         x[None] if x.ndim == 1 else x,
@@ -415,77 +401,34 @@ def _left_matmul(q, x, kernel, precision):
         return _matmul(transposed, q, kernel, precision)
     if q.axis not in (-1, -2):
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else q.dtype
-        w = q.dequantize().astype(dtype)
+        w = _dense_for(q, "matmul").astype(dtype)
         return jnp.matmul(w, x.astype(dtype), precision=precision)
     y = _matmul(transposed, q.mT, kernel, precision)
     return y if x.ndim == 1 else y.mT
 
 
-@ft.partial(jax.jit, inline=True)
+def dequantize_for(q: QuantizedArray, reason: str) -> Float[Array, "..."]:
+    """`q.dequantize()`, with the name of what that is done for."""
+    return _decoder(reason)(q)
+
+
+def _dense_for(x, reason):
+    # Where nobody asked for it.
+    if not isinstance(x, QuantizedArray):
+        return x
+    say(x, x.size * x.dtype.itemsize, f"`{reason}`")
+    return dequantize_for(x, reason)
+
+
+@ft.cache
+def _decoder(reason):
+    return marked(f"dequantize_for_{reason}" if reason else "dequantize", _dequantize)
+
+
 def _dequantize(q):
-    _check_integers(q)
+    check_integers(q.stored)
     w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
     return contracted_back(w, q.axis, q.inner)
-
-
-def _pick(q, index):
-    *lead, n, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
-    if len(index) <= len(lead):
-        stored = jtu.tree_map(lambda a: a[index], q.stored)
-        return dataclasses.replace(q, stored=stored)
-
-    # Or of the rows too, as of the first axis of the filters of a convolution.
-    def pick(a):
-        return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
-
-    stored = jtu.tree_map(pick, to_rows(q.stored, q.row_axis))
-    vector = all(a.ndim == 1 for a in jtu.tree_leaves(stored))
-    row_axis = -2 if vector else q.row_axis
-    return dataclasses.replace(q, stored=from_rows(stored, row_axis), row_axis=row_axis)
-
-
-def _rows(q, index):
-    _check_integers(q)
-
-    def pick(a):
-        a = jnp.moveaxis(a, q.row_axis, 0)
-        return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
-
-    return _decode_rows(jtu.tree_map(pick, q.stored), q.format, q.tail, q.dtype)
-
-
-@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
-def _decode_rows(rows, format, tail, dtype):
-    return format.decode(rows, tail).astype(dtype)
-
-
-def _check_integers(q):
-    for a in jtu.tree_leaves(q.stored):
-        if not jnp.issubdtype(a.dtype, jnp.integer):
-            raise TypeError(
-                "The stored arrays of a `QuantizedArray` should be integers. Got "
-                f"{a.dtype.name}: something took them for parameters. Filter those by "
-                "`eqx.is_inexact_array`, not by `eqx.is_array`."
-            )
-
-
-def _is_of_one_axis(index: Any) -> bool:
-    if eqx.is_array(index) and index.dtype == bool:
-        return index.ndim == 1
-    is_integers = eqx.is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
-    return is_integers or isinstance(index, slice) or _is_integer(index)
-
-
-def _is_integer(index: Any) -> bool:
-    if isinstance(index, bool | np.bool_):
-        return False
-    if isinstance(index, int | np.integer):
-        return True
-    return (
-        eqx.is_array(index)
-        and index.ndim == 0
-        and jnp.issubdtype(index.dtype, jnp.integer)
-    )
 
 
 def _has_shape(a: Any) -> bool:

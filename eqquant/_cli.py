@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Returns:**
 
-    The exit status: 0, or 2 for a mistake of the user's, which one line on standard
-    error tells of. (Those that are mistakes of grammar raise `SystemExit`, as the
-    standard library's parsers do.)
+    The exit status: 0; 1 if `bench --platform gpu` finds products that are wrong; or 2
+    for a mistake of the user's, which one line on standard error tells of. (Those that
+    are mistakes of grammar raise `SystemExit`, as the standard library's parsers do.)
     """
     args = _parser().parse_args(argv)
     return args.run(args)
@@ -88,10 +88,21 @@ def _parser() -> argparse.ArgumentParser:
         help="such as nf4; int8:int8 quantizes the rows too (default: several)",
     )
     bench.add_argument(
+        "--platform",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="gpu: measure products on a GPU, next to bfloat16 (default: cpu)",
+    )
+    bench.add_argument(
         "--peers", action="store_true", help="measure other libraries, if installed"
     )
     bench.add_argument(
         "--no-decode", action="store_true", help="leave out the decoding of a model"
+    )
+    bench.add_argument(
+        "--memory",
+        action="store_true",
+        help="of training with adapters on 4-bit weights, instead of times",
     )
     bench.add_argument(
         "--quick",
@@ -142,10 +153,15 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from .bench import as_quantization, run
+    from .bench import as_quantization, run, run_memory
 
+    if args.memory:
+        run_memory(peers=args.peers)
+        return 0
     if args.out.exists() and not args.out.is_dir():
         return _mistake("bench", f"--out should be a folder. Got the file {args.out}")
+    if args.platform == "gpu":
+        return _bench_gpu(args)
     try:
         formats = args.formats and [as_quantization(name) for name in args.formats]
         args.out.mkdir(parents=True, exist_ok=True)
@@ -161,6 +177,17 @@ def _bench(args: argparse.Namespace) -> int:
         out=args.out,
     )
     return 0
+
+
+def _bench_gpu(args: argparse.Namespace) -> int:
+    import jax
+
+    from .bench import run_gpu
+
+    if (platform := jax.default_backend()) != "gpu":
+        message = f"--platform gpu needs a GPU that JAX can use. Got {platform}"
+        return _mistake("bench", message)
+    return 0 if all(row.is_right for row in run_gpu(out=args.out)) else 1
 
 
 def _formats(args: argparse.Namespace) -> int:

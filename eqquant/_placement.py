@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,8 +58,8 @@ def place(
             f"Of the contracted axes {axis}, only the first can be split. Got {spec}."
         )
     split = spec[ndim + axes[0]]
-    shards = _number(sharding.mesh, split)
-    if k % shards != 0 or not _ends_on_a_block(format, lead, k, shards):
+    shards = number_of_shards(sharding.mesh, split)
+    if not splits_evenly(format, lead, k, shards):
         raise ValueError(
             f"Splitting {k} contracted positions in {shards} would cut through a block "
             f"or a byte of {format}. Shard another axis, or over fewer devices. Got "
@@ -95,16 +96,22 @@ def _place(a: Array, sharding: NamedSharding) -> Array:
     return jax.lax.with_sharding_constraint(a, sharding)
 
 
-def _number(mesh: Any, entry: Any) -> int:
+def number_of_shards(mesh: Any, entry: Any) -> int:
+    """Over how many devices an axis with this entry of a spec is split."""
     names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
     return math.prod(mesh.shape[name] for name in names)
 
 
-def _ends_on_a_block(format, lead, k, shards):
-    # A shard does if one position more would begin another unit in each of the stored
-    # arrays that are split.
+def splits_evenly(
+    format: AbstractFormat, lead: Sequence[int], k: int, shards: int
+) -> bool:
+    """Whether each shard of `k` contracted positions ends with a block and a byte."""
     if shards == 1:
         return True
+    if k % shards != 0:
+        return False
+
+    # One position more would begin another unit in each stored array that is split.
 
     def sizes(k):
         w = jax.ShapeDtypeStruct((*lead, k), jnp.float32)

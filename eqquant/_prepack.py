@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from ._array import is_quantized, QuantizedArray
 from .formats import (
     AbstractFormat,
+    AbstractGrid,
     from_rows,
     Nested,
     pack,
@@ -103,4 +104,6 @@ def _relaid(stored, tail, old, old_axis, new, new_axis):
 
 
 def _radix(format):
-    return format.base.radix if isinstance(format, Nested) else format.radix
+    format = format.base if isinstance(format, Nested) else format
+    assert isinstance(format, AbstractGrid)
+    return format.radix

@@ -3,7 +3,7 @@ import difflib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, get_args, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from ._array import as_dense, is_quantized
 from ._axes import Axis, normalise_axis
+from ._on_call import is_on_call, not_on_call, on_call, rebuilt
 from ._owners import (
     convolutions,
     LeafInfo,
@@ -38,14 +39,19 @@ class _Wish(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What becomes of a leaf: the format that it is to be quantized in, or else why it
-    is left as it is, and what would change that."""
+    """What becomes of a leaf: the format that it is to be quantized in, and the module
+    that then is to run as by `implicit`, if any. Or else why it is left as it is, and
+    what would change that."""
 
     leaf: Any
     info: LeafInfo | None
     format: AbstractFormat | None
     reason: str = ""
     way_out: str = ""
+    on_call: eqx.Module | None = None
+
+
+Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
 
 
 def tree_quantize(
@@ -56,7 +62,7 @@ def tree_quantize(
     axis: Axis | Literal["auto"] = "auto",
     min_size: int = 1024,
     embeddings: bool = False,
-    unsupported: Literal["skip", "error"] = "skip",
+    unsupported: Unsupported = "skip",
     strict: bool = True,
 ) -> PyTree:
     """Quantizes the weights of a model. What comes back is the same model, of the same
@@ -88,16 +94,20 @@ def tree_quantize(
         format that a function returns for it, holds for small leaves, for embeddings
         and in modules that are not known of, too.
 
-        Vectors, biases, the parameters of norms, and the weights that a `WeightNorm`,
-        a `SpectralNorm` or a convolution works on are never quantized.
+        Vectors, biases and the parameters of norms are never quantized.
     - `format`: what `True` means.
     - `axis`: that matrix products contract. `"auto"` goes by the owner of each array;
         -2 where there is none.
     - `min_size`: arrays with fewer numbers are left as they are.
     - `embeddings`: whether to quantize `eqx.nn.Embedding`s too.
-    - `unsupported`: `"error"` to raise an error if a layer that was to be quantized has
-        to be left as it is, because it hands its weight to a function that takes arrays
-        only: a convolution.
+    - `unsupported`: what to do with layers that hand their weights to functions which
+        take arrays only: convolutions, `WeightNorm`, `SpectralNorm`, and modules that
+        are not known of.
+
+        - `"skip"` leaves their weights as they are.
+        - `"on_call"` quantizes them, and lets the layers run as by
+            [`eqquant.implicit`][]. They stay instances of their classes.
+        - `"error"` raises an error for a convolution.
     - `strict`: whether a rule that matches nothing is an error.
 
     **Returns:**
@@ -116,6 +126,7 @@ def tree_quantize(
     # The same array in two places becomes the same quantized array in both.
     done = {}
     leaves = []
+    callers = {id(decision.on_call) for decision in decisions if decision.on_call}
     for decision in _progress(decisions):
         leaf = decision.leaf
         if decision.format is not None and decision.info is not None:
@@ -124,13 +135,13 @@ def tree_quantize(
                 done[key] = _quantize(leaf, decision.format, decision.info)
             leaf = done[key]
         leaves.append(leaf)
-    treedef = jtu.tree_structure(model, is_leaf=is_quantized)
-    return jtu.tree_unflatten(treedef, leaves)
+    return rebuilt(model, leaves, on_call, lambda node: id(node) in callers)
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
     """Puts ordinary arrays in the place of all quantized ones."""
-    return jtu.tree_map(as_dense, model, is_leaf=is_quantized)
+    leaves = map(as_dense, jtu.tree_leaves(model, is_leaf=is_quantized))
+    return rebuilt(model, leaves, not_on_call, is_on_call)
 
 
 def trainable_spec(model: PyTree) -> PyTree[bool]:
@@ -146,14 +157,15 @@ def decide(
     axis: Axis | Literal["auto"] = "auto",
     min_size: int = 1024,
     embeddings: bool = False,
-    unsupported: Literal["skip", "error"] = "skip",
+    unsupported: Unsupported = "skip",
     strict: bool = True,
 ) -> list[Decision]:
     """What `tree_quantize` would do with each leaf, in order."""
     format = as_format(format)
-    if unsupported not in ("skip", "error"):
+    if unsupported not in get_args(Unsupported):
         raise ValueError(
-            f"`unsupported` should be 'skip' or 'error'. Got {unsupported!r}."
+            f"`unsupported` should be one of {get_args(Unsupported)}. Got "
+            f"{unsupported!r}."
         )
     leaves = list(leaves_with_info(model))
     if axis != "auto":
@@ -164,15 +176,16 @@ def decide(
         wishes = _wishes_of_prefix(filter_spec, format, model, leaves)
     decisions = []
     for (leaf, info), wish in zip(leaves, wishes, strict=True):
-        obstacle = _obstacle(leaf, info, wish, min_size, embeddings)
+        caller = _caller(info) if unsupported == "on_call" else None
+        obstacle = _obstacle(leaf, info, wish, min_size, embeddings, caller)
         if obstacle is None:
-            decisions.append(Decision(leaf, info, wish.format))
+            decisions.append(Decision(leaf, info, wish.format, on_call=caller))
             continue
         reason, way_out = obstacle
         if info and unsupported == "error" and reason.startswith(_unsupported):
             raise ValueError(
                 f"`{info.path}` cannot be quantized: it is {reason}. Leave it out by a "
-                "rule, or pass `unsupported='skip'`."
+                "rule, or pass `unsupported='skip'` or 'on_call'."
             )
         decisions.append(Decision(leaf, info, None, reason, way_out))
     return _tied_to_embeddings(decisions, wishes)
@@ -180,6 +193,7 @@ def decide(
 
 _unsupported = "the filter of a convolution"
 _embedding = "an embedding"
+_way_out = "Pass `unsupported='on_call'`"
 
 
 def _tied_to_embeddings(decisions, wishes):
@@ -200,7 +214,18 @@ def _tied_to_embeddings(decisions, wishes):
     return [revise(*pair) for pair in zip(decisions, wishes, strict=True)]
 
 
-def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
+def _caller(info):
+    # The module that hands a weight to functions which may take arrays only.
+    if info is None:
+        return None
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations):
+            return module
+    takes_arrays_only = isinstance(info.owner, convolutions) or not info.known
+    return info.owner if takes_arrays_only and callable(info.owner) else None
+
+
+def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str] | None:
     if info is None:
         return "not an array", ""
     if is_quantized(leaf):
@@ -211,17 +236,16 @@ def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
         return wish.reason, ""
     owner = type(info.owner).__name__
     for module in info.ancestors:
-        if isinstance(module, reparametrisations):
-            name = type(module).__name__
-            return f"reparametrised by a {name}", f"Take the layer out of its {name}"
-    if isinstance(info.owner, norms):
+        if isinstance(module, reparametrisations) and caller is None:
+            return f"reparametrised by a {type(module).__name__}", _way_out
+    if isinstance(info.owner, (*norms, *reparametrisations)):
         return f"a parameter of a {owner}", ""
     if len(info.shape) < 2:
         return "a vector", ""
     if info.field.startswith("bias"):
         return "a bias", ""
-    if isinstance(info.owner, convolutions):
-        return f"{_unsupported}, which takes arrays only", ""
+    if isinstance(info.owner, convolutions) and caller is None:
+        return f"{_unsupported}, which takes arrays only", _way_out
     if wish.named:
         return None
     rule = f'Rules([("{info.path}", {wish.format}), ...])'
@@ -231,7 +255,7 @@ def _obstacle(leaf, info, wish, min_size, embeddings) -> tuple[str, str] | None:
         tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
         reason = f"{_embedding}, and what is tied to it" if tied else _embedding
         return reason, "Pass `embeddings=True`"
-    if not info.known:
+    if not info.known and caller is None:
         way_out = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         return f"{owner} is not a known owner of weights", way_out
     return None

@@ -19,6 +19,7 @@ formats = {
     "ternary-2-bits": eqq.Ternary(64, radix=4),
     "ternary-tensor": eqq.Ternary(scale="tensor"),
     "ternary-threshold": eqq.Ternary(128, rule="threshold"),
+    "dynamic8": eqq.Dynamic8(32),
     "binary": eqq.Binary(),
     "binary-128": eqq.Binary(128),
     "nested": eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)),

@@ -308,3 +308,21 @@ def test_nothing_changes():
     for old, new in zip(leaves, jtu.tree_leaves(q)):
         np.testing.assert_array_equal(old, new)
     assert (q.dtype, q.axis, q.sharding) == (jnp.float32, -2, None)
+
+
+def test_dequantization_that_nobody_asked_for(monkeypatch):
+    q = eqq.quantize(normal(64, 32))
+    monkeypatch.setenv("EQQUANT_ON_DEQUANTIZE", "raise")
+    for fn in (
+        lambda: q + 1.0,
+        lambda: 2.0 * q,
+        lambda: q[1:, 2],
+        lambda: q.transpose(1, 0)[:, 3],
+        lambda: q @ q.T,
+    ):
+        with pytest.raises(RuntimeError, match=r"f32\[.*is dequantized, 0.00819 MB"):
+            fn()
+    normal(3, 64) @ q, q @ normal(32), q.dequantize()
+    monkeypatch.setenv("EQQUANT_ON_DEQUANTIZE", "warn")
+    with pytest.warns(UserWarning, match="for `add`"):
+        assert jnp.array_equal(q + 1.0, q.dequantize() + 1.0)

@@ -42,8 +42,7 @@ def _quantized_struct(shape, format, axis):
 
 
 # Of a weight of 4096 x 11008, which is a real one, 180 MB in float32.
-@pytest.mark.parametrize("axis", (-2, -1))
-@pytest.mark.parametrize("rows", (1, 128))
+@pytest.mark.parametrize("rows, axis", ((1, -2), (128, -1)))
 @all_formats
 def test_temporaries(format, rows, axis):
     q = _quantized_struct((4096, 11008), format, axis)
@@ -53,8 +52,7 @@ def test_temporaries(format, rows, axis):
     assert temporary <= 0.1 * 4 * 4096 * 11008
 
 
-@pytest.mark.parametrize("axis", (-2, -1))
-@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
+@pytest.mark.parametrize("dtype, axis", ((jnp.float32, -1), (jnp.bfloat16, -2)))
 @all_formats
 def test_temporaries_of_small_weights(format, dtype, axis):
     q = _quantized_struct((1024, 2048), format, axis)

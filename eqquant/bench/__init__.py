@@ -6,7 +6,15 @@ from ._formats import (
     default_formats as default_formats,
     Quantization as Quantization,
 )
+from ._gpu_measure import measure_gpu as measure_gpu
+from ._gpu_measurement import GPUMeasurement as GPUMeasurement
+from ._gpu_run import gpu_table as gpu_table, read_gpu as read_gpu, run_gpu as run_gpu
 from ._measure import measure as measure
 from ._measurement import Measurement as Measurement
+from ._memory import (
+    measure_memory as measure_memory,
+    Memory as Memory,
+    run_memory as run_memory,
+)
 from ._run import run as run
 from ._times import Times as Times

@@ -5,6 +5,7 @@ from ._base import (
     Stored as Stored,
 )
 from ._binary import Binary as Binary
+from ._dynamic8 import Dynamic8 as Dynamic8
 from ._exact import AbstractExact as AbstractExact
 from ._grid import AbstractGrid as AbstractGrid
 from ._int4 import Int4 as Int4

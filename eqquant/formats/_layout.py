@@ -1,5 +1,4 @@
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 
@@ -31,8 +30,7 @@ def by_row(entries: tuple[Any, ...], row_axis: int) -> tuple[Any, ...]:
     return (*lead, b, a)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Struct:
+class _Struct(NamedTuple):
     # As `jax.ShapeDtypeStruct`, which takes ten times as long to make.
     shape: tuple[int, ...]
     dtype: Any
@@ -42,8 +40,16 @@ def shape_of(
     format: AbstractFormat, stored: Stored, tail: int, row_axis: int
 ) -> tuple[int, ...]:
     """The shape `*b n k` of the numbers, from the stored arrays as they lie."""
-    if row_axis == -1:
-        stored = jtu.tree_map(
-            lambda a: _Struct(by_row(a.shape, row_axis), a.dtype), stored
-        )
-    return format.shape(stored, tail)
+    stored = stored if row_axis == -2 else _structs_by_row(stored, row_axis)
+    # (A method that is bound to a Module is a Module, and takes as long to make.)
+    return type(format).shape(format, stored, tail)
+
+
+def _structs_by_row(stored, row_axis):
+    # (Not `jax.tree_util`, which takes longer than the rest of an eager product.)
+    return {
+        name: _structs_by_row(a, row_axis)
+        if isinstance(a, dict)
+        else _Struct(by_row(a.shape, row_axis), a.dtype)
+        for name, a in stored.items()
+    }

@@ -1,7 +1,14 @@
 from . import (
+    _cpu_float_tiles as _cpu_float_tiles,
+    _cpu_integer_tiles as _cpu_integer_tiles,
     _cpu_rsr as _cpu_rsr,
     _cpu_sweep as _cpu_sweep,
-    _cpu_tiles as _cpu_tiles,
+    _gpu_decoded as _gpu_decoded,
+    _gpu_float as _gpu_float,
+    _gpu_int8 as _gpu_int8,
+    _tpu_blocks as _tpu_blocks,
+    _tpu_tiles as _tpu_tiles,
+    _tpu_xla as _tpu_xla,
 )
 from ._problem import Problem as Problem, Product as Product
 from ._table import (

@@ -1,4 +1,6 @@
 import dataclasses
+import functools as ft
+import inspect
 from collections.abc import Callable
 from typing import get_args, NamedTuple
 
@@ -27,6 +29,11 @@ class Kernel(NamedTuple):
     fn: Callable[[Float[Array, "m _"], Stored, Problem], Float[Array, "m _"]]
     supports: Callable[[Problem], str | None]
     error: float
+
+    @property
+    def about(self) -> str:
+        """How it works: the first paragraph of the function's docstring."""
+        return (inspect.getdoc(self.fn) or "").split("\n\n")[0].replace("\n", " ")
 
 
 class Choice(NamedTuple):
@@ -183,6 +190,7 @@ def _of_base(problem):
 
 
 def _of_nested(kernel):
+    @ft.wraps(kernel.fn)
     def fn(x, stored, problem):
         rows = to_rows(stored, problem.row_axis)
         flat = from_rows(problem.format.flat(rows, problem.tail), problem.row_axis)

@@ -1,3 +1,4 @@
+from ._audit import Audit as Audit, audit as audit, Operand as Operand
 from ._explain import explain as explain, Explanation as Explanation
 from ._formats import (
     format_table as format_table,
@@ -7,3 +8,4 @@ from ._formats import (
 )
 from ._report import Report as Report, report as report
 from ._row import Row as Row, Total as Total
+from ._uses import Use as Use

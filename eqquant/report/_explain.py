@@ -5,16 +5,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.export
-import jax.tree_util as jtu
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxtyping import ArrayLike, Shaped
 
 from .._array import QuantizedArray
-from .._primitive import problem_of, qmatmul_p
-from ..kernels import choose, platforms, Problem
+from ..kernels import choose, Problem
 from ._plain import plain
 from ._short import short_array, short_bytes
+from ._uses import uses
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -25,17 +22,19 @@ class Explanation:
     - `problem`: what a kernel was looked for to do.
     - `kernel`: the name of the one that runs.
     - `error`: the bound that it declares on its error, relative to `|x| @ |w|`.
+    - `about`: how it works.
     - `refused`: the names of those that were asked before it, and why they refused.
 
-    The first three but `w` are `None`, and the last is empty, if the blocks of `w` do
-    not lie along an axis of its matrices. Then no kernel applies: `w` is dequantized,
-    and multiplied as an ordinary array.
+    All but `w` are `None` or empty if the blocks of `w` do not lie along an axis of its
+    matrices. Then no kernel applies: `w` is dequantized, and multiplied as an ordinary
+    array.
     """
 
     w: QuantizedArray
     problem: Problem | None
     kernel: str | None
     error: float | None
+    about: str
     refused: list[tuple[str, str]]
 
     def __repr__(self) -> str:
@@ -54,6 +53,8 @@ class Explanation:
             f" computes the {self.problem}, from the packed codes. Its error is at "
             f"most {self.error:.0e} of |x| @ |w|.",
         )
+        if self.about:
+            yield Text(self.about)
         if self.refused:
             yield Text("Before it were asked, and refused:")
         for name, reason in self.refused:
@@ -109,33 +110,13 @@ def explain(
             f"{type(x).__name__}."
         )
     jaxpr = jax.make_jaxpr(operator.matmul)(x, w)
-    eqn = next(_products(jaxpr.jaxpr), None)
-    if eqn is None:
-        return Explanation(w, None, None, None, [])
-    problem = _problem(eqn)
+    found = uses(jaxpr.jaxpr, [frozenset()] * len(jaxpr.jaxpr.invars))
+    problem = next((use.problem for use in found if use.problem is not None), None)
+    if problem is None:
+        return Explanation(w, None, None, None, "", [])
     kernel, refused = choose(problem)
     refused = [(other.name, reason) for other, reason in refused]
-    return Explanation(w, problem, kernel.name, kernel.error, refused)
-
-
-def _products(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is qmatmul_p:
-            yield eqn
-        for param in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(param):
-                inner = param.jaxpr if isinstance(param, ClosedJaxpr) else param
-                yield from _products(inner)
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)
-
-
-def _problem(eqn: JaxprEqn) -> Problem:
-    platform = jax.export.default_export_platform()
-    platform = platform if platform in platforms else "other"
-    return problem_of(*[v.aval for v in eqn.invars], platform=platform, **eqn.params)
+    return Explanation(w, problem, kernel.name, kernel.error, kernel.about, refused)
 
 
 def _dense_product(w: QuantizedArray) -> str:

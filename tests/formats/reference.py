@@ -33,6 +33,13 @@ normal_float = np.array(
 )
 
 
+def dynamic():
+    # The middles of equal parts of each decade, their negatives, zero and one.
+    parts = [(np.arange(2**i) + 0.5) / 2**i for i in range(7)]
+    points = [10.0 ** (i - 6) * (0.1 + 0.9 * part) for i, part in enumerate(parts)]
+    return np.sort(np.concatenate([*points, *(-p for p in points), [0, 1]]))
+
+
 def round_trip(w, format):
     """What `w` of shape `*b n k` becomes, blocks along its last axis."""
     w = np.asarray(w, np.float64)
@@ -72,7 +79,7 @@ def _scale(block, format):
     largest = np.max(magnitude, axis=-1, keepdims=True)
     mean = np.mean(magnitude, axis=-1, keepdims=True)
     match format:
-        case eqq.NF4():
+        case eqq.NF4() | eqq.Dynamic8():
             return largest
         case eqq.Int8():
             return largest / 127
@@ -99,6 +106,10 @@ def _points(block, scale, format):
             # Of two equally near points, the lower.
             edges = (normal_float[1:] + normal_float[:-1]) / 2
             return normal_float[np.searchsorted(edges, unit, side="left")]
+        case eqq.Dynamic8():
+            points = dynamic()
+            edges = (points[1:] + points[:-1]) / 2
+            return points[np.searchsorted(edges, unit, side="left")]
         case eqq.Int8():
             return np.clip(np.round(unit), -127, 127)
         case eqq.Int4(symmetric=True):

@@ -115,7 +115,7 @@ def test_dense_row():
         ("embedding.weight", "embedding", True),
         ("tied.shared.pytree.0.weight", "tied", True),
         ("positions.table", "Positions", True),
-        ("conv.weight", "convolution", False),
+        ("conv.weight", "convolution", True),
         ("reparametrised.layer.weight", "WeightNorm", True),
         ("step", "int32", False),
     ],

@@ -1,0 +1,170 @@
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.extend.core import Literal
+
+from .._array import is_quantized
+from ._events import observer, policy
+from ._interpreter import as_arrays, bind, Interpreter, Value
+from ._table import add_rule
+from ._trace import trace
+
+
+# Functions inside of a function: each stays one, with its own derivative if it has one.
+
+
+@add_rule("jit", "pjit")
+def _jit(interpreter, eqn, values):
+    values = as_arrays(eqn, values)
+    jaxpr = eqn.params["jaxpr"]
+    placed = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
+    if any(isinstance(s, jax.sharding.Sharding) for s in placed):
+        return NotImplemented
+    with jax.named_scope(eqn.params["name"]), eqn.ctx.manager:
+        if observer() is None:
+            return _jitted(jaxpr, policy(), values)
+        # All that is in it should be told of.
+        fn = lambda new: interpreter.nested(eqn, jaxpr, new, values, dense=False)
+        return jax.jit(fn)(values)
+
+
+# The same functions of similar operands are traced, and compiled, once.
+@ft.partial(jax.jit, static_argnums=(0, 1))
+def _jitted(jaxpr, policy, values):
+    del policy
+    return Interpreter({}).evaluate(jaxpr, values)
+
+
+@add_rule("core_call", "closed_call", "core_closed_call")
+def _call(interpreter, eqn, values):
+    jaxpr = eqn.params["call_jaxpr"]
+    return interpreter.nested(eqn, jaxpr, values, values, dense=False)
+
+
+@add_rule("checkpoint", "remat", "remat2")
+def _checkpoint(interpreter, eqn, values):
+    values = as_arrays(eqn, values)
+
+    def call(new):
+        return interpreter.nested(eqn, eqn.params["jaxpr"], new, values)
+
+    fn = jax.checkpoint(
+        call, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
+    )
+    if not eqn.params["differentiated"]:
+        return fn(values)
+    # Part of a derivative already: there it is told apart from what it repeats.
+    jaxpr = jax.make_jaxpr(fn)(values)
+    leaves = jtu.tree_leaves(values)
+    env = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    env.update(zip(jaxpr.jaxpr.invars, leaves, strict=True))
+    (inner,) = jaxpr.jaxpr.eqns
+    inputs = [a.val if isinstance(a, Literal) else env[a] for a in inner.invars]
+    params = inner.params | {"differentiated": True}
+    env.update(zip(inner.outvars, bind(inner.replace(params=params), inputs)))
+    return [a.val if isinstance(a, Literal) else env[a] for a in jaxpr.jaxpr.outvars]
+
+
+@add_rule("custom_jvp_call")
+def _custom_jvp(interpreter, eqn, values):
+    values = as_arrays(eqn, values)
+    places = _differentiable(values)
+
+    @jax.custom_jvp
+    def call(values):
+        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values, like)
+
+    @call.defjvp
+    def jvp(primals, tangents):
+        (values,), (tangents,) = primals, tangents
+        tangents = [tangents[i] for i in places]
+
+        def fn(*operands):
+            number = len(values)
+            some, dots = list(operands[:number]), list(operands[number:])
+            new, out = jax.jvp(_of(eqn, some, places), [some[i] for i in places], dots)
+            return new, [y for y in out if y.dtype != jax.dtypes.float0]
+
+        jaxpr = trace(fn, [*values, *tangents])
+        results = interpreter.nested(
+            eqn, jaxpr, [*values, *tangents], [*like, *tangents]
+        )
+        y, rest = results[: len(eqn.outvars)], iter(results[len(eqn.outvars) :])
+        return y, [next(rest) if _inexact(a) else _float0(a.shape) for a in y]
+
+    like = values
+    return call(values)
+
+
+@add_rule("custom_vjp_call", "custom_vjp_call_jaxpr")
+def _custom_vjp(interpreter, eqn, values):
+    values = as_arrays(eqn, values)
+    places = _differentiable(values)
+    vjp_tree: Any = None
+
+    @jax.custom_vjp
+    def call(values):
+        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values, like)
+
+    def forward(values):
+        def fn(*operands):
+            nonlocal vjp_tree
+            some = [operands[i] for i in places]
+            y, vjp = jax.vjp(lambda *some: _of(eqn, operands, places)(*some), *some)
+            residuals, vjp_tree = jtu.tree_flatten(vjp)
+            return y, residuals
+
+        # Quantized arrays among the residuals stay packed.
+        number = len(eqn.outvars)
+        jaxpr = trace(fn, values)
+        dense = [i < number for i in range(len(jaxpr.out_avals))]
+        results = interpreter.nested(eqn, jaxpr, values, like, dense)
+        return results[:number], (results[number:], [None if q else 0 for q in dense])
+
+    def backward(residuals, cotangents):
+        residuals, _ = residuals
+        some = [ct for ct in cotangents if ct.dtype != jax.dtypes.float0]
+
+        def fn(*operands):
+            vjp = vjp_tree.unflatten(operands[: len(residuals)])
+            rest = iter(operands[len(residuals) :])
+            return vjp([next(rest) if _inexact(ct) else ct for ct in cotangents])
+
+        operands = [*residuals, *some]
+        found = interpreter.nested(eqn, trace(fn, operands), operands, operands)
+        out: list[Any] = [None] * len(like)
+        for i, ct in zip(places, found, strict=True):
+            out[i] = ct
+        return (out,)
+
+    call.defvjp(forward, backward)
+    like = values
+    return call(values)
+
+
+def _of(eqn, values: Sequence[Any], places: Sequence[int]) -> Callable:
+    # The primitive as a function of the operands in some places.
+    def fn(*some):
+        new = list(values)
+        for i, value in zip(places, some, strict=True):
+            new[i] = value
+        return bind(eqn, new)
+
+    return fn
+
+
+def _differentiable(values: Sequence[Value]) -> list[int]:
+    return [i for i, v in enumerate(values) if not is_quantized(v) and _inexact(v)]
+
+
+def _inexact(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def _float0(shape):
+    return np.zeros(shape, jax.dtypes.float0)

@@ -1,0 +1,153 @@
+import functools as ft
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Integer, Shaped
+
+from .._array import as_dense, is_quantized, QuantizedArray
+from .._dot import DotDimensionNumbers
+from ._transform import implicit
+
+
+def qdot_general(
+    x: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    w: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    dimension_numbers: DotDimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Shaped[Array, "..."]:
+    """`jax.lax.dot_general`, where either operand may be quantized, or both.
+
+    !!! Example
+
+        ```python
+        y = eqquant.qdot_general(x, w, (((1,), (1,)), ((0,), (0,))))
+        ```
+
+    **Arguments:**
+
+    - `x`, `w`: the operands. Packed codes are read if all axes that blocks lie along
+        are contracted, or else none of them is and another one is; for anything else,
+        the operand is dequantized.
+    - Others: as of `jax.lax.dot_general`.
+
+    **Returns:**
+
+    The product, in the dtype of the operand that is not quantized, unless
+    `preferred_element_type` says otherwise. (That of the other, if this is an integer.)
+    It is accumulated in float32.
+
+    **Raises:**
+
+    What `jax.lax.dot_general` does, if the shapes do not match.
+    """
+    contracted, batch = dimension_numbers
+    numbers = tuple(map(tuple, contracted)), tuple(map(tuple, batch))
+    x, w = _of_one_dtype([x, w])
+    return _dot_general(x, w, numbers, precision, preferred_element_type)
+
+
+# An eager call of these compiles once for each shape.
+@ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _dot_general(x, w, *params):
+    return implicit(lambda x, w: lax.dot_general(x, w, *params))(x, w)
+
+
+def qeinsum(
+    subscripts: str,
+    *operands: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Shaped[Array, "..."]:
+    """`jnp.einsum`, of operands any of which may be quantized.
+
+    !!! Example
+
+        ```python
+        w = eqquant.quantize(w, "nf4", axis=-1)  # heads, features of each, inputs
+        y = eqquant.qeinsum("ti,hei->the", x, w)
+        ```
+
+    **Arguments:**
+
+    - `subscripts`, `operands`, and others: as of `jnp.einsum`. Packed codes are read as
+        by [`eqquant.qdot_general`][].
+
+    **Returns:**
+
+    An array, in the dtype of the operands that are not quantized, unless
+    `preferred_element_type` says otherwise. (That of the others, if these are
+    integers.)
+
+    **Raises:**
+
+    What `jnp.einsum` does, if the shapes do not match.
+    """
+    params = dict(precision=precision, preferred_element_type=preferred_element_type)
+    return _einsum(_of_one_dtype(operands), subscripts, tuple(params.items()))
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _einsum(operands, subscripts, params):
+    einsum = lambda *operands: jnp.einsum(subscripts, *operands, **dict(params))
+    return as_dense(implicit(einsum)(*operands))
+
+
+def qtake(
+    w: QuantizedArray | Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    ids: Integer[Array, "..."] | Integer[np.ndarray, "..."] | int,
+    axis: int = 0,
+    *,
+    mode: str | None = None,
+) -> Shaped[Array, "..."] | QuantizedArray:
+    """`jnp.take`, from an array that may be quantized. Only what is taken is read.
+
+    !!! Example
+
+        ```python
+        table = eqquant.quantize(table, "int8", axis=-1)
+        x = eqquant.qtake(table, tokens)  # decodes these rows alone
+
+        experts = eqquant.quantize(experts, "nf4")  # experts, in, out
+        some = eqquant.qtake(experts, ids)  # packed
+        y = eqquant.qeinsum("ti,tio->to", x, some)
+        ```
+
+    **Arguments:**
+
+    - `w`: what to take from.
+    - `ids`, `axis`, `mode`: as of `jnp.take`. Along an axis that blocks lie along, `w`
+        is dequantized.
+
+    **Returns:**
+
+    Of a matrix, an array: the rows. Of a stack, a [`eqquant.QuantizedArray`][] where
+    `axis` is one of the stack's.
+    """
+    return _take(w, jnp.asarray(ids), axis, mode)
+
+
+@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _take(w, ids, axis, mode):
+    return implicit(lambda w, ids: jnp.take(w, ids, axis=axis, mode=mode))(w, ids)
+
+
+def _of_one_dtype(operands: Sequence[Any]) -> list[Any]:
+    # Products have the dtype of what is not quantized, and quantized arrays follow.
+    operands = [x if is_quantized(x) else jnp.asarray(x) for x in operands]
+    arrays = [x for x in operands if not is_quantized(x)]
+    quantized = [q for q in operands if is_quantized(q)]
+    if not quantized:
+        return operands
+    floating = [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+    dtype = jnp.result_type(*floating) if floating else quantized[0].dtype
+    return [
+        x.astype(dtype)
+        if is_quantized(x) or not jnp.issubdtype(x.dtype, jnp.inexact)
+        else x
+        for x in operands
+    ]

@@ -1,0 +1,141 @@
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from .._array import is_quantized, QuantizedArray
+from .._leading import leading_axes
+from ._events import muted
+from ._interpreter import as_arrays, Interpreter, Value
+from ._table import add_rule
+
+
+# Loops and branches. Quantized arrays go in as they are, and around as long as they
+# come out as they went in: in the same format, of the same shape.
+
+
+@add_rule("scan")
+def _scan(interpreter, eqn, values):
+    params = eqn.params
+    consts, number = sizes_of_scan(eqn)
+    values = as_arrays(eqn, values)
+    constants, carry = values[:consts], values[consts : consts + number]
+    stacks = [
+        interpreter.dequantize(x, eqn) if is_quantized(x) and not _is_stack(x) else x
+        for x in values[consts + number :]
+    ]
+
+    def step(carry, xs, dense):
+        new = [*constants, *carry, *xs]
+        dense = dense + [False] * (len(eqn.outvars) - number)
+        results = interpreter.nested(eqn, params["jaxpr"], new, values, dense)
+        return results[:number], results[number:]
+
+    def once(carry, dense):
+        xs = jtu.tree_map(lambda a: lax.full_like(a, 0, shape=a.shape[1:]), stacks)
+        return step(carry, xs, dense)[0]
+
+    carry, dense = _invariant(interpreter, eqn, once, carry)
+    carry, ys = lax.scan(
+        lambda carry, xs: step(carry, xs, dense),
+        carry,
+        stacks,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys]
+
+
+def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried."""
+    params = eqn.params
+    if "ft_in" in params:
+        consts, number, _ = map(len, params["ft_in"].unpack())
+        return consts, number
+    return params["num_consts"], params["num_carry"]
+
+
+def _is_stack(q: QuantizedArray) -> bool:
+    # Of weights, which are not rows themselves.
+    return leading_axes(q)[:1] == (0,) and len(leading_axes(q)) > 1
+
+
+@add_rule("while")
+def _while(interpreter, eqn, values):
+    params = eqn.params
+    values = as_arrays(eqn, values)
+    first = params["cond_nconsts"]
+    second = first + params["body_nconsts"]
+    of_cond, of_body, carry = values[:first], values[first:second], values[second:]
+
+    def cond(carry):
+        new, like = [*of_cond, *carry], [*of_cond, *values[second:]]
+        (go_on,) = interpreter.nested(eqn, params["cond_jaxpr"], new, like)
+        return go_on
+
+    def body(carry, dense):
+        new, like = [*of_body, *carry], values[first:]
+        return interpreter.nested(eqn, params["body_jaxpr"], new, like, dense)
+
+    carry, dense = _invariant(interpreter, eqn, body, carry)
+    return lax.while_loop(cond, lambda carry: body(carry, dense), carry)
+
+
+def _invariant(
+    interpreter: Interpreter,
+    eqn: JaxprEqn,
+    body: Callable[[list[Value], list[bool]], list[Value]],
+    carry: list[Value],
+) -> tuple[list[Value], list[bool]]:
+    """Dequantizes what does not come out of the body of a loop as it went in.
+
+    **Returns:**
+
+    What the loop begins with, and which of that is not quantized.
+    """
+    while True:
+        dense = [not is_quantized(x) for x in carry]
+        if all(dense):
+            return carry, dense
+        with muted():
+            out = jax.eval_shape(lambda carry, dense=dense: body(carry, dense), carry)
+        same = [_kind(a) == _kind(b) for a, b in zip(carry, out, strict=True)]
+        if all(a or b for a, b in zip(dense, same)):
+            return carry, dense
+        carry = [
+            x if is_same else interpreter.dequantize(x, eqn)
+            for x, is_same in zip(carry, same)
+        ]
+
+
+def _kind(value: Any) -> Any:
+    leaves, treedef = jtu.tree_flatten(value)
+    return treedef, [(a.shape, a.dtype) for a in leaves]
+
+
+@add_rule("cond")
+def _cond(interpreter, eqn, values):
+    index, *operands = as_arrays(eqn, values)
+    branches = eqn.params["branches"]
+
+    def branch(jaxpr, new, dense):
+        return interpreter.nested(eqn, jaxpr, new, operands, dense)
+
+    dense = [True] * len(eqn.outvars)
+    if any(var.aval.ndim >= 2 for var in eqn.outvars):
+        # Results stay packed if those of every branch are of one kind.
+        with muted():
+            outs = [
+                jax.eval_shape(lambda new, b=b: branch(b, new, False), operands)
+                for b in branches
+            ]
+        dense = [
+            not all(is_quantized(x) and _kind(x) == _kind(each[0]) for x in each)
+            for each in zip(*outs, strict=True)
+        ]
+    fns = [lambda new, b=b: branch(b, new, dense) for b in branches]
+    return lax.switch(index, fns, operands)

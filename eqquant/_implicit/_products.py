@@ -1,0 +1,86 @@
+from .._array import is_quantized
+from .._conv import conv
+from .._dot import dot, precision_name
+from .._ragged import ragged_dot
+from ._table import add_rule
+
+
+# Products, which read the packed codes.
+
+
+@add_rule("dot_general")
+def _dot_general(interpreter, eqn, values):
+    if eqn.params["out_sharding"] is not None:
+        return NotImplemented
+    # Of two quantized operands, the larger stays packed.
+    first, second = values
+    both = is_quantized(first) and is_quantized(second)
+    orders = [True, False] if both and first.size > second.size else [False, True]
+    for q_first in orders:
+        x, q = (second, first) if q_first else (first, second)
+        if not is_quantized(q):
+            continue
+        contracted, batch = eqn.params["dimension_numbers"]
+        if q_first:
+            contracted, batch = contracted[::-1], batch[::-1]
+        y = dot(
+            interpreter.dequantize(x, eqn),
+            q,
+            (contracted, batch),
+            out_dtype=eqn.outvars[0].aval.dtype,
+            precision=precision_name(eqn.params["precision"]),
+            q_first=q_first,
+        )
+        if y is not None:
+            interpreter.product(eqn, q)
+            return [y]
+    return NotImplemented
+
+
+@add_rule("conv_general_dilated")
+def _conv(interpreter, eqn, values):
+    x, q = values
+    params = dict(eqn.params)
+    if not is_quantized(q) or params.pop("out_sharding") is not None:
+        return NotImplemented
+    y = conv(interpreter.dequantize(x, eqn), q, **params)
+    if y is None:
+        return NotImplemented
+    interpreter.product(eqn, q)
+    return [y]
+
+
+@add_rule("ragged_dot", "ragged_dot_general")
+def _ragged_dot(interpreter, eqn, values):
+    x, q, group_sizes = values
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (x_axes, q_axes), (batch, _) = numbers.dot_dimension_numbers
+    if not is_quantized(q) or len(x_axes) != 1:
+        return NotImplemented
+    (x_axis,), (q_axis,) = x_axes, q_axes
+    plain = (
+        x.ndim == 2
+        and group_sizes.ndim == 1
+        and len(batch) == 0
+        and tuple(numbers.lhs_ragged_dimensions) == (1 - x_axis,)
+        and tuple(numbers.rhs_group_dimensions) == (0,)
+        and q_axis in (1, 2)
+        and eqn.params["group_offset"] is None
+        and eqn.params.get("out_sharding") is None
+    )
+    if not plain:
+        return NotImplemented
+    x = interpreter.dequantize(x, eqn)
+    dtype = eqn.outvars[0].aval.dtype
+    y = ragged_dot(
+        x if x_axis == 1 else x.T,
+        q,
+        group_sizes,
+        transposed=q_axis == 2,
+        dtype=dtype,
+        precision=precision_name(eqn.params["precision"]),
+    )
+    if y is None:
+        return NotImplemented
+    interpreter.product(eqn, q)
+    return [y]

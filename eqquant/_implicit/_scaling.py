@@ -1,0 +1,76 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._array import is_quantized, QuantizedArray
+from ..formats import AbstractFormat, AbstractGrid, from_bits, Int4, Nested, to_bits
+from ._table import add_rule
+
+
+# A multiple of a quantized array has the same codes, and multiples of its scales.
+#
+# Only by a number that is known, and so cannot be differentiated with respect to: the
+# bits of a scale have no derivative.
+
+
+@add_rule("mul")
+def _mul(interpreter, eqn, values):
+    a, b = values
+    q, other = (a, eqn.invars[1]) if is_quantized(a) else (b, eqn.invars[0])
+    factor = interpreter.constant(other)
+    return NotImplemented if factor is None else _multiple(q, float(factor))
+
+
+@add_rule("div")
+def _div(interpreter, eqn, values):
+    a, _ = values
+    divisor = interpreter.constant(eqn.invars[1])
+    if not is_quantized(a) or divisor is None or float(divisor) == 0:
+        return NotImplemented
+    return _multiple(a, 1 / float(divisor))
+
+
+@add_rule("neg")
+def _neg(interpreter, eqn, values):
+    (q,) = values
+    return _multiple(q, -1.0)
+
+
+def _multiple(q: QuantizedArray, factor: float):
+    base = _base(q.format)
+    if base is None:
+        return NotImplemented
+    if abs(factor) != 1:
+        # Either exact, or with an error of the order of that of the array's own dtype.
+        exact = abs(np.frexp(factor)[0]) == 0.5
+        if not exact and _eps(base) > _eps(q.dtype):
+            return NotImplemented
+        # The scales should stay where floats are normal.
+        if base == jnp.float16 or not 2.0**-16 <= abs(factor) <= 2.0**16:
+            return NotImplemented
+    return [dataclasses.replace(q, stored=_scaled(q.stored, q.format, factor))]
+
+
+def _base(format: AbstractFormat):
+    # The least precise dtype that scales are held in; `None` if what is decoded is not
+    # known to be in proportion to them.
+    if isinstance(format, Nested):
+        dtypes = [_base(format.base), _base(format.scale)]
+        if None in dtypes:
+            return None
+        return jnp.float16 if jnp.float16 in dtypes else max(dtypes, key=_eps)
+    if isinstance(format, AbstractGrid | Int4):
+        return format.scale_dtype
+    return None
+
+
+def _eps(dtype):
+    return jnp.finfo(dtype).eps
+
+
+def _scaled(stored, format, factor):
+    if isinstance(format, Nested):
+        return stored | {"scale": _scaled(stored["scale"], format.scale, factor)}
+    scale = from_bits(stored["scale"], format.scale_dtype) * np.float32(factor)
+    return stored | {"scale": to_bits(scale, format.scale_dtype)}

@@ -1,0 +1,79 @@
+import dataclasses
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._array import is_quantized, QuantizedArray
+from .._leading import blocked_axes, leading_axes
+from .._placement import full_spec, number_of_shards, splits_evenly
+from ..formats import by_row, shape_of
+from ._interpreter import as_arrays
+from ._table import add_rule
+
+
+# Whatever splits an array splits each stored array in the same way, unless that would
+# cut through a block or a byte.
+
+
+@add_rule("sharding_constraint")
+def _constraint(interpreter, eqn, values):
+    (q,) = values
+    sharding = eqn.params["sharding"]
+    if not isinstance(sharding, NamedSharding) or eqn.params["unconstrained_dims"]:
+        return NotImplemented
+    if _specs(q, sharding.spec, sharding.mesh) is None:
+        return NotImplemented
+    return [q.with_sharding(sharding)]
+
+
+@add_rule("shard_map")
+def _shard_map(interpreter, eqn, values):
+    params = eqn.params
+    values = as_arrays(eqn, values)
+    operands, in_specs = [], []
+    for value, spec in zip(values, params["in_specs"], strict=True):
+        if is_quantized(value):
+            specs = _specs(value, spec, params["mesh"])
+            if specs is None:
+                value = interpreter.dequantize(value, eqn)
+            else:
+                value = dataclasses.replace(value, sharding=None)
+                spec = dataclasses.replace(value, stored=specs)
+        operands.append(value)
+        in_specs.append(spec)
+
+    def call(*new):
+        return interpreter.nested(eqn, params["jaxpr"], new, operands)
+
+    fn = jax.shard_map(
+        call,
+        mesh=params["mesh"],
+        in_specs=tuple(in_specs),
+        out_specs=list(params["out_specs"]),
+        check_vma=params["check_vma"],
+        axis_names=params["newly_manual_axes"],
+    )
+    return fn(*operands)
+
+
+def _specs(q: QuantizedArray, spec: PartitionSpec, mesh: Any) -> Any:
+    """Of each stored array; `None` if there are none."""
+    entries = tuple(full_spec(spec, q.ndim))
+    first, *others = blocked_axes(q)
+    *lead, k = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    shards = number_of_shards(mesh, entries[first])
+    if any(entries[i] is not None for i in others):
+        return None
+    if not splits_evenly(q.format, lead, k, shards):
+        return None
+    wanted = by_row(
+        (*[entries[i] for i in leading_axes(q)], entries[first]), q.row_axis
+    )
+
+    def of(a):
+        split = [None if size == 1 else e for size, e in zip(a.shape, wanted)]
+        return PartitionSpec(*split)
+
+    return jtu.tree_map(of, q.stored)

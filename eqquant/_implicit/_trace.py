@@ -1,0 +1,30 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from .._array import is_quantized
+from ._interpreter import Value
+
+
+def trace(fn: Callable[..., Any], values: Sequence[Value]) -> ClosedJaxpr:
+    """The jaxpr of a function of ordinary arrays, such as `values` stand for."""
+    return jax.make_jaxpr(fn)(*[as_operand(value) for value in values])
+
+
+def as_operand(value: Value) -> Any:
+    """What to trace a function of ordinary arrays with."""
+    if not is_quantized(value):
+        return value
+    first, *_ = jtu.tree_leaves(value.stored)
+    aval = jax.typeof(first)
+    if aval.manual_axis_type.varying:
+        # Under `shard_map`: only an array can say that it varies. It is not used.
+        return lax.full_like(first, 0, value.dtype, value.shape)
+    explicit = aval.sharding.mesh.explicit_axes
+    return jax.ShapeDtypeStruct(
+        value.shape, value.dtype, sharding=value.placement if explicit else None
+    )

@@ -1,0 +1,160 @@
+import functools as ft
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._array import QuantizedArray
+from .._prepack import tree_prepack
+from .._quantize import quantize
+from ..formats import round_trip
+from ..report import explain
+from ._formats import Quantization
+from ._gpu_measurement import GPUMeasurement
+from ._meter import Meter, Show
+
+
+# How many products a program has: enough that they take longer than to start it.
+_together = 8
+
+
+def measure_gpu(
+    cases: Sequence[tuple[tuple[int, int], int]],
+    formats: Sequence[Quantization],
+    *,
+    cycle: int = 2**29,
+    copied: int = 2**30,
+    turn: float | int = 0.02,
+    rounds: int = 5,
+    show: Show | None = None,
+) -> list[GPUMeasurement]:
+    """Measures products on the default device, which should be a GPU, next to those of
+    bfloat16. Rows are of bfloat16, too.
+
+    **Arguments:**
+
+    - `cases`: shapes of weights, contracted axis first, and numbers of rows.
+    - `formats`: what to store the weights in.
+    - `cycle`: how many bytes of weights to go through before one comes again.
+    - `copied`: how many bytes to copy, to find how fast memory is.
+    - `turn`, `rounds`: for how many seconds to time each, and how often.
+    - `show`: as of [`eqquant.bench.measure`][].
+
+    **Returns:**
+
+    A list of `GPUMeasurement`s: for each case, of bfloat16 and of `formats`.
+    """
+    timed = ft.partial(_seconds, turn=turn, rounds=rounds)
+    meter = Meter(len(cases) * (len(formats) + 1), show)
+    copy = _copy_rate(copied, timed)
+    found = []
+    for (k, n), m in cases:
+        w = jax.random.normal(jax.random.key(0), (k, n), jnp.bfloat16)
+        x = jax.random.normal(jax.random.key(1), (m, k), jnp.bfloat16)
+        # Done again for each case: both are to be measured in the same minute.
+        meter.add(1, f"{k}x{n}, {m} rows, bfloat16")
+        baseline = _time_product(x, w, cycle, timed)
+        measured = ft.partial(
+            GPUMeasurement, shape=(k, n), rows=m, baseline=baseline, copy=copy
+        )
+        found.append(
+            measured(
+                name="bfloat16",
+                kernel=None,
+                seconds=baseline,
+                nbytes=w.nbytes,
+                error=float(_error(x @ w, x, w)),
+                bound=_rounding,
+            )
+        )
+        for format, activation in formats:
+            quantization = Quantization(format, activation)
+            meter.add(1, f"{k}x{n}, {m} rows, {quantization}")
+            # As those of a layer are stored, whose products are `weight @ x`.
+            q = quantize(w.T, format, axis=-1, activation=activation)
+            q = tree_prepack(q, platform="gpu").mT
+            explained = explain(x, q)
+            assert explained.error is not None
+            rounded = x if activation is None else round_trip(x, activation)
+            found.append(
+                measured(
+                    name=str(quantization),
+                    kernel=explained.kernel,
+                    seconds=_time_product(x, q, cycle, timed),
+                    nbytes=q.nbytes,
+                    error=float(_error(x @ q, rounded, q.dequantize())),
+                    bound=explained.error + _rounding,
+                )
+            )
+    return found
+
+
+# The product is rounded to bfloat16.
+_rounding = float(jnp.finfo(jnp.bfloat16).eps)
+
+
+@jax.jit
+def _error(
+    y: Float[Array, "m n"], x: Float[Array, "m k"], w: Float[Array, "k n"]
+) -> Float[Array, ""]:
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    dot = ft.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    difference = jnp.abs(y.astype(jnp.float32) - dot(x, w))
+    return jnp.max(difference / dot(jnp.abs(x), jnp.abs(w)))
+
+
+def _time_product(
+    x: Float[Array, "m k"],
+    w: Float[Array, "k n"] | QuantizedArray,
+    cycle: int,
+    timed: Callable[[Sequence[Callable[[], Any]]], float],
+) -> float:
+    number = _together * max(1, math.ceil(cycle / w.nbytes / _together))
+    copies = [jtu.tree_map(lambda a: a.copy(), w) for _ in range(number)]
+    product = jax.jit(lambda x, w: x @ w)
+
+    @jax.jit
+    def program(x, weights):
+        products = []
+        for w in weights:
+            # One after the other.
+            x, y = lax.optimization_barrier((x, product(x, w)))
+            products.append(y)
+        return products[-1]
+
+    calls = [
+        ft.partial(program, x, copies[i : i + _together])
+        for i in range(0, number, _together)
+    ]
+    return timed(calls) / _together
+
+
+def _copy_rate(nbytes, timed):
+    a = jnp.zeros((nbytes // 4,), jnp.uint32)
+    copied = jax.jit(lambda a: a ^ np.uint32(1))
+    return 2 * nbytes / timed([lambda: copied(a)])
+
+
+def _seconds(
+    calls: Sequence[Callable[[], Any]], turn: float | int, rounds: int
+) -> float:
+    """How long a call takes, of some that are made in turn."""
+
+    def run(number):
+        start = time.perf_counter()
+        for i in range(number - 1):
+            calls[i % len(calls)]()
+        # A GPU does things in turn.
+        jax.block_until_ready(calls[-1]())
+        return time.perf_counter() - start
+
+    run(len(calls))
+    number = max(len(calls), math.ceil(turn / (run(len(calls)) / len(calls))))
+    return float(np.median([run(number) / number for _ in range(rounds)]))

@@ -1,0 +1,112 @@
+import functools as ft
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float
+
+from ._grid import AbstractGrid
+from ._scale import as_scale_dtype, reciprocal
+
+
+_decades = 7
+
+
+@ft.cache
+def codebook(signed: bool) -> Float[np.ndarray, "256"]:
+    """The points of `Dynamic8`, in ascending order."""
+    positive = np.concatenate([_decade(i, signed) for i in range(_decades)])
+    negative = -positive[::-1] if signed else positive[:0]
+    return np.concatenate([negative, [0], positive, [1]], dtype=np.float32)
+
+
+def _number(decade, signed):
+    return 2**decade if signed else 2 * 2**decade
+
+
+def _decade(decade, signed):
+    # The middles of equal parts. In float32 and from both ends, as PyTorch does, so
+    # that these are the numbers of bitsandbytes to the last bit.
+    number = _number(decade, signed)
+    low, i = np.float32(0.1), np.arange(number + 1)
+    step = (1 - low) / np.float32(number)
+    up, down = low + np.float64(step) * i, 1 - np.float64(step) * i[::-1]
+    edges = np.where(i < (number + 1) // 2, up, down).astype(np.float32)
+    middles = (edges[:-1] + edges[1:]) / np.float32(2)
+    return middles * np.float32(10.0 ** (decade - _decades + 1))
+
+
+class Dynamic8(AbstractGrid):
+    """8-bit numbers for what spans many orders of magnitude, such as the state of an
+    optimizer: seven decades, each with twice as many points as the one below it, times
+    the largest absolute value of the block.
+
+    - `signed`: if false then there is no sign, and twice as many points instead. This
+      is for numbers that are not negative; others become zero. A positive number does
+      not then, however small: the second moment of an optimizer is divided by.
+    - `dithered`: to round up or down as if by chance, by a hash of the bits of each
+      number, so that the mean of many is right. A running mean moves by less than the
+      points are apart; rounded to the nearest, it would stand still.
+
+    The points are those of bitsandbytes. Zero and the positive end of a block are
+    exact, but there is no -1, so what was decoded may change if it is quantized again.
+
+    ??? cite "Reference"
+
+        8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022. Sections
+        1.3 and 2.
+    """
+
+    block_size: int | None = eqx.field(default=256, static=True)
+    signed: bool = eqx.field(default=True, static=True)
+    dithered: bool = eqx.field(default=False, static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 256
+
+    def fit(self, blocks, size):
+        magnitude = jnp.abs(blocks) if self.signed else blocks
+        return jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
+
+    def to_codes(self, blocks, size, scale):
+        # The reciprocal of a very large scale would be subnormal, and flushed to zero.
+        down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
+        unit = (blocks * down) * reciprocal(scale * down)
+        *_, last, end = codebook(self.signed)
+        beyond = (unit > (last + end) / 2).astype(jnp.int32)
+        if not self.signed:
+            return (self._rank(unit) + beyond).astype(jnp.uint8)
+        rank = self._rank(jnp.abs(unit))
+        return (127 + jnp.where(unit < 0, -rank, rank + beyond)).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        table = jnp.asarray(codebook(self.signed))
+        return table.at[codes].get(mode="promise_in_bounds")
+
+    def _rank(self, unit):
+        # How many edges between points there are below a number, but for the end's.
+        # Those of one decade are evenly spaced, so they need not be compared with.
+        rank = jnp.zeros(unit.shape, jnp.int32)
+        below = np.float32(0)
+        shift = _uniform(unit) if self.dithered else 0
+        for i in range(_decades):
+            points = _decade(i, self.signed)
+            edge = (below + points[0]) / 2 if i > 0 or self.signed else below
+            power, number = 10.0 ** (i - _decades + 1), len(points)
+            within = (unit / power - 0.1) * (number / 0.9) + shift
+            within = jnp.clip(jnp.ceil(within) - 1, 0, number - 1)
+            rank += (unit > edge).astype(jnp.int32) + within.astype(jnp.int32)
+            below = points[-1]
+        return rank
+
+
+def _uniform(x):
+    # More than -1/2 and up to 1/2, by the bits of each number. (The constants are those
+    # of MurmurHash3's finalizer.)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
+    return 0.5 - (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)

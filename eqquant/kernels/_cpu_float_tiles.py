@@ -1,0 +1,99 @@
+import itertools as it
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ..formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
+from ._cpu_codes import grid, per, points, refuse_layout, scales, zero_points
+from ._cpu_tiles import refuse_small, tiled
+from ._cpu_tuning import bfloat16_rows
+from ._problem import Problem
+from ._table import register_kernel
+
+
+def _float_tiles(x, stored, problem, dtype):
+    codes, format = stored["codes"], grid(problem)
+    j = codes.shape[0]
+    forward = problem.product == "matmul"
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    scale, zero = scales(stored, problem), zero_points(stored)
+    one = scale.shape[0] == 1
+    if one and not forward:
+        x = x * scale
+
+    def decode(codes, part):
+        def finish(i, w):
+            w = w if zero is None else w - part(_by_byte(zero, i, problem, j))
+            w = w if one else w * part(_by_byte(scale, i, problem, j))
+            return w if dtype == jnp.float32 else _to_bfloat16(w)
+
+        return [finish(i, w) for i, w in enumerate(points(codes, format))]
+
+    y = tiled(x.astype(dtype), codes, decode, problem, per(format))
+    return (y * scale if one and forward else y).astype(problem.dtype)
+
+
+def _by_byte(a, i, problem, j):
+    # From one for each block to one for the code number `i` of each byte.
+    block, p = problem.format.block_size, per(grid(problem))
+    if a.shape[0] == 1:
+        return jnp.broadcast_to(a, (j, a.shape[1]))
+    if block % p == 0:
+        return jnp.repeat(a, block // p, axis=0)[:j]
+    # (Not by an index, which XLA would not fuse.)
+    a = jnp.pad(a, ((0, 1), (0, 0)))
+    each = jnp.broadcast_to(a[:, None], (a.shape[0], block, a.shape[1]))
+    return each.reshape(-1, a.shape[1])[i : p * j : p]
+
+
+def _to_bfloat16(w):
+    # XLA's own conversion is slower.
+    bits = lax.bitcast_convert_type(w, jnp.uint32) + np.uint32(2**15)
+    bits = (bits >> np.uint32(16)).astype(jnp.uint16)
+    return lax.bitcast_convert_type(bits, jnp.bfloat16)
+
+
+def float32_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Decodes to float32. Exact."""
+    return _float_tiles(x, stored, problem, jnp.float32)
+
+
+def bfloat16_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Rounds the inputs and the weight to bfloat16, and adds in float32."""
+    return _float_tiles(x, stored, problem, jnp.bfloat16)
+
+
+def _rounded(problem: Problem) -> str | None:
+    if problem.rows is not None and problem.rows < bfloat16_rows:
+        return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
+    return refuse_small(problem) or refuse_layout(problem)
+
+
+for _product, _activation in it.product(
+    ("matmul", "matmul_transposed"), (None, AbstractFormat)
+):
+    for _type in (AbstractGrid, Int4):
+        register_kernel(
+            _product,
+            _type,
+            activation=_activation,
+            supports=refuse_layout,
+            error=1e-5,
+        )(float32_tiles)
+    for _type in (NF4, Int4):
+        register_kernel(
+            _product,
+            _type,
+            activation=_activation,
+            priority=1,
+            supports=_rounded,
+            error=4e-3,
+        )(bfloat16_tiles)

@@ -1,0 +1,20 @@
+from .._tree import trainable_spec as trainable_spec
+from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
+from ._bitnet import bitnet as bitnet
+from ._fake_quantize import fake_quantize as fake_quantize
+from ._fake_quantized import FakeQuantized as FakeQuantized
+from ._frozen import is_frozen as is_frozen
+from ._learned_step_size import learned_step_size as learned_step_size
+from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit
+from ._lora import lora as lora, lora_spec as lora_spec
+from ._lora_adapters import (
+    lora_only as lora_only,
+    merge_lora as merge_lora,
+    with_lora as with_lora,
+)
+from ._lora_array import LoRA as LoRA
+from ._straight_through import straight_through as straight_through
+from ._tree_fake_quantize import (
+    tree_fake_quantize as tree_fake_quantize,
+    tree_freeze as tree_freeze,
+)

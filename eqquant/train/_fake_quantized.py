@@ -1,0 +1,161 @@
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from .._array import QuantizedArray
+from .._axes import Axis, contracted_last
+from .._quantize import quantize
+from ..formats import AbstractFormat, from_rows
+from ._learned_step_size import initial_step_size, learned_step_size
+from ._points import as_rounding, largest
+from ._straight_through import checked_axis, straight_through
+from ._weight import AbstractWeight
+
+
+class FakeQuantized(AbstractWeight):
+    """A weight that trains to be quantized. It stands where an array stood, holds that
+    array, and is multiplied, indexed and so on as the array would be after rounding.
+    The derivatives are those of the straight-through estimator.
+
+    Make these with [`eqquant.train.tree_fake_quantize`][].
+
+    - `weight`: the master weight, which trains.
+    - `step_size`: the scale of each block, which trains too; or `None`, where the
+        format finds the scales anew from the weight each time.
+    - `format`, `axis`, `activation`: as of [`eqquant.quantize`][].
+    - `clip`: as of [`eqquant.straight_through`][].
+    """
+
+    weight: Float[Array, "..."]
+    step_size: Float[Array, "*b g"] | None
+    format: AbstractFormat = eqx.field(static=True)
+    axis: Axis = eqx.field(static=True)
+    activation: AbstractFormat | None = eqx.field(static=True)
+    clip: bool = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weight.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.weight.ndim
+
+    @property
+    def size(self) -> int:
+        return self.weight.size
+
+    @property
+    def T(self) -> "FakeQuantized":
+        if self.ndim > 2:
+            raise ValueError(
+                "`.T` is of vectors and matrices. For the transpose of the matrices of "
+                f"a stack, use `.mT`. Got shape {self.shape}."
+            )
+        return self if self.ndim == 1 else self.mT
+
+    @property
+    def mT(self) -> "FakeQuantized":
+        """The transpose of each matrix, blocks and all."""
+        if self.ndim < 2 or self.axis not in (-1, -2):
+            raise ValueError(
+                "`.mT` is of matrices, and stacks of them, with `axis` -1 or -2. Got "
+                f"shape {self.shape} and axis {self.axis}."
+            )
+        return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
+
+    def dequantize(self) -> Float[Array, "..."]:
+        """The array after rounding: the one that `freeze` will stand for."""
+        if self.step_size is None:
+            return straight_through(
+                self.weight, self.format, axis=self.axis, clip=self.clip
+            )
+        return learned_step_size(
+            self.weight, self.step_size, self.format, axis=self.axis
+        )
+
+    def freeze(self) -> QuantizedArray:
+        """Packs the array, with the scales that were learned, if they were."""
+        q = quantize(
+            self.weight, self.format, axis=self.axis, activation=self.activation
+        )
+        if self.step_size is None:
+            return q
+        rows = contracted_last(self.weight, self.axis)
+        stored = self.format.encode(rows, jnp.abs(self.step_size))
+        q = dataclasses.replace(q, stored=from_rows(stored, q.row_axis))
+        return q if q.sharding is None else q.with_sharding(q.sharding)
+
+    def __matmul__(self, x: Any) -> Array:
+        if isinstance(x, AbstractWeight | QuantizedArray):
+            x = x.dequantize()
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = self._rounded(jnp.asarray(x), -1 if x.ndim < 2 else -2)
+        return jnp.matmul(self.dequantize().astype(x.dtype), x)
+
+    def __rmatmul__(self, x: Any) -> Array:
+        if isinstance(x, QuantizedArray):
+            x = x.dequantize()
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = self._rounded(jnp.asarray(x), -1)
+        return jnp.matmul(x, self.dequantize().astype(x.dtype))
+
+    def __getitem__(self, index: Any) -> "Array | FakeQuantized":
+        """Integers and slices of the axes of a stack give a `FakeQuantized`. Anything
+        else gives what the ordinary array would."""
+        index = index if isinstance(index, tuple) else (index,)
+        of_stack = 0 < len(index) <= self.ndim - 2 and self.axis in (-1, -2)
+        if not (of_stack and all(map(_is_simple, index))):
+            return self.dequantize()[index]
+        return jax.tree.map(lambda a: a[index], self)
+
+    def _rounded(self, x: Shaped[Array, "..."], axis: int) -> Float[Array, "..."]:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            x = x.astype(self.dtype)
+        of_matrix = self.ndim == 1 or self.axis in (-1, -2)
+        if self.activation is None or not of_matrix:
+            return x
+        return straight_through(x, self.activation, axis=axis)
+
+
+def fake_quantized(
+    weight: Float[Array, "..."],
+    format: AbstractFormat | str,
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+    step_sizes: bool = False,
+    clip: bool = False,
+) -> FakeQuantized:
+    """Puts an array behind a format. What `quantize` would refuse when training is done
+    is refused now."""
+    format = as_rounding(format)
+    axis = checked_axis(weight, axis)
+    packed = eqx.filter_eval_shape(
+        quantize, weight, format, axis=axis, activation=activation
+    )
+    if clip:
+        largest(format)
+    return FakeQuantized(
+        weight=weight,
+        step_size=initial_step_size(weight, format, axis) if step_sizes else None,
+        format=format,
+        axis=axis,
+        activation=packed.activation,
+        clip=clip,
+    )
+
+
+def _is_simple(index: Any) -> bool:
+    return type(index) is int or isinstance(index, np.integer | slice)

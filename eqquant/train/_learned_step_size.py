@@ -1,0 +1,110 @@
+import functools as ft
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from .._axes import Axis, contracted_last
+from ..formats import AbstractFormat, AbstractScaled, NF4
+from ..formats._blocks import spread
+from ._estimator import estimate
+from ._points import as_rounding, largest, points
+from ._straight_through import back, checked_axis
+
+
+def learned_step_size(
+    w: Shaped[Array, "..."],
+    scale: Float[Array, "*b g"],
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | None = None,
+) -> Float[Array, "..."]:
+    """Quantizes with given scales and dequantizes, with derivatives of the scales too:
+    Learned Step Size Quantization.
+
+    Where a number is `scale * u`, and becomes `scale * p`, the derivatives are
+
+    - by the number: one; zero if it is beyond the first or the last point.
+    - by the scale: `p - u`; `p` if it is beyond. All of it divided by the square root
+        of how many numbers share a scale times the last point of the grid, so that the
+        scale learns about as fast as they do.
+
+    !!! Example
+
+        ```python
+        scale = eqquant.quantize(w, "int4").scale
+
+        @jax.grad(argnums=(0, 1))
+        def gradients(w, scale):
+            return loss(eqquant.train.learned_step_size(w, scale, "int4"))
+        ```
+
+    **Arguments:**
+
+    - `w`: a floating-point array of rank one at least.
+    - `scale`: the scale of each block, with the contracted axis last. (One whose sign
+        training has turned around counts as its absolute value.)
+    - `format`: a format or its name.
+    - `axis`: as of [`eqquant.straight_through`][].
+
+    **Returns:**
+
+    An array of the shape and dtype of `w`.
+
+    **Raises:**
+
+    As [`eqquant.straight_through`][] with `clip`; and a `ValueError` for a `scale` of
+    another shape.
+
+    ??? cite "Reference"
+
+        Learned Step Size Quantization. Esser et al., 2020. Equations 1 to 3, and
+        Section 2.2.
+    """
+    format = as_rounding(format)
+    axis = checked_axis(w, axis)
+    _check_scale(w, scale, format, axis)
+    return _learned_step_size(w, scale, format, axis)
+
+
+@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _learned_step_size(w, scale, format, axis):
+    rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
+    size = jnp.abs(scale)
+    stored = format.encode(rows, lax.stop_gradient(size))
+    tail = format.shape(stored, 0)[-1] - rows.shape[-1]
+    value = format.decode(stored, tail)
+    grid = points(stored, format, tail)
+    inside = grid.inside(rows)
+    unit = grid.unit(rows) - grid.zero
+    point = grid.unit(value) - grid.zero
+    slope = jnp.where(inside, point - unit, point)
+    slope = slope / math.sqrt(rows.size / scale.size * largest(format))
+    of_scale = slope * spread(size, format.block_size, rows.shape[-1])
+    of_w = jnp.where(back(inside, w, axis), w, lax.stop_gradient(w))
+    surrogate = of_w + back(of_scale.astype(w.dtype), w, axis)
+    return estimate(back(value.astype(w.dtype), w, axis), surrogate)
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def initial_step_size(
+    w: Float[Array, "..."], format: AbstractFormat, axis: Axis
+) -> Float[Array, "*b g"]:
+    """The scales that the format itself would choose, in float32."""
+    rows = contracted_last(w, axis)
+    largest(format)  # or an error
+    assert isinstance(format, AbstractScaled)
+    stored = format.encode(rows)
+    return format.scales(stored, format.shape(stored, 0)[-1] - rows.shape[-1])
+
+
+def _check_scale(w, scale, format, axis):
+    expected = eqx.filter_eval_shape(initial_step_size, w, format, axis)
+    if scale.shape != expected.shape:
+        raise ValueError(
+            f"`scale` should have shape {expected.shape}: one for each block of "
+            f"{format}. Got {scale.shape}."
+        )

@@ -1,0 +1,127 @@
+from collections.abc import Callable
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..formats import Dynamic8
+from ._moments8bit import advance, Moment, optax_library, Scalar, zeros
+
+
+if TYPE_CHECKING:
+    import optax
+
+
+class ScaleByLion8bitState(NamedTuple):
+    """For each parameter the running mean of its gradient."""
+
+    mu: PyTree[Moment]
+
+
+def scale_by_lion8bit(
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.99,
+    *,
+    block_size: int = 256,
+    filter_spec: PyTree = True,
+    min_size: int = 4096,
+    embeddings: bool = False,
+) -> "optax.GradientTransformation":
+    """`optax.scale_by_lion` with a state of one byte for each parameter, where that has
+    four: the moment is kept in [`eqquant.Dynamic8`][], flattened
+    and dithered.
+
+    **Arguments:**
+
+    - `b1`, `b2`: as of `optax.scale_by_lion`.
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as of
+        [`eqquant.train.scale_by_adam8bit`][].
+
+    **Returns:**
+
+    An `optax.GradientTransformation`.
+
+    **Raises:**
+
+    A `ModuleNotFoundError` if optax is not installed.
+
+    ??? cite "Reference"
+
+        Symbolic Discovery of Optimization Algorithms. Chen et al., 2023.
+
+        8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
+    """
+    format = Dynamic8(block_size, dithered=True)
+
+    def init(params):
+        mu = zeros(params, format, filter_spec, min_size, embeddings)
+        return ScaleByLion8bitState(mu)
+
+    def one(g, m):
+        return jnp.sign(b1 * m + (1 - b1) * g), b2 * m + (1 - b2) * g
+
+    @jax.jit
+    def step(updates, state):
+        leaves, treedef = jtu.tree_flatten(updates)
+        mu = treedef.flatten_up_to(state.mu)
+        found = [advance(one, *pair) for pair in zip(leaves, mu)]
+        updates, mu = (treedef.unflatten([new[i] for new in found]) for i in range(2))
+        return updates, ScaleByLion8bitState(mu)
+
+    def update(updates, state, params=None):
+        del params
+        return step(updates, state)
+
+    return optax_library().GradientTransformation(init, update)
+
+
+def lion8bit(
+    learning_rate: Scalar | Callable[[Any], Any],
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.99,
+    weight_decay: Scalar = 1e-3,
+    mask: Any = None,
+    *,
+    block_size: int = 256,
+    filter_spec: PyTree = True,
+    min_size: int = 4096,
+    embeddings: bool = False,
+) -> "optax.GradientTransformation":
+    """`optax.lion` with a state of one byte for each parameter.
+
+    !!! Example
+
+        ```python
+        optimizer = eqquant.train.lion8bit(1e-4)
+        state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+        ```
+
+    **Arguments:**
+
+    - `learning_rate`, `b1`, `b2`, `weight_decay`, `mask`: as of `optax.lion`.
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as of
+        [`eqquant.train.scale_by_adam8bit`][].
+
+    **Returns:**
+
+    An `optax.GradientTransformation`.
+
+    **Raises:**
+
+    A `ModuleNotFoundError` if optax is not installed.
+    """
+    library = optax_library()
+    return library.chain(
+        scale_by_lion8bit(
+            b1,
+            b2,
+            block_size=block_size,
+            filter_spec=filter_spec,
+            min_size=min_size,
+            embeddings=embeddings,
+        ),
+        library.add_decayed_weights(weight_decay, mask),
+        library.scale_by_learning_rate(learning_rate),
+    )

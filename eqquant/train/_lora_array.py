@@ -1,0 +1,192 @@
+import dataclasses
+import functools as ft
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, UInt32
+
+from .._array import as_dense, is_quantized, QuantizedArray
+from ..formats import from_bits, to_bits
+from ._weight import AbstractWeight
+
+
+class LoRA(AbstractWeight):
+    """Stands where a weight stood: `W + scale * B A`, where `W` is frozen and `A` and
+    `B` are thin matrices that train. Products are those of `W` and of the two, one
+    after the other; the sum is not built.
+
+    With a `magnitude`, this is DoRA: the rows of the sum have the norm that it says.
+
+    [`eqquant.train.lora`][] puts these into a model.
+
+    ??? cite "Reference"
+
+        LoRA: Low-Rank Adaptation of Large Language Models. Hu et al., 2022. Section 4.
+
+        QLoRA: Efficient Finetuning of Quantized LLMs. Dettmers et al., 2023. Section 3.
+
+        DoRA: Weight-Decomposed Low-Rank Adaptation. Liu et al., 2024. Section 4.
+
+    - `base`: `W`, quantized or not. It gets no gradient.
+    - `a`, `b`: with the contracted axis of `W` last, whichever that is of `base`.
+    - `magnitude`: of each row, or `None`.
+    - `axis`: the axis of `base` that products contract, -1 or -2.
+    """
+
+    base: QuantizedArray | Array
+    a: Float[Array, "*b r k"]
+    b: Float[Array, "*b n r"]
+    magnitude: Float[Array, "*b n"] | None
+    # Of the rows of `W`, squared. As the bits of floats, or it might be trained.
+    norm: UInt32[Array, "*b n"] | None
+    axis: int = eqx.field(static=True)
+    scale: float = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.base.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.base.ndim
+
+    @property
+    def size(self) -> int:
+        return self.base.size
+
+    @property
+    def T(self) -> "LoRA":
+        if self.ndim > 2:
+            raise ValueError(
+                "`.T` is of matrices. For the transpose of the matrices of a stack, "
+                f"use `.mT`. Got shape {self.shape}."
+            )
+        return self.mT
+
+    @property
+    def mT(self) -> "LoRA":
+        """The transpose of each matrix."""
+        return dataclasses.replace(self, base=self.base.mT, axis=-3 - self.axis)
+
+    def astype(self, dtype: Any) -> "LoRA":
+        """The same, of another floating-point dtype."""
+        cast = lambda x: None if x is None else x.astype(dtype)
+        return dataclasses.replace(
+            self,
+            base=self.base.astype(dtype),
+            a=self.a.astype(dtype),
+            b=self.b.astype(dtype),
+            magnitude=cast(self.magnitude),
+        )
+
+    def dequantize(self) -> Float[Array, "..."]:
+        """The ordinary array that this stands for, of its shape and dtype."""
+        w = as_dense(self._frozen)
+        w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
+        return w if self.axis == -1 else w.mT
+
+    def __matmul__(self, x: Any) -> Array:
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = jnp.asarray(x)
+        return x @ self.mT if x.ndim == 1 else (x.mT @ self.mT).mT
+
+    def __rmatmul__(self, x: Any) -> Array:
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = jnp.asarray(x)
+        y = self._product(x[None] if x.ndim == 1 else x)
+        return jnp.squeeze(y, -2) if x.ndim == 1 else y
+
+    def __getitem__(self, index: Any) -> "Array | LoRA":
+        """Of the leading axes of a stack, a `LoRA`. Of a matrix with `axis=-1`, the
+        rows, of which no others are built. Anything else gives what the ordinary array
+        would."""
+        index = index if isinstance(index, tuple) else (index,)
+        if all(map(_is_simple, index)):
+            if 0 < len(index) <= self.ndim - 2:
+                return jtu.tree_map(lambda x: x[index], self, is_leaf=is_quantized)
+            if len(index) == 1 and self.ndim == 2 and self.axis == -1:
+                magnitude = None if self.magnitude is None else self.magnitude[index]
+                return self._adapted(self._frozen[index], self.b[index], magnitude)
+        return self.dequantize()[index]
+
+    @property
+    def _frozen(self):
+        # A quantized array has no gradient in the first place.
+        return self.base if is_quantized(self.base) else lax.stop_gradient(self.base)
+
+    def _adapted(self, w, b, magnitude):
+        # Some rows of `W`, and what belongs to them.
+        dtype = w.dtype
+        b, a = b.astype(jnp.float32), self.a.astype(jnp.float32)
+        w = w.astype(jnp.float32) + self.scale * (b @ a)
+        if magnitude is not None:
+            square = lax.stop_gradient(jnp.sum(w**2, axis=-1))
+            w = w * _gain(magnitude, square)[..., None]
+        return w.astype(dtype)
+
+    def _product(self, x):
+        forward = self.axis == -2
+        if self.magnitude is not None and not forward:
+            x = _times(x, _gain(self.magnitude, self._square()))
+        y = x @ self._frozen
+        x, a, b = (z.astype(y.dtype) for z in (x, self.a, self.b))
+        # Not by transposes, which a scan over layers would keep copies of.
+        if forward:
+            thin = jnp.einsum("...mk,...rk->...mr", x, a)
+            y = y + self.scale * jnp.einsum("...mr,...nr->...mn", thin, b)
+        else:
+            y = y + self.scale * ((x @ b) @ a)
+        if self.magnitude is not None and forward:
+            y = _times(y, _gain(self.magnitude, self._square()))
+        return y
+
+    def _square(self):
+        # Of the rows of `W + scale * B A` the norm, squared, by thin products alone.
+        assert self.norm is not None
+        a, b = (lax.stop_gradient(x.astype(jnp.float32)) for x in (self.a, self.b))
+        w = self._frozen
+        if isinstance(w, QuantizedArray):
+            w = dataclasses.replace(w, activation=None)
+        else:
+            w = w.astype(jnp.float32)
+        across = (w if self.axis == -1 else w.mT) @ a.mT
+        across = across + self.scale / 2 * (b @ (a @ a.mT))
+        square = from_bits(self.norm, jnp.dtype(jnp.float32))
+        return square + 2 * self.scale * jnp.sum(across * b, axis=-1)
+
+
+@ft.partial(jax.jit, static_argnums=1)
+def square_norms(w: QuantizedArray | Array, axis: int) -> UInt32[Array, "*b n"]:
+    """What a `LoRA` knows of the norms of the rows of its base."""
+    square = jnp.sum(as_dense(w).astype(jnp.float32) ** 2, axis=axis)
+    return to_bits(square, jnp.dtype(jnp.float32))
+
+
+def _gain(magnitude, square):
+    # The norm counts as constant: Section 4.3 of the paper on DoRA.
+    tiny = jnp.finfo(jnp.float32).tiny
+    return magnitude.astype(jnp.float32) / jnp.sqrt(jnp.maximum(square, tiny))
+
+
+def _times(y, gain):
+    gain = gain.astype(y.dtype)[..., None, :]
+    ndim = max(y.ndim, gain.ndim)
+    y, gain = (z.reshape((1,) * (ndim - z.ndim) + z.shape) for z in (y, gain))
+    return y * gain
+
+
+def _is_simple(index):
+    if eqx.is_array(index):
+        return index.dtype != bool
+    return isinstance(index, slice) or type(index) is int

@@ -1,0 +1,109 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ..formats import (
+    AbstractExact,
+    AbstractFormat,
+    AbstractGrid,
+    AbstractScaled,
+    as_format,
+    Int4,
+    Nested,
+    per_byte,
+    Stored,
+)
+from ..formats._blocks import spread
+from ..formats._scale import reciprocal
+
+
+def as_rounding(format: AbstractFormat | str) -> AbstractFormat:
+    """A format that takes any number."""
+    format = as_format(format)
+    if isinstance(format, AbstractExact):
+        raise ValueError(
+            f"`format` should be one that rounds. Got {format}, which stores "
+            f"{format.domain_text} only."
+        )
+    return format
+
+
+class Points(NamedTuple):
+    """What the numbers of a matrix can become: at each position a scale times the
+    points of a grid, from which the zero-point is taken first."""
+
+    grid: Float[np.ndarray, " p"]
+    scale: Float[Array, "*b _"]
+    zero: Float[Array, "*b _"]
+    slack: float
+
+    def inside(self, w: Float[Array, "*b k"]) -> Bool[Array, "*b k"]:
+        """Which numbers lie between the first point and the last, up to the rounding of
+        the scale."""
+        ends = [self.scale * (end - self.zero) for end in self.grid[[0, -1]]]
+        wide = [
+            end + self.slack * jnp.abs(end) * side for end, side in zip(ends, (-1, 1))
+        ]
+        return (w >= wide[0]) & (w <= wide[1])
+
+    def unit(self, w: Float[Array, "*b k"]) -> Float[Array, "*b k"]:
+        """In units of the grid."""
+        return w * reciprocal(self.scale) + self.zero
+
+
+def points(stored: Stored, format: AbstractFormat, tail: int) -> Points:
+    """The points of what is stored.
+
+    **Raises:**
+
+    A `ValueError` if the format is not a grid and a scale.
+    """
+    grid = _grid(format)
+    assert isinstance(format, AbstractScaled)
+    k = format.shape(stored, tail)[-1]
+    scale = spread(format.scales(stored, tail), format.block_size, k)
+    zero = jnp.zeros((1,) * scale.ndim)
+    if "zero_point" in stored:
+        zero = spread(stored["zero_point"].astype(jnp.float32), format.block_size, k)
+    # Of what a scale is computed in, and of what it is stored in.
+    slack = 2 * jnp.finfo(jnp.float32).eps + jnp.finfo(format.scale_dtype).eps / 2
+    return Points(grid, scale, zero, float(slack))
+
+
+def largest(format: AbstractFormat) -> float:
+    """The last point of the grid."""
+    return float(_grid(format)[-1])
+
+
+def _grid(format: AbstractFormat) -> np.ndarray:
+    if isinstance(format, Nested):
+        return _grid(format.base)
+    if isinstance(format, Int4):
+        low, high = (-7, 7) if format.symmetric else (0, 15)
+        return np.arange(low, high + 1, dtype=np.float32)
+    if not isinstance(format, AbstractGrid):
+        raise ValueError(
+            "`format` should be a scale times the points of a grid, to be clipped, "
+            f"rounded at random or given a learned step size. Got {format}."
+        )
+    with jax.ensure_compile_time_eval():
+        found = format.to_points(jnp.asarray(_codes(format)))
+        # Some codes may never be written, as the -128 of `Int8`.
+        again = format.to_points(_to_codes(format, found[None]))[0]
+        return np.unique(np.asarray(found)[np.asarray(again == found)])
+
+
+def _to_codes(format, blocks):
+    size = np.full((1, 1), blocks.shape[-1], np.float32)
+    return format.to_codes(blocks, size, jnp.ones((1, 1)))
+
+
+def _codes(format):
+    dtype = jax.eval_shape(lambda b: _to_codes(format, b), jnp.zeros((1, 1))).dtype
+    if jnp.issubdtype(dtype, jnp.unsignedinteger) or per_byte(format.levels) > 1:
+        return np.arange(format.levels).astype(dtype)
+    info = jnp.iinfo(dtype)
+    return np.arange(info.min, info.max + 1).astype(dtype)

@@ -1,0 +1,115 @@
+import functools as ft
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from .._axes import as_tuple, Axis, contracted_back, contracted_last, normalise_axis
+from ..formats import AbstractFormat, NF4
+from ._estimator import estimate
+from ._points import as_rounding, Points, points
+
+
+def straight_through(
+    w: Shaped[Array, "..."],
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | None = None,
+    clip: bool = False,
+    key: PRNGKeyArray | None = None,
+) -> Float[Array, "..."]:
+    """Quantizes and dequantizes, but has the derivative of the identity: the
+    straight-through estimator. So a weight can be trained to be quantized.
+
+    !!! Example
+
+        ```python
+        def loss(w, x, y):
+            w = eqquant.straight_through(w, eqquant.Ternary())
+            return jnp.mean((x @ w - y) ** 2)
+
+        jax.grad(loss)(w, x, y)
+        ```
+
+    **Arguments:**
+
+    - `w`: a floating-point array of rank one at least.
+    - `format`: a format or its name.
+    - `axis`: the axis that blocks lie along, or several, as of [`eqquant.quantize`][].
+    - `clip`: whether numbers beyond the first or the last point that their block can
+        represent have the derivative zero, not one.
+    - `key`: rounds at random to one of the two neighbouring points of the grid, such
+        that the mean is the number itself, wherever it lies between the first and the
+        last of them. The scales are those without a key. By default, rounds as the
+        format does.
+
+    **Returns:**
+
+    An array of the shape and dtype of `w`: without a key, the one that
+    `quantize(w, format, axis=axis).dequantize()` would be, bit for bit. A block with
+    numbers that are not finite becomes NaN.
+
+    **Raises:**
+
+    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no axes
+    or if the format takes only a few integers; with `clip` or a `key`, if the format is
+    not a scale times a grid.
+
+    ??? cite "Reference"
+
+        Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
+        Computation. Bengio et al., 2013.
+
+        Binarized Neural Networks. Hubara et al., 2016. Section 1.3. (`clip`.)
+
+        Deep Learning with Limited Numerical Precision. Gupta et al., 2015. Section 3.1.
+        (`key`.)
+    """
+    format = as_rounding(format)
+    return _straight_through(w, key, format, checked_axis(w, axis), clip)
+
+
+# Compiled, as `quantize` is: or else the scales may differ by a rounding.
+@ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _straight_through(w, key, format, axis, clip):
+    rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
+    stored = format.encode(rows)
+    tail = format.shape(stored, 0)[-1] - rows.shape[-1]
+    if key is None:
+        value = format.decode(stored, tail)
+    else:
+        value = _at_random(rows, points(stored, format, tail), key)
+    surrogate = w
+    if clip:
+        inside = back(points(stored, format, tail).inside(rows), w, axis)
+        surrogate = jnp.where(inside, w, lax.stop_gradient(w))
+    return estimate(back(value.astype(w.dtype), w, axis), surrogate)
+
+
+def checked_axis(w: Array, axis: Axis | None) -> Axis:
+    """The axis to quantize along, counted from the end."""
+    if not eqx.is_array(w) or not jnp.issubdtype(w.dtype, jnp.floating):
+        got = f"dtype {w.dtype.name}" if eqx.is_array(w) else type(w).__name__
+        raise TypeError(f"`w` should be a floating-point JAX array. Got {got}.")
+    if w.ndim == 0:
+        raise ValueError("`w` should have at least one axis. Got a scalar.")
+    return normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+
+
+def back(rows: Array, w: Array, axis: Axis) -> Array:
+    """The inverse of `contracted_last`, to the shape of `w`."""
+    _, *inner = [w.shape[i] for i in as_tuple(axis)]
+    return contracted_back(rows, axis, tuple(inner))
+
+
+def _at_random(rows: Array, points: Points, key: PRNGKeyArray) -> Array:
+    grid = jnp.asarray(points.grid)
+    unit = points.unit(rows)
+    lower = jnp.clip(jnp.searchsorted(grid, unit, side="right") - 1, 0, grid.size - 2)
+    below, above = grid[lower], grid[lower + 1]
+    rises = jr.uniform(key, unit.shape) * (above - below) < unit - below
+    value = (jnp.where(rises, above, below) - points.zero) * points.scale
+    return jnp.where(jnp.isnan(unit), jnp.nan, value)

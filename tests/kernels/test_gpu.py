@@ -1,0 +1,275 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from jax.sharding import AbstractMesh
+
+import eqquant as eqq
+from eqquant import _primitive as primitive
+from eqquant.kernels import choose
+from eqquant.kernels._gpu_decoded import decoded
+from eqquant.kernels._gpu_float import bfloat16_wgmma
+from eqquant.kernels._gpu_int8 import int8_dot, int8_wgmma
+from eqquant.kernels._gpu_plan import plan, stages_of
+
+from ..helpers import error, formats, normal
+
+
+runs = jax.__version_info__ >= (0, 11, 2)
+interpreted = pytest.mark.skipif(not runs, reason="needs JAX 0.11.2 to interpret")
+
+
+def problem(x, q, product="matmul", platform="cuda"):
+    leaves, treedef = jtu.tree_flatten(q.stored)
+    return primitive.problem_of(
+        x,
+        *leaves,
+        platform=platform,
+        treedef=treedef,
+        product=product,
+        format=q.format,
+        tail=q.tail,
+        row_axis=q.row_axis,
+        activation=q.activation,
+        precision=None,
+    )
+
+
+def prepacked(n, k, format, activation=None):
+    q = eqq.quantize(normal(n, k), format, axis=-1, activation=activation)
+    return eqq.tree_prepack(q, platform="gpu")
+
+
+def product(x, q):
+    """With the kernel that a GPU would run, interpreted."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    found = problem(x, q)
+    kernel = choose(found).kernel
+    assert kernel.fn in (bfloat16_wgmma, int8_wgmma), kernel.name
+    y = kernel.fn(x, q.stored, found, plgpu.InterpretGPUParams())
+    assert y.dtype == x.dtype and y.shape == (x.shape[0], q.shape[0])
+    return np.asarray(y, np.float64), kernel
+
+
+# Rows that fill no piece, channels that fill none, blocks and bytes that are left over,
+# parts of the contracted axis, and blocks that are shorter and longer than a step.
+@interpreted
+@pytest.mark.parametrize(
+    "m, n, k, format, dtype",
+    (
+        (1, 260, 1088, eqq.NF4(64), jnp.bfloat16),
+        (70, 70, 191, eqq.NF4(32, scale_dtype=jnp.bfloat16), jnp.bfloat16),
+        (9, 72, 832, eqq.NF4(512), jnp.float16),
+        (130, 70, 256, eqq.Int4(64), jnp.float32),
+        (3, 70, 1024, eqq.Int4(128, symmetric=False), jnp.bfloat16),
+        (2, 70, 128, eqq.Int4(None, symmetric=False), jnp.float32),
+        (17, 70, 224, eqq.Int8(), jnp.bfloat16),
+        (3, 70, 224, eqq.Int8(32, scale_dtype=jnp.float16), jnp.float32),
+        (5, 70, 384, eqq.Ternary(scale="tensor"), jnp.float32),
+        (140, 70, 382, eqq.Ternary(128), jnp.bfloat16),
+    ),
+    ids=str,
+)
+def test_errors_are_as_declared(m, n, k, format, dtype):
+    q = prepacked(n, k, format)
+    x = jnp.asarray(normal(m, k, seed=1), dtype)
+    y, kernel = product(x, q)
+    bound = kernel.error + float(jnp.finfo(dtype).eps)
+    assert error(y, np.asarray(x, np.float64), q.mT.dequantize()) < bound
+
+
+@interpreted
+@pytest.mark.parametrize("m, dtype", ((1, jnp.float32), (130, jnp.bfloat16)))
+def test_rounded_activations(m, dtype):
+    q = prepacked(197, 224, eqq.Int8(), eqq.Int8())
+    x = jnp.asarray(normal(m, 224, seed=1), dtype)
+    rounded = eqq.quantize(x.astype(jnp.float32), "int8", axis=-1).dequantize()
+    y, kernel = product(x, q)
+    bound = kernel.error + float(jnp.finfo(dtype).eps)
+    assert kernel.fn is int8_wgmma
+    assert error(y, rounded, q.mT.dequantize()) < bound
+
+
+@interpreted
+def test_rounded_activations_of_other_formats():
+    q = prepacked(70, 128, eqq.NF4(64), eqq.Int8())
+    x = normal(3, 128, seed=1)
+    rounded = eqq.quantize(x, "int8", axis=-1).dequantize()
+    y, kernel = product(x, q)
+    assert error(y, rounded, q.mT.dequantize()) < kernel.error
+
+
+@interpreted
+def test_stacked_weights():
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    q, x = prepacked(70, 128, eqq.Int4(64)), normal(2, 3, 128, seed=1)
+    found = problem(x[0], q)
+    interpret = plgpu.InterpretGPUParams()
+    both = jtu.tree_map(lambda a: jnp.stack([a, a[::-1]]), q.stored)
+    fn = lambda x, stored: bfloat16_wgmma(x, stored, found, interpret)
+    y = jax.vmap(fn)(x, both)
+    w = q.mT.dequantize()
+    assert error(y[0], x[0], w) < 5e-3
+    assert error(y[1], x[1], w[:, ::-1]) < 5e-3
+
+
+# A number that is not finite stays in its row.
+@interpreted
+def test_rows_are_apart():
+    q, x = prepacked(70, 128, eqq.NF4(64)), normal(3, 128, seed=1)
+    y, _ = product(x, q)
+    z, _ = product(x.at[1, 7].set(jnp.nan), q)
+    np.testing.assert_array_equal(y[[0, 2]], z[[0, 2]])
+    assert np.all(np.isnan(z[1]))
+
+
+@pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "binary"))
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
+def test_decoded(name, dtype):
+    q = eqq.quantize(normal(130, 70), formats[name])
+    for fn_of, q in (("matmul", q), ("matmul_transposed", q.mT)):
+        x = jnp.asarray(normal(9, q.shape[0], seed=1), dtype)
+        y = decoded(x, q.stored, problem(x, q, fn_of))
+        assert y.dtype == dtype
+        bound = 5e-3 + float(jnp.finfo(dtype).eps)
+        assert error(y, np.asarray(x, np.float64), q.dequantize()) < bound
+
+
+@pytest.mark.parametrize("platform", ("cpu", "gpu"))
+def test_integers_by_xla(platform):
+    q = eqq.quantize(normal(130, 70), "int8", activation="int8")
+    x = normal(9, 130, seed=1)
+    rounded = eqq.quantize(x, "int8", axis=-1).dequantize()
+    q = eqq.tree_prepack(q, platform=platform)
+    y = int8_dot(x, q.stored, problem(x, q))
+    assert error(y, rounded, q.dequantize()) < 1e-5
+
+
+def refusals(x, q, product="matmul"):
+    """The kernel that a GPU would run, and what those before it say."""
+    kernel, refused = choose(problem(x, q, product))
+    return kernel.name, {other.name: reason for other, reason in refused}
+
+
+@pytest.mark.skipif(runs, reason="is for older JAX")
+def test_older_jax():
+    name, reasons = refusals(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
+    assert name == "decoded"
+    reason = f"needs JAX 0.11.2 or newer, got {jax.__version__}"
+    assert reasons == {"bfloat16_wgmma": reason}
+    q = prepacked(64, 128, eqq.Int8(), eqq.Int8())
+    assert refusals(normal(1, 128), q) == ("int8_dot", {"int8_wgmma": reason})
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "m, k, format, reason",
+    (
+        (513, 128, eqq.NF4(64), "is for at most 512 rows, got 513"),
+        (0, 128, eqq.NF4(64), "is for operands that are not empty"),
+        (1, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
+        (1, 128, eqq.NF4(16), "needs blocks of 32 to 256 by powers of two, or mult"),
+        (1, 192, eqq.Int4(96), "multiples, got 96"),
+    ),
+)
+def test_refused(m, k, format, reason):
+    name, reasons = refusals(normal(m, k), prepacked(64, k, format))
+    assert name == "decoded"
+    assert reason in reasons["bfloat16_wgmma"]
+
+
+@interpreted
+def test_refused_layouts():
+    way_out = '`eqq.tree_prepack(model, platform="gpu")`'
+    q = eqq.quantize(normal(128, 64), "nf4")
+    name, reasons = refusals(normal(1, 128), q)
+    assert name == "decoded"
+    assert "lies in rows" in reasons["bfloat16_wgmma"]
+    assert way_out in reasons["bfloat16_wgmma"]
+    q = eqq.tree_prepack(eqq.quantize(normal(128, 64), eqq.Int8()), platform="gpu")
+    assert refusals(normal(1, 128), q)[0] == "bfloat16_wgmma"
+    q = eqq.quantize(normal(64, 320), "ternary", axis=-1)
+    found = problem(normal(1, 320), q)
+    _, refused = choose(dataclasses.replace(found, row_axis=-2))
+    assert way_out in refused[0][1] and "2 bits" in refused[0][1]
+
+
+@interpreted
+def test_refused_weights_of_few_rows():
+    name, reasons = refusals(normal(1, 128), prepacked(7, 128, eqq.NF4(64)))
+    assert name == "decoded"
+    assert "is for weights of 8 rows or more, got 7" in reasons["bfloat16_wgmma"]
+
+
+def test_products_across_the_blocks_are_decoded():
+    q = prepacked(64, 128, eqq.NF4(64))
+    assert refusals(normal(3, 64), q, "matmul_transposed") == ("decoded", {})
+
+
+def test_precision():
+    found = problem(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
+    found = dataclasses.replace(found, precision="highest")
+    assert choose(found).kernel.name == "reference"
+
+
+# The device that a program is compiled for is that of the mesh.
+@interpreted
+@pytest.mark.parametrize(
+    "kind, chosen",
+    (
+        ("NVIDIA H200", "bfloat16_wgmma"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16_wgmma"),
+        ("NVIDIA GH200 480GB", "bfloat16_wgmma"),
+        ("NVIDIA A100-SXM4-80GB", "decoded"),
+        ("NVIDIA B200", "decoded"),
+    ),
+)
+def test_devices(kind, chosen):
+    device = jax.sharding.AbstractDevice(
+        device_kind=kind, num_cores=132, platform="gpu"
+    )
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    found = problem(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
+    with jax.sharding.use_abstract_mesh(mesh):
+        kernel, refused = choose(found)
+    assert kernel.name == chosen
+    if chosen == "decoded":
+        ((_, reason),) = refused
+        assert reason.endswith(f"9.0, such as an H100, got {kind}")
+
+
+@given(
+    m=st.integers(1, 1000),
+    n=st.integers(8, 30000),
+    j=st.integers(1, 2000).map(lambda i: 32 * i),
+    p=st.sampled_from([1, 2, 4]),
+    itemsize=st.sampled_from([2, 4]),
+    block=st.sampled_from([None, 64, 256, 1024]),
+    of_blocks=st.sampled_from([[4], [2], [4, 1]]),
+)
+def test_plans(m, n, j, p, itemsize, block, of_blocks):
+    found = plan(m, n, j, p, itemsize, block, [] if block is None else of_blocks)
+    # All of the contracted axis, and no part of nothing.
+    assert found.steps * found.splits * found.bytes >= j
+    assert found.steps * (found.splits - 1) * found.bytes < j
+    assert 1 <= found.stages <= found.steps
+    assert m <= found.rows or found.rows == 128
+    # Steps and blocks are made of each other.
+    step = found.bytes * p
+    assert block is None or step % block == 0 or block % step == 0
+    stage = found.channels * found.bytes + 2 * found.rows * step
+    for nbytes in [] if block is None else of_blocks:
+        stage += found.channels * max(16, nbytes * step // block)
+    sums = found.channels * found.rows * (itemsize if found.splits == 1 else 4)
+    # What a kernel may have of a multiprocessor, less some for barriers.
+    assert found.stages * stage + sums <= 227 * 1024 - 4096
+
+
+def test_one_stage_is_the_least():
+    assert stages_of(3, 10**9, 0) == 1

@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+from eqquant.train import learned_step_size, straight_through
+
+from ..helpers import all_formats, formats, normal
+from .reference import each_block, learned
+
+
+def last(format):
+    match format:
+        case eqq.Nested():
+            return last(format.base)
+        case eqq.Int8():
+            return 127
+        case eqq.Int4():
+            return 7 if format.symmetric else 15
+        case _:
+            return 1
+
+
+def is_absmax(format):
+    return isinstance(format, eqq.NF4 | eqq.Int8 | eqq.Dynamic8) or format == eqq.Int4()
+
+
+# Of the formats whose codes go by the scale that they are given, and to the last bit.
+others = ("ternary-threshold", "nested", "nf4-bfloat16-scales")
+to_learn = pytest.mark.parametrize(
+    "format",
+    [pytest.param(f, id=name) for name, f in formats.items() if name not in others],
+)
+
+
+# With scales that are too small for some of the numbers, and for none.
+@to_learn
+@pytest.mark.parametrize("factor", (0.6, 1.3))
+def test_definition(format, factor):
+    w, c, v = (normal(6, 130, seed=i) for i in range(3))
+    scale = factor * eqq.quantize(w, format, axis=-1).scale
+    fn = lambda w, scale: learned_step_size(w, scale, format, axis=-1)
+    y, pull = jax.vjp(fn, w, scale)
+    of_w, of_scale = pull(c)
+
+    wide, each = np.asarray(w, np.float64), np.asarray(scale, np.float64).reshape(-1)
+    value, slope, inside = learned(wide, each, format, last(format))
+    assert inside.all() == (factor > 1 and is_absmax(format))
+    np.testing.assert_allclose(y, value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(of_w, np.where(inside, c, 0))
+    sums = [part.sum() for (part,) in each_block(format, slope * np.asarray(c))]
+    np.testing.assert_allclose(of_scale.reshape(-1), sums, rtol=1e-4, atol=1e-4)
+
+    # Forwards: along `v`, and the scales themselves.
+    _, tangent = jax.jvp(fn, (w, scale), (v, scale))
+    spread = np.zeros(wide.shape)
+    for (part,), size in zip(each_block(format, spread), each, strict=True):
+        part[...] = size
+    expected = np.where(inside, v, 0) + slope * spread
+    np.testing.assert_allclose(tangent, expected, rtol=1e-4, atol=1e-4)
+
+
+@all_formats
+def test_starts_as_the_format_does(format):
+    w = normal(70, 5)
+    scale = eqq.quantize(w, format).scale
+    got = learned_step_size(w, scale, format)
+    np.testing.assert_allclose(got, straight_through(w, format), rtol=1e-2, atol=1e-2)
+
+
+# Of a number that becomes `p * s`, only through `p - u`, where `s` may be anything.
+def test_by_hand():
+    w = jnp.array([[0.3, -0.9, 1.7, 0.0]])
+    scale = jnp.array([[0.5]])
+    fn = lambda s: learned_step_size(w, s, eqq.Ternary(), axis=-1)
+    np.testing.assert_allclose(fn(scale), [[0.5, -0.5, 0.5, 0.0]])
+    _, tangent = jax.jvp(fn, (scale,), (jnp.ones((1, 1)),))
+    # 0.3 is inside, 0.6 of a step: 1 - 0.6. The square root of four numbers.
+    np.testing.assert_allclose(tangent, [[0.4 / 2, -1 / 2, 1 / 2, 0]], rtol=1e-6)
+    # A step size that was trained past zero counts as its absolute value.
+    assert jnp.array_equal(fn(-scale), fn(scale))
+    _, back = jax.jvp(fn, (-scale,), (jnp.ones((1, 1)),))
+    np.testing.assert_allclose(back, -tangent, rtol=1e-6)
+
+
+def test_it_learns():
+    # From a scale that is far off to about the best one, of ternary codes: 7.2 dB.
+    w = normal(1, 4096)
+    fn = lambda s: jnp.mean((learned_step_size(w, s, "ternary", axis=-1) - w) ** 2)
+    scale = jnp.array([[0.2]])
+    step = jax.jit(lambda s: s - 20 * jax.grad(fn)(s))
+    for _ in range(200):
+        scale = step(scale)
+    assert 10 * np.log10(1 / fn(scale)) > 6.9
+
+
+def test_dtypes_and_transformations():
+    w, scale = normal(3, 70, 5, dtype=jnp.bfloat16), jnp.full((3, 5, 2), 0.2)
+    fn = lambda w, scale: learned_step_size(w, scale, "int4")
+    y, pull = jax.vjp(fn, w, scale)
+    of_w, of_scale = pull(y)
+    assert y.dtype == of_w.dtype == jnp.bfloat16 and of_scale.dtype == jnp.float32
+    mapped = jax.vmap(fn)(w, scale)
+    assert jnp.array_equal(mapped, y)
+    assert jnp.array_equal(jax.jit(fn)(w, scale), y)
+
+
+def test_errors():
+    w = normal(70, 5)
+    with pytest.raises(
+        ValueError, match=r"`scale` should have shape \(5, 2\).*\(1, 2\)"
+    ):
+        learned_step_size(w, jnp.ones((1, 2)), "int4")
+    with pytest.raises(ValueError, match="`format` should be one that rounds"):
+        learned_step_size(w, jnp.ones((1, 2)), eqq.RSRTernary())

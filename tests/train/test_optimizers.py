@@ -1,0 +1,258 @@
+import importlib.util
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqquant as eqq
+from eqquant.train import adamw8bit, lion8bit, scale_by_adam8bit, scale_by_lion8bit
+
+from ..helpers import normal
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    # Optax multiplies the number of steps, an integer, with decay rates.
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def moments(state):
+    leaves = jtu.tree_leaves(state, is_leaf=eqq.is_quantized)
+    # Of what is frozen there is none: a quantized array without its arrays.
+    return [x for x in leaves if jtu.tree_leaves(x) and x.ndim > 0]
+
+
+def is_8bit(tree):
+    return jtu.tree_map(eqq.is_quantized, tree, is_leaf=eqq.is_quantized)
+
+
+def test_bytes():
+    params = {"w": normal(300, 200), "v": normal(100, 60)}
+    state = scale_by_adam8bit().init(params)
+    assert is_8bit(state.mu) == is_8bit(state.nu) == {"w": True, "v": True}
+    assert state.mu["w"].format == eqq.Dynamic8(256, signed=True, dithered=True)
+    assert state.nu["w"].format == eqq.Dynamic8(256, signed=False, dithered=True)
+    size = sum(x.size for x in params.values())
+    assert sum(x.nbytes for x in moments(state)) <= 2.1 * size
+    state = scale_by_lion8bit().init(params)
+    assert sum(x.nbytes for x in moments(state)) <= 1.05 * size
+    assert all(jnp.all(x.dequantize() == 0) for x in moments(state))
+
+
+def test_what_stays_in_float32():
+    model = {
+        "embedding": eqx.nn.Embedding(300, 32, key=jr.key(0)),
+        "linear": eqx.nn.Linear(32, 300, key=jr.key(0)),
+        "frozen": eqq.quantize(normal(64, 64)),
+        "plain": normal(64, 64, dtype=jnp.bfloat16),
+    }
+    params = eqx.filter(model, eqx.is_inexact_array)
+
+    def found(**options):
+        mu = scale_by_adam8bit(**options).init(params).mu
+        assert all(x.dtype == jnp.float32 for x in moments(mu))
+        return [
+            name
+            for name, x in (
+                ("embedding", mu["embedding"].weight),
+                ("linear", mu["linear"].weight),
+                ("bias", mu["linear"].bias),
+                ("plain", mu["plain"]),
+            )
+            if eqq.is_quantized(x)
+        ]
+
+    assert found() == ["linear", "plain"]
+    assert found(embeddings=True) == ["embedding", "linear", "plain"]
+    assert found(min_size=300) == ["linear", "bias", "plain"]
+    assert found(min_size=5000) == ["linear"]
+    spec = {"embedding": True, "linear": True, "frozen": True, "plain": False}
+    assert found(filter_spec=spec) == ["linear"]
+    assert found(filter_spec=lambda x: x.dtype == jnp.bfloat16) == ["plain"]
+
+
+# Until something is rounded, it is optax's. That is after the first step, or never.
+@pytest.mark.parametrize("min_size", (0, 10**6))
+def test_as_optax(min_size):
+    params = {"w": normal(30, 20), "v": normal(70)}
+    state_options = dict(min_size=min_size)
+    pairs = [
+        (
+            adamw8bit(0.1, 0.8, 0.95, 1e-6, 1e-9, 0.2, **state_options),
+            optax.adamw(0.1, 0.8, 0.95, 1e-6, 1e-9, None, 0.2),
+        ),
+        (
+            lion8bit(0.1, 0.8, 0.95, 0.2, **state_options),
+            optax.lion(0.1, 0.8, 0.95, None, 0.2),
+        ),
+    ]
+    for ours, theirs in pairs:
+        state, expected_state = ours.init(params), theirs.init(params)
+        for i in range(1 if min_size == 0 else 3):
+            grads = {"w": normal(30, 20, seed=i), "v": normal(70, seed=9 + i)}
+            updates, state = ours.update(grads, state, params)
+            expected, expected_state = theirs.update(grads, expected_state, params)
+            for x, y in zip(jtu.tree_leaves(updates), jtu.tree_leaves(expected)):
+                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+
+
+# What is kept of each moment is what optax has, up to the distance of two points.
+def test_moments():
+    params = {"w": normal(30, 20)}
+    grads = {"w": normal(30, 20, seed=1)}
+    ours, theirs = scale_by_adam8bit(min_size=0), optax.scale_by_adam()
+    _, state = ours.update(grads, ours.init(params))
+    _, expected = theirs.update(grads, theirs.init(params))
+    assert state.count == expected.count == 1
+    for found, wanted, gap in (
+        (state.mu["w"], expected.mu["w"], 0.9 / 64),
+        (state.nu["w"], expected.nu["w"], 0.9 / 128),
+    ):
+        error = np.abs(found.dequantize() - wanted.reshape(-1))
+        assert np.max(error) <= 1.001 * gap * np.max(np.abs(wanted))
+
+
+# A second moment that became zero would be divided by.
+def test_small_gradients_next_to_large_ones():
+    params = {"w": jnp.ones(512)}
+    grads = {"w": jnp.ones(512).at[:500].set(1e-6)}
+    optimiser = scale_by_adam8bit(min_size=0)
+    state = optimiser.init(params)
+    for _ in range(20):
+        updates, state = optimiser.update(grads, state)
+        assert jnp.all(jnp.abs(updates["w"]) < 1.1)
+    assert jnp.all(state.nu["w"].dequantize() > 0)
+
+
+@pytest.mark.parametrize("make", (adamw8bit, lion8bit))
+@pytest.mark.parametrize("injected", (False, True))
+def test_dtypes_and_transformations(make, injected):
+    params = {"w": normal(64, 64, dtype=jnp.bfloat16), "none": None}
+    grads = {"w": normal(64, 64, seed=1, dtype=jnp.bfloat16), "none": None}
+    if injected:
+        make = optax.inject_hyperparams(make, ("block_size", "min_size"))
+    optimiser = make(learning_rate=1e-2, b2=0.9)
+    state = optimiser.init(params)
+    eager, eager_state = optimiser.update(grads, state, params)
+    updates, new = jax.jit(optimiser.update)(grads, state, params)
+    assert updates["w"].dtype == jnp.bfloat16
+    assert eqx.tree_equal(eager, updates)
+    assert eqx.tree_equal(eager_state, new)
+    same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert jtu.tree_all(jtu.tree_map(same, new, state))
+    struct = eqx.filter_eval_shape(optimiser.init, params)
+    assert jtu.tree_all(jtu.tree_map(same, struct, state))
+    masked = optax.masked(optimiser, {"w": True, "none": False})
+    masked.update(grads, masked.init(params), params)
+
+
+# All that a step of training takes, what it is given and what it allocates.
+def test_memory():
+    def nbytes(optimiser):
+        def step(params, state, x):
+            def loss(params):
+                y = x
+                for w in params:
+                    y = jnp.tanh(y @ w)
+                return jnp.sum(y)
+
+            updates, state = optimiser.update(jax.grad(loss)(params), state, params)
+            return optax.apply_updates(params, updates), state
+
+        params = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 8
+        state = jax.eval_shape(optimiser.init, params)
+        x = jax.ShapeDtypeStruct((4, 512), jnp.float32)
+        step = jax.jit(step, donate_argnums=(0, 1))
+        memory = step.lower(params, state, x).compile().memory_analysis()
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+    assert nbytes(adamw8bit(1e-3)) < 0.8 * nbytes(optax.adamw(1e-3))
+
+
+# Nothing is hidden, and nothing raised that optax would not.
+def test_gradients_that_are_not_finite():
+    params = {"w": jnp.ones(512)}
+    grads = {"w": jnp.ones(512).at[3].set(jnp.nan)}
+    optimiser = scale_by_adam8bit(min_size=0)
+    updates, state = optimiser.update(grads, optimiser.init(params))
+    assert jnp.isnan(updates["w"][3])
+    np.testing.assert_allclose(updates["w"][256:], 1, rtol=1e-5)
+    for moment in moments(state):
+        assert jnp.all(jnp.isnan(moment.dequantize()[:256]))
+        assert jnp.all(jnp.isfinite(moment.dequantize()[256:]))
+
+
+def test_files(tmp_path):
+    params = {"w": normal(64, 64), "v": normal(64)}
+    optimiser = adamw8bit(1e-2)
+    _, state = optimiser.update(params, optimiser.init(params), params)
+    eqq.save(tmp_path / "state.safetensors", state)
+    loaded = eqq.load(tmp_path / "state.safetensors", like=optimiser.init(params))
+    assert eqx.tree_equal(loaded, state)
+
+
+steps = 2000
+
+
+@eqx.filter_jit
+def curve(optimiser, seed):
+    """The losses of a small network that learns what another one computes."""
+    teacher = eqx.nn.MLP(16, 4, 64, 2, activation=jnp.tanh, key=jr.key(100))
+    make = lambda key: eqx.nn.MLP(16, 4, 64, 2, activation=jnp.tanh, key=key)
+    params, static = eqx.partition(make(jr.fold_in(jr.key(0), seed)), eqx.is_array)
+
+    def step(carry, i):
+        params, state = carry
+        x = jr.normal(jr.fold_in(jr.fold_in(jr.key(1), seed), i), (32, 16))
+
+        def loss(params):
+            y = jax.vmap(eqx.combine(params, static))(x)
+            return jnp.mean((y - 5 * jax.vmap(teacher)(x)) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimiser.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), value
+
+    carry = params, optimiser.init(params)
+    _, losses = jax.lax.scan(step, carry, jnp.arange(steps))
+    return jnp.mean(losses.reshape(20, -1), axis=-1)
+
+
+# In no part they differ, on average, by what one seed does from the next.
+@pytest.mark.parametrize(
+    "ours, theirs, rate", [(adamw8bit, optax.adamw, 3e-3), (lion8bit, optax.lion, 1e-3)]
+)
+def test_curves(ours, theirs, rate):
+    rate = optax.cosine_decay_schedule(rate, steps)
+    expected, found = (
+        np.log([curve(optimiser, jnp.asarray(seed)) for seed in range(3)])
+        for optimiser in (theirs(rate), ours(rate, min_size=256))
+    )
+    assert np.all(expected[:, -1] < expected[:, 0] - 2)
+    noise = np.mean(np.std(expected, axis=0, ddof=1))
+    difference = np.mean(found - expected, axis=0)
+    assert np.max(np.abs(difference)) < 2 * noise
+
+
+def test_optax_is_needed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for make in (adamw8bit, lion8bit):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install eqquant\[train\]"):
+            make(1e-3)
+
+
+def test_optax_is_imported_late():
+    code = """
+import sys
+import eqquant.train
+assert "optax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

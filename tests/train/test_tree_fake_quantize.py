@@ -1,0 +1,240 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqquant as eqq
+from eqquant.train import (
+    bitnet,
+    FakeQuantized,
+    straight_through,
+    tree_fake_quantize,
+    tree_freeze,
+)
+
+from ..helpers import all_formats, error, normal
+from ..test_layers import all_layers
+
+
+key = jr.key(0)
+
+
+def fake(tree):
+    leaves = jtu.tree_leaves(tree, is_leaf=lambda x: isinstance(x, FakeQuantized))
+    return [leaf for leaf in leaves if isinstance(leaf, FakeQuantized)]
+
+
+def mlp(width=64):
+    return eqx.nn.MLP(70, 10, width, 2, key=key)
+
+
+@eqx.filter_jit
+def loss(model, x, y):
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def trained(model, steps=5, optimizer=optax.adam(1e-2)):
+    x, y = normal(16, 70), normal(16, 10, seed=1)
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(model, state):
+        value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
+        parameters = eqx.filter(model, eqx.is_inexact_array)
+        # Optax multiplies the number of steps, an integer, with decay rates.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(gradients, state, parameters)
+        return eqx.apply_updates(model, updates), state, value
+
+    values = []
+    for _ in range(steps):
+        model, state, value = step(model, state)
+        values.append(value)
+    return model, values
+
+
+some_formats = pytest.mark.parametrize(
+    "format", (eqq.NF4(), eqq.Int4(symmetric=False), eqq.Ternary(scale="tensor"))
+)
+
+
+@all_formats
+def test_frozen_is_the_last_fake_quantized(format):
+    _check_frozen(format)
+
+
+@some_formats
+@pytest.mark.parametrize(
+    "options", (dict(step_sizes=True), dict(activation="int8", clip=True))
+)
+def test_frozen_with_options(format, options):
+    _check_frozen(format, **options)
+
+
+def _check_frozen(format, **options):
+    model = tree_fake_quantize(mlp(), format, **options)
+    assert len(fake(model)) == 2  # the head is small
+    model, values = trained(model)
+    assert values[-1] < values[0]
+    frozen = tree_freeze(model)
+    weights = zip(model.layers, frozen.layers)
+    for old, new in [(a.weight, b.weight) for a, b in weights][:2]:
+        assert eqq.is_quantized(new) and new.format == format and new.axis == -1
+        assert new.activation == (eqq.Int8() if "activation" in options else None)
+        assert jnp.array_equal(new.dequantize(), jax.jit(lambda w: w.dequantize())(old))
+    x = normal(16, 70, seed=2)
+    y, expected = jax.vmap(frozen)(x), jax.vmap(model)(x)
+    # An activation half-way between two integers may go either way.
+    tolerance = 3e-2 if "activation" in options else 1e-5
+    assert jnp.max(jnp.abs(y - expected)) < tolerance * jnp.max(jnp.abs(expected))
+    assert eqx.tree_equal(tree_freeze(frozen), frozen)
+
+
+# The gradient of every weight is that of the model with the rounded weights in place.
+@some_formats
+def test_gradients(format):
+    model = tree_fake_quantize(mlp(), format)
+    rounded = jtu.tree_map(
+        lambda w: w.dequantize() if isinstance(w, FakeQuantized) else w,
+        model,
+        is_leaf=lambda w: isinstance(w, FakeQuantized),
+    )
+    x, y = normal(16, 70), normal(16, 10, seed=1)
+    got, expected = (eqx.filter_grad(loss)(m, x, y) for m in (model, rounded))
+    for a, b in zip(jtu.tree_leaves(got), jtu.tree_leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_step_sizes_learn():
+    model = tree_fake_quantize(mlp(), "int4", step_sizes=True)
+    new, _ = trained(model, optimizer=optax.adam(1e-3))
+    before, after = fake(model)[0], fake(new)[0]
+    assert before.step_size.shape == before.freeze().scale.shape == (64, 2)
+    assert jnp.array_equal(before.step_size, before.freeze().scale)
+    assert not jnp.isclose(before.step_size, after.step_size, rtol=1e-4).any()
+    # The scales are those that were learned, not those that the format would choose.
+    scale = after.freeze().scale
+    assert jnp.array_equal(scale, jnp.abs(after.step_size))
+    other = eqq.quantize(after.weight, "int4", axis=-1).scale
+    assert not jnp.isclose(scale, other, rtol=1e-4).any()
+
+
+@all_layers
+def test_layers_are_untouched(make, call, number):
+    layer = make()
+    model = tree_fake_quantize(layer, "int4", embeddings=True)
+    assert type(model) is type(layer) and len(fake(model)) == number
+    x = normal(7, 64)
+    frozen = eqq.tree_quantize(layer, "int4", embeddings=True)
+    assert jtu.tree_structure(tree_freeze(model)) == jtu.tree_structure(frozen)
+    for run in (call, eqx.filter_jit(call)):
+        y, expected = run(model, x), run(frozen, x)
+        assert y.shape == expected.shape and y.dtype == expected.dtype
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+# Whatever `tree_quantize` takes, by the same code.
+def test_filter_spec():
+    model = mlp()
+    rules = eqq.Rules([("layers.0.*", "int8"), ("layers.2.*", "nf4"), ("*", None)])
+    spec = eqx.tree_at(
+        lambda m: m.layers[1].weight, jtu.tree_map(lambda _: False, model), "int4"
+    )
+    for args in ((), ("binary",), (rules,), (spec,), (True, eqq.Int8())):
+        got = tree_freeze(tree_fake_quantize(model, *args))
+        assert eqx.tree_equal(got, eqq.tree_quantize(model, *args))
+    assert len(fake(tree_fake_quantize(model, min_size=10**6))) == 0
+    with pytest.raises(ValueError, match="matches no array"):
+        tree_fake_quantize(model, eqq.Rules([("layer.*", "int8")]))
+    # In two steps, of which the second leaves the first as it is.
+    once = tree_fake_quantize(model, eqq.Rules([("layers.0.*", "int8")]))
+    twice = tree_fake_quantize(once, eqq.Rules([("*", "nf4")]))
+    assert [w.format for w in fake(twice)] == [eqq.Int8(), *[eqq.NF4()] * 2]
+    assert twice.layers[0].weight is once.layers[0].weight
+    mixed = tree_fake_quantize(eqq.tree_quantize(model, rules), "int4")
+    assert [w.format for w in fake(mixed)] == [eqq.Int4()]
+
+
+@all_formats
+def test_products(format):
+    w = normal(70, 40)
+    fq = tree_fake_quantize(w, format)
+    q = tree_freeze(fq)
+    assert isinstance(fq, FakeQuantized) and eqq.is_quantized(q)
+    assert (fq.shape, fq.ndim, fq.size, fq.dtype) == (q.shape, q.ndim, q.size, q.dtype)
+    dense = q.dequantize()
+    for x in (normal(70), normal(3, 70), normal(2, 3, 70)):
+        assert error(x @ fq, x, dense) < 1e-6 and (x @ fq).shape == (x @ q).shape
+    for x in (normal(40), normal(40, 3), normal(2, 40, 3)):
+        assert error(fq @ x, dense, x) < 1e-6 and (fq @ x).shape == (q @ x).shape
+    np.testing.assert_allclose(
+        fq.T @ normal(70), q.T @ normal(70), rtol=1e-4, atol=1e-4
+    )
+    assert jnp.array_equal(fq.T.dequantize(), dense.T)
+    assert jnp.array_equal(fq[3], dense[3])
+    assert jnp.array_equal(fq + 1.0, dense + 1) and jnp.array_equal(2 * fq, 2 * dense)
+    assert jnp.array_equal(np.asarray(normal(3, 70)) @ fq, normal(3, 70) @ fq)
+    narrow = normal(3, 70, dtype=jnp.bfloat16) @ fq
+    assert narrow.dtype == jnp.bfloat16
+
+
+def test_stacks():
+    w = normal(3, 70, 40)
+    fq = tree_fake_quantize(w, eqq.Ternary(scale="tensor"), step_sizes=True)
+    one = fq[1]
+    assert isinstance(one, FakeQuantized) and one.shape == (70, 40)
+    assert jnp.array_equal(one.dequantize(), fq.dequantize()[1])
+    assert isinstance(fq[:2], FakeQuantized) and len(fq) == 3
+    x = normal(3, 5, 70)
+    _, y = jax.lax.scan(lambda _, wx: (None, wx[1] @ wx[0]), None, (fq, x))
+    np.testing.assert_allclose(y, x @ fq, rtol=1e-5, atol=1e-5)
+    mapped = eqx.filter_vmap(lambda w, x: x @ w)(fq, x)
+    np.testing.assert_allclose(mapped, x @ fq, rtol=1e-5, atol=1e-5)
+    assert jnp.array_equal(fq.freeze().dequantize(), fq.dequantize())
+    with pytest.raises(ValueError, match="use `.mT`"):
+        fq.T
+
+
+def test_activations_are_rounded_row_by_row():
+    w, x = normal(70, 40), normal(3, 70)
+    fq = tree_fake_quantize(w, "int8", activation="int4")
+    expected = straight_through(x, "int4", axis=-1)
+    np.testing.assert_allclose(x @ fq, expected @ fq.dequantize(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(fq.T @ x.T, (x @ fq).T, rtol=1e-5, atol=1e-5)
+    # Straight through to the rows as they were, and to the weights.
+    of_x, of_w = jax.grad(lambda x, fq: jnp.sum(x @ fq), (0, 1))(x, fq)
+    ones = jnp.ones((3, 40))
+    np.testing.assert_allclose(of_x, ones @ fq.dequantize().T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(of_w.weight, expected.T @ ones, rtol=1e-4, atol=1e-4)
+
+
+def test_bitnet():
+    model = bitnet(mlp())
+    weights = fake(model)
+    assert [w.format for w in weights] == [eqq.Ternary(scale="tensor")] * 2
+    assert [w.activation for w in weights] == [eqq.Int8()] * 2
+    w = np.asarray(weights[0].weight, np.float64)
+    gamma = np.abs(w).mean()
+    expected = np.clip(np.round(w / gamma), -1, 1) * gamma
+    np.testing.assert_allclose(weights[0].dequantize(), expected, rtol=1e-5)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="`layers.0.weight`: `format` should be one"):
+        tree_fake_quantize(mlp(), eqq.RSRTernary())
+    with pytest.raises(ValueError, match="`activation` should be a format in which"):
+        tree_fake_quantize(mlp(), activation=eqq.Ternary(scale="tensor"))
+    with pytest.raises(ValueError, match="Unknown format name"):
+        tree_fake_quantize(mlp(), activation="int9")
+    model = tree_fake_quantize(mlp(), "int8")
+    model = eqx.tree_at(
+        lambda m: m.layers[0].weight.weight, model, replace_fn=lambda w: w * jnp.nan
+    )
+    with pytest.raises(ValueError, match="`w` should be finite"):
+        tree_freeze(model)
+    with pytest.raises(TypeError, match="use `w.dequantize"):
+        np.asarray(fake(model)[0])
