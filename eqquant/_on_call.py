@@ -61,8 +61,15 @@ def _class_on_call(cls):
         run = lambda self, args, kwargs: cls.__call__(self, *args, **kwargs)
         return implicit(run)(self, args, kwargs)
 
-    # (A name of its own, or else it would have to be defined here.)
-    namespace = {"__call__": ft.wraps(cls.__call__)(call), "__module__": cls.__module__}
+    # By its name, `pickle` would find the class that it was made of.
+    def reduce(self):
+        return on_call, (not_on_call(self),)
+
+    namespace = {
+        "__call__": ft.wraps(cls.__call__)(call),
+        "__reduce__": reduce,
+        "__module__": cls.__module__,
+    }
     new = type(cls)(cls.__name__, (cls,), namespace)
     _classes[new] = cls
     return new

@@ -42,6 +42,9 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
     tiles = -(-m // size)
     x = jnp.pad(x.astype(dtype), ((0, tiles * size - m), (0, 0)))
 
+    # (Small integers could not count as far as `m`.)
+    if group_sizes.dtype.itemsize < 4:
+        group_sizes = group_sizes.astype(jnp.int32)
     ends = jnp.cumsum(group_sizes)
     starts = ends - group_sizes
     first = starts // size

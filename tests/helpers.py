@@ -25,8 +25,17 @@ formats = {
     "nested": eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)),
 }
 
-all_formats = pytest.mark.parametrize(
-    "format", [pytest.param(f, id=name) for name, f in formats.items()]
+
+def _over(names):
+    each = [pytest.param(formats[name], id=name) for name in names]
+    return pytest.mark.parametrize("format", each)
+
+
+all_formats = _over(formats)
+
+# One of each kind, for what takes long to compile and does not depend on the details.
+main_formats = _over(
+    ("nf4", "int8", "int8-32", "int4", "int4-affine", "ternary", "binary", "nested")
 )
 
 

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -132,6 +135,16 @@ def test_network(tmp_path):
     eqq.save(tmp_path / "model.safetensors", model)
     close(jax.vmap(eqq.load(tmp_path / "model.safetensors", like=model))(x), y)
     assert "Conv2d" in repr(model) and "QuantizedArray" in repr(model)
+
+
+def test_pickle():
+    model = quantized(layers["conv2d"][0](jr.key(0)))
+    # (Without what JAX cannot pickle: functions.)
+    arrays = eqx.filter(model, eqx.is_array)
+    again = pickle.loads(pickle.dumps(arrays))
+    assert jtu.tree_structure(again) == jtu.tree_structure(arrays)
+    x = normal(4, 11, 9)
+    close(copy.deepcopy(model)(x), model(x))
 
 
 def test_others_are_left_dense():

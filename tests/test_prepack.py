@@ -8,7 +8,7 @@ import pytest
 
 import eqquant as eqq
 
-from .helpers import all_formats, error, formats, normal
+from .helpers import all_formats, error, formats, main_formats, normal
 
 
 platforms = pytest.mark.parametrize("platform", ("tpu", "gpu"))
@@ -34,7 +34,7 @@ def test_lossless(format, platform):
     assert back.format == q.format and same(back, q)
 
 
-@all_formats
+@main_formats
 @platforms
 def test_products(format, platform):
     q = eqq.tree_prepack(eqq.quantize(normal(130, 48), format), platform=platform)

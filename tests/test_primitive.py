@@ -9,7 +9,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import eqquant as eqq
 
-from .helpers import all_formats, error, formats, normal
+from .helpers import error, formats, main_formats, normal
 
 
 def _equations(jaxpr):
@@ -43,7 +43,7 @@ def _quantized_struct(shape, format, axis):
 
 # Of a weight of 4096 x 11008, which is a real one, 180 MB in float32.
 @pytest.mark.parametrize("rows, axis", ((1, -2), (128, -1)))
-@all_formats
+@main_formats
 def test_temporaries(format, rows, axis):
     q = _quantized_struct((4096, 11008), format, axis)
     x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
@@ -53,7 +53,7 @@ def test_temporaries(format, rows, axis):
 
 
 @pytest.mark.parametrize("dtype, axis", ((jnp.float32, -1), (jnp.bfloat16, -2)))
-@all_formats
+@main_formats
 def test_temporaries_of_small_weights(format, dtype, axis):
     q = _quantized_struct((1024, 2048), format, axis)
     x = jax.ShapeDtypeStruct((128, 1024), dtype)

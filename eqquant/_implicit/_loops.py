@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import JaxprEqn
@@ -9,7 +10,7 @@ from jax.extend.core import JaxprEqn
 from .._array import is_quantized, QuantizedArray
 from .._leading import leading_axes
 from ._events import muted
-from ._interpreter import as_arrays, Interpreter, Value
+from ._interpreter import as_arrays, Interpreter, opened, Value
 from ._table import add_rule
 
 
@@ -81,8 +82,26 @@ def _while(interpreter, eqn, values):
         new, like = [*of_body, *carry], values[first:]
         return interpreter.nested(eqn, params["body_jaxpr"], new, like, dense)
 
+    pred, *_ = opened(params["cond_jaxpr"])[0].outvars
+    if pred.aval.ndim > 0:
+        return _while_any(interpreter, eqn, cond, body, carry)
     carry, dense = _invariant(interpreter, eqn, body, carry)
     return lax.while_loop(cond, lambda carry: body(carry, dense), carry)
+
+
+def _while_any(interpreter, eqn, cond, body, carry):
+    # Many loops at once, as of `vmap`, each of which stops by itself.
+    def step(carry):
+        go_on = cond(carry)
+
+        def choose(new, old):
+            places = range(go_on.ndim)
+            return lax.select(lax.broadcast_in_dim(go_on, new.shape, places), new, old)
+
+        return list(map(choose, body(carry, [True] * len(carry)), carry))
+
+    carry = [interpreter.dequantize(x, eqn) for x in carry]
+    return lax.while_loop(lambda carry: jnp.any(cond(carry)), step, carry)
 
 
 def _invariant(

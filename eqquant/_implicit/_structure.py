@@ -104,7 +104,7 @@ def _reshaped(q, shape):
 def _broadcast(interpreter, eqn, values):
     q, *sizes = values
     shape = eqn.params["shape"]
-    dims = eqn.params["broadcast_dimensions"]
+    dims = [int(i) for i in eqn.params["broadcast_dimensions"]]  # of NumPy, perhaps
     blocked = blocked_axes(q)
     if sizes or eqn.params["sharding"] is not None:
         return NotImplemented

@@ -308,3 +308,38 @@ def test_nested():
     assert_same(fn, x, matrix(), packed=True, read=2)
     twice = implicit(implicit(layer))
     assert_close(twice(x, matrix()), layer(x, matrix().dequantize()))
+
+
+@pytest.mark.parametrize("carried", (False, True))
+def test_loops_that_stop_by_themselves(carried):
+    # Of `vmap` inside: the condition is of many loops at once.
+    weights = eqq.quantize(0.3 * normal(5, 16, 16), formats["int8"], axis=-1)
+
+    def each(x, w):
+        go_on = lambda c: jnp.abs(c[0][0]) > 0.1
+        if carried:
+            step = lambda c: (0.3 * c[0] @ c[1], c[1])
+            return jax.lax.while_loop(go_on, step, (x, w))[0]
+        return jax.lax.while_loop(go_on, lambda c: (0.3 * c[0] @ w,), (x,))[0]
+
+    assert_same(jax.vmap(each), normal(5, 16, seed=1), weights)
+    if not carried:
+        fn = lambda x, w: jax.vmap(lambda x: each(x, w))(x)
+        assert_same(fn, normal(5, 16, seed=1), weights[0])
+
+
+def test_cond_mapped():
+    a, b = (eqq.quantize(normal(16, 16, seed=i), formats["int8"]) for i in range(2))
+
+    def pick(x, a, b):
+        return x @ lax.cond(x[0] > 0, lambda: a, lambda: b)
+
+    assert_same(jax.vmap(pick, (0, None, None)), normal(5, 16, seed=2), a, b)
+
+
+def test_constant_results():
+    q = eqq.quantize(normal(16, 16), formats["int8"])
+    fn = lambda w: (jnp.array(True), jnp.zeros(()), jnp.array(3, jnp.uint8), w.sum())
+    assert_same(fn, q)
+    out = implicit(fn)(q)
+    assert all(isinstance(a, jax.Array) for a in out)

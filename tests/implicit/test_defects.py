@@ -155,3 +155,12 @@ def test_formats_mix():
 
     for flag in (True, False):
         assert_same(fn, jnp.asarray(flag), *qs)
+
+
+# The signs of -.1 and .1 were those of their floor: -1 and 0.
+def test_straight_through_is_not_a_floor():
+    w = jnp.array([[-0.9, -0.1, 0.1, 0.9]])
+    binary = eqq.straight_through(w, "binary", axis=-1)
+    assert jnp.allclose(binary, jnp.array([[-0.5, -0.5, 0.5, 0.5]]))
+    ternary = eqq.straight_through(w, "ternary", axis=-1)
+    assert jnp.allclose(ternary, jnp.array([[-0.5, 0.0, 0.0, 0.5]]))

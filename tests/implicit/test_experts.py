@@ -129,3 +129,9 @@ def test_qtake():
     x = normal(2, 64, seed=1)
     expected = jnp.einsum("ti,tio->to", x, some.dequantize())
     assert_close(qeinsum("ti,tio->to", x, some), expected)
+
+
+def test_group_sizes_of_few_bits():
+    q = eqq.quantize(normal(2, 16, 16), "int8")
+    sizes = jnp.asarray([200, 100], jnp.uint8)
+    assert_same(lax.ragged_dot, normal(300, 16, seed=1), q, sizes)

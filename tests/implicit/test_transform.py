@@ -14,7 +14,7 @@ import eqquant._implicit._table as table
 from eqquant._implicit import implicit, observing, register_rule
 
 from ..helpers import normal
-from .same import assert_close
+from .same import assert_close, assert_same
 
 
 x = normal(5, 64, seed=1)
@@ -224,3 +224,8 @@ def test_run_time_is_unchanged():
         for fn in (lambda x, w: jnp.tanh(x @ w), implicit(lambda x, w: jnp.tanh(x @ w)))
     ]
     assert text[0] == text[1]
+
+
+def test_cast_for_the_sake_of_rounding():
+    q = eqq.quantize(0.3 * normal(16, 16), "int8")
+    assert_same(lambda w: w.astype(jnp.float8_e4m3fn).astype(jnp.float32), q)

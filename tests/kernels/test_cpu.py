@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 import eqquant as eqq
 import eqquant.kernels._table as table
 
-from ..helpers import all_formats, error, formats, normal
+from ..helpers import all_formats, error, formats, main_formats, normal
 
 
 def kernels(x, q):
@@ -55,7 +55,7 @@ def test_errors_are_as_declared(format, size, m, transposed, dtype):
 
 
 # Weights of which there are several tiles, and parts of a sweep.
-@all_formats
+@main_formats
 @pytest.mark.parametrize("m, dtype", ((1, jnp.float32), (33, jnp.bfloat16)))
 def test_large_weights(format, m, dtype):
     q = eqq.quantize(normal(1090, 800), format)

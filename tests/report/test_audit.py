@@ -104,3 +104,49 @@ def test_structs():
     q = eqq.quantize(normal(64, 32), "int8")
     x = jax.ShapeDtypeStruct((7, 64), jnp.float32)
     assert eqq.audit(lambda x, q: x @ q, x, q).uses[0].problem.rows == 7
+
+
+def test_a_model_in_a_wrapper_is_told_of_once():
+    model = eqq.tree_quantize(eqx.nn.Linear(64, 32, key=jr.key(0)), "int8")
+    mapped = [eqx.filter_vmap(model), jax.jit(jax.vmap(model))]
+    for fn, x in [(fn, normal(3, 64)) for fn in mapped] + [
+        (eqq.implicit(model), normal(64))
+    ]:
+        found = eqq.audit(fn, x)
+        assert [operand.path for operand in found.operands] == ["weight"]
+        assert [use.paths for use in found.uses] == [("weight",)]
+
+
+def paths(fn, *args):
+    return [use.paths for use in eqq.audit(eqq.implicit(fn), *args).uses]
+
+
+def test_paths_through_functions_and_loops():
+    a, b = (eqq.quantize(normal(16, 16, seed=i), "int8") for i in range(2))
+    x = normal(4, 16)
+    swapped = jax.jit(lambda a, b: (b, a))
+    assert paths(lambda x, a, b: x @ swapped(a, b)[0], x, a, b) == [("args.2",)]
+
+    def either(x, a, b):
+        return jax.lax.while_loop(lambda x: jnp.sum(x @ a) > 1, lambda x: x @ b, x)
+
+    assert paths(either, x, a, b) == [("args.1",), ("args.2",)]
+
+    def in_turn(x, a, b):
+        turn = lambda _, c: (c[0] @ c[1], c[2], c[1])
+        return jax.lax.fori_loop(0, 3, turn, (x, a, b))[0]
+
+    assert paths(in_turn, x, a, b) == [("args.1", "args.2")]
+
+
+def test_the_input_of_a_convolution_is_not_its_filter():
+    q = eqq.quantize(normal(16, 16), "int8")
+    filter = eqq.quantize(normal(4, 2, 3), "int8", axis=(1, 2))
+    x = normal(2, 16)
+    product = jax.jit(lambda x, q: x @ q)
+    fn = lambda x, q, filter: eqq.qconv(product(x, q)[None], filter, (1,), "SAME")
+    found = [use.paths for use in eqq.audit(fn, x, q, filter).uses]
+    assert found == [("args.1",), ("args.2",)]
+    # Nor is one that the function closes over.
+    found = eqq.audit(lambda filter: eqq.qconv(x[None], filter, (1,), "SAME"), filter)
+    assert [use.paths for use in found.uses] == [("args.0",)]

@@ -9,7 +9,7 @@ import optax
 import eqquant as eqq
 from eqquant.train import is_frozen, trainable_spec, tree_fake_quantize
 
-from ..helpers import all_formats, normal
+from ..helpers import main_formats, normal
 
 
 def test_leaves():
@@ -45,7 +45,7 @@ class Model(eqx.Module):
 
 # A loop that knows nothing of quantization, over a model of which one layer is packed,
 # one trains to be, and one is dense.
-@all_formats
+@main_formats
 def test_naive_loop(format):
     a, b, c = jr.split(jr.key(0), 3)
     model = Model(

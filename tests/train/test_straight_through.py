@@ -9,7 +9,7 @@ import eqquant as eqq
 from eqquant.train import straight_through
 
 from ..formats.reference import round_trip
-from ..helpers import all_formats, normal
+from ..helpers import all_formats, main_formats, normal
 from .reference import is_inside, scales
 
 
@@ -30,7 +30,7 @@ def test_forward_is_what_is_stored(format, shape, axis):
         assert jnp.array_equal(straight_through(w, format), expected)
 
 
-@all_formats
+@main_formats
 @dtypes
 def test_derivative_is_that_of_the_identity(format, dtype):
     w, v, c = (normal(70, 5, seed=i, dtype=dtype) for i in range(3))
@@ -45,7 +45,7 @@ def test_derivative_is_that_of_the_identity(format, dtype):
 
 # Of `sum(c * q(w) ** 3)` with `dq = dw`: the gradient `3 c q ** 2`, the product of the
 # Hessian with `v` `6 c q v`.
-@all_formats
+@main_formats
 def test_derivatives_of_a_function(format):
     w, v, c = (normal(5, 130, seed=i) for i in range(3))
     f = lambda w: jnp.sum(c * straight_through(w, format, axis=-1) ** 3)
@@ -55,7 +55,7 @@ def test_derivatives_of_a_function(format):
     np.testing.assert_allclose(product, 6 * c * q * v, rtol=1e-4, atol=1e-4)
 
 
-@all_formats
+@main_formats
 def test_vmap(format):
     w = normal(3, 70, 5)
     fn = lambda w: straight_through(w, format)

@@ -16,7 +16,7 @@ from eqquant.train import (
     tree_freeze,
 )
 
-from ..helpers import all_formats, error, normal
+from ..helpers import error, main_formats, normal
 from ..test_layers import all_layers
 
 
@@ -62,7 +62,7 @@ some_formats = pytest.mark.parametrize(
 )
 
 
-@all_formats
+@main_formats
 def test_frozen_is_the_last_fake_quantized(format):
     _check_frozen(format)
 
@@ -159,7 +159,7 @@ def test_filter_spec():
     assert [w.format for w in fake(mixed)] == [eqq.Int4()]
 
 
-@all_formats
+@main_formats
 def test_products(format):
     w = normal(70, 40)
     fq = tree_fake_quantize(w, format)
