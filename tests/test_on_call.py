@@ -15,7 +15,7 @@ import eqquant as eqq
 from .helpers import formats, normal
 
 
-some_formats = pytest.mark.parametrize("name", ("nf4", "int8", "ternary", "nested"))
+some_formats = pytest.mark.parametrize("name", ("int8", "nested"))
 
 
 def quantized(model, name="int8", **kwargs):

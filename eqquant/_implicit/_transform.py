@@ -69,6 +69,9 @@ def implicit(fn: Callable) -> Callable:
         used as always, `x @ q`, but not be given to JAX's own functions. Pass it as an
         argument, or as a part of `fn`: a module or a `jax.tree_util.Partial`.
 
+        So is the function that `jax.vjp` returns: what it holds may be quantized, and
+        it is to be called by `implicit`, too.
+
         A cast of a quantized array to a wider dtype casts what the codes stand for, not
         what was rounded to the narrower dtype first.
     """

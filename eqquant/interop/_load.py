@@ -35,7 +35,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         are quantized is for the file to say. Functions, and other leaves that are not
         data, are taken from it; and where it has an array with a `NamedSharding`, what
         is loaded is placed in the same way. So does a quantized array come back in the
-        layout that it has there, by [`eqquant.tree_prepack`][].
+        layout that it has there, by [`eqquant.tree_prepack`][]. A layer that was
+        quantized with `unsupported="on_call"` has to be such a layer there, too.
 
     **Returns:**
 

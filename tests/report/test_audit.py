@@ -96,7 +96,9 @@ def test_dtypes_of_products(m):
     assert ("s8 x s8 -> s32" in found.product_dtypes) == (kernel == "integer_tiles")
     w = normal(512, 64).astype(jnp.bfloat16)
     found = eqq.audit(lambda x, w: x @ w, normal(40, 512).astype(jnp.bfloat16), w)
-    assert list(found.product_dtypes) == ["bf16 x bf16 -> bf16"]
+    # (Before JAX 0.11, XLA has no such product on a CPU: it widens both.)
+    dtype = "bf16" if jax.__version_info__ >= (0, 11) else "f32"
+    assert list(found.product_dtypes) == [f"{dtype} x {dtype} -> {dtype}"]
     assert found.temporary_bytes is not None
 
 
