@@ -6,7 +6,7 @@ import pytest
 import eqquant as eqq
 from eqquant.train import learned_step_size, straight_through
 
-from ..helpers import all_formats, formats, normal
+from ..helpers import formats, main_formats, normal
 from .reference import each_block, learned
 
 
@@ -64,7 +64,7 @@ def test_definition(format, factor):
     np.testing.assert_allclose(tangent, expected, rtol=1e-4, atol=1e-4)
 
 
-@all_formats
+@main_formats
 def test_starts_as_the_format_does(format):
     w = normal(70, 5)
     scale = eqq.quantize(w, format).scale

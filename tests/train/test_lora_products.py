@@ -7,7 +7,7 @@ import pytest
 import eqquant as eqq
 from eqquant.train import LoRA
 
-from ..helpers import all_formats, error, normal
+from ..helpers import error, main_formats, normal
 
 
 n, k, rank, scale = 40, 70, 3, 0.5
@@ -52,7 +52,7 @@ def assert_products(w, full):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
 
 
-@all_formats
+@main_formats
 def test_formats(format):
     base = eqq.quantize(weight(-1), format, axis=-1)
     w, full = adapted(base, -1, dora=True)

@@ -65,7 +65,7 @@ def test_vmap(format):
     assert jnp.array_equal(gradients, jnp.ones_like(w))
 
 
-@all_formats
+@main_formats
 def test_clip(format):
     w, c = normal(7, 130), normal(7, 130, seed=1)
     fn = lambda w: straight_through(w, format, axis=-1, clip=True)
@@ -99,7 +99,7 @@ def _at_random(w, format, **kwargs):
     return np.asarray(jax.vmap(draw)(jr.split(jr.key(0), number)), np.float64)
 
 
-@all_formats
+@main_formats
 def test_random_rounding_is_unbiased(format):
     w = normal(3, 66)
     draws = _at_random(w, format)
