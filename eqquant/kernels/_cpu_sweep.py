@@ -21,6 +21,7 @@ from ._table import register_kernel
 #
 # XLA runs a loop on one thread, but a fusion of this size on all of them; so this is a
 # few fusions, one after another, and a loop only before JAX 0.11.
+
 # How many numbers a part adds up side by side: 2 MB, to stay in a cache.
 _partial = 2**19
 _unroll = 8
