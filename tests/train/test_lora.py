@@ -268,4 +268,8 @@ def test_a_struct_of_a_model():
     struct, spec = eqx.filter_eval_shape(make)
     shapes = lambda tree: [(x.shape, x.dtype) for x in jtu.tree_leaves(tree)]
     arrays = eqx.filter(model, eqx.is_array)
-    assert shapes(eqx.filter(struct, lambda x: hasattr(x, "dtype"))) == shapes(arrays)
+    assert shapes(eqx.filter(struct, _is_struct)) == shapes(arrays)
+
+
+def _is_struct(x):
+    return isinstance(x, jax.ShapeDtypeStruct)
