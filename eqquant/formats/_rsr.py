@@ -97,7 +97,7 @@ class RSRBinary(AbstractRSR):
     the narrowest of 8, 16 and 32 bits.
 
     Products are exact for integers, as long as sums of their absolute values stay below
-    `2**24`; of three rows and more, as long as each is also at most `2**22`.
+    `2**24`.
 
     !!! Example
 
@@ -123,7 +123,7 @@ class RSRTernary(AbstractRSR):
     code, base three, in the narrowest of 8, 16 and 32 bits.
 
     Products are exact for integers, as long as sums of their absolute values stay below
-    `2**24`; of three rows and more, as long as each is also at most `2**22`.
+    `2**24`.
 
     ??? cite "Reference"
 

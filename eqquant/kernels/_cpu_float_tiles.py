@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from ..formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
 from ._cpu_codes import grid, per, points, refuse_layout, scales, zero_points
 from ._cpu_tiles import refuse_small, tiled
-from ._cpu_tuning import bfloat16_rows
+from ._cpu_tuning import bfloat16_rows, multiplies_bfloat16
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -72,6 +72,8 @@ def bfloat16_tiles(
 
 
 def _rounded(problem: Problem) -> str | None:
+    if not multiplies_bfloat16:
+        return "gains nothing before JAX 0.11, where XLA would compute in float32"
     if problem.rows is not None and problem.rows < bfloat16_rows:
         return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
     return refuse_small(problem) or refuse_layout(problem)

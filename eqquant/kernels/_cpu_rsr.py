@@ -141,11 +141,11 @@ def rsr_tiles(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
     """Products of 8-bit integers: the digits of the codes, and the inputs in three
-    digits base 256. Exact for integers of no more than 22 bits."""
+    digits base 256. If the inputs are integers, and too large for these, then what is
+    left of them is multiplied in turn: exact, as the sums are."""
     format = problem.format
     assert isinstance(format, AbstractRSR)
     m, k = x.shape
-    x, unit = _three_digits(x.astype(jnp.float32))
 
     def decode(codes, part):
         low = np.int8(format.domain[0])
@@ -153,28 +153,48 @@ def rsr_tiles(
             d.astype(jnp.int8) + low for d in digits(codes, format.levels)[: format.k]
         ]
 
-    def finish(y):
-        first, second, third = y.reshape(3, m, y.shape[1])
-        high = (first * 256 + second).astype(jnp.float32)
-        return (high * 256 + third.astype(jnp.float32)) * unit
+    def rounded(x):
+        """The product with what three digits say of `x`, and the rest of `x`."""
+        whole, unit = _fixed_point(x)
 
-    y = tiled(x.reshape(3 * m, k), stored["codes"], decode, problem, format.k, finish)
-    return y.astype(problem.dtype)
+        def finish(y):
+            first, second, third = y.reshape(3, m, y.shape[1])
+            high = (first * 256 + second).astype(jnp.float32)
+            return (high * 256 + third.astype(jnp.float32)) * unit
+
+        x3 = _three_digits(whole).reshape(3 * m, k)
+        y = tiled(x3, stored["codes"], decode, problem, format.k, finish)
+        return y, x - whole.astype(jnp.float32) * unit
+
+    y, rest = rounded(x.astype(jnp.float32))
+    more = jnp.any(rest != 0) & jnp.all(rest == jnp.round(rest))
+    again = lambda y, rest: y + rounded(rest)[0]
+    return lax.cond(more, again, lambda y, rest: y, y, rest).astype(problem.dtype)
 
 
-def _three_digits(x):
+# The largest number of three digits, each from -128 to 127.
+_largest_whole = 127 * (256**2 + 256 + 1)
+
+
+def _fixed_point(
+    x: Float[Array, "m k"],
+) -> tuple[Integer[Array, "m k"], Float[Array, "m 1"]]:
+    """Integers of three digits, and the power of two that is one of them."""
     largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
     _, exponent = jnp.frexp(largest)
-    exponent = jnp.maximum(exponent, -100) - 22
-    whole = jnp.round(jnp.ldexp(x, -exponent)).astype(jnp.int32)
-    third = ((whole + 128) & 255) - 128
-    whole = (whole - third) >> 8
-    second = ((whole + 128) & 255) - 128
-    first = (whole - second) >> 8
-    unit = jnp.ldexp(jnp.ones_like(largest), exponent)
+    exponent = jnp.maximum(exponent, -100) - 23
+    too_large = jnp.ldexp(largest, -exponent) > _largest_whole
+    exponent = jnp.where(too_large, exponent + 1, exponent)
+    one = jnp.ones_like(largest)
     # (A maximum drops NaNs.)
-    unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
-    return jnp.stack([first, second, third]).astype(jnp.int8), unit
+    one = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), one, jnp.nan)
+    whole = jnp.round(x * jnp.ldexp(one, -exponent)).astype(jnp.int32)
+    return whole, jnp.ldexp(one, exponent)
+
+
+def _three_digits(whole: Integer[Array, "m k"]) -> Integer[Array, "3 m k"]:
+    first, second, third = (whole + 0x8080) >> 16, (whole + 0x80) >> 8, whole
+    return jnp.stack([first, second, third]).astype(jnp.int8)
 
 
 def _wide(x):

@@ -14,6 +14,9 @@ fuses = jax.__version_info__ >= (0, 11)
 rounding_size = 2**18
 bfloat16_rows = 32
 
+# Before JAX 0.11, XLA computes products of bfloat16 in float32 on a CPU.
+multiplies_bfloat16 = jax.__version_info__ >= (0, 11)
+
 
 def sweep_rows(format: AbstractFormat) -> int:
     """Up to how many rows a sweep over the bytes of a weight is the fastest."""

@@ -146,6 +146,26 @@ def test_exact_for_integers_of_any_size(format, shape, kernel):
         np.testing.assert_array_equal(y, z @ w.T)
 
 
+# All sums stay below 2**24, up to which float32 has every integer.
+@kernels
+@some_formats
+@pytest.mark.parametrize("m", [1, 5])
+def test_exact_for_large_integers(format, m, kernel):
+    rng = np.random.default_rng(0)
+    w = draw(format, 96, 50)
+    q = eqq.quantize(w, format)
+    for k, w, q in ((96, w, q), (50, w.T, q.T)):
+        one, two, many = np.zeros((3, m, k))
+        one[:, 7] = 2**24 - rng.integers(1, 4, m)
+        two[:, [0, -1]] = 2**23 - rng.integers(1, 4, (m, 2))
+        many[:] = np.floor(rng.random((m, k)) ** 4 * (2**23 / k))
+        many[:, 3] = 2**23 - 5
+        for x in (one, two, many):
+            x = jnp.asarray(x * rng.choice([-1, 1], x.shape), np.float32)
+            y = eqq.qmatmul(x, q, kernel=kernel)
+            np.testing.assert_array_equal(y, np.asarray(x, int) @ np.asarray(w, int))
+
+
 # Whole codes are looked up where there are fewer of them than rows, else their halves.
 @kernels
 @pytest.mark.parametrize("n", [3, 5000])
