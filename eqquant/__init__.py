@@ -1,4 +1,4 @@
-from . import train as train
+from . import interop as interop, train as train
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
@@ -17,26 +17,48 @@ from ._owners import LeafInfo as LeafInfo, register_owner as register_owner
 from ._prepack import tree_prepack as tree_prepack
 from ._quantize import quantize as quantize
 from ._rules import Rules as Rules
+from ._sharding import tree_shard as tree_shard
 from ._tree import (
     trainable_spec as trainable_spec,
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
 )
 from .formats import (
+    AbstractComposite as AbstractComposite,
     AbstractExact as AbstractExact,
     AbstractFormat as AbstractFormat,
+    AbstractGGUF as AbstractGGUF,
     AbstractGrid as AbstractGrid,
     AbstractRSR as AbstractRSR,
     AbstractScaled as AbstractScaled,
     Binary as Binary,
+    BnbFP4 as BnbFP4,
     Dynamic8 as Dynamic8,
+    FP4 as FP4,
+    FP8 as FP8,
+    Int as Int,
     Int4 as Int4,
     Int8 as Int8,
+    MXFP4 as MXFP4,
+    MXFP8 as MXFP8,
     Nested as Nested,
     NF4 as NF4,
+    NVFP4 as NVFP4,
+    Q2_K as Q2_K,
+    Q3_K as Q3_K,
+    Q4_0 as Q4_0,
+    Q4_1 as Q4_1,
+    Q4_K as Q4_K,
+    Q5_0 as Q5_0,
+    Q5_1 as Q5_1,
+    Q5_K as Q5_K,
+    Q6_K as Q6_K,
+    Q8_0 as Q8_0,
     RSRBinary as RSRBinary,
     RSRTernary as RSRTernary,
     Ternary as Ternary,
+    TQ1_0 as TQ1_0,
+    TQ2_0 as TQ2_0,
 )
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel

@@ -5,8 +5,9 @@ import pytest
 import eqquant as eqq
 
 
-# The one table of formats: every law is run over it.
-formats = {
+# The one table of formats: every law is run over it. First those that weights are
+# quantized in here.
+_native = {
     "nf4": eqq.NF4(64),
     "nf4-bfloat16-scales": eqq.NF4(32, scale_dtype=jnp.bfloat16),
     "nf4-channel": eqq.NF4(None),
@@ -25,6 +26,35 @@ formats = {
     "nested": eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)),
 }
 
+# And those that others have stored weights in.
+_foreign = {
+    "int-2": eqq.Int(2, 32),
+    "int-3-minimum": eqq.Int(3, 64, "minimum", scale_dtype=jnp.bfloat16),
+    "int-4-ordered": eqq.Int(4, 32, "zero_point", ordered=True),
+    "int-6-channel": eqq.Int(6, None),
+    "int-7-zero-point": eqq.Int(7, 128, "zero_point"),
+    "fp8": eqq.FP8(),
+    "fp8-e5m2-tensor": eqq.FP8("e5m2", scale="tensor"),
+    "fp4": eqq.FP4(),
+    "bnb-fp4": eqq.BnbFP4(),
+    "mxfp4": eqq.MXFP4(),
+    "mxfp8": eqq.MXFP8(),
+    "nvfp4": eqq.NVFP4(),
+    "q2_k": eqq.Q2_K(),
+    "q3_k": eqq.Q3_K(),
+    "q4_0": eqq.Q4_0(),
+    "q4_1": eqq.Q4_1(),
+    "q4_k": eqq.Q4_K(),
+    "q5_0": eqq.Q5_0(),
+    "q5_1": eqq.Q5_1(),
+    "q5_k": eqq.Q5_K(),
+    "q6_k": eqq.Q6_K(),
+    "q8_0": eqq.Q8_0(),
+    "tq1_0": eqq.TQ1_0(),
+    "tq2_0": eqq.TQ2_0(),
+}
+formats = _native | _foreign
+
 
 def _over(names):
     each = [pytest.param(formats[name], id=name) for name in names]
@@ -32,6 +62,8 @@ def _over(names):
 
 
 all_formats = _over(formats)
+native_formats = _over(_native)
+foreign_formats = _over(_foreign)
 
 # One of each kind, for what takes long to compile and does not depend on the details.
 main_formats = _over(

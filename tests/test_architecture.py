@@ -14,10 +14,8 @@ package = pathlib.Path(eqq.__file__).parent
 rooms = (
     ("formats",),
     ("kernels",),
-    ("_primitive",),
+    ("_axes", "_placement", "_split", "_partition", "_primitive"),
     (
-        "_axes",
-        "_placement",
         "_stored",
         "_marks",
         "_loud",
@@ -28,7 +26,7 @@ rooms = (
     ("_ops", "_leading", "_dot", "_conv", "_ragged"),
     ("_implicit",),
     ("_owners", "_rules", "_on_call", "_tree", "_prepack"),
-    ("train", "interop", "report"),
+    ("train", "interop", "report", "_sharding"),
     ("demo",),
     ("bench", "_cli"),
     ("__main__",),

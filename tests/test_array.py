@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
 
-from .helpers import all_formats, formats, normal
+from .helpers import formats, native_formats, normal
 
 
 some_formats = pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def same(a, b):
     return isinstance(a, eqq.QuantizedArray) and bool(eqx.tree_equal(a, b))
 
 
-@all_formats
+@native_formats
 def test_pytree(format):
     q = eqq.quantize(normal(130, 5), format, activation="int8")
     leaves, treedef = jtu.tree_flatten(q)
@@ -39,7 +39,7 @@ def test_pytree(format):
     assert jtu.tree_leaves(eqx.filter(q, eqx.is_inexact_array)) == []
 
 
-@all_formats
+@native_formats
 def test_transpose(format):
     q = eqq.quantize(normal(130, 5), format)
     assert q.T.shape == (5, 130)
@@ -93,7 +93,7 @@ def test_at():
 
 
 # Matrices that were quantized one by one, or all at once.
-@all_formats
+@native_formats
 def test_stack(format):
     w = normal(3, 130, 5)
     each = [eqq.quantize(w[i], format) for i in range(3)]
@@ -272,7 +272,7 @@ def test_astype():
     )
 
 
-@all_formats
+@native_formats
 def test_properties(format):
     w = normal(2, 130, 5, dtype=jnp.bfloat16)
     q = jax.eval_shape(lambda w: eqq.quantize(w, format), w)
@@ -305,7 +305,7 @@ def test_scale():
     np.testing.assert_array_equal(q.scale, np.stack(expected, axis=1))
 
 
-@all_formats
+@native_formats
 def test_scale_of_each_format(format):
     # Numbers that are their own scale, in every block and format.
     q = eqq.quantize(jnp.full((130, 5), 3.0), format)

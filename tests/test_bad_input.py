@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 
-from .helpers import all_formats, normal
+from .helpers import native_formats, normal
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_weights_that_are_quantized():
 
 
 @pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
-@all_formats
+@native_formats
 def test_weights_that_are_not_finite(format, value):
     w = np.array(normal(64, 5))
     w[3, 2:4] = value
@@ -162,6 +162,34 @@ def test_ternary():
         eqq.Ternary(rule="median")
     with raises(ValueError, "block_size", "Got 64"):
         eqq.Ternary(64, scale="tensor")
+
+
+def test_integers_of_any_width():
+    for bits in (1, 9, 0):
+        with raises(ValueError, "bits", "from 2 to 8", f"Got {bits}"):
+            eqq.Int(bits)
+    for bits in (4.0, True, "4"):
+        with raises(TypeError, "bits", "an integer from 2 to 8"):
+            eqq.Int(bits)
+    with raises(ValueError, "offset", "'zero_point' or 'minimum'", "Got 'float'"):
+        eqq.Int(4, offset="float")
+
+
+def test_floats():
+    for format in (eqq.FP8, eqq.MXFP8):
+        with raises(ValueError, "dtype", "'e4m3'", "Got float16"):
+            format("float16")
+        with raises(TypeError, "dtype", "'e4m3'", "Got 'e3m4x'"):
+            format("e3m4x")
+        assert format(jnp.float8_e5m2) == format("e5m2")
+    with raises(ValueError, "scale", "'channel' or 'tensor'", "Got 'row'"):
+        eqq.FP8(scale="row")
+    with raises(ValueError, "block_size", "Got 32"):
+        eqq.FP8(block_size=32, scale="tensor")
+    with raises(ValueError, "ties", "'even' or 'zero'", "Got 'up'"):
+        eqq.MXFP4("up")
+    with raises(ValueError, "base", "not nested"):
+        eqq.Nested(eqq.NVFP4())
 
 
 def test_contracted_sizes():

@@ -6,7 +6,7 @@ import pytest
 
 import eqquant as eqq
 
-from .helpers import all_formats, normal
+from .helpers import native_formats, normal
 
 
 key = jr.key(0)
@@ -194,7 +194,7 @@ def test_the_same_array_twice_stays_the_same():
     assert tree["a"] is not tree["b"][1]
 
 
-@all_formats
+@native_formats
 def test_training_step_of_the_norms(format):
     class Block(eqx.Module):
         norm: eqx.nn.LayerNorm

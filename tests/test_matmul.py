@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 import eqquant as eqq
 import eqquant.kernels._table as table
 
-from .helpers import all_formats, error, formats, main_formats, normal
+from .helpers import error, formats, main_formats, native_formats, normal
 
 
 some_formats = pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def _parts(x):
     return (x.real, x.imag) if np.iscomplexobj(x) else (x.astype(np.float64),)
 
 
-@all_formats
+@native_formats
 @settings(max_examples=5)
 @given(
     axis=st.sampled_from([-1, -2]),

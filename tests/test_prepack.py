@@ -8,7 +8,7 @@ import pytest
 
 import eqquant as eqq
 
-from .helpers import all_formats, error, formats, main_formats, normal
+from .helpers import error, formats, main_formats, native_formats, normal
 
 
 platforms = pytest.mark.parametrize("platform", ("tpu", "gpu"))
@@ -23,7 +23,7 @@ def from_cpu(q):
     return eqq.tree_prepack(q, platform="cpu")
 
 
-@all_formats
+@native_formats
 @platforms
 def test_lossless(format, platform):
     q = from_cpu(eqq.quantize(normal(2, 67, 45), format))

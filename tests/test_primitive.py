@@ -1,3 +1,5 @@
+import math
+
 import equinox as eqx
 import jax
 import jax.export
@@ -21,13 +23,16 @@ def _equations(jaxpr):
 
 
 def _products(fn, *args):
-    """The shapes of the rows that each product in a function is of."""
-    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-    return [
-        equation.invars[0].aval.shape
-        for equation in _equations(jaxpr)
-        if equation.primitive.name == "qmatmul"
-    ]
+    """The shapes, with all rows as one axis, of what is multiplied in a function."""
+    found = []
+    for equation in _equations(jax.make_jaxpr(fn)(*args).jaxpr):
+        if equation.primitive.name == "qmatmul":
+            x, stored, *_ = [var.aval.shape for var in equation.invars]
+            *stack, _, _ = stored
+            rows = x[len(stack) : -1]
+            assert x[: len(stack)] == tuple(stack)
+            found.append((*stack, math.prod(rows), x[-1]))
+    return found
 
 
 def _structs(tree):

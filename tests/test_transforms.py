@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 
-from .helpers import all_formats, error, formats, normal
+from .helpers import error, formats, native_formats, normal
 
 
 some_formats = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def other_derivatives(w, x, v):
     )
 
 
-@all_formats
+@native_formats
 def test_first_derivatives(format):
     q = eqq.quantize(normal(70, 5), format)
     x, v = 0.1 * normal(2, 70, seed=1), normal(2, 70, seed=2)
@@ -142,7 +142,7 @@ def test_straight_through(axis):
     close(hvp, expected)
 
 
-@all_formats
+@native_formats
 def test_no_gradient_reaches_what_is_stored(format):
     q = eqq.quantize(normal(70, 5), format)
     x = normal(2, 70)

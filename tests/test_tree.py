@@ -10,7 +10,7 @@ import eqquant as eqq
 import eqquant._tree
 from eqquant._tree import decide
 
-from .helpers import all_formats, normal
+from .helpers import native_formats, normal
 
 
 key = jr.key(0)
@@ -191,7 +191,7 @@ def test_stacked_layers():
     assert _reasons(stacked)["bias"] == "a bias"
 
 
-@all_formats
+@native_formats
 def test_under_transformations(format):
     mlp = eqx.nn.MLP(64, 64, 64, 1, key=key)
     eager = eqq.tree_quantize(mlp, format)

@@ -43,6 +43,12 @@ class AbstractFormat(eqx.Module):
         contracted one first."""
         return -2
 
+    @property
+    def splits(self) -> bool:
+        """Whether a part of the contracted axis, of whole blocks, can be stored alone
+        as it is stored among others."""
+        return True
+
     def prepacked(self, platform: Literal["cpu", "tpu", "gpu"]) -> "AbstractFormat":
         """What the kernels for a platform would rather read: the same format, but that
         it may pack the same codes otherwise."""

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype
+from ._steady import steady_sum
 
 
 class Binary(AbstractGrid):
@@ -28,7 +29,7 @@ class Binary(AbstractGrid):
 
     def fit(self, blocks, size):
         # Divided first: a sum of large numbers may overflow.
-        return jnp.sum(jnp.abs(blocks) / jnp.maximum(size, 1), axis=-1, keepdims=True)
+        return steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
 
     def to_codes(self, blocks, size, scale):
         return (blocks >= 0).astype(jnp.uint8)

@@ -32,9 +32,9 @@ def merge(blocks: Shaped[Array, "*b g s"], k: int) -> Shaped[Array, "*b k"]:
 
 
 def spread(
-    scale: Float[Array, "*b g"], block_size: int | None, k: int
-) -> Float[Array, "*b _"]:
-    """Gives each position the scale of its block."""
+    of_blocks: Shaped[Array, "*b g"], block_size: int | None, k: int
+) -> Shaped[Array, "*b _"]:
+    """Gives each position what belongs to its block: the scale, say."""
     if block_size is None:
-        return scale
-    return jnp.repeat(scale, block_size, axis=-1)[..., :k]
+        return of_blocks
+    return jnp.repeat(of_blocks, block_size, axis=-1)[..., :k]

@@ -3,7 +3,8 @@ from typing import Any
 
 import equinox as eqx
 
-from ._base import AbstractFormat, Stored
+from ._base import AbstractFormat
+from ._composite import AbstractComposite
 from ._int8 import Int8
 from ._names import as_format
 from ._nf4 import NF4
@@ -13,7 +14,7 @@ from ._scaled import AbstractScaled
 
 def _with_scales(format: AbstractFormat | str) -> AbstractScaled:
     format = as_format(format)
-    if not isinstance(format, AbstractScaled) or isinstance(format, Nested):
+    if not isinstance(format, AbstractScaled) or isinstance(format, AbstractComposite):
         raise ValueError(
             "`base` and `scale` should be formats with scales that are not nested "
             f"themselves. Got {format}."
@@ -21,7 +22,7 @@ def _with_scales(format: AbstractFormat | str) -> AbstractScaled:
     return format
 
 
-class Nested(AbstractScaled):
+class Nested(AbstractComposite):
     """Double quantization: the scales of one format, `base`, are stored in another.
 
     The scales of a row are cut into blocks of their own, so this pays where a row has
@@ -76,8 +77,7 @@ class Nested(AbstractScaled):
     def decode(self, stored, tail):
         return self.base.decode(self.flat(stored, tail), tail)
 
-    def flat(self, stored: Stored, tail: int) -> Stored:
-        """What `base` would have stored for the same numbers."""
+    def flat(self, stored, tail):
         return stored | {"scale": to_bits(self.scales(stored, tail), self.scale_dtype)}
 
     def scales(self, stored, tail):

@@ -3,10 +3,10 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, reciprocal
+from ._nearest import nearest
+from ._scale import as_scale_dtype
 
 
 class NF4(AbstractGrid):
@@ -56,20 +56,7 @@ class NF4(AbstractGrid):
         return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
 
     def to_codes(self, blocks, size, scale):
-        # The reciprocal of a very large scale would be subnormal, and flushed to zero.
-        down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
-        unit = (blocks * down) * reciprocal(scale * down)
-        # As bitsandbytes rounds: it multiplies by the reciprocal, but divides in a
-        # block that is short; and of two equally near points it takes the lower.
-        if np.any(size < blocks.shape[-1]):
-            short = blocks[..., -1:, :]
-            divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]
-            divisor = jnp.broadcast_to(divisor, short.shape)
-            # Or else XLA multiplies by the reciprocal here, too.
-            divided = short / lax.optimization_barrier(divisor)
-            unit = jnp.concatenate([unit[..., :-1, :], divided], axis=-2)
-        edges = (self.codebook[1:] + self.codebook[:-1]) / 2
-        return sum((unit > edge).astype(jnp.uint8) for edge in edges)
+        return nearest(blocks, size, scale, self.codebook)
 
     def to_points(self, codes):
         # On CPU, several times faster than a tree of selections.

@@ -50,3 +50,12 @@ def poison(
 def reciprocal(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """`1 / scale`, and zero for a block of zeros."""
     return jnp.where(scale == 0, 0, 1 / jnp.where(scale == 0, 1, scale))
+
+
+def divided(
+    x: Float[Array, "*s"], y: Float[Array, "..."] | float | int
+) -> Float[Array, "*s"]:
+    """`x / y` to the last bit."""
+    # Of a constant, and of what is broadcast, XLA would take the reciprocal. So that it
+    # is neither:
+    return x / jnp.where(jnp.isnan(x), x, y)

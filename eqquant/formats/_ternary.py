@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype
+from ._steady import steady_sum
 
 
 class Ternary(AbstractGrid):
@@ -88,6 +89,6 @@ class Ternary(AbstractGrid):
         return self._sum(x / jnp.maximum(number, 1))
 
     def _sum(self, x):
+        x = steady_sum(x, -1)
         # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
-        axis = (-3, -2, -1) if self.scale == "tensor" and x.ndim > 2 else -1
-        return jnp.sum(x, axis=axis, keepdims=True)
+        return steady_sum(x, -3) if self.scale == "tensor" and x.ndim > 2 else x

@@ -1,2 +1,24 @@
-from ._load import load as load
+from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
+from ._converting import convert as convert, Outcome as Outcome
+from ._load import load as load, load_struct as load_struct
+from ._load_into import load_into as load_into
+from ._open import (
+    open as open,
+    read_awq as read_awq,
+    read_bitnet as read_bitnet,
+    read_bitsandbytes as read_bitsandbytes,
+    read_compressed_tensors as read_compressed_tensors,
+    read_gguf as read_gguf,
+    read_gptq as read_gptq,
+    read_mlx as read_mlx,
+    read_mxfp4 as read_mxfp4,
+)
+from ._rename import renamed as renamed
 from ._save import save as save
+from ._write_to import (
+    write_bitsandbytes as write_bitsandbytes,
+    write_compressed_tensors as write_compressed_tensors,
+    write_gguf as write_gguf,
+    write_gptq as write_gptq,
+    write_mlx as write_mlx,
+)

@@ -15,15 +15,28 @@ from typing import Any
 #
 # A format is {"name", "fields"}. The arrays of a quantized one have the axes `*b n _`,
 # the rows before what is contracted, however they lie in memory.
+#
+# A model may also be in several files. Then it is their index that has this metadata,
+# and each of them names the index.
 layout_version = 1
 
-_key, _checksum_key = "eqquant", "eqquant.crc32"
+_key, _checksum_key, _index_key = "eqquant", "eqquant.crc32", "eqquant.index"
 
 
 def to_header(layout: dict[str, Any]) -> dict[str, str]:
     """Writes all that is not a tensor as the metadata of a safetensors file."""
     text = json.dumps({"version": layout_version, **layout})
     return {_key: text, _checksum_key: _checksum(text)}
+
+
+def to_part(index: str) -> dict[str, str]:
+    """The metadata of one file of several, by the name of their index."""
+    return {_index_key: index}
+
+
+def is_own(metadata: dict[str, str]) -> bool:
+    """Whether metadata are those of a file of this library, or of a part of one."""
+    return _key in metadata or _index_key in metadata
 
 
 def from_header(metadata: dict[str, str] | None) -> dict[str, Any]:
@@ -33,6 +46,11 @@ def from_header(metadata: dict[str, str] | None) -> dict[str, Any]:
 
     A `ValueError` if this is of another library, of a later version, or damaged.
     """
+    if metadata is not None and _index_key in metadata and _key not in metadata:
+        raise ValueError(
+            "it is one of several files of a model. Give their folder, or their index, "
+            f"{metadata[_index_key]!r}."
+        )
     if metadata is None or _key not in metadata:
         raise ValueError(
             "it is a safetensors file, but not one of `eqquant.save`. Read its arrays "

@@ -3,11 +3,12 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import PyTree
 
-from .._array import is_quantized
-from .._prepack import relaid
+from .._array import is_quantized, QuantizedArray
+from .._axes import as_tuple
+from ..formats import AbstractFormat
 from ._nodes import dotted, is_data, leaves, python_scalar
 
 
@@ -35,24 +36,47 @@ def match(found: PyTree, like: PyTree) -> list[tuple[Any, Any]]:
 
 
 def named_sharding(leaf: Any) -> NamedSharding | None:
-    """How a leaf of `like` is placed, if that is over a mesh."""
+    """How a leaf of `like` is placed, or is to be, if that is over a mesh.
+
+    **Raises:**
+
+    A `ValueError` if that is a mesh without devices, which `jax.eval_shape` leaves of
+    one, and not the mesh in use.
+    """
     arrays = jtu.tree_leaves(leaf.stored) if is_quantized(leaf) else [leaf]
-    if not all(map(_is_concrete, arrays)):
+    if not all(map(_has_sharding, arrays)):
         return None
     sharding = leaf.placement if is_quantized(leaf) else leaf.sharding
-    return sharding if isinstance(sharding, NamedSharding) else None
+    if sharding is None and is_quantized(leaf):
+        # Of a skeleton, what was declared is all that there is.
+        sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding):
+        return None
+    if not isinstance(sharding.mesh, AbstractMesh):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    if mesh.abstract_mesh != sharding.mesh:
+        raise ValueError(
+            f"`like` is placed on {sharding.mesh}, of which the devices are not known. "
+            "Load it inside of `with jax.set_mesh(mesh):`."
+        )
+    return NamedSharding(mesh, sharding.spec)
 
 
-def laid_as(leaf: Any, x: Any) -> Any:
-    """What was loaded, in the layout of a leaf of `like`, if both are in one format."""
-    if is_quantized(leaf) and is_quantized(x):
-        if leaf.format.prepacked("cpu") == x.format:
-            return relaid(x, leaf.format, leaf.row_axis)
-    return x
+def layout(leaf: Any, q: QuantizedArray) -> tuple[AbstractFormat, int]:
+    """The format and the `row_axis` that an array of a file is to have: those of a leaf
+    of `like`, if that has the same codes, or else what products on a CPU want."""
+    is_same = is_quantized(leaf) and leaf.format.prepacked("cpu") == q.format
+    format, row_axis = (leaf if is_same else q).format, q.format.row_axis
+    if q.ndim == len(as_tuple(q.axis)):
+        return format, -2
+    return format, leaf.row_axis if is_same else row_axis
 
 
-def _is_concrete(x):
-    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
+def _has_sharding(x):
+    if isinstance(x, Tracer):
+        return False
+    return isinstance(x, jax.Array | jax.ShapeDtypeStruct)
 
 
 def _type(leaf):

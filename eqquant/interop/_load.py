@@ -4,17 +4,19 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.tree_util as jtu
-import safetensors
-from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized
-from .._axes import as_tuple
-from ._header import damaged, from_header
-from ._like import laid_as, match, named_sharding
-from ._skeleton import Skeleton, to_skeleton
-from ._tensors import from_tensor
+from .._prepack import relaid
+from ._header import from_header
+from ._layouts import checked_skeleton
+from ._like import layout, match, named_sharding
+from ._opened import opened
+from ._read import read_array
+from ._repacked import whole_along
+from ._skeleton import Skeleton
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
@@ -29,14 +31,17 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
 
     **Arguments:**
 
-    - `path`: of the file.
+    - `path`: of the file; or of the folder, or the index, of several that
+        [`eqquant.interop.convert`][] wrote.
     - `like`: a PyTree of the same structure, such as another model of the same class:
         with its arrays or, as `eqx.filter_eval_shape` makes it, without. Which of them
         are quantized is for the file to say. Functions, and other leaves that are not
-        data, are taken from it; and where it has an array with a `NamedSharding`, what
-        is loaded is placed in the same way. So does a quantized array come back in the
-        layout that it has there, by [`eqquant.tree_prepack`][]. A layer that was
-        quantized with `unsupported="on_call"` has to be such a layer there, too.
+        data, are taken from it; and where it has an array with a `NamedSharding`, or is
+        a skeleton with one, what is loaded is placed in the same way: of each array,
+        only the parts are read that are for devices of this process. So does a
+        quantized array come back in the layout that it has there, by
+        [`eqquant.tree_prepack`][]. A layer that was quantized with
+        `unsupported="on_call"` has to be such a layer there, too.
 
     **Returns:**
 
@@ -51,17 +56,22 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     is no file.
     """
     path = os.fspath(path)
-    with _naming(path), _opened(path) as file:
+    with _naming(path), opened(path) as file:
         reader = _Reader(file)
         if like is None:
             return _map(reader.leaf, reader.skeleton.tree)
         pairs = match(reader.skeleton.tree, like)
-        leaves = [
-            laid_as(leaf, reader.leaf(found, named_sharding(leaf)))
-            for found, leaf in pairs
-        ]
+        leaves = [reader.leaf(found, leaf) for found, leaf in pairs]
         treedef = jtu.tree_structure(like, is_leaf=is_quantized)
         return jtu.tree_unflatten(treedef, leaves)
+
+
+def load_struct(path: str | os.PathLike[str]) -> PyTree:
+    """What [`eqquant.load`][] would give, with a `jax.ShapeDtypeStruct` in the place of
+    each array. No numbers are read."""
+    path = os.fspath(path)
+    with _naming(path), opened(path) as file:
+        return _checked_skeleton(file).tree
 
 
 class _Reader:
@@ -74,41 +84,51 @@ class _Reader:
         self._names = {id(x): name for name, x in named}
         self._done: dict[Any, Any] = {}
 
-    def leaf(self, x: Any, sharding: NamedSharding | None = None) -> Any:
+    def leaf(self, x: Any, like: Any = None) -> Any:
+        """What stands for a leaf of the skeleton, placed and laid as a leaf of `like`
+        is."""
         if id(x) not in self._names:
             return x
-        read = self._quantized if is_quantized(x) else self._array
-        return self._once(read, x, sharding)
+        name, sharding = self._names[id(x)], named_sharding(like)
+        if is_quantized(x):
+            return self._once(self._quantized, name, sharding, *layout(like, x))
+        return self._once(self._array, name, sharding)
 
-    def _once(self, read, x, *args):
-        key = (read, id(x), *args)
-        if key not in self._done:
-            self._done[key] = read(x, *args)
-        return self._done[key]
+    def _once(self, read, *args):
+        if (read, args) not in self._done:
+            self._done[read, args] = read(*args)
+        return self._done[read, args]
 
-    def _array(self, x, sharding=None):
-        name = self._names[id(x)]
-        tensor = self._file.get_tensor(name)
-        return from_tensor(self.skeleton.types[name], tensor, sharding)
+    def _array(self, name, sharding, swapped=False):
+        type, tensor = self.skeleton.types[name], self._file.get_slice(name)
+        return read_array(type, tensor, sharding, swapped)
 
-    def _swapped(self, x):
-        return self._array(x).swapaxes(-1, -2)
+    def _quantized(self, name, sharding, format, row_axis):
+        q = self.skeleton.quantized[name]
+        swapped = row_axis == -1
+        names = _map(lambda x: self._names[id(x)], q.stored)
+        stored = _map(lambda x: _swapped(x) if swapped else x, q.stored)
+        q = dataclasses.replace(q, stored=stored, row_axis=row_axis)
+        if sharding is not None:
+            # Bytes that are packed in another way may be split in another way.
+            same = format == q.format
+            q = _placed(name, q, sharding if same else whole_along(sharding, q))
+        read = lambda name, x: self._once(self._array, name, x.sharding, swapped)
+        q = dataclasses.replace(q, stored=jtu.tree_map(read, names, q.stored))
+        q = relaid(q, format, row_axis)
+        return q if sharding is None else _placed(name, q, sharding)
 
-    def _quantized(self, q, sharding):
-        name = self._names[id(q)]
-        # From the rows of a file to how they are to lie in memory.
-        row_axis = q.format.row_axis if q.ndim > len(as_tuple(q.axis)) else -2
-        q = dataclasses.replace(q, row_axis=row_axis)
-        read = self._array if row_axis == -2 else self._swapped
-        if sharding is None:
-            stored = _map(lambda x: self._once(read, x), q.stored)
-            return dataclasses.replace(q, stored=stored)
-        # Not kept: only until they are placed are they whole on one device.
-        whole = dataclasses.replace(q, stored=_map(read, q.stored))
-        try:
-            return whole.with_sharding(sharding)
-        except ValueError as e:
-            raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
+
+def _placed(name, q, sharding):
+    try:
+        return q.with_sharding(sharding)
+    except ValueError as e:
+        raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
+
+
+def _swapped(x):
+    *lead, k, n = x.shape
+    return jax.ShapeDtypeStruct((*lead, n, k), x.dtype)
 
 
 def _map(fn, node):
@@ -127,39 +147,10 @@ def _naming(path: str) -> Iterator[None]:
         raise ValueError(f"Could not load {path!r}: {e}") from e
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    with open(path, "rb") as file:
-        start = file.read(9)
-    try:
-        file = safetensors.safe_open(path, framework="numpy")
-    except safetensors.SafetensorError as e:
-        # The size of the header comes first, in eight bytes, and then its JSON.
-        if start[8:] == b"{":
-            raise damaged("it is cut short, or its header is damaged", e) from e
-        raise ValueError(
-            "it is not a safetensors file, as `eqquant.save` writes, or only the "
-            f"beginning of one ({e}). Is it the right file, and all of it?"
-        ) from e
-    with file:
-        yield file
-
-
 def _checked_skeleton(file: Any) -> Skeleton:
     layout = from_header(file.metadata())
-    try:
-        skeleton = to_skeleton(layout)
-    except (AssertionError, AttributeError, LookupError, TypeError) as e:
-        raise damaged("its metadata is damaged", repr(e)) from e
     tensors = {}
     for name in file.keys():
         tensor = file.get_slice(name)
         tensors[name] = (tensor.get_dtype(), tuple(tensor.get_shape()))
-    expected = {name: type.tensor_type for name, type in skeleton.types.items()}
-    for name in {**expected, **tensors}:
-        if expected.get(name) != tensors.get(name):
-            raise damaged(
-                "its tensors are not those that its metadata tells of",
-                f"{name!r} should be {expected.get(name)}, and is {tensors.get(name)}",
-            )
-    return skeleton
+    return checked_skeleton(layout, tensors)

@@ -1,23 +1,21 @@
+import functools as ft
 import itertools as it
 import os
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.tree_util as jtu
-import numpy as np
-import safetensors.numpy
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized
-from .._prepack import relaid
 from ._formats import format_to_json
 from ._header import to_header
 from ._nodes import children, dotted, is_data, is_sequence, Path, python_scalar
-from ._replacing import replacing
-from ._tensors import to_tensor
+from ._repacked import repacked, repacked_struct
+from ._tensors import ArrayType, type_of
+from ._write import Tensor, write
 
 
 def save(path: str | os.PathLike[str], m: PyTree) -> None:
@@ -40,12 +38,25 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
         names of axes, not the devices). An array that is in several places is written
         once. Functions, and other leaves that are not data, are not written.
 
+    Arrays that are split over devices are written part by part, and never put together
+    in memory. If there are arrays on devices of several processes then all of these
+    call `save` together, with the same `m` and with a `path` in a folder that they all
+    see: each writes its own parts to the one file. Of what each process has for itself,
+    the first one's is written. (For storage that has objects instead of files, use
+    Orbax, which needs nothing special for quantized arrays.)
+
     **Raises:**
 
-    A `ValueError` if an array is being traced, if a part of it is on devices of other
-    processes, or if JAX has no such dtype; and if a field of a format, or the key of a
-    dictionary, cannot be written.
+    A `ValueError` if an array is being traced, if JAX has no such dtype, if it is only
+    on devices of one other process, or if `m` differs between processes; and if a field
+    of a format, or the key of a dictionary, cannot be written. A `RuntimeError` if
+    another process could not write its part: it tells the reason.
     """
+    write(path, *described(m))
+
+
+def described(m: PyTree) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that [`eqquant.save`][] writes, and the metadata."""
     writer = _Writer()
     try:
         tree = writer.node(m, ())
@@ -54,21 +65,19 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     header = to_header(
         {"tree": tree, "arrays": writer.arrays, "quantized": writer.quantized}
     )
-    with replacing(path) as temporary:
-        safetensors.numpy.save_file(writer.tensors, temporary, header)
+    return writer.tensors, header
 
 
 class _Writer:
     """Collects tensors, and what there is to say of them."""
 
     def __init__(self):
-        self.tensors: dict[str, np.ndarray] = {}
+        self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, Any] = {}
         self.quantized: dict[str, Any] = {}
         self.where = ""
         # What is written already, by its identity; kept, so that no other has that.
-        self._written: dict[int, tuple[str, Any]] = {}
-        self._swapped: dict[int, tuple[np.ndarray, Any]] = {}
+        self._written: dict[Any, tuple[str, Any]] = {}
 
     def node(self, node: PyTree, path: Path) -> Any:
         self.where = f", at `{dotted(path)}`" if path else ""
@@ -96,48 +105,58 @@ class _Writer:
             return x
         if is_data(x):
             _check_concrete(x)
-            if id(x) not in self._written:
+            x = Tensor(x, type_of(x))
+        if isinstance(x, Tensor):
+            key = id(x.array), x.type, x.swapped
+            if key not in self._written:
                 name = _new_name(path, self.arrays)
-                self._written[id(x)] = name, x
-                type, self.tensors[name] = to_tensor(x)
-                self.arrays[name] = {"dtype": type.dtype, "shape": type.shape}
-            return {"array": self._written[id(x)][0]}
+                self._written[key] = name, x
+                self.tensors[name] = x
+                self.arrays[name] = {"dtype": x.type.dtype, "shape": x.type.shape}
+            return {"array": self._written[key][0]}
         # In a list, what is not written keeps its place.
         return None
 
     def _describe(self, q, path):
         for x in jtu.tree_leaves(q.stored):
             _check_concrete(x)
-        q = relaid(q, q.format.prepacked("cpu"), q.row_axis)
-        activation = q.activation
+        format, activation = q.format.prepacked("cpu"), q.activation
         return {
             "shape": q.shape,
             "dtype": q.dtype.name,
-            "format": format_to_json(q.format),
+            "format": format_to_json(format),
             "activation": None if activation is None else format_to_json(activation),
             "axis": q.axis,
-            "tail": q.tail,
+            "tail": repacked_struct(q, format, q.row_axis).tail,
             "inner": q.inner,
             "sharding": _spec_to_json(q.sharding),
-            "stored": self.node(self._in_rows(q), path),
+            "stored": self.node(_in_file(q, format), path),
         }
 
-    def _in_rows(self, q):
-        # However they lie in memory. Each is swapped once, so that one that is in
-        # several places stays one.
-        if q.row_axis == -2:
-            return q.stored
 
-        def swapped(x):
-            if id(x) not in self._swapped:
-                self._swapped[id(x)] = np.asarray(x).swapaxes(-1, -2), x
-            return self._swapped[id(x)][0]
+def _in_file(q, format):
+    # In rows, however they lie in memory; and packed as on CPUs.
+    structs = jtu.tree_leaves(repacked_struct(q, format, q.row_axis).stored)
+    stored, treedef = jtu.tree_flatten(q.stored)
 
-        return jtu.tree_map(swapped, q.stored)
+    def instead(i):
+        return jtu.tree_leaves(repacked(q, format, q.row_axis).stored)[i]
+
+    tensors = []
+    for i, (x, struct) in enumerate(zip(stored, structs)):
+        type = ArrayType(type_of(x).dtype, struct.shape)
+        if q.row_axis == -1:
+            *lead, k, n = struct.shape
+            type = type._replace(shape=(*lead, n, k))
+        made = None if format == q.format else ft.partial(instead, i)
+        tensors.append(Tensor(x, type, q.row_axis == -1, made))
+    return jtu.tree_unflatten(treedef, tensors)
 
 
 def _is_written(node):
-    return node is None or is_data(node) or children(node) is not None
+    if node is None or isinstance(node, Tensor):
+        return True
+    return is_data(node) or children(node) is not None
 
 
 def _new_name(path, taken):
@@ -151,11 +170,6 @@ def _check_concrete(x):
         raise ValueError("it is being traced. Call `save` outside of `jax.jit`.")
     if not eqx.is_array(x):
         raise ValueError(f"it should be an array, with its numbers. Got {x}.")
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        raise ValueError(
-            "a part of it is on devices of other processes. Gather it first, with "
-            "`jax.experimental.multihost_utils.process_allgather`."
-        )
 
 
 def _key_to_json(key):

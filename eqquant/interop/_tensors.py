@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jaxtyping import Array
 
 
 # The dtypes that every reader of safetensors has, and their names there.
@@ -60,14 +58,20 @@ class ArrayType(NamedTuple):
         return jax.ShapeDtypeStruct(self.shape, key.dtype)
 
     @property
+    def data(self) -> "ArrayType":
+        """Of random keys, the type of the array of their data."""
+        if self.implementation is None:
+            return self
+        _, data = _key_structs(self.implementation)
+        return ArrayType(data.dtype.name, (*self.shape, *data.shape))
+
+    @property
     def container(self) -> tuple[str, tuple[int, ...]]:
         """The dtype and the shape of the tensor that holds the array."""
-        if self.implementation is not None:
-            _, data = _key_structs(self.implementation)
-            return data.dtype.name, (*self.shape, *data.shape)
-        if self.dtype in _complex:
-            return _complex[self.dtype], (*self.shape, 2)
-        return "uint8" if self.dtype in _bytes else self.dtype, self.shape
+        dtype, shape = self.data
+        if dtype in _complex:
+            return _complex[dtype], (*shape, 2)
+        return "uint8" if dtype in _bytes else dtype, shape
 
     @property
     def tensor_type(self) -> tuple[str, tuple[int, ...]]:
@@ -94,43 +98,43 @@ def as_dtype(name: str) -> np.dtype:
     return dtype
 
 
-def to_tensor(x: Any) -> tuple[ArrayType, np.ndarray]:
-    """The numbers of an array, in a dtype that safetensors knows, and what it takes to
-    read them.
+def is_key(x: Any) -> bool:
+    """Whether this is an array of random keys, or a struct of one."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def type_of(x: Any) -> ArrayType:
+    """What a file is to say of an array.
 
     **Raises:**
 
     A `ValueError` if the dtype is none of JAX's.
     """
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_key(x):
         implementation = jax.random.key_impl(x)
         if not isinstance(implementation, str):
             raise ValueError(
                 "random keys can be saved if their implementation has a name. Got "
                 f"{implementation}."
             )
-        return (
-            ArrayType(f"key:{implementation}", x.shape),
-            np.asarray(jax.random.key_data(x)),
-        )
+        return ArrayType(f"key:{implementation}", x.shape)
     if x.dtype.name not in _dtypes or not x.dtype.isnative:
         raise ValueError(f"it should have a dtype that JAX has. Got {x.dtype}.")
-    type = ArrayType(x.dtype.name, x.shape)
-    dtype, shape = type.container
-    # safetensors writes the memory as it lies.
-    x = np.asarray(x, order="C")
-    return type, x.reshape(-1).view(dtype).reshape(shape)
+    return ArrayType(x.dtype.name, x.shape)
 
 
-def from_tensor(
-    type: ArrayType, tensor: np.ndarray, sharding: NamedSharding | None = None
-) -> Array:
-    """The inverse of `to_tensor`, placed as `sharding` says."""
-    if type.implementation is not None:
-        x = jax.random.wrap_key_data(jnp.asarray(tensor), impl=type.implementation)
-        return jax.device_put(x, sharding)
-    x = tensor.reshape(-1).view(as_dtype(type.dtype)).reshape(type.shape)
-    return jax.device_put(x, sharding)
+def to_tensor(x: np.ndarray) -> np.ndarray:
+    """Numbers in a dtype that safetensors knows, as they are to lie in a file."""
+    dtype, shape = type_of(x).container
+    return np.asarray(x, order="C").reshape(-1).view(dtype).reshape(shape)
+
+
+def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
+    """The inverse of `to_tensor`; of random keys, their data."""
+    dtype = type.data.dtype
+    shape = tensor.shape[:-1] if dtype in _complex else tensor.shape
+    flat = np.asarray(tensor, order="C").reshape(-1)
+    return flat.view(as_dtype(dtype)).reshape(shape)
 
 
 @ft.cache

@@ -4,7 +4,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, AbstractGrid, Int4, round_trip, Stored
+from ..formats import (
+    AbstractFormat,
+    AbstractGGUFBlocks,
+    AbstractGrid,
+    Int,
+    Int4,
+    round_trip,
+    Stored,
+)
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -41,7 +49,9 @@ def _supports(problem: Problem) -> str | None:
 
 
 for _product, _type, _activation in it.product(
-    ("matmul", "matmul_transposed"), (AbstractGrid, Int4), (None, AbstractFormat)
+    ("matmul", "matmul_transposed"),
+    (AbstractGGUFBlocks, AbstractGrid, Int, Int4),
+    (None, AbstractFormat),
 ):
     register_kernel(
         _product,

@@ -7,7 +7,7 @@ from typing import get_args, NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, from_rows, Nested, Stored, to_rows
+from ..formats import AbstractComposite, AbstractFormat, from_rows, Stored, to_rows
 from ._cpu_tuning import fuses
 from ._problem import Problem, Product
 from ._reference import reference
@@ -177,19 +177,19 @@ def _candidates(problem: Problem) -> list[Kernel]:
         return distance, steps, -key.priority
 
     kernels = [found[key] for key in sorted(found, key=rank)]
-    if isinstance(problem.format, Nested):
-        return [*kernels, *map(_of_nested, _candidates(_of_base(problem)))]
+    if isinstance(problem.format, AbstractComposite):
+        return [*kernels, *map(_of_composite, _candidates(_of_base(problem)))]
     return kernels
 
 
-# The kernels of a format are also those of `Nested` of it, which has the same codes.
+# The kernels of a format are also those of a composite one that has its codes.
 
 
 def _of_base(problem):
     return dataclasses.replace(problem, format=problem.format.base)
 
 
-def _of_nested(kernel):
+def _of_composite(kernel):
     @ft.wraps(kernel.fn)
     def fn(x, stored, problem):
         rows = to_rows(stored, problem.row_axis)
@@ -199,7 +199,7 @@ def _of_nested(kernel):
     def supports(problem):
         if problem.platform == "cpu" and not fuses:
             # XLA would hold all scales in memory twice.
-            return "is for nested scales only from JAX 0.11 on"
+            return "is for composite scales only from JAX 0.11 on"
         return kernel.supports(_of_base(problem))
 
     return kernel._replace(fn=fn, supports=supports)

@@ -67,6 +67,8 @@ def main(folder: pathlib.Path):
         program = _compile(meshes[generation], fn, x, q.stored)
         _print(f"{generation} {name} {product} {m}", kernel.name, program, folder)
     _print("model", None, _model(), folder)
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        _print(f"sharded {kind.name}", None, _sharded(kind), folder)
 
 
 def _problem(name, product, m):
@@ -102,12 +104,41 @@ def _model():
     return _compile(mesh, fn, arrays, x)
 
 
-def _mesh(generation, shape, axes):
+def _sharded(kind):
+    """The derivative of two layers, of which each of two chips has a half of the
+    weights, for half of the rows."""
+    mesh = _mesh("v5e", (2, 2), ("data", "model"), kind)
+    mlp = eqx.filter_eval_shape(
+        lambda: eqq.tree_quantize(
+            eqx.nn.MLP(512, 512, 2048, 1, key=jax.random.key(0)), "int4"
+        )
+    )
+    rules = eqq.Rules(
+        [
+            ("layers.0.weight", P("model", None)),
+            ("layers.0.bias", P("model")),
+            ("layers.1.weight", P(None, "model")),
+            ("*", P()),
+        ]
+    )
+    is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
+    arrays, static = eqx.partition(eqq.tree_shard(mlp, rules, mesh), is_struct)
+
+    def loss(x, arrays):
+        y = jax.vmap(eqx.combine(arrays, static))(x)
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    rows = NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((64, 512), jnp.float32, sharding=rows)
+    return _compile(mesh, jax.grad(loss), x, arrays)
+
+
+def _mesh(generation, shape, axes, kind=AxisType.Auto):
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=generations[generation]
     )
     devices = np.array(topology.devices[: int(np.prod(shape))]).reshape(shape)
-    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+    return Mesh(devices, axes, axis_types=(kind,) * len(axes))
 
 
 def _compile(mesh, fn, *args):
@@ -127,6 +158,9 @@ def _print(case, kernel, program, folder):
         "case": case,
         "kernel": kernel,
         "calls": program.as_text().count("tpu_custom_call"),
+        "collectives": re.findall(
+            r" = (.*?) (all-\w+)(?:-start)?\(", program.as_text()
+        ),
         "temporary_bytes": program.memory_analysis().temp_size_in_bytes,
         "bundles": bundles,
         "spills": spills,

@@ -86,3 +86,13 @@ def test_a_few_rows_take_less_time_than_bfloat16(compiled, name, generation, cyc
 
 def test_a_model_over_four_chips(compiled):
     assert compiled["model"]["calls"] == 3
+
+
+# Forward and back, of a product that is summed over two chips each. The kernels run on
+# what a chip has.
+@pytest.mark.parametrize("kind", ("Auto", "Explicit"))
+def test_a_model_that_is_split(compiled, kind):
+    found = compiled[f"sharded {kind}"]
+    assert found["calls"] == 4
+    assert [name for _, name in found["collectives"]] == ["all-reduce"] * 2
+    assert all("32,1,512" in shape for shape, _ in found["collectives"])

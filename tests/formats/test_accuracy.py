@@ -3,7 +3,7 @@ import pytest
 
 import eqquant as eqq
 
-from ..helpers import all_formats, formats
+from ..helpers import formats, native_formats
 from .reference import round_trip
 
 
@@ -20,7 +20,7 @@ def sqnr(w, decoded):
     return 10 * np.log10(np.sum(w**2) / np.sum((decoded - w) ** 2))
 
 
-@all_formats
+@native_formats
 @pytest.mark.parametrize("distribution", ("normal", "student-t"))
 def test_as_the_reference(format, distribution):
     w = samples(distribution)

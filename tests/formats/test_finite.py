@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 
 
 # From 64 x 64 numbers, a maximum on CPU drops NaNs.
@@ -15,7 +15,7 @@ not_finite = st.sampled_from([np.nan, np.inf, -np.inf])
 places = st.tuples(st.integers(0, shape[0] - 1), st.integers(0, shape[1] - 1))
 
 
-@all_formats
+@native_formats
 @settings(max_examples=5)
 @given(value=not_finite, place=places)
 def test_concrete(format, value, place):
@@ -36,7 +36,7 @@ def decode_and_multiply(w, format):
     return q.dequantize(), q @ jnp.ones(shape[1], w.dtype)
 
 
-@all_formats
+@native_formats
 @settings(max_examples=12)
 @given(value=not_finite, place=places)
 def test_traced(format, value, place):

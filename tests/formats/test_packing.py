@@ -9,7 +9,7 @@ import pytest
 import eqquant as eqq
 from eqquant.formats._packing import pack, per_byte, unpack
 
-from ..helpers import all_formats
+from ..helpers import native_formats
 
 
 @pytest.mark.parametrize("levels, number", [(2, 8), (3, 5), (16, 2), (256, 1)])
@@ -79,7 +79,7 @@ def scale_bytes(format, k):
     return blocks * (format.scale_dtype.itemsize + affine)
 
 
-@all_formats
+@native_formats
 @pytest.mark.parametrize("k", [131, 512])
 def test_bytes(format, k):
     q = shapes(6, k, format)

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 from .reference import round_trip, rows
 
 
@@ -52,7 +52,7 @@ def assert_accurate(q, w):
     assert abs(ours - theirs) <= decibel * theirs + np.sum((1e-6 * w) ** 2)
 
 
-@all_formats
+@native_formats
 @settings(max_examples=6)
 @given(
     array=arrays,
@@ -72,7 +72,7 @@ def test_round_trip(format, array, size, zeros, seed):
         assert np.all(np.asarray(decoded)[np.asarray(w) == 0] == 0)
 
 
-@all_formats
+@native_formats
 @pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
 def test_empty(format, shape):
     for axis in range(-len(shape), 0):
@@ -81,7 +81,7 @@ def test_empty(format, shape):
         assert q.size == 0
 
 
-@all_formats
+@native_formats
 def test_float64(format):
     with jax.enable_x64(True):
         w = jnp.asarray(np.random.default_rng(0).standard_normal((130, 5)))
@@ -110,7 +110,7 @@ def test_ends_of_blocks(format, array, seed):
         np.testing.assert_allclose(new[end], old[end], rtol=rtol)
 
 
-@all_formats
+@native_formats
 def test_scales_are_computed_in_float32(format):
     narrow = weight((130, 5), jnp.float16, seed=0)
     wide = narrow.astype(jnp.float32)
@@ -128,7 +128,7 @@ def test_small_float16_weights(format, bound):
     assert np.linalg.norm(decoded - w) < bound * np.linalg.norm(w)
 
 
-@all_formats
+@native_formats
 def test_block_of_zeros(format):
     w = jnp.ones((130, 5), jnp.float16)
     assert jnp.all(eqq.quantize(0 * w, format).dequantize() == 0)
@@ -139,7 +139,7 @@ def test_block_of_zeros(format):
     assert jnp.all(decoded[:, 2] == 0)
 
 
-@all_formats
+@native_formats
 def test_tiny(format):
     # Subnormal numbers are flushed, those of scales included.
     w = np.random.default_rng(0).uniform(-1, 1, (130, 5)).astype(np.float32)
@@ -153,7 +153,7 @@ def test_tiny(format):
         assert np.max(np.abs(decoded - small)) <= 1.01 * size * error + flushed
 
 
-@all_formats
+@native_formats
 def test_huge(format):
     w = np.random.default_rng(0).uniform(-1, 1, (130, 5)).astype(np.float32)
     expected = eqq.quantize(w, format).dequantize()

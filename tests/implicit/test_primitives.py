@@ -5,7 +5,7 @@ from jax import lax
 import eqquant as eqq
 from eqquant._implicit import implicit
 
-from ..helpers import all_formats, formats, normal
+from ..helpers import formats, native_formats, normal
 from .same import assert_same
 
 
@@ -51,7 +51,7 @@ def computed(w):
     return [computes[name](w) for name in eformer]
 
 
-@all_formats
+@native_formats
 def test_computes_in_every_format(format):
     assert_same(computed, eqq.quantize(normal(48, 80), format))
 
@@ -81,7 +81,7 @@ def packed_by_all(w):
     return {name: fn(w) for name, fn in packed.items()}
 
 
-@all_formats
+@native_formats
 def test_packed_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format, axis=-1)
     assert_same(packed_by_all, q, packed="result", tolerance=1e-6)
@@ -99,7 +99,7 @@ def products(x, w, images, filters):
     }
 
 
-@all_formats
+@native_formats
 def test_products_in_every_format(format):
     w = eqq.quantize(normal(48, 80), format, axis=-1)
     filters = eqq.quantize(normal(6, 4, 3, 3), format, axis=(1, 2, 3))
@@ -112,7 +112,7 @@ def both_ways(x, z, w):
 
 
 # A multiple by a constant has other scales.
-@all_formats
+@native_formats
 def test_multiples_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format)
     # (These are rounded: only by powers of two.)

@@ -4,7 +4,6 @@ import pickle
 import re
 import zlib
 from typing import Any, ClassVar
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -330,14 +329,6 @@ def test_quantized_array_of_other_things(path):
     mask = jtu.tree_map(lambda _: True, tree["w"])
     with pytest.raises(ValueError, match="`a`: it should be an array.*Got True"):
         save(path, {"a": mask})
-
-
-def test_arrays_of_other_processes(path):
-    x = normal(2)
-    elsewhere = property(lambda self: False)
-    with mock.patch.object(type(x), "is_fully_addressable", elsewhere):
-        with pytest.raises(ValueError, match="`x`: .*other processes. Gather it first"):
-            save(path, {"x": x})
 
 
 @pytest.mark.parametrize("extra", [(1, 2), jnp.float32, len, b"a"])

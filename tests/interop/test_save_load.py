@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import eqquant as eqq
 from eqquant.interop import load, save
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 from .same import bits, same
 
 
@@ -54,7 +54,7 @@ class Sixteen(eqq.AbstractFormat):
         return stored["codes"]["of"].shape
 
 
-@all_formats
+@native_formats
 def test_formats(format, path):
     @jax.jit
     def quantized():

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 import eqquant as eqq
 import eqquant.kernels._table as table
 
-from ..helpers import all_formats, error, formats, main_formats, normal
+from ..helpers import error, formats, main_formats, native_formats, normal
 
 
 def kernels(x, q):
@@ -34,7 +34,7 @@ def rounding(dtype):
 sizes = st.sampled_from([(1, 1), (3, 2), (64, 48), (130, 70), (515, 33), (66, 300)])
 
 
-@all_formats
+@native_formats
 @settings(max_examples=4)
 @given(
     size=sizes,
@@ -83,7 +83,7 @@ def test_rounded_activations(name, m):
 
 # The codes of others say nothing of a row: neither an outlier nor a number that is not
 # finite.
-@all_formats
+@native_formats
 def test_rows_are_apart(format):
     q = eqq.quantize(normal(130, 70), format)
     x = inputs(4, 130)

@@ -12,7 +12,7 @@ import eqquant as eqq
 import eqquant.kernels._table as table
 import eqquant.kernels._tpu_tuning as tuning
 
-from ..helpers import all_formats, error, formats, normal
+from ..helpers import error, formats, native_formats, normal
 
 
 # Kernels for a TPU, run by Pallas's interpreter. What they read beyond the end of an
@@ -68,7 +68,7 @@ def check(x, q):
 
 
 # No tile divides these sizes, no block does, and no byte.
-@all_formats
+@native_formats
 def test_both_products(format):
     q = quantize(normal(331, 203), format)
     found = check(normal(3, 331, seed=1), q)

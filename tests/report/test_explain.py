@@ -14,7 +14,7 @@ from eqquant import Problem
 from eqquant.kernels import _table
 from eqquant.report import explain
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_problem(x, w, axis, product, rows, n, k, stack):
     )
 
 
-@all_formats
+@native_formats
 def test_formats(format):
     q = jax.eval_shape(lambda w: eqq.quantize(w, format), _struct(70, 3))
     problem = explain(_struct(5, 70), q).problem

@@ -13,7 +13,7 @@ from jaxtyping import Array
 import eqquant as eqq
 from eqquant.report import report
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 
 
 class Positions(eqx.Module):
@@ -174,7 +174,7 @@ def test_rows_are_plain_data():
         assert fields == dataclasses.asdict(row) | {"shape": list(row.shape)}
 
 
-@all_formats
+@native_formats
 def test_bytes_of_formats(format):
     w = jax.ShapeDtypeStruct((32, 3, 200), jnp.float32)
     q = jax.eval_shape(lambda w: eqq.quantize(w, format, axis=-1), w)

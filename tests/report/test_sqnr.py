@@ -9,7 +9,7 @@ import eqquant as eqq
 from eqquant.report import report
 from eqquant.report._sqnr import _peak, _power_of_rows
 
-from ..helpers import all_formats, normal
+from ..helpers import native_formats, normal
 
 
 def _expected(w, approximation):
@@ -23,7 +23,7 @@ def _sqnr(model, dense):
     return row.sqnr
 
 
-@all_formats
+@native_formats
 def test_formats(format):
     w = normal(48, 160)
     q = eqq.quantize(w, format)

@@ -9,7 +9,7 @@ import eqquant as eqq
 from eqquant.train import straight_through
 
 from ..formats.reference import round_trip
-from ..helpers import all_formats, main_formats, normal
+from ..helpers import main_formats, native_formats, normal
 from .reference import is_inside, scales
 
 
@@ -19,7 +19,7 @@ shapes = pytest.mark.parametrize(
 dtypes = pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
-@all_formats
+@native_formats
 @shapes
 def test_forward_is_what_is_stored(format, shape, axis):
     w = normal(*shape)

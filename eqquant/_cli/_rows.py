@@ -1,0 +1,39 @@
+import math
+from typing import Any
+
+from ..report import Row
+
+
+def row_of(entry: Any, after: int, **others: Any) -> Row:
+    """A row of a report, about an entry of a checkpoint or about what became of one.
+
+    **Arguments:**
+
+    - `after`: how many bytes it takes.
+    """
+    size = math.prod(entry.shape)
+    dtype = entry.dtype if isinstance(entry.dtype, str) else entry.dtype.name
+    return Row(
+        path=entry.name,
+        shape=entry.shape,
+        dtype=dtype,
+        format=None if entry.format is None else str(entry.format),
+        activation=None,
+        axis=entry.axis,
+        bits_per_weight=8 * after / max(1, size),
+        **{
+            "before": size * _itemsize(dtype),
+            "after": after,
+            "sqnr": None,
+            "reason": "",
+            "way_out": "",
+            "tied_to": None,
+            **others,
+        },
+    )
+
+
+def _itemsize(dtype):
+    import jax.numpy as jnp
+
+    return jnp.dtype(dtype).itemsize

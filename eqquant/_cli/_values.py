@@ -1,0 +1,69 @@
+import argparse
+import ast
+import re
+from typing import Any
+
+
+_units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def as_bytes(text: str) -> int:
+    """A number of bytes, such as `5GB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([KMGT]?B?)", text, re.IGNORECASE)
+    if match is None or match[2].upper() not in _units:
+        raise argparse.ArgumentTypeError(
+            f"should be a number of bytes, as in 5GB. Got {text!r}"
+        )
+    size = int(float(match[1]) * _units[match[2].upper()])
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"should be 1 or more. Got {text!r}")
+    return size
+
+
+def as_rule(text: str) -> tuple[str, str]:
+    """A pattern and what to do."""
+    pattern, equals, action = text.partition("=")
+    if not (pattern and equals and action):
+        raise argparse.ArgumentTypeError(
+            f"should be a pattern and a format, as in '*.embed*=int8'. Got {text!r}"
+        )
+    return pattern, action
+
+
+def format_from_text(text: str) -> Any:
+    """A format by its name, or as it is written in Python: `nf4` or `NF4(128)`. `None`
+    for `none`.
+
+    **Raises:**
+
+    A `ValueError` if there is no such format.
+    """
+    from ..formats import as_format
+
+    if text.lower() == "none":
+        return None
+    if re.fullmatch(r"\w+", text):
+        return as_format(text)
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError) as e:
+        raise ValueError(
+            f"a format should be a name, or as in 'NF4(128)'. Got {text!r}: {e}"
+        ) from e
+
+
+def _value(node):
+    from ..formats import known_formats
+
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        known = known_formats()
+        name = node.func.id.lower()
+        if name not in known:
+            raise ValueError(
+                f"there is no format {node.func.id!r}. The known names are "
+                f"{', '.join(sorted(known))}."
+            )
+        named = {str(word.arg): _value(word.value) for word in node.keywords}
+        return known[name](*map(_value, node.args), **named)
+    # The names of dtypes, such as `bfloat16`.
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

@@ -1,0 +1,46 @@
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from ._grid import AbstractGrid
+from ._nearest import nearest
+from ._scale import as_scale_dtype
+
+
+# By code: the magnitudes, and then their negatives.
+_magnitudes = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+_codebook = np.concatenate([_magnitudes, -_magnitudes])
+# The codes by what they stand for. (Zero comes before its negative.)
+_order = np.argsort(_codebook, kind="stable").astype(np.uint8)
+
+
+class BnbFP4(AbstractGrid):
+    """The 4-bit floating-point numbers of bitsandbytes: a sign and 0, 1/192, 1/6, 1/4,
+    1/3, 1/2, 2/3 or 1, times the largest absolute value of the block. Two codes to a
+    byte, the first in the low nibble.
+
+    These are not the numbers of [`eqquant.FP4`][]. They are here for what others have
+    stored: [`eqquant.NF4`][] is as large, and more accurate.
+
+    ??? cite "Reference"
+
+        `quantize_4bit` of bitsandbytes, with `quant_type="fp4"`.
+    """
+
+    block_size: int | None = eqx.field(default=64, static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 16
+
+    def fit(self, blocks, size):
+        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+
+    def to_codes(self, blocks, size, scale):
+        rank = nearest(blocks, size, scale, _codebook[_order])
+        return jnp.asarray(_order).at[rank].get(mode="promise_in_bounds")
+
+    def to_points(self, codes):
+        return jnp.asarray(_codebook).at[codes].get(mode="promise_in_bounds")

@@ -1,0 +1,95 @@
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from ._grid import AbstractGrid
+from ._scale import as_scale_dtype, divided
+
+
+_float8 = {
+    "e4m3": jnp.dtype(jnp.float8_e4m3fn),
+    "e5m2": jnp.dtype(jnp.float8_e5m2),
+}
+
+
+def as_float8(dtype: Any) -> np.dtype:
+    """Converts the argument `dtype` of a format."""
+    wanted = "`dtype` should be 'e4m3' (`float8_e4m3fn`) or 'e5m2' (`float8_e5m2`). Got"
+    if isinstance(dtype, str) and dtype in _float8:
+        return _float8[dtype]
+    try:
+        converted = jnp.dtype(dtype)
+    except TypeError as e:
+        raise TypeError(f"{wanted} {dtype!r}.") from e
+    if converted not in _float8.values():
+        raise ValueError(f"{wanted} {converted.name}.")
+    return converted
+
+
+def largest_float8(dtype: np.dtype) -> float:
+    return float(jnp.finfo(dtype).max)
+
+
+def to_float8(x: Float[Array, "*s"], dtype: np.dtype) -> Integer[Array, "*s"]:
+    """The bits of the nearest numbers of the dtype. What is larger than the largest
+    becomes that. (A cast alone would make it NaN, or infinite.)"""
+    largest = largest_float8(dtype)
+    x = jnp.clip(x, -largest, largest).astype(dtype)
+    return lax.bitcast_convert_type(x, jnp.uint8)
+
+
+def from_float8(bits: Integer[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
+    """The inverse of `to_float8`, in float32."""
+    return lax.bitcast_convert_type(bits, dtype).astype(jnp.float32)
+
+
+class FP8(AbstractGrid):
+    """8-bit floating-point numbers, times the largest absolute value of the block
+    divided by the largest of those numbers. Rounds half to even. Stored as their bits.
+
+    - `dtype`: `"e4m3"` for four bits of exponent and three of mantissa, up to 448.
+      `"e5m2"` for one bit from the one to the other, up to 57344.
+    - `scale`: `"channel"` for scales of each row (of each block of a row, with a
+      `block_size`), `"tensor"` for one scale of the whole matrix.
+
+    ??? cite "Reference"
+
+        FP8 Formats for Deep Learning. Micikevicius et al., 2022. Section 3.
+    """
+
+    dtype: Any = eqx.field(default="e4m3", static=True, converter=as_float8)
+    block_size: int | None = eqx.field(default=None, static=True)
+    scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
+    scale_dtype: Any = eqx.field(
+        default=jnp.float32, static=True, converter=as_scale_dtype
+    )
+    levels: ClassVar[int] = 256
+
+    def __check_init__(self):
+        if self.scale not in ("channel", "tensor"):
+            raise ValueError(
+                f"`scale` should be 'channel' or 'tensor'. Got {self.scale!r}."
+            )
+        if self.scale == "tensor" and self.block_size is not None:
+            raise ValueError(
+                "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
+                f"`block_size` should be None. Got {self.block_size}."
+            )
+
+    def fit(self, blocks, size):
+        # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
+        whole = self.scale == "tensor" and blocks.ndim > 2
+        axis = (-3, -2, -1) if whole else -1
+        largest = jnp.max(jnp.abs(blocks), axis=axis, keepdims=True, initial=0)
+        return divided(largest, largest_float8(self.dtype))
+
+    def to_codes(self, blocks, size, scale):
+        unit = divided(blocks, jnp.where(scale == 0, 1, scale))
+        return to_float8(unit, self.dtype)
+
+    def to_points(self, codes):
+        return from_float8(codes, self.dtype)

@@ -1,0 +1,111 @@
+import abc
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer, UInt8
+
+from ._blocks import merge, split, spread
+from ._composite import AbstractComposite
+from ._grid import AbstractGrid
+from ._packing import pack, unpack
+from ._scale import poison, to_bits
+
+
+_nan = 255
+
+
+class AbstractMX(AbstractComposite):
+    """Blocks of 32 numbers and a power of two, `2**(e - 127)`, of which `e` is stored:
+    255 for NaN. The exponent is that of the largest number of the block, less
+    `largest_power`. So the largest number may exceed the largest element, and becomes
+    that.
+
+    ??? cite "Reference"
+
+        OCP Microscaling Formats (MX) Specification, version 1.0. Sections 5 and 6.3.
+    """
+
+    block_size: ClassVar[int] = 32
+    row_axis: ClassVar[int] = -1
+    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
+    base: eqx.AbstractVar[AbstractGrid]
+
+    @property
+    @abc.abstractmethod
+    def largest_power(self) -> int:
+        """The exponent of the largest power of two that is an element."""
+
+    @abc.abstractmethod
+    def to_codes(
+        self,
+        blocks: Float[Array, "*b g s"],
+        size: Float[np.ndarray, "*_ g 1"],
+        scale: Float[Array, "*b g 1"],
+    ) -> Integer[Array, "*b g s"]:
+        """The code of the element that each number becomes."""
+
+    @property
+    def bits(self) -> float:
+        return self.base.bits
+
+    def encode(self, w, scale=None):
+        blocks, size = split(w, self.block_size)
+        if scale is None:
+            largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+            exponent = _exponent(largest) - self.largest_power
+        else:
+            exponent = _exponent(scale[..., None])
+        exponent = jnp.clip(exponent, 0, _nan - 1).astype(jnp.uint8)
+        # A scale that is subnormal would be flushed.
+        scale = _power(jnp.maximum(exponent, 1))
+        codes = merge(self.to_codes(blocks, size, scale), w.shape[-1])
+        finite = jnp.isfinite(poison(jnp.zeros_like(scale), blocks))
+        exponent = jnp.where(finite, exponent, np.uint8(_nan))
+        return {"codes": pack(codes, self.base.radix), "scale": exponent[..., 0]}
+
+    def decode(self, stored, tail):
+        codes = unpack(stored["codes"], self.base.radix, tail)
+        exponent = spread(stored["scale"], self.block_size, codes.shape[-1])
+        return _scaled(self.base.to_points(codes), exponent)
+
+    def flat(self, stored, tail):
+        return stored | {"scale": to_bits(_power(stored["scale"]), self.scale_dtype)}
+
+    def scales(self, stored, tail):
+        return _power(stored["scale"])
+
+    def shape(self, stored, tail):
+        return self.base.shape(stored, tail)
+
+
+def _exponent(x: Float[Array, "*s"]):
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return ((bits >> np.uint32(23)) & np.uint32(255)).astype(jnp.int32)
+
+
+def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
+    # (Not by a cast to `float8_e8m0fnu`: those of zeros and of negative numbers depend
+    # on who casts. From it is another matter.)
+    power = lax.bitcast_convert_type(exponent, jnp.float8_e8m0fnu)
+    return power.astype(jnp.float32)
+
+
+def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
+    # `x * 2**(exponent - 127)`, by its bits: what is subnormal is not flushed.
+    # (Points have few bits, and lose none when they are shifted.)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    sign, rest = bits & np.uint32(2**31), bits & np.uint32(2**31 - 1)
+    power = _exponent(x) + exponent.astype(jnp.int32) - 127
+    normal = (power << 23).astype(jnp.uint32) | rest & np.uint32(2**23 - 1)
+    shift = jnp.clip(1 - power, 0, 31).astype(jnp.uint32)
+    subnormal = (rest & np.uint32(2**23 - 1) | np.uint32(2**23)) >> shift
+    found = jnp.where(power > 0, normal, subnormal)
+    infinity = np.uint32(255 << 23)
+    found = jnp.where(power > 254, infinity, found)
+    # Zeros, infinities and NaNs stay what they are.
+    found = jnp.where((rest == 0) | (rest >= infinity), rest, found)
+    found = jnp.where(exponent == _nan, np.uint32(0x7FC00000), found)
+    return lax.bitcast_convert_type(sign | found, jnp.float32)

@@ -1,0 +1,61 @@
+from typing import ClassVar, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from ._fp4 import FP4, to_e2m1
+from ._gguf import (
+    AbstractGGUF,
+    as_blocks,
+    cut,
+    in_rows,
+    planes,
+    split_codes,
+    to_planes,
+)
+from ._mx import AbstractMX
+from ._packing import pack, unpack
+from ._scale import divided
+
+
+class MXFP4(AbstractMX, AbstractGGUF):
+    """4-bit floating-point numbers, `e2m1`, times a power of two for each 32 of them.
+    What exceeds 6 becomes that. 4.25 bits. Two codes to a byte, the first in the low
+    nibble.
+
+    - `ties`: of two equally near numbers, `"even"` takes the one with the even code, as
+      the specification would have it. `"zero"` takes the lesser one, and has no
+      negative zero, as ggml.
+
+    ??? cite "Reference"
+
+        OCP Microscaling Formats (MX) Specification, version 1.0. Section 5.3.3.
+    """
+
+    ties: Literal["even", "zero"] = eqx.field(default="even", static=True)
+    type_size: ClassVar[int] = 17
+
+    def __check_init__(self):
+        if self.ties not in ("even", "zero"):
+            raise ValueError(f"`ties` should be 'even' or 'zero'. Got {self.ties!r}.")
+
+    @property
+    def base(self) -> FP4:
+        return FP4(self.block_size)
+
+    @property
+    def largest_power(self) -> int:
+        return 2
+
+    def to_codes(self, blocks, size, scale):
+        return to_e2m1(divided(blocks, scale), self.ties)
+
+    def from_blocks(self, blocks):
+        exponent, packed = cut(as_blocks(blocks, self.type_size), (1, 16))
+        codes = in_rows(planes(packed, 4, 16))
+        return {"codes": pack(codes, 16), "scale": exponent[..., 0]}
+
+    def to_blocks(self, stored, tail):
+        codes = split_codes(unpack(stored["codes"], 16, tail), self.block_size, 0)
+        packed = to_planes(codes, 4, 16)
+        return in_rows(jnp.concatenate([stored["scale"][..., None], packed], axis=-1))

@@ -1,0 +1,31 @@
+from typing import Any
+
+import equinox as eqx
+
+from ._fp8 import as_float8, FP8
+from ._mx import AbstractMX
+
+
+class MXFP8(AbstractMX):
+    """8-bit floating-point numbers, times a power of two for each 32 of them. Rounds
+    half to even; what exceeds the largest number becomes that. 8.25 bits.
+
+    - `dtype`: `"e4m3"` or `"e5m2"`, as of [`eqquant.FP8`][].
+
+    ??? cite "Reference"
+
+        OCP Microscaling Formats (MX) Specification, version 1.0. Section 5.3.1.
+    """
+
+    dtype: Any = eqx.field(default="e4m3", static=True, converter=as_float8)
+
+    @property
+    def base(self) -> FP8:
+        return FP8(self.dtype, self.block_size)
+
+    @property
+    def largest_power(self) -> int:
+        return {"float8_e4m3fn": 8, "float8_e5m2": 15}[self.dtype.name]
+
+    def to_codes(self, blocks, size, scale):
+        return self.base.to_codes(blocks, size, scale)

@@ -1,0 +1,35 @@
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from ._scale import reciprocal
+
+
+def nearest(
+    blocks: Float[Array, "*b g s"],
+    size: Float[np.ndarray, "*_ g 1"],
+    scale: Float[Array, "*b g 1"],
+    points: Float[np.ndarray, " p"],
+) -> Integer[Array, "*b g s"]:
+    """Which of the ascending `points`, times the scale of its block, is nearest to each
+    number.
+
+    To the last bit as bitsandbytes: it multiplies by the reciprocal of the scale, but
+    divides in a block that is short; and of two equally near points it takes the lower.
+    """
+    # The reciprocal of a very large scale would be subnormal, and flushed to zero.
+    down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
+    unit = (blocks * down) * reciprocal(scale * down)
+    if np.any(size < blocks.shape[-1]):
+        short = blocks[..., -1:, :]
+        divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]
+        divisor = jnp.broadcast_to(divisor, short.shape)
+        # Or else XLA multiplies by the reciprocal here, too.
+        divided = short / lax.optimization_barrier(divisor)
+        unit = jnp.concatenate([unit[..., :-1, :], divided], axis=-2)
+    edges = (points[1:] + points[:-1]) / 2
+    code = jnp.zeros(unit.shape, jnp.uint8)
+    for edge in edges:
+        code += (unit > edge).astype(jnp.uint8)
+    return code

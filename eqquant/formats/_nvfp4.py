@@ -1,0 +1,87 @@
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._blocks import merge, split
+from ._composite import AbstractComposite
+from ._fp4 import FP4, largest_e2m1, to_e2m1
+from ._fp8 import as_float8, from_float8, largest_float8, to_float8
+from ._packing import pack
+from ._scale import divided, from_bits, poison, to_bits
+
+
+_e4m3 = as_float8("e4m3")
+_largest = largest_float8(_e4m3)
+# The smallest that is normal. What is below would have few bits.
+_smallest = 2.0**-6
+
+
+class NVFP4(AbstractComposite):
+    """4-bit floating-point numbers, `e2m1`, times a scale for each 16 of them. That is
+    an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix: the
+    largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
+
+    - `inverse`: to store the reciprocal of the scale of the matrix, as
+      compressed-tensors does.
+
+    ??? cite "Reference"
+
+        Pretraining Large Language Models with NVFP4. NVIDIA, 2025. Section 2.
+    """
+
+    inverse: bool = eqx.field(default=False, static=True)
+    block_size: ClassVar[int] = 16
+    bits: ClassVar[float] = 4.0
+    row_axis: ClassVar[int] = -1
+    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
+
+    @property
+    def base(self) -> FP4:
+        return FP4(self.block_size)
+
+    def encode(self, w, scale=None):
+        blocks, _ = split(w, self.block_size)
+        if scale is None:
+            largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+            scale = divided(largest, largest_e2m1)
+            largest = _largest_of_all(largest)
+            whole = divided(largest, largest_e2m1 * _largest)
+        else:
+            scale = scale[..., None]
+            whole = divided(_largest_of_all(scale), _largest)
+        whole = jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
+        global_scale = poison(1 / whole if self.inverse else whole, blocks)
+        unit = jnp.clip(divided(scale, whole), _smallest, _largest)
+        unit = to_float8(unit, _e4m3)
+        inverse = jnp.broadcast_to(1 / whole, unit.shape)
+        inverse = divided(inverse, from_float8(unit, _e4m3))
+        codes = merge(to_e2m1(blocks * inverse), w.shape[-1])
+        return {
+            "codes": pack(codes, 16),
+            "scale": unit[..., 0],
+            "global_scale": to_bits(global_scale, self.scale_dtype)[..., 0],
+        }
+
+    def decode(self, stored, tail):
+        return self.base.decode(self.flat(stored, tail), tail)
+
+    def flat(self, stored, tail):
+        scale = to_bits(self.scales(stored, tail), self.scale_dtype)
+        return {"codes": stored["codes"], "scale": scale}
+
+    def scales(self, stored, tail):
+        scale = from_float8(stored["scale"], _e4m3)
+        whole = from_bits(stored["global_scale"], self.scale_dtype)
+        return divided(scale, whole) if self.inverse else scale * whole
+
+    def shape(self, stored, tail):
+        return self.base.shape(stored, tail)
+
+
+def _largest_of_all(x: Float[Array, "*b g 1"]) -> Float[Array, "*_ 1 1"]:
+    # Of a matrix, whose blocks are `n g s`; or of a vector, `g s`.
+    axis = (-3, -2, -1) if x.ndim > 2 else (-2, -1)
+    return jnp.max(x, axis=axis, keepdims=True, initial=0)

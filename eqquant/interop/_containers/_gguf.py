@@ -1,0 +1,152 @@
+import math
+from typing import Any
+
+import numpy as np
+
+from ._cursor import Cursor
+from ._file import check_apart, check_shape, MappedFile, RawTensor
+from ._ggml import ggml_types
+
+
+gguf_magic = b"GGUF"
+
+# The types of metadata, and how many bytes each takes. (8 and 9 are strings and lists.)
+scalars: dict[int, np.dtype] = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("?"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+string, array = 8, 9
+
+_default_alignment = 32
+
+# Vocabularies have half a million words, each with a score, a type and a few merges.
+_largest_header = 48 * 2**20
+_most_values = 2**21
+_most_pairs = 2**16
+_most_tensors = 2**17
+_most_axes = 4
+_longest_text = 2**24
+
+
+def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, Any]]:
+    """The tensors of a file, of which only the header is read, and its metadata, as
+    Python's numbers, strings and lists.
+
+    ??? cite "Reference"
+
+        https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+    **Raises:**
+
+    A `ValueError` if the header is not one, or if the file is not what it tells of.
+    """
+    cursor = Cursor(file.map(0, min(file.size, _largest_header)).data)
+    if cursor.take(4, "its first bytes") != gguf_magic:
+        raise ValueError("it is not a GGUF file.")
+    version = cursor.uint32("its version")
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        kind = "a big-endian one" if swapped in (2, 3) else f"version {version}"
+        raise ValueError(
+            f"it is a GGUF file of {kind}. Those that can be read are little-endian, "
+            "of versions 2 and 3."
+        )
+    # Each takes at least as many bytes.
+    number = cursor.count("its number of tensors", 24, _most_tensors)
+    pairs = cursor.count("its number of metadata", 13, _most_pairs)
+    metadata: dict[str, Any] = {}
+    for _ in range(pairs):
+        key = cursor.text("a key of its metadata")
+        if key in metadata:
+            raise ValueError(f"it has the metadata {key!r} twice.")
+        metadata[key] = _value(cursor, cursor.uint32(f"the type of {key!r}"), key)
+    infos = [_info(cursor) for _ in range(number)]
+    alignment = alignment_of(metadata)
+    begin = cursor.position + -cursor.position % alignment
+    tensors = {}
+    for name, type, shape, offset in infos:
+        if name in tensors:
+            raise ValueError(f"it has the tensor {name!r} twice.")
+        if offset % alignment != 0:
+            raise ValueError(
+                f"{name!r} should lie at a multiple of {alignment} bytes. Got {offset}."
+            )
+        tensors[name] = _tensor(name, type, shape, file, begin + offset)
+    check_apart(tensors.values())
+    return tensors, metadata
+
+
+def alignment_of(metadata: dict[str, Any]) -> int:
+    """What the bytes of each tensor begin at a multiple of."""
+    alignment = metadata.get("general.alignment", _default_alignment)
+    # Of a power of two there is one bit.
+    if type(alignment) is not int or not 0 < alignment <= 2**20:
+        raise ValueError(f"its alignment should be a power of two. Got {alignment!r}.")
+    if alignment.bit_count() != 1:
+        raise ValueError(f"its alignment should be a power of two. Got {alignment}.")
+    return alignment
+
+
+def _value(cursor, type, key):
+    what = f"its metadata {key!r}"
+    if type == string:
+        return cursor.text(what, _longest_text, "surrogateescape")
+    if type in scalars:
+        return cursor.numbers(1, scalars[type], what)[0]
+    if type != array:
+        raise ValueError(f"{what} has an unknown type, {type}.")
+    inner = cursor.uint32(what)
+    if inner in scalars:
+        length = cursor.count(what, scalars[inner].itemsize, _most_values)
+        cursor.spend(length, _most_values)
+        return cursor.numbers(length, scalars[inner], what)
+    if inner != string:
+        raise ValueError(f"{what} is a list of an unknown type, {inner}.")
+    length = cursor.count(what, 8, _most_values)
+    cursor.spend(length, _most_values)
+    return cursor.texts(length, what, "surrogateescape")
+
+
+def _info(cursor):
+    name = cursor.text("the name of a tensor")
+    ndim = cursor.uint32(f"{name!r}")
+    if ndim > _most_axes:
+        raise ValueError(f"{name!r} should have {_most_axes} axes at most. Got {ndim}.")
+    # The contiguous one comes first.
+    shape = tuple(reversed([cursor.uint64(f"{name!r}") for _ in range(ndim)]))
+    type = cursor.uint32(f"{name!r}")
+    if type not in ggml_types:
+        raise ValueError(f"{name!r} has an unknown type, {type}.")
+    return name, ggml_types[type], shape, cursor.uint64(f"{name!r}")
+
+
+def _tensor(name, type, shape, file, start):
+    number = check_shape(name, shape)
+    if type.is_plain:
+        dtype = type.dtype
+        nbytes = number * type.nbytes
+    else:
+        *lead, k = shape or (1,)
+        if k % type.block != 0:
+            raise ValueError(
+                f"{name!r} should have rows of a multiple of {type.block} numbers, as "
+                f"it is of {type.name}. Got shape {shape}."
+            )
+        dtype = np.dtype(np.uint8)
+        shape = (*lead, k // type.block * type.nbytes)
+        nbytes = math.prod(shape)
+    if start + nbytes > file.size:
+        raise ValueError(
+            f"{name!r} should lie in the file: from byte {start}, its {nbytes} bytes "
+            f"end behind those {file.size} that there are."
+        )
+    return RawTensor(name, type.name, dtype, shape, file, start, nbytes)

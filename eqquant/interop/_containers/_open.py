@@ -1,0 +1,115 @@
+import contextlib
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+from ._file import MappedFile, RawTensor, short
+from ._gguf import gguf_magic, read_gguf_header
+from ._json import parse
+from ._safetensors import read_safetensors, starts_safetensors
+from ._shards import check_index, index_suffix, main_file, parts, read_index
+
+
+_largest_config = 2**21
+# Of quantized models; the last two were so called once.
+_configs = ("config.json", "quantize_config.json", "quant_config.json")
+
+
+class Container(NamedTuple):
+    """All tensors of a file, or of the files of a model. None of them is read.
+
+    - `is_gguf`: or else, of safetensors.
+    - `metadata`: of the file; of several, what they have together.
+    - `config`: the JSON file that tells of the model and lies beside it, if there is.
+    - `files`: which stay open.
+    """
+
+    is_gguf: bool
+    tensors: dict[str, RawTensor]
+    metadata: dict[str, Any]
+    config: dict[str, Any]
+    files: list[MappedFile]
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+def open_container(path: str | os.PathLike[str]) -> Container:
+    """Opens a file of safetensors or GGUF, an index of several, or a folder.
+
+    **Raises:**
+
+    A `ValueError` if it is none of these, or damaged. An `OSError` if it, or a file
+    that belongs to it, cannot be read.
+    """
+    where = pathlib.Path(path)
+    paths = main_file(where) if where.is_dir() else [where]
+    index, said = None, {}
+    if paths[0].name.endswith(index_suffix):
+        where = paths[0]
+        index, said = read_index(where)
+        paths = [where.with_name(name) for name in sorted(set(index.values()))]
+    elif paths[0].suffix == ".gguf":
+        paths = parts(paths[0])
+    container = Container(False, {}, said, _config(paths[0]), [])
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for path in paths:
+            file = MappedFile(path)
+            stack.callback(file.close)
+            container.files.append(file)
+            is_gguf, tensors, metadata = _read(file)
+            container = container._replace(is_gguf=container.is_gguf or is_gguf)
+            _add(container, tensors, metadata)
+            found[path.name] = tensors
+        if index is not None:
+            check_index(where, index, found)
+        # The files stay open.
+        stack.pop_all()
+    return container
+
+
+def _read(file):
+    start = file.start(9)
+    try:
+        if start.startswith(gguf_magic):
+            return True, *read_gguf_header(file)
+        if starts_safetensors(start):
+            return False, *read_safetensors(file)
+        raise ValueError(
+            "it is neither of safetensors nor of GGUF, or only the beginning of one. "
+            "Files of other kinds may run code when they are read; convert them."
+        )
+    except ValueError as e:
+        raise ValueError(f"Could not open {file.path!r}: {e}") from e
+
+
+def _add(container, tensors, metadata):
+    for name, tensor in tensors.items():
+        if name in container.tensors:
+            other = container.tensors[name].path
+            raise ValueError(
+                f"{tensor.path!r} and {other!r} both have a tensor {short(name)}."
+            )
+        container.tensors[name] = tensor
+    for key, value in metadata.items():
+        container.metadata.setdefault(key, value)
+
+
+def _config(path):
+    # Of one file among others, by its name.
+    for name in (f"{path.stem}.config.json", *_configs):
+        beside = path.with_name(name)
+        if not beside.is_file():
+            continue
+        file = MappedFile(beside)
+        try:
+            if file.size > _largest_config:
+                raise ValueError(
+                    f"{str(beside)!r} should have {_largest_config} bytes at most."
+                )
+            return parse(file.start(file.size), repr(str(beside)))
+        finally:
+            file.close()
+    return {}

@@ -1,0 +1,2 @@
+from ._convert import convert as convert
+from ._outcome import Outcome as Outcome

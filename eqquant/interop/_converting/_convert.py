@@ -1,0 +1,237 @@
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..._array import QuantizedArray
+from ...formats import AbstractFormat, NF4, to_rows
+from .._open import open
+from ._beside import as_json, beside
+from ._encode import encode, stand_in
+from ._outcome import Outcome, outcome
+from ._output import is_placed, is_there, Output, partial_path
+from ._plan import plan, Planned
+from ._shards import index_of, shards
+from ._targets import as_kind, target
+
+
+def convert(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    format: AbstractFormat | str | None = NF4(),
+    *,
+    rules: Sequence[tuple[Any, Any]] = (),
+    to: str | None = None,
+    axis: int = -1,
+    min_size: int = 1024,
+    embeddings: bool = False,
+    requantize: bool = False,
+    shard_size: int | None = None,
+    fresh: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Outcome]:
+    """Quantizes a model that need not fit into memory: from files to files, one array
+    after another. The codes are those of [`eqquant.quantize`][], bit for bit.
+
+    If it is interrupted, by whatever, then the same call goes on where it was. Until
+    all is written, it is in the folder `OUT.partial`, and nothing is in its place.
+
+    !!! Example
+
+        ```python
+        rules = [("lm_head.*", "int8")]
+        eqquant.interop.convert("llama", "llama-nf4", "nf4", rules=rules)
+        weights = eqquant.load("llama-nf4")
+        ```
+
+    **Arguments:**
+
+    - `path`: as of [`eqquant.interop.open`][].
+    - `out`: of the folder that is written, or of a file if it ends with `.safetensors`
+        or `.gguf`.
+    - `format`: of the weights of matrix products, as far as names and shapes tell:
+        matrices, but for embeddings and norms. `None` for those of `rules` only.
+    - `rules`: as of [`eqquant.Rules`][]. They go before `format`, and what they say
+        holds for small arrays and embeddings, too.
+    - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`, `"mlx"` or
+        `"compressed-tensors"`. By default the first, unless `out` ends with `.gguf`.
+    - `axis`: that matrix products contract: -1 for matrices of the shape `(out, in)`.
+    - `min_size`: arrays with fewer numbers are left as they are.
+    - `embeddings`: whether to quantize embeddings too.
+    - `requantize`: whether to quantize anew what is quantized already. Its error comes
+        on top of the first one.
+    - `shard_size`: how many bytes a file may have. By default 5e9 in a folder.
+    - `fresh`: whether to begin anew, whatever an earlier call has left.
+    - `progress`: is told how many bytes are done, of how many, and the name of the
+        array.
+
+    **Returns:**
+
+    What became of each array, and how far it is from what it was.
+
+    **Raises:**
+
+    A `ValueError` if an array cannot be read, quantized or written, or if what an
+    earlier call has left is not of the same arguments. A `FileExistsError` if there is
+    something at `out`.
+    """
+    source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
+    is_file = out.suffix in (".safetensors", ".gguf")
+    kind = as_kind(to or ("gguf" if out.suffix == ".gguf" else "eqquant"))
+    _check_out(out, kind, is_file, shard_size)
+    if axis not in (-1, -2):
+        raise ValueError(f"`axis` should be -1 or -2. Got {axis!r}.")
+    if fresh and partial_path(out).is_dir():
+        shutil.rmtree(partial_path(out))
+    with open(source) as checkpoint:
+        planned = plan(
+            checkpoint, format, rules, axis, min_size, embeddings, requantize
+        )
+        return _converted(
+            checkpoint,
+            source,
+            out,
+            planned,
+            kind,
+            out.stem if is_file else "model",
+            None if is_file else shard_size or 5 * 10**9,
+            progress or (lambda done, total, name: None),
+        )
+
+
+def _converted(checkpoint, source, out, planned, kind, stem, most, progress):
+    stand_ins = {p.name: _stand_in(p, kind) for p in planned}
+    metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
+    index_name = f"{stem}.safetensors.index.json"
+    aim = target(kind, stand_ins, metadata, index_name)
+    files = shards(aim, stand_ins, stem, most)
+    config = aim.config({n: x.format for n, x in stand_ins.items() if _is_packed(x)})
+    if most is not None:
+        others = beside(source, checkpoint.config, config)
+    else:
+        others = {f"{stem}.config.json": as_json(config)} if config else {}
+    index = index_of(aim, files)
+    if index is not None:
+        others[index_name] = index.encode()
+    total = sum(p.entry.nbytes for p in planned)
+    with Output(out, most is None, files, _about(checkpoint, planned, files)) as output:
+        done = sum(p.entry.nbytes for p in planned if p.name in output.lines)
+        progress(done, total, "")
+        outcomes = []
+        for p in planned:
+            line = output.lines.get(p.name)
+            if line is None:
+                advance = _Advance(progress, done, total, p)
+                line = _write(p, aim, output, stand_ins[p.name], advance)
+                done += p.entry.nbytes
+                progress(done, total, p.name)
+            nbytes = sum(
+                x.nbytes for x in aim.parts(p.name, stand_ins[p.name]).values()
+            )
+            outcomes.append(outcome(p, nbytes, line["sqnr"]))
+        output.finish(others)
+    return outcomes
+
+
+class _Advance:
+    """Tells of a share of an array that is done."""
+
+    def __init__(self, progress, done, total, planned):
+        self._progress, self._done, self._total = progress, float(done), total
+        self._planned = planned
+
+    def __call__(self, share: float) -> None:
+        self._done += share * self._planned.entry.nbytes
+        self._progress(int(self._done), self._total, self._planned.name)
+
+
+def _write(p: Planned, aim, output, stand_in, advance):
+    try:
+        x, sqnr = _value(p, stand_in.dtype, advance)
+    except ValueError as e:
+        raise ValueError(f"Could not convert {p.name!r}: {e}") from e
+    line = {"name": p.name, "sqnr": sqnr}
+    output.write(aim.parts(p.name, x), line)
+    return line
+
+
+def _value(p, dtype, advance) -> tuple[Any, float | None]:
+    packed = p.entry.format is not None
+    if p.format is None:
+        return _rows(p.entry.read()) if packed else _cast(p.entry.numpy(), dtype), None
+    w = np.asarray(p.entry.read().dequantize()) if packed else p.entry.numpy()
+    q, error = encode(w, p.format, p.axis, advance)
+    return q, error.sqnr
+
+
+def _cast(x, dtype):
+    if x.dtype == dtype:
+        return x
+    if jnp.issubdtype(dtype, jnp.integer) and np.any(x.astype(dtype) != x):
+        raise ValueError(
+            "It has integers of 64 bits. Set `JAX_ENABLE_X64=1`, or do this inside of "
+            "`with jax.enable_x64(True):`."
+        )
+    return x.astype(dtype)
+
+
+def _stand_in(p, kind):
+    entry = p.entry
+    if p.format is not None:
+        return stand_in(p.format, entry.shape, entry.dtype, p.axis)
+    if entry.format is None:
+        # Without numbers of 64 bits, JAX has those of 32.
+        dtype = entry.dtype
+        dtype = jax.dtypes.canonicalize_dtype(dtype) if kind == "eqquant" else dtype
+        return np.broadcast_to(np.zeros((), dtype), entry.shape)
+    struct = entry.struct()
+    zeros = lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape)
+    return _rows(struct, jtu.tree_map(zeros, struct.stored))
+
+
+def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
+    stored = jtu.tree_map(np.asarray, q.stored) if stored is None else stored
+    return dataclasses.replace(q, stored=to_rows(stored, q.row_axis), row_axis=-2)
+
+
+def _is_packed(x):
+    return isinstance(x, QuantizedArray)
+
+
+def _about(checkpoint, planned, files):
+    """All that what is written is determined by."""
+    paths = {source.path for p in planned for source in p.entry.sources}
+    stats = {path: os.stat(path) for path in sorted(paths)}
+    digest = hashlib.sha256()
+    for p in planned:
+        digest.update(json.dumps([p.name, str(p.format), p.axis]).encode())
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.layout.header)
+    return {
+        "files": [
+            [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
+            for path, stat in stats.items()
+        ],
+        "options": digest.hexdigest(),
+        "versions": jax.__version__,
+    }
+
+
+def _check_out(out, kind, is_file, shard_size):
+    if is_file and (out.suffix == ".gguf") != (kind == "gguf"):
+        raise ValueError(f"{str(out)!r} is not the name of a file for {kind!r}.")
+    if is_file and shard_size is not None:
+        raise ValueError("Several files go to a folder. Got `shard_size` for a file.")
+    if shard_size is not None and shard_size <= 0:
+        raise ValueError(f"`shard_size` should be positive. Got {shard_size}.")
+    if is_there(out) and not is_placed(out):
+        raise FileExistsError(f"{str(out)!r} is there already.")

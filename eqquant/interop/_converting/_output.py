@@ -1,0 +1,133 @@
+import builtins
+import os
+import pathlib
+import shutil
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .._containers import journal_name
+from .._writing import Part, TensorFile
+from ._journal import is_finished, Journal, sync
+from ._shards import Shard
+
+
+_chunk = 2**24
+
+
+class Output:
+    """Files that are being written, in a folder beside their place: `OUT.partial`. Each
+    has its header last, once all of them are whole, so that nobody takes one for what
+    it is to become; and then they go to their place at once.
+
+    - `lines`: what the journal has of those arrays that are written already.
+    """
+
+    def __init__(
+        self,
+        out: pathlib.Path,
+        is_file: bool,
+        shards: list[Shard],
+        about: dict[str, Any],
+    ):
+        self._out, self._is_file, self._shards = out, is_file, shards
+        self._folder = partial_path(out)
+        self._files = self._folder / "files"
+        self._files.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(self._folder / journal_name, about)
+        self._owners = {key: shard for shard in shards for key in shard.parts}
+        lines = {x["name"]: x for x in self._journal.lines if "name" in x}
+        if is_placed(out):
+            # Only the journal was left.
+            self.lines, self._shards = lines, []
+            return
+        for shard in shards:
+            with builtins.open(self._files / shard.name, "ab") as file:
+                file.truncate(shard.layout.size)
+        self.lines = {k: x for k, x in lines.items() if self._is_there(x["crc32"])}
+
+    def write(self, parts: Mapping[str, Part], line: dict[str, Any]) -> None:
+        """Writes the parts of an array, and then to the journal that it has."""
+        checksums = {}
+        for key, part in parts.items():
+            x = np.ascontiguousarray(part.make())
+            checksums[key] = zlib.crc32(x.reshape(-1).view(np.uint8).data)
+            shard = self._owners[key]
+            path = self._files / shard.name
+            with TensorFile(path, shard.parts, shard.layout, resume=True) as file:
+                file.write(key, x)
+        self._journal.write({**line, "crc32": checksums})
+
+    def finish(self, beside: Mapping[str, bytes]) -> None:
+        """Puts all to its place.
+
+        **Arguments:**
+
+        - `beside`: other files, by their names.
+        """
+        if self._shards:
+            self._place(beside)
+        self.close()
+        shutil.rmtree(self._folder)
+
+    def _place(self, beside):
+        for shard in self._shards:
+            with builtins.open(self._files / shard.name, "r+b") as file:
+                file.write(shard.layout.header)
+        for name, data in beside.items():
+            (self._files / name).write_bytes(data)
+        for path in self._files.iterdir():
+            sync(path)
+        sync(self._files)
+        self._journal.finish()
+        if self._is_file:
+            # Itself last.
+            for name in beside:
+                os.replace(self._files / name, self._out.with_name(name))
+            os.replace(self._files / self._shards[0].name, self._out)
+        else:
+            os.replace(self._files, self._out)
+        sync(self._out.parent)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _is_there(self, checksums):
+        return all(self._checksum(key) == crc for key, crc in checksums.items())
+
+    def _checksum(self, key):
+        if key not in self._owners:
+            return None
+        shard = self._owners[key]
+        left, found = shard.parts[key].nbytes, 0
+        with builtins.open(self._files / shard.name, "rb") as file:
+            file.seek(shard.layout.starts[key])
+            while left > 0:
+                data = file.read(min(left, _chunk))
+                left -= len(data)
+                found = zlib.crc32(data, found)
+        return found
+
+
+def partial_path(out: pathlib.Path) -> pathlib.Path:
+    """The folder where an output is, as long as it is not whole."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def is_there(out: pathlib.Path) -> bool:
+    """Whether there is something where an output is to be."""
+    return any(out.iterdir()) if out.is_dir() else out.exists()
+
+
+def is_placed(out: pathlib.Path) -> bool:
+    """Whether that is the output itself, of a call that was interrupted after all."""
+    journal = partial_path(out) / journal_name
+    return is_there(out) and journal.is_file() and is_finished(journal)

@@ -1,0 +1,139 @@
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..._axes import Axis
+from ..._owners import LeafInfo
+from ..._rules import Rules
+from ...formats import AbstractFormat, as_format
+from .._checkpoint import Checkpoint, Entry
+
+
+# A file tells no more than names.
+_embedding = re.compile(r"(?<![a-z])(emb|wte|wpe)")
+_norm = re.compile(r"norm|(^|[._])ln_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """What becomes of an array of a checkpoint.
+
+    - `format`, `axis`: that it is quantized in, and along. `None` if it goes as it is.
+    - `reason`, `way_out`: of those, why, and what would change that.
+    """
+
+    entry: Entry
+    format: AbstractFormat | None
+    axis: Axis
+    reason: str = ""
+    way_out: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.entry.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes as an ordinary array."""
+        return self.size * self.entry.dtype.itemsize
+
+
+def plan(
+    checkpoint: Checkpoint,
+    format: AbstractFormat | str | None,
+    rules: Sequence[tuple[Any, Any]],
+    axis: int,
+    min_size: int,
+    embeddings: bool,
+    requantize: bool,
+) -> list[Planned]:
+    """What is to become of each array.
+
+    **Raises:**
+
+    A `ValueError` if a rule matches nothing, or if an array cannot be read.
+    """
+    format = None if format is None else as_format(format)
+    found = Rules(rules)
+    infos = {name: _info(entry, axis) for name, entry in checkpoint.entries.items()}
+    _check_rules(found, infos)
+    planned = []
+    for name, entry in checkpoint.entries.items():
+        _check_known(entry)
+        index = found.match(infos[name])
+        wish: Any = format if index is None else found.rules[index][1]
+        wish = format if wish is True else wish or None
+        obstacle = _obstacle(entry, requantize) or _refusal(wish, index, found)
+        if obstacle is None and index is None:
+            obstacle = _exception(entry, axis, min_size, embeddings)
+        # (The layout of a file is that of CPUs.)
+        wish = None if obstacle or wish is None else wish.prepacked("cpu")
+        planned.append(Planned(entry, wish, axis, *(obstacle or ())))
+    return planned
+
+
+def _info(entry, axis):
+    *_, field = entry.name.split(".")
+    shape, dtype = entry.shape, entry.dtype
+    return LeafInfo(entry.name, None, field, shape, dtype, axis, True, ())
+
+
+def _check_rules(rules, infos):
+    for index, (pattern, _) in enumerate(rules.rules):
+        if not any(rules.matches(index, info) for info in infos.values()):
+            near = difflib.get_close_matches(str(pattern), infos, cutoff=0) or infos
+            raise ValueError(
+                f"The rule {pattern!r} matches no array. There are "
+                f"{', '.join(map(repr, list(near)[:3]))}, for example."
+            )
+
+
+def _check_known(entry):
+    if entry.format is None and (
+        entry.layout != "dense" or any(s.dtype is None for s in entry.sources)
+    ):
+        kinds = ", ".join(sorted({source.kind for source in entry.sources}))
+        raise ValueError(f"{entry.name!r} is of {kinds}, which cannot be read.")
+
+
+def _obstacle(entry, requantize):
+    # That no rule overrides.
+    if entry.format is not None and not requantize:
+        return "quantized already", "Pass `requantize`"
+    if not jnp.issubdtype(entry.dtype, jnp.floating):
+        return f"{entry.dtype.name}, not floating-point", ""
+    if len(entry.shape) < 2:
+        return "a vector", ""
+    return ("empty", "") if 0 in entry.shape else None
+
+
+def _refusal(wish, index, rules):
+    if wish is not None:
+        return None
+    if index is None:
+        return "no rule matches", ""
+    return f"left out by the rule {rules.rules[index][0]!r}", ""
+
+
+def _exception(entry, axis, min_size, embeddings):
+    *_, field = entry.name.split(".")
+    if field.startswith("bias"):
+        return "a bias", "A rule"
+    if _norm.search(entry.name):
+        return "a parameter of a norm, by its name", "A rule"
+    if len(entry.shape) > 3 or entry.shape[axis] < 16:
+        return "the filter of a convolution, by its shape", "A rule"
+    if math.prod(entry.shape) < min_size:
+        return f"fewer than {min_size} numbers", "Pass `min_size`, or a rule"
+    if _embedding.search(entry.name) and not embeddings:
+        return "an embedding, by its name", "Pass `embeddings`, or a rule"
+    return None

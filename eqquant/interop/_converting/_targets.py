@@ -1,0 +1,119 @@
+import functools as ft
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, Literal, NamedTuple, TypeAlias
+
+import jax.tree_util as jtu
+import numpy as np
+
+from ...formats import AbstractFormat
+from .._header import to_part
+from .._save import described
+from .._tensors import to_tensor
+from .._writing import (
+    compressed_config,
+    compressed_parts,
+    gguf_layout,
+    gguf_parts,
+    Layout,
+    mlx_config,
+    mlx_parts,
+    Part,
+    safetensors_layout,
+)
+from ._tree import nested
+
+
+Kind: TypeAlias = Literal["eqquant", "gguf", "mlx", "compressed-tensors"]
+
+
+class Target(NamedTuple):
+    """How files are to be written.
+
+    - `suffix`: of their names.
+    - `parts`: the tensors of an array, by its name and itself (or a stand-in).
+    - `layout`: of a file, by its parts, which of all files it is, and how many of these
+      and of all tensors there are.
+    - `config`: what is to be said beside them, by the formats of arrays.
+    - `index`: what the index of several files is to say, besides where tensors are.
+      `None` if there is no index.
+    """
+
+    suffix: str
+    parts: Callable[[str, Any], dict[str, Part]]
+    layout: Callable[[Mapping[str, Part], int, int, int], Layout]
+    config: Callable[[dict[str, AbstractFormat]], dict[str, Any]]
+    index: dict[str, str] | None
+
+
+def as_kind(to: str) -> Kind:
+    if to not in get_args(Kind):
+        raise ValueError(f"`to` should be one of {get_args(Kind)}. Got {to!r}.")
+    return to  # pyright: ignore
+
+
+def target(
+    kind: Kind, stand_ins: Mapping[str, Any], metadata: dict[str, Any], index: str
+) -> Target:
+    """**Arguments:**
+
+    - `stand_ins`: all arrays, without their numbers.
+    - `metadata`: of the source.
+    - `index`: the name of the index of several files.
+    """
+    if kind == "gguf":
+        return _gguf(metadata)
+    if kind == "mlx":
+        layout = _safetensors({"format": "mlx"})
+        return Target(".safetensors", mlx_parts, layout, mlx_config, {})
+    if kind == "compressed-tensors":
+        layout = _safetensors({"format": "pt"})
+        return Target(".safetensors", compressed_parts, layout, compressed_config, {})
+    return _own(stand_ins, index)
+
+
+def _safetensors(metadata):
+    return lambda parts, i, number, total: safetensors_layout(parts, metadata)
+
+
+def _gguf(metadata):
+    def layout(parts, i, number, total):
+        if number == 1:
+            return gguf_layout(parts, metadata)
+        # The first has all that there is to say.
+        said = dict(metadata) if i == 0 else {}
+        said["split.no"] = np.uint16(i)
+        said["split.count"] = np.uint16(number)
+        said["split.tensors.count"] = np.int32(total)
+        return gguf_layout(parts, said)
+
+    metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
+    parts = ft.partial(gguf_parts, metadata=metadata)
+    return Target(".gguf", parts, layout, lambda formats: {}, None)
+
+
+def _own(stand_ins, index):
+    # The files that `save` would write.
+    tensors, header = described(nested(stand_ins))
+    names = {id(tensor.array): name for name, tensor in tensors.items()}
+    names = {
+        name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
+        for name, x in stand_ins.items()
+    }
+
+    def parts(name, x):
+        def part(key, x):
+            kind, shape = tensors[key].type.tensor_type
+            return Part(kind, shape, lambda: to_tensor(np.asarray(x)))
+
+        leaves = jtu.tree_leaves(_stored(x))
+        return {key: part(key, leaf) for key, leaf in zip(names[name], leaves)}
+
+    def layout(parts, i, number, total):
+        said = header if number == 1 else to_part(index)
+        return safetensors_layout(parts, said)
+
+    return Target(".safetensors", parts, layout, lambda formats: {}, header)
+
+
+def _stored(x):
+    return getattr(x, "stored", x)

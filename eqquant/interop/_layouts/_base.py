@@ -1,0 +1,137 @@
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..._array import QuantizedArray
+from ...formats import AbstractFormat, encode, from_rows
+from .._containers import RawTensor
+
+
+class Source(NamedTuple):
+    """What a layout looks for arrays in.
+
+    - `tensors`: all there are.
+    - `config`: what is said of how they are quantized.
+    - `dtype`: that the model is said to have. Its arrays may not tell.
+    """
+
+    tensors: Mapping[str, RawTensor]
+    config: dict[str, Any]
+    dtype: np.dtype | None
+
+    def dtype_or(self, default: Any) -> np.dtype:
+        return np.dtype(default) if self.dtype is None else self.dtype
+
+    def get(self, name: str, *kinds: str) -> RawTensor | None:
+        """A tensor, if there is one of this name, of one of these dtypes."""
+        tensor = self.tensors.get(name)
+        return tensor if tensor is not None and tensor.kind in kinds else None
+
+    def need(self, name: str, owner: str, *kinds: str) -> RawTensor:
+        """The same, that `owner` cannot be read without."""
+        tensor = self.get(name, *kinds)
+        if tensor is None:
+            found = self.tensors.get(name)
+            raise ValueError(
+                f"{owner!r} should have {name!r}, of {' or '.join(kinds)}. Got "
+                f"{'nothing' if found is None else found.kind}."
+            )
+        return tensor
+
+
+floats = ("F16", "BF16", "F32")
+words = ("I32", "U32")
+
+
+def to_quantized(
+    stored: dict[str, Any],
+    format: AbstractFormat,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    transposed: bool = False,
+    flat: bool = False,
+) -> QuantizedArray:
+    """A quantized array of what its format would have stored.
+
+    **Arguments:**
+
+    - `stored`: arrays of NumPy, whose axes are `*b n _`.
+    - `shape`: `*b n k`.
+    - `transposed`: the array is to be `*b k n`.
+    - `flat`: blocks go over all axes, as if they were one.
+    """
+    axes = tuple(range(-len(shape), 0))
+    flat = flat and len(axes) > 1
+    rows = (int(np.prod(shape)),) if flat else shape
+    row_axis = format.row_axis if len(rows) > 1 else -2
+    expected, tail = _expected(format, rows)
+    for name, x in stored.items():
+        # Zero-points may be of 16 bits.
+        assert x.shape == expected[name].shape, (name, x.shape, expected[name])
+        assert x.dtype == expected[name].dtype or name == "zero_point", (name, x.dtype)
+    assert stored.keys() == expected.keys(), stored.keys()
+    return QuantizedArray(
+        # Not a memory map, which follows its file.
+        stored=jtu.tree_map(
+            lambda x: jnp.array(x, copy=True), from_rows(stored, row_axis)
+        ),
+        format=format,
+        axis=axes if flat else -2 if transposed else -1,
+        tail=tail,
+        row_axis=row_axis,
+        sharding=None,
+        activation=None,
+        dtype=jnp.dtype(dtype),
+        inner=shape[1:] if flat else (),
+    )
+
+
+def _expected(format, shape):
+    # By what the format itself would store.
+    w = jax.ShapeDtypeStruct(shape, np.float32)
+    stored = jax.eval_shape(lambda w: encode(w, format)[0], w)
+    return stored, format.shape(stored, 0)[-1] - shape[-1]
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """Floats as the integers of the same bits."""
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    """The bytes of words that lie along the last axis: a stream of bits stays one."""
+    return np.ascontiguousarray(x).view(np.uint8)
+
+
+def packed_size(k: int, bits: int) -> int:
+    """How many bytes a row of codes takes: whole ones, for whole codes."""
+    number = 8 // math.gcd(bits, 8)
+    return -(-k // number) * (number * bits // 8)
+
+
+def resized(x: np.ndarray, size: int) -> np.ndarray:
+    """With so many bytes in a row; what is missing are zeros."""
+    missing = size - x.shape[-1]
+    if missing <= 0:
+        return x[..., :size]
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+
+
+def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The numbers of a stream of bits, the lowest first, along the last axis."""
+    found = np.unpackbits(as_bytes(stream), axis=-1, bitorder="little")
+    found = found[..., : count * bits].reshape(*found.shape[:-1], count, bits)
+    return np.packbits(found, axis=-1, bitorder="little")[..., 0]
+
+
+def check(condition: bool, wanted: str, *tensors: RawTensor | None) -> None:
+    """Raises a `ValueError` about the shapes of some tensors."""
+    if not condition:
+        found = [f"{t.name!r} of {t.kind} {t.shape}" for t in tensors if t is not None]
+        raise ValueError(f"{wanted}. Got {', '.join(found)}.")

@@ -1,0 +1,48 @@
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...formats import Ternary
+from .._checkpoint import Entry
+from ._base import bits_of, check, floats, Source, to_quantized
+
+
+_per_byte = 5
+
+
+def find_bitnet(source: Source) -> Iterator[Entry]:
+    """Arrays as Hugging Face writes those of BitNet b1.58: `weight`, of which each byte
+    has four rows that are a quarter of the matrix apart, and `weight_scale`. Its
+    `BitLinear` divides by the scale, and its `AutoBitLinear` multiplies with it."""
+    for name, weight in source.tensors.items():
+        scale = source.get(f"{name}_scale", *floats)
+        if not name.endswith("weight") or weight.kind != "U8" or scale is None:
+            continue
+        if scale.shape in ((), (1,)):
+            yield _entry(source, name, weight, scale)
+
+
+def _entry(source, name, weight, scale):
+    check(weight.ndim == 2, f"{name!r} should have two axes", weight)
+    n, k = 4 * weight.shape[0], weight.shape[1]
+    divides = source.config.get("linear_class", "bitlinear") != "autobitlinear"
+    format = Ternary(scale="tensor")
+
+    def to_array():
+        packed = weight.read()
+        codes = np.empty((n, -(-k // _per_byte) * _per_byte), np.uint8)
+        for i in range(4):
+            digits = packed >> np.uint8(2 * i) & np.uint8(3)
+            if digits.max(initial=0) > 2:
+                raise ValueError(f"{name!r} has numbers other than -1, 0 and 1.")
+            codes[i * n // 4 : (i + 1) * n // 4, :k] = digits
+        # The digits that are missing from the last byte are zeros.
+        codes[:, k:] = 0
+        digits = codes.reshape(n, -1, _per_byte)
+        codes = digits @ (3 ** np.arange(_per_byte)).astype(np.uint8)
+        gamma = scale.read().astype(np.float32).reshape(1, 1)
+        gamma = 1 / gamma if divides else gamma
+        stored = {"codes": codes, "scale": bits_of(gamma)}
+        return to_quantized(stored, format, (n, k), scale.dtype)
+
+    return Entry(name, (n, k), scale.dtype, format, "bitnet", (weight, scale), to_array)

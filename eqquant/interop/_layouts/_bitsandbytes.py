@@ -1,0 +1,180 @@
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ...formats import BnbFP4, Int8, NF4
+from .._checkpoint import Entry
+from .._containers import check_shape, parse, RawTensor, short
+from ._base import bits_of, check, Source, to_quantized
+
+
+_state = "quant_state.bitsandbytes__"
+_formats = {"nf4": NF4, "fp4": BnbFP4}
+_dtypes = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+_longest_state = 2**16
+
+
+def find_bitsandbytes(source: Source) -> Iterator[Entry]:
+    """Arrays as bitsandbytes writes them: of 4 bits with a `quant_state`, whose blocks
+    go over the flattened array, and of 8 bits with an `SCB`."""
+    for name, tensor in source.tensors.items():
+        for kind in _formats:
+            state = source.get(f"{name}.{_state}{kind}", "U8")
+            if state is not None:
+                yield _entry4(source, name, tensor, state, kind)
+        scb = source.get(f"{name.removesuffix('weight')}SCB", "F32", "F16", "BF16")
+        if name.endswith("weight") and tensor.kind == "I8" and scb is not None:
+            yield _entry8(source, name, tensor, scb)
+
+
+def _entry8(source, name, tensor, scb):
+    check(
+        tensor.ndim == 2 and scb.shape == tensor.shape[:1],
+        f"{name!r} should have a scale for each row",
+        *(tensor, scb),
+    )
+    layout = source.get(f"{name}_format", "U8")
+    if layout is not None and np.any(layout.read() != 0):
+        raise ValueError(
+            f"{name!r} should have its rows in order. Got {layout.name!r}."
+        )
+    format = Int8()
+    dtype = source.dtype_or(np.float32)
+
+    def to_array():
+        scale = scb.read().astype(np.float32) * np.float32(1 / 127)
+        stored = {"codes": tensor.read(), "scale": bits_of(scale)[:, None]}
+        return to_quantized(stored, format, tensor.shape, dtype)
+
+    sources = tuple(t for t in (tensor, scb, layout) if t is not None)
+    return Entry(name, tensor.shape, dtype, format, "bitsandbytes", sources, to_array)
+
+
+def _entry4(source, name, tensor, state, kind):
+    shape, size, dtype, nested = _read_state(state, kind)
+    total = check_shape(name, shape)
+    number = -(-total // size)
+    absmax = source.need(f"{name}.absmax", name, "F32" if nested is None else "U8")
+    quant_map = source.need(f"{name}.quant_map", name, "F32")
+    tensors = [tensor, absmax, quant_map, state]
+    check(
+        tensor.nbytes == -(-total // 2)
+        and absmax.shape == (number,)
+        and quant_map.shape == (16,),
+        f"{name!r} should have {number} scales in 'absmax', 16 numbers in 'quant_map', "
+        f"and as many bytes as it takes for shape {shape}",
+        *tensors,
+    )
+    scales = absmax
+    if nested is not None:
+        scales = _Scales(source, name, absmax, nested)
+        tensors += [scales.absmax, scales.quant_map]
+    block, flat = _blocks(shape, size)
+    format = _formats[kind](block)
+
+    def to_array():
+        if not np.array_equal(quant_map.read(), _codebook(kind)):
+            raise ValueError(f"{quant_map.name!r} has numbers that are not of {kind}.")
+        codes = tensor.read().reshape(-1).view(np.uint8)
+        # The first code is in the high bits.
+        codes = codes >> np.uint8(4) | codes << np.uint8(4)
+        scale = bits_of(scales.read())
+        if not flat:
+            *lead, k = shape
+            codes = codes.reshape(*lead, k // 2)
+            starts = np.arange(0, total, block or k)
+            scale = scale[starts // size].reshape(*lead, -1)
+        stored = {"codes": codes, "scale": scale}
+        return to_quantized(stored, format, shape, dtype, flat=flat)
+
+    axis = tuple(range(-len(shape), 0)) if flat and len(shape) > 1 else -1
+    sources = tuple(tensors)
+    return Entry(name, shape, dtype, format, "bitsandbytes", sources, to_array, axis)
+
+
+def _blocks(shape, size):
+    """A block size such that each block of a row is in one block of the flattened
+    array. If there is none, then the blocks of the flattened array stay."""
+    *lead, k = shape
+    if not lead or math.prod(shape) == 0 or k == 0:
+        return size, True
+    common = math.gcd(k, size)
+    if common % 16 == 0:
+        return common, False
+    if common == k and k % 2 == 0:
+        return None, False
+    return size, True
+
+
+class _State(NamedTuple):
+    shape: tuple[int, ...]
+    size: int
+    dtype: np.dtype
+    # Of scales that are quantized too: the block size, and what was taken away.
+    nested: tuple[int, float] | None
+
+
+def _read_state(tensor: RawTensor, kind: str) -> _State:
+    if tensor.nbytes > _longest_state:
+        raise ValueError(f"{tensor.name!r} should have {_longest_state} bytes at most.")
+    state: dict[str, Any] = parse(tensor.read().tobytes(), repr(tensor.name))
+    shape, dtype = state.get("shape"), state.get("dtype")
+    size: Any = state.get("blocksize")
+    offset: Any = state.get("nested_offset")
+    nested_size: Any = state.get("nested_blocksize")
+    if not (
+        (isinstance(shape, list) and 1 <= len(shape) <= 8)
+        and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+        and _is_size(size)
+        and (isinstance(dtype, str) and dtype in _dtypes)
+        and state.get("quant_type", kind) == kind
+        and (offset is None or _is_number(offset) and _is_size(nested_size))
+    ):
+        raise ValueError(
+            f"{tensor.name!r} should have a shape, a block size, a dtype and the type "
+            f"{kind!r}. Got {short(state)}."
+        )
+    nested = None if offset is None else (nested_size, offset)
+    return _State(tuple(shape), size, _dtypes[dtype], nested)
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) <= float(np.finfo(np.float32).max)
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 16 <= size <= 2**16 and size % 16 == 0
+
+
+class _Scales:
+    """Scales that are quantized themselves, less their mean."""
+
+    def __init__(self, source, name, codes, nested):
+        self.codes = codes
+        self.size, self.offset = nested
+        self.absmax = source.need(f"{name}.nested_absmax", name, "F32")
+        self.quant_map = source.need(f"{name}.nested_quant_map", name, "F32")
+        number = -(-codes.shape[0] // self.size)
+        check(
+            self.absmax.shape == (number,) and self.quant_map.shape == (256,),
+            f"{name!r} should have {number} scales in 'nested_absmax', and 256 numbers "
+            "in 'nested_quant_map'",
+            *(codes, self.absmax, self.quant_map),
+        )
+
+    def read(self):
+        codes = self.codes.read()
+        absmax = np.repeat(self.absmax.read(), self.size)[: len(codes)]
+        return self.quant_map.read()[codes] * absmax + np.float32(self.offset)
+
+
+def _codebook(kind):
+    codes = np.arange(16, dtype=np.uint8)
+    return np.asarray(_formats[kind]().to_points(codes), np.float32)

@@ -1,0 +1,99 @@
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ._tables import tables
+
+
+Names: TypeAlias = str | tuple[str, ...] | list[str] | None
+Renaming: TypeAlias = (
+    str
+    | tuple[str, Names]
+    | Mapping[str, Names]
+    | Callable[[str], Names]
+    | list["Renaming"]
+)
+
+
+def renamed(name: str, rename: Any) -> tuple[str, ...]:
+    """What a name becomes: one, several, or none.
+
+    **Arguments:**
+
+    - `rename`: as of [`eqquant.interop.load_into`][].
+
+    **Raises:**
+
+    A `ValueError` or a `TypeError` if that is no rule.
+    """
+    if rename is None:
+        return (name,)
+    if isinstance(rename, list):
+        names = (name,)
+        for rule in rename:
+            names = tuple(new for old in names for new in renamed(old, rule))
+        return names
+    return _by_rule(name, rename)
+
+
+def _by_rule(name, rule):
+    if isinstance(rule, str):
+        if rule not in tables:
+            raise ValueError(
+                f"`rename` should name one of the tables {', '.join(tables)}. Got "
+                f"{rule!r}."
+            )
+        rule = tables[rule]
+    if isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str):
+        rule = dict([rule])
+    if isinstance(rule, Mapping):
+        for pattern, names in rule.items():
+            found = matched(pattern, name)
+            if found is not None:
+                return tuple(_filled(new, found, pattern) for new in _as_names(names))
+        return (name,)
+    if callable(rule):
+        return _as_names(rule(name))
+    raise TypeError(
+        "`rename` should be the name of a table, a dictionary of patterns, a pair of a "
+        f"pattern and a name, a function of a name, or a list of these. Got {rule!r}."
+    )
+
+
+def matched(pattern: str, name: str) -> list[str] | None:
+    """What each `*` of a pattern stands for, as little as possible of the name but for
+    the last. `None` if the pattern does not match."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return [] if name == pattern else None
+    *middle, last = rest
+    if len(name) < len(first) + len(last):
+        return None
+    if not (name.startswith(first) and name.endswith(last)):
+        return None
+    left, found = name[len(first) : len(name) - len(last)], []
+    for text in middle:
+        start = left.find(text)
+        if start < 0:
+            return None
+        found.append(left[:start])
+        left = left[start + len(text) :]
+    return [*found, left]
+
+
+def _filled(name, found, pattern):
+    parts = name.split("*")
+    if len(parts) != len(found) + 1:
+        raise ValueError(
+            f"`rename` should have as many * in {name!r} as in {pattern!r}, which it "
+            "takes the place of."
+        )
+    return "".join(text for pair in zip(parts, [*found, ""]) for text in pair)
+
+
+def _as_names(names: Any) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    found = tuple(names) if isinstance(names, tuple | list) else (names,)
+    if not all(isinstance(name, str) for name in found):
+        raise TypeError(f"`rename` should give names, or None. Got {names!r}.")
+    return found

@@ -1,0 +1,238 @@
+"""The laws of formats that others have stored weights in."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax import lax
+
+import eqquant as eqq
+from eqquant.formats import as_format
+
+from ..helpers import error, foreign_formats, formats, normal
+
+
+# The largest error of normal numbers, relative to their norm, by the bits of a code.
+largest_error = {1.6: 0.9, 2: 0.65, 3: 0.3, 4: 0.2, 5: 0.08, 6: 0.06, 7: 0.03, 8: 0.08}
+
+
+# One of each kind of stored arrays.
+kinds = pytest.mark.parametrize(
+    "format",
+    [
+        pytest.param(formats[name], id=name)
+        for name in (
+            *("int-3-minimum", "int-4-ordered", "fp8-e5m2-tensor", "bnb-fp4"),
+            *("mxfp4", "nvfp4", "q4_0", "q4_1", "q4_k", "tq1_0"),
+        )
+    ],
+)
+
+
+def relative_error(q, w):
+    w, decoded = np.asarray(w, np.float64), np.asarray(q.dequantize(), np.float64)
+    return np.linalg.norm(decoded - w) / np.linalg.norm(w)
+
+
+def is_ternary(format):
+    return isinstance(format, eqq.TQ1_0 | eqq.TQ2_0)
+
+
+def bound(format):
+    return largest_error[1.6 if is_ternary(format) else format.bits]
+
+
+# Odd sizes, whole blocks and short ones, leading axes, several axes as one.
+@foreign_formats
+@pytest.mark.parametrize(
+    "shape, axis, dtype",
+    [
+        ((300, 5), -2, jnp.float16),
+        ((4, 3, 20), (0, 2), jnp.bfloat16),
+    ],
+)
+def test_round_trip(format, shape, axis, dtype):
+    w = normal(*shape, dtype=dtype)
+    q = eqq.quantize(w, format, axis=axis)
+    decoded = q.dequantize()
+    assert (q.shape, q.dtype) == (decoded.shape, decoded.dtype) == (shape, dtype)
+    assert all(jnp.issubdtype(a.dtype, jnp.integer) for a in jtu.tree_leaves(q.stored))
+    assert relative_error(q, w) < bound(format)
+    if dtype == jnp.float16:
+        again = eqq.quantize(w.astype(jnp.float32), format, axis=axis)
+        assert eqx.tree_equal(again.stored, q.stored)
+
+
+@foreign_formats
+def test_empty(format):
+    for shape, axis in (((0,), -1), ((2, 0, 3), -2)):
+        q = jax.eval_shape(lambda: eqq.quantize(jnp.zeros(shape), format, axis=axis))
+        assert q.shape == jax.eval_shape(lambda: q.dequantize()).shape == shape
+
+
+@foreign_formats
+def test_zeros(format):
+    w = jnp.ones((300, 5)).at[:, 2].set(0).at[:256, 3].set(0)
+    decoded = eqq.quantize(w, format).dequantize()
+    assert jnp.all(decoded[w == 0] == 0)
+    np.testing.assert_allclose(decoded, w, rtol=0.34 if format.bits == 2 else 0.04)
+    assert jnp.all(eqq.quantize(0 * w, format).dequantize() == 0)
+
+
+@jax.jit(static_argnums=1)
+def decode_and_multiply(w, format):
+    q = eqq.quantize(w, format, axis=-1)
+    return q.dequantize(), q @ jnp.ones(w.shape[1])
+
+
+@kinds
+def test_not_finite(format):
+    w = normal(3, 300)
+    clean, _ = decode_and_multiply(w, format)
+    for value in (np.nan, np.inf, -np.inf):
+        found, y = decode_and_multiply(w.at[1, 260].set(value), format)
+        nan, size = np.isnan(found), format.block_size or 300
+        assert np.all(nan[1, 260 // size * size : (260 // size + 1) * size])
+        np.testing.assert_array_equal(found[~nan], clean[~nan])
+        np.testing.assert_array_equal(np.isnan(y), np.any(nan, axis=1))
+        # Unless all numbers share a scale, only those of the block.
+        shared = isinstance(format, eqq.NVFP4) or format == formats["fp8-e5m2-tensor"]
+        assert np.all(nan) if shared else np.sum(nan) <= size
+    with pytest.raises(ValueError, match="`w` should be finite"):
+        eqq.quantize(w.at[1, 260].set(np.nan), format)
+
+
+@foreign_formats
+def test_products(format):
+    q = eqq.quantize(normal(300, 5), format)
+    w = np.asarray(q.dequantize())
+    x, ct = normal(2, 3, 300, seed=1), normal(2, 3, 5, seed=2)
+    y, pullback = jax.vjp(jax.jit(lambda x: x @ q), x)
+    assert error(y, x, w) < 1e-5
+    (dx,) = pullback(ct)
+    assert error(dx, ct, w.T) < 1e-5
+    each = jax.vmap(lambda x: q.T @ x)(x[0])
+    assert error(each, x[0], w) < 1e-5
+    reference = eqq.qmatmul(x[0], q, kernel="reference")
+    assert error(reference, x[0], w) < 1e-5
+    narrow = x[0].astype(jnp.bfloat16)
+    y = narrow @ q
+    assert y.dtype == jnp.bfloat16
+    assert error(y, narrow, w) < 1e-2
+
+
+# One with what all rows share, one whose scales are put together, one of blocks.
+some_formats = pytest.mark.parametrize("name", ["int-4-ordered", "nvfp4", "q4_k"])
+
+
+# Large enough for the reference to take some rows at a time.
+@some_formats
+def test_product_in_tiles(name):
+    q = eqq.quantize(normal(300, 5), formats[name])
+
+    def repeat(a):
+        shared = a.shape[q.row_axis] == 1
+        return a if shared else jnp.repeat(a, 130, axis=q.row_axis)
+
+    q = dataclasses.replace(q, stored=jtu.tree_map(repeat, q.stored))
+    assert q.shape == (300, 650)
+    x, w = normal(4, 300, seed=1), np.asarray(q.dequantize())
+    assert error(eqq.qmatmul(x, q, kernel="reference"), x, w) < 1e-5
+    x = normal(4, 650, seed=1)
+    assert error(eqq.qmatmul(x, q.T, kernel="reference"), x, w.T) < 1e-5
+
+
+@kinds
+def test_stacks(format):
+    stack = eqq.quantize(normal(3, 300, 5), format)
+    dense = np.asarray(stack.dequantize())
+    layers = [stack[i] for i in range(3)]
+    np.testing.assert_array_equal(layers[1].dequantize(), dense[1])
+    assert eqx.tree_equal(jtu.tree_map(lambda *a: jnp.stack(a), *layers), stack)
+    x = normal(3, 2, 300, seed=1)
+
+    @jax.jit
+    def products(x, stack):
+        _, scanned = lax.scan(lambda carry, layer: (carry, x[0] @ layer), None, stack)
+        each = eqx.filter_vmap(lambda x, q: q.T @ x.T)(x, stack).mT
+        return x @ stack, each, scanned
+
+    y, each, scanned = products(x, stack)
+    assert error(y, x, dense) < 1e-5
+    assert error(each, x, dense) < 1e-5
+    assert error(scanned, x[:1], dense) < 1e-5
+
+
+@some_formats
+def test_quantize_mapped(name):
+    w = normal(3, 300, 5)
+    mapped = eqx.filter_vmap(lambda w: eqq.quantize(w, formats[name]))(w)
+    one = eqq.quantize(w[1], formats[name])
+    assert mapped.shape == (3, 300, 5)
+    # (The sums of a search are of another order.)
+    np.testing.assert_allclose(mapped[1].dequantize(), one.dequantize(), atol=0.05)
+
+
+@kinds
+def test_rows(format):
+    q = eqq.quantize(normal(300, 5), format).T
+    dense = np.asarray(q.dequantize())
+    for index in (2, slice(1, 5, 2), jnp.array([[3, 0], [3, 4]])):
+        np.testing.assert_array_equal(q[index], dense[index])
+    np.testing.assert_array_equal(q.mT.dequantize(), dense.T)
+    assert eqx.tree_equal(q.mT.mT, q)
+    if isinstance(format, eqq.AbstractScaled):
+        blocks = 1 if format.block_size is None else -(-300 // format.block_size)
+        rows = 1 if format == formats["fp8-e5m2-tensor"] else 5
+        assert q.scale.shape == (rows, blocks)
+    np.testing.assert_array_equal(q[2, 3:5], dense[2, 3:5])
+
+
+@foreign_formats
+def test_by_name(format):
+    name = type(format).__name__.lower()
+    assert isinstance(as_format(name), type(format))
+
+
+def test_save(tmp_path):
+    w = normal(300, 5)
+    tree = {name: eqq.quantize(w, format) for name, format in formats.items()}
+    tree["again"] = eqq.quantize(w, "int8", activation=formats["mxfp8"])
+    tree["mT"] = tree["q4_k"].mT
+    path = tmp_path / "model.safetensors"
+    eqq.save(path, tree)
+    assert eqx.tree_equal(eqq.load(path, like=tree), tree)
+
+
+# The largest number of each block is one that is stored.
+_again = [
+    *("fp8", "fp8-e5m2-tensor", "fp4", "bnb-fp4", "mxfp4"),
+    *("mxfp8", "q4_0", "q5_0", "q8_0", "tq1_0", "tq2_0"),
+]
+
+
+@pytest.mark.parametrize("name", _again)
+def test_again(name):
+    q = eqq.quantize(normal(300, 5), formats[name])
+    new = eqq.quantize(q.dequantize(), formats[name])
+    np.testing.assert_allclose(new.dequantize(), q.dequantize(), rtol=3e-7)
+
+
+def test_not_split_in_any_order():
+    devices = jax.devices()[:2]
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d", None))
+    w = normal(128, 4)
+    for name in ("int-4-ordered", "q4_k"):
+        q = eqq.quantize(w, formats[name])
+        with pytest.raises(ValueError, match="would cut through a block"):
+            q.with_sharding(sharding)
+    for format in (eqq.Int(3, 32), eqq.Q4_1(), eqq.MXFP4()):
+        q = eqq.quantize(w, format)
+        placed = q.with_sharding(sharding)
+        assert placed.is_sharded
+        np.testing.assert_array_equal(placed.dequantize(), q.dequantize())

@@ -1,0 +1,118 @@
+"""GGUF's types against the `gguf` package, of the authors of ggml: byte for byte, and
+number for number."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import eqquant as eqq
+
+from ..helpers import normal
+
+
+simple = [
+    *(eqq.Q4_0(), eqq.Q4_1(), eqq.Q5_0(), eqq.Q5_1(), eqq.Q8_0()),
+    *(eqq.TQ1_0(), eqq.TQ2_0(), eqq.MXFP4(ties="zero")),
+]
+# Of these, the package has no quantizers.
+searched = [eqq.Q2_K(), eqq.Q3_K(), eqq.Q4_K(), eqq.Q5_K(), eqq.Q6_K()]
+
+
+def over(formats):
+    ids = [type(format).__name__ for format in formats]
+    return pytest.mark.parametrize("format", formats, ids=ids)
+
+
+def type_of(format):
+    return gguf.GGMLQuantizationType[type(format).__name__]
+
+
+def tail(format, stored, k):
+    return format.shape(stored, 0)[-1] - k
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    w = (0.02 * rng.standard_t(5, (16, 512))).astype(np.float32)
+    w[0], w[1, :32] = 0, 0
+    # Scales that are subnormal in float16, and large ones.
+    w[2] *= 1e-5
+    w[3] *= 1e6
+    # Of equal absolute values the first counts; halves; what is ternary already.
+    w[4, ::2] = -w[4, 1::2]
+    w[5] = rng.integers(-16, 17, 512) / 2
+    w[6] = rng.integers(-1, 2, 512) * 0.3
+    w[7:] = w[7:].astype(ml_dtypes.bfloat16)
+    return w
+
+
+@over(simple)
+def test_encode(format):
+    w = weights()
+    stored = jax.jit(format.encode)(w)
+    ours = format.to_blocks(stored, tail(format, stored, 512))
+    with np.errstate(divide="ignore", over="ignore"):
+        theirs = gguf.quants.quantize(w, type_of(format))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@over([*simple, *searched])
+def test_decode(format):
+    # Any bytes there may be. (Those of scales, too: infinities and NaNs among them.)
+    size = 8 * 256 // format.block_size * format.type_size
+    blocks = np.random.default_rng(0).integers(0, 256, (16, size), np.uint8)
+    if isinstance(format, eqq.MXFP4):
+        # In the specification, this is NaN.
+        blocks[:, :: format.type_size] %= 255
+    stored = jax.jit(format.from_blocks)(blocks)
+    missing = tail(format, stored, 2048)
+    assert format.shape(stored, missing) == (16, 2048)
+    with np.errstate(invalid="ignore", over="ignore"):
+        theirs = gguf.quants.dequantize(blocks, type_of(format))
+    ours = jax.jit(format.decode, static_argnums=1)(stored, missing)
+    np.testing.assert_array_equal(ours, theirs)
+    # Other bytes of `TQ1_0` than those that are written say the same.
+    if not isinstance(format, eqq.TQ1_0):
+        again = jax.jit(format.to_blocks, static_argnums=1)(stored, missing)
+        np.testing.assert_array_equal(again, blocks)
+
+
+@over([*simple, *searched])
+def test_a_last_block_that_is_short(format):
+    k = 300
+    stored = jax.jit(format.encode)(normal(3, k))
+    missing = tail(format, stored, k)
+    blocks = format.to_blocks(stored, missing)
+    decoded = gguf.quants.dequantize(np.asarray(blocks), type_of(format))
+    assert decoded.shape == (3, -(-k // format.block_size) * format.block_size)
+    np.testing.assert_array_equal(format.decode(stored, missing), decoded[:, :k])
+
+
+# Of normal numbers, in decibels. (What weighs the errors is not their squares alone.)
+expected = {"Q2_K": 9.0, "Q3_K": 14.2, "Q4_K": 21.3, "Q5_K": 27.7, "Q6_K": 33.4}
+
+
+@over(searched)
+def test_search(format):
+    w = normal(64, 1024)
+    stored = jax.jit(format.encode)(w)
+    blocks = np.asarray(stored["blocks"])
+    decoded = gguf.quants.dequantize(blocks, type_of(format))
+    noise = np.sum((decoded - w) ** 2)
+    sqnr = 10 * np.log10(np.sum(np.square(w)) / noise)
+    assert sqnr > expected[type(format).__name__]
+    # Of numbers that are as small as float16 weights may be, and of large ones.
+    for size in (1e-6, 1e3):
+        stored = format.encode(size * w[:4, :256])
+        small = np.asarray(format.decode(stored, 0)) / size
+        error = np.linalg.norm(small - w[:4, :256]) / np.linalg.norm(w[:4, :256])
+        assert error < 1.5 * 10 ** (-sqnr / 20) + 0.1 * (size < 1)
+
+
+@over(searched)
+def test_no_given_scales(format):
+    with pytest.raises(ValueError, match="no one scale for each block"):
+        format.encode(jnp.ones((2, 256)), jnp.ones((2, 1)))

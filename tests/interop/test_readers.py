@@ -1,0 +1,310 @@
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import eqquant as eqq
+from eqquant import interop
+
+from ..helpers import normal
+from . import files
+
+
+def _dense(x):
+    x = x.astype(jnp.float32)
+    return np.asarray(x.dequantize() if eqq.is_quantized(x) else x)
+
+
+def _check(path, made, read, format, exact=True):
+    tensors, config, expected = made
+    files.save(path, tensors, config)
+    for checkpoint in (interop.open(path), read(path)):
+        assert list(checkpoint) == list(expected)
+        for name, w in expected.items():
+            entry, q = checkpoint.entries[name], checkpoint[name]
+            assert (entry.shape, entry.dtype) == (q.shape, q.dtype)
+            assert q.format == entry.format and isinstance(q.format, format)
+            struct = entry.struct()
+            assert (struct.shape, struct.dtype) == (q.shape, q.dtype)
+            assert (struct.axis, struct.format) == (q.axis, q.format)
+            if exact:
+                np.testing.assert_array_equal(_dense(q), w)
+            else:
+                np.testing.assert_allclose(_dense(q), w, rtol=2e-7, atol=1e-7)
+    return q
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+_samples = pathlib.Path(__file__).parent / "samples"
+
+
+@pytest.mark.parametrize(
+    "sample", sorted(_samples.glob("*.safetensors")), ids=lambda path: path.stem
+)
+def test_samples(sample):
+    checkpoint = interop.open(sample)
+    (name,) = [n for n, e in checkpoint.entries.items() if e.format is not None]
+    q = checkpoint[name]
+    with np.load(sample.with_suffix(".npz")) as arrays:
+        exact = arrays["dequant_f32"] if "dequant_f32" in arrays else arrays["dequant"]
+    w = _dense(q)
+    if q.dtype == jnp.bfloat16:
+        # As the package gives it.
+        w = _dense(q.dequantize())
+    np.testing.assert_array_equal(w, exact)
+    # And it multiplies, packed.
+    x = normal(q.shape[-1], 3)
+    np.testing.assert_allclose(q @ x, _dense(q) @ x, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        dict(version=1),
+        dict(version=2, ordered=True, k=160, dtype=jnp.bfloat16),
+        dict(version=2, size=-1, with_index=False),
+        dict(version=1, symmetric=True, k=160, size=128, ordered=True),
+    ],
+)
+def test_gptq(bits, kwargs, path):
+    made = files.gptq(bits=bits, **{"n": 32, **kwargs})
+    q = _check(path, made, interop.read_gptq, (eqq.Int, eqq.Int4))
+    assert q.axis == -1 and q.bits_per_weight < bits + 4
+
+
+def test_gptq_without_configuration(path):
+    tensors, _, expected = files.gptq(version=2, bits=3, n=32)
+    files.save(path, tensors)
+    ((name, w),) = expected.items()
+    q = interop.read_gptq(path, version=2)[name]
+    np.testing.assert_array_equal(_dense(q), w)
+    # Of version 1, by default: the zero-points are one more.
+    other = _dense(interop.open(path)[name])
+    np.testing.assert_allclose(w - other, np.asarray(q.scale).repeat(32, 1), rtol=1e-5)
+    bare = {k: x for k, x in tensors.items() if not k.endswith(("qzeros", "g_idx"))}
+    files.save(path, bare)
+    with pytest.raises(ValueError, match="q_proj.weight' .*bits.*8] and None"):
+        interop.open(path)
+    zero = interop.read_gptq(path, bits=3)[name]
+    assert zero.shape == w.shape
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [dict(), dict(size=-1), dict(n=8, k=160, dtype=jnp.bfloat16), dict(k=33, size=-1)],
+)
+def test_awq(kwargs, path):
+    _check(path, files.awq(**kwargs), interop.read_awq, eqq.Int4)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        dict(),
+        dict(shape=(8, 128), size=32, nested=256, dtype="float16"),
+        # Blocks of a row and a half; of several rows; and none that end with a row.
+        dict(shape=(6, 96), size=64, nested=128),
+        dict(shape=(8, 32), size=256, dtype="bfloat16"),
+        dict(shape=(7, 33), size=64),
+        dict(shape=(2, 3, 50), size=64, nested=64),
+        dict(shape=(2, 8, 64), size=64),
+        dict(shape=(100,), size=64),
+        dict(shape=(10, 36), size=4096),
+    ],
+)
+def test_bitsandbytes(kind, kwargs, path):
+    made = files.bitsandbytes(kind=kind, **kwargs)
+    if made[2] and "dtype" in kwargs:
+        dtype = jnp.dtype(kwargs["dtype"])
+        ((name, w),) = made[2].items()
+        files.save(path, made[0])
+        assert interop.open(path)[name].dtype == dtype
+    _check(path, made, interop.read_bitsandbytes, (eqq.NF4, eqq.BnbFP4))
+
+
+def test_bitsandbytes_8_bit(path):
+    made = files.bitsandbytes8()
+    _check(path, made, interop.read_bitsandbytes, eqq.Int8)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        dict(),
+        dict(symmetric=False, k=100, n=41),
+        dict(symmetric=False, size=None, dtype=jnp.bfloat16),
+        dict(ordered=True, size=48),
+    ],
+)
+def test_compressed_tensors(bits, kwargs, path):
+    made = files.compressed(bits=bits, **kwargs)
+    _check(path, made, interop.read_compressed_tensors, (eqq.Int, eqq.Int4))
+
+
+@pytest.mark.parametrize("kind", ["int", "float"])
+@pytest.mark.parametrize("shape", [(1,), (40, 1), (40, 3), (), (40,)])
+def test_compressed_tensors_of_8_bits(kind, shape, path):
+    if shape == (40,):
+        tensors, config, expected = files.compressed8((40, 1), kind=kind)
+        tensors["q.weight_scale"] = tensors["q.weight_scale"][:, 0]
+        made = tensors, config, expected
+    else:
+        made = files.compressed8(shape, kind=kind, dtype=jnp.bfloat16)
+    _check(path, made, interop.read_compressed_tensors, (eqq.Int8, eqq.FP8))
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv"])
+def test_blocks_of_rows_and_columns(suffix, path):
+    tensors, config, expected = files.compressed8((3, 2), kind="float", n=48)
+    tensors[f"q.{suffix}"] = tensors.pop("q.weight_scale")
+    made = tensors, config, expected
+    _check(path, made, interop.read_compressed_tensors, eqq.FP8)
+
+
+@pytest.mark.parametrize("shape", [(40, 1), (40, 3), (1, 1), (5, 3)])
+def test_stacks_of_8_bits(shape, path):
+    made = [files.compressed8(shape, kind="float", seed=i) for i in range(2)]
+    (first, config, dense), (second, _, other) = made
+    tensors = {name: np.stack([x, second[name]]) for name, x in first.items()}
+    expected = {name: np.stack([w, other[name]]) for name, w in dense.items()}
+    made = tensors, config, expected
+    q = _check(path, made, interop.read_compressed_tensors, eqq.FP8)
+    np.testing.assert_array_equal(_dense(q[1]), expected["q.weight"][1])
+
+
+def test_nvfp4(path):
+    made = files.nvfp4()
+    _check(path, made, interop.read_compressed_tensors, eqq.NVFP4, exact=False)
+
+
+def test_mxfp4(path):
+    q = _check(path, files.mxfp4(), interop.read_mxfp4, eqq.MXFP4)
+    assert q.axis == -2 and q.shape == (3, 64, 24)
+    x = normal(3, 2, 64)
+    np.testing.assert_allclose(x @ q, x @ _dense(q), rtol=1e-3, atol=1)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_bitnet(divides, path):
+    q = _check(path, files.bitnet(divides=divides), interop.read_bitnet, eqq.Ternary)
+    assert q.format.scale == "tensor"
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_mlx(bits, size, path):
+    dtype = {32: mx.float32, 64: mx.float16, 128: mx.bfloat16}[size]
+    w = mx.random.normal((2, 8, 256), key=mx.random.key(bits)).astype(dtype)
+    weight, scales, biases = mx.quantize(w, group_size=size, bits=bits)
+    arrays = {"a.weight": weight, "a.scales": scales, "a.biases": biases}
+    mx.save_safetensors(str(path), arrays, {"format": "mlx"})
+    config = {"quantization": {"group_size": 64, "bits": 4}}
+    if (size, bits) != (64, 4):
+        config["quantization"]["a"] = {"group_size": size, "bits": bits}
+    path.with_name("config.json").write_text(json.dumps(config))
+    q = interop.open(path)["a.weight"]
+    assert q.shape == (2, 8, 256) and q.format.bits == bits and q.block_size == size
+    exact = mx.dequantize(weight, scales.astype(mx.float32), biases.astype(mx.float32),
+                          group_size=size, bits=bits)  # fmt: skip
+    np.testing.assert_allclose(_dense(q), np.array(exact), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_mlx_floating_point(mode, path):
+    w = mx.random.normal((8, 128), key=mx.random.key(0))
+    weight, scales = mx.quantize(w, mode=mode)
+    mx.save_safetensors(str(path), {"a.weight": weight, "a.scales": scales})
+    q = interop.read_mlx(path)["a.weight"]
+    exact = mx.dequantize(weight, scales, mode=mode, dtype=mx.float32)
+    np.testing.assert_array_equal(_dense(q), np.array(exact))
+
+
+def test_mlx_without_configuration(path):
+    rows = np.zeros((2, 16), np.uint32)
+    scales = np.ones((2, 2), np.float32)
+    files.save(path, {"a.weight": rows, "a.scales": scales, "a.biases": scales})
+    # As MLX has it if it is not told otherwise.
+    assert interop.open(path).entries["a.weight"].shape == (2, 128)
+    q = interop.read_mlx(path, bits=8, group_size=32)["a.weight"]
+    assert q.shape == (2, 64) and q.format.bits == 8
+    files.save(path, {"a.weight": rows[:, :8], "a.scales": scales, "a.biases": scales})
+    with pytest.raises(ValueError, match="'a.weight' has 128 bits to a scale.*config"):
+        interop.open(path)
+    assert interop.read_mlx(path, bits=2, group_size=64)["a.weight"].shape == (2, 128)
+
+
+def test_what_is_beside(path):
+    tensors, config, expected = files.gptq()
+    dense = {
+        "model.layers.0.self_attn.q_proj.bias": normal(64),
+        "model.norm.weight": normal(8, dtype=jnp.bfloat16),
+        "lm_head.weight": normal(4, 6, dtype=jnp.float16),
+        "step": jnp.arange(3, dtype=jnp.int32),
+    }
+    arrays = {name: np.asarray(x) for name, x in dense.items()}
+    files.save(path, tensors | arrays, config, {"by": "somebody"})
+    checkpoint = interop.open(path)
+    assert checkpoint.kind == "gptq" and checkpoint.metadata == {"by": "somebody"}
+    assert checkpoint.config == config
+    assert set(checkpoint) == {*dense, *expected}
+    for name, x in dense.items():
+        found = checkpoint[name]
+        assert isinstance(found, jax.Array) and found.dtype == x.dtype
+        assert bool(jnp.all(found == x))
+        np.testing.assert_array_equal(checkpoint.entries[name].numpy(), arrays[name])
+    below = checkpoint["model.layers.0.self_attn"]
+    assert set(below) == {"q_proj.weight", "q_proj.bias"}
+    assert eqq.is_quantized(below["q_proj"]["weight"])
+    with pytest.raises(KeyError):
+        checkpoint["model.layers.1"]
+    with pytest.raises(ValueError, match="q_proj.weight' is quantized"):
+        checkpoint.entries["model.layers.0.self_attn.q_proj.weight"].numpy()
+    with pytest.raises(ValueError, match="nothing in it is as awq writes it"):
+        interop.read_awq(path)
+
+
+def test_several_layouts_in_one(path):
+    made = [files.gptq(), files.bitsandbytes(), files.awq(), files.nvfp4()]
+    files.save(path, {k: x for tensors, _, _ in made for k, x in tensors.items()})
+    checkpoint = interop.open(path)
+    assert checkpoint.kind == "gptq+bitsandbytes+awq+compressed-tensors"
+    for _, _, expected in made:
+        for name, w in expected.items():
+            np.testing.assert_allclose(
+                _dense(checkpoint[name]), w, rtol=1e-6, atol=1e-6
+            )
+
+
+def test_64_bit_numbers_are_not_narrowed(path):
+    files.save(path, {"a": np.arange(3), "b": np.ones(2, np.float32)})
+    checkpoint = interop.open(path)
+    with pytest.raises(ValueError, match=r"'a'.*int64.*enable_x64\(True\)"):
+        checkpoint["a"]
+    assert checkpoint["b"].sum() == 2
+    with jax.enable_x64(True):
+        assert checkpoint["a"].dtype == jnp.int64
+
+
+def test_file_that_changes(path):
+    files.save(path, {"a": np.ones(1000, np.float32)})
+    checkpoint = interop.open(path)
+    a = checkpoint["a"]
+    with open(path, "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(ValueError, match="cut short since"):
+        checkpoint["a"]
+    assert a.sum() == 1000
+    checkpoint.close()
+    with pytest.raises(ValueError, match="is closed"):
+        checkpoint["a"]
