@@ -20,10 +20,14 @@ from ._index import indexed
 from ._loud import say
 from ._marks import marked
 from ._placement import (
+    by_types,
+    codes_of,
+    declared_by_row,
     full_spec,
     logical_sharding,
     place,
     spec_of,
+    typed_sharding,
     with_spec,
 )
 from ._primitive import qmatmul_rows
@@ -188,14 +192,10 @@ class QuantizedArray(eqx.Module):
     def placement(self) -> Sharding | None:
         """How the array is really placed, whatever was declared: read off the codes.
         `None` inside of `jit` where the mesh has no explicit axes."""
-        codes = max(jtu.tree_leaves(self.stored), key=lambda a: a.size)
+        codes = codes_of(self.stored)
         if isinstance(codes, Tracer):
-            sharding = jax.typeof(codes).sharding
-            if sharding.mesh.empty or not sharding.mesh.explicit_axes:
-                return None
-        else:
-            sharding = codes.sharding
-        return logical_sharding(sharding, self.axis, self.row_axis, codes.ndim)
+            return typed_sharding(self.stored, self.axis, self.row_axis)
+        return logical_sharding(codes.sharding, self.axis, self.row_axis, codes.ndim)
 
     @property
     def is_sharded(self) -> bool:
@@ -324,6 +324,14 @@ def dequantize(q: QuantizedArray) -> Float[Array, "..."]:
     return q.dequantize()
 
 
+def as_placed(q: QuantizedArray) -> QuantizedArray:
+    """Declared to be sharded as it is, where that is known."""
+    placement = q.placement
+    if not isinstance(placement, NamedSharding) or placement == q.sharding:
+        return q
+    return dataclasses.replace(q, sharding=placement)
+
+
 def is_quantized(x: Any) -> bool:
     """Whether `x` is a [`eqquant.QuantizedArray`][]. For `is_leaf`, and for filters."""
     return isinstance(x, QuantizedArray)
@@ -342,7 +350,7 @@ def matmul(
 ) -> Inexact[Array, "..."]:
     """`x @ q`, as `jnp.matmul` would have it, in the dtype of `x`."""
     _check_contracted(x.shape, q.shape)
-    return _matmul(x, q, kernel, precision)
+    return _matmul(x, as_placed(q), kernel, precision)
 
 
 def left_matmul(
@@ -353,7 +361,7 @@ def left_matmul(
 ) -> Inexact[Array, "..."]:
     """`q @ x`, as `jnp.matmul` would have it, in the dtype of `x`."""
     _check_contracted(q.shape, x.shape)
-    return _left_matmul(q, x, kernel, precision)
+    return _left_matmul(as_placed(q), x, kernel, precision)
 
 
 def _check_contracted(left, right):
@@ -386,6 +394,7 @@ def _matmul(x, q, kernel, precision):
         format=q.format,
         tail=q.tail,
         row_axis=q.row_axis,
+        sharding=declared_by_row(q.sharding, q.axis, q.ndim),
         activation=q.activation,
         kernel=kernel,
         precision=precision or jax.config.jax_default_matmul_precision,  # pyright: ignore
@@ -427,8 +436,12 @@ def _decoder(reason):
 
 def _dequantize(q):
     check_integers(q.stored)
-    w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
-    return contracted_back(w, q.axis, q.inner)
+
+    def decode(q):
+        w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
+        return contracted_back(w, q.axis, q.inner)
+
+    return by_types(decode, typed_sharding(q.stored, q.axis, q.row_axis))(q)
 
 
 def _has_shape(a: Any) -> bool:

@@ -5,11 +5,13 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Inexact, Shaped
 
 from ._array import QuantizedArray
 from ._axes import as_tuple
 from ._leading import permuted, reshaped_leading
+from ._placement import declared_by_row
 from ._primitive import qmatmul_rows
 
 
@@ -61,10 +63,13 @@ def dot(
         return None
 
     # The weights are `stack rows blocked`, the inputs `stack x_free contracted`.
+    sharding = declared_by_row(q.sharding, q.axis, q.ndim)
     if [*stack, *rows] == lead and len(rows) == 1:
         stored, row_axis = q.stored, q.row_axis
     else:
         stored, row_axis = _matrices(q, shape, stack, rows, blocked)
+        if sharding is not None:
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
     dtype = _dtype(x, q, out_dtype, exact_sums=len(sums) > 0)
     x_stack = [i for i in stack if i in x_of]
     order = [*[x_of[i] for i in x_stack], *x_free, *[x_of[i] for i in contracted]]
@@ -73,15 +78,17 @@ def dot(
         lax.transpose(x, order)
         .reshape(
             *[shape[i] if i in x_of else 1 for i in stack],
-            math.prod(x_shape),
+            *x_shape,
             math.prod(shape[i] for i in contracted),
         )
         .astype(dtype),
         stored,
+        row_axes=len(x_free),
         product="matmul" if contracted is blocked else "matmul_transposed",
         format=q.format,
         tail=q.tail,
         row_axis=row_axis,
+        sharding=sharding,
         activation=q.activation,
         precision=precision,
     )

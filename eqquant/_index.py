@@ -3,6 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -11,7 +12,15 @@ from jaxtyping import Array
 
 from ._axes import as_tuple
 from ._marks import marked
-from ._placement import spec_of, with_spec
+from ._placement import (
+    as_entry,
+    by_types,
+    full_spec,
+    names_of,
+    spec_of,
+    typed_sharding,
+    with_spec,
+)
 from ._stored import check_integers
 from .formats import from_rows, shape_of, to_rows
 
@@ -60,11 +69,27 @@ def _pick(q, index):
 def _rows(q, index):
     check_integers(q.stored)
 
-    def pick(a):
+    def pick(a, index):
         a = jnp.moveaxis(a, q.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
-    return _decode_rows(jtu.tree_map(pick, q.stored), q.format, q.tail, q.dtype)
+    def rows(stored, index):
+        picked = jtu.tree_map(lambda a: pick(a, index), stored)
+        return _decode_rows(picked, q.format, q.tail, q.dtype)
+
+    sharding = typed_sharding(q.stored, q.axis, q.row_axis)
+    if sharding is None:
+        return rows(q.stored, index)
+    lead = PartitionSpec(None)
+    if not isinstance(index, slice):
+        index = jnp.asarray(index)
+        lead = full_spec(jax.typeof(index).sharding.spec, index.ndim)
+    used = [name for entry in lead for name in names_of(entry)]
+    across = [name for name in names_of(sharding.spec[-1]) if name not in used]
+    sharding = with_spec(sharding, PartitionSpec(*lead, as_entry(tuple(across))))
+    if isinstance(index, slice):
+        return by_types(lambda stored: rows(stored, index), sharding)(q.stored)
+    return by_types(rows, sharding)(q.stored, index)
 
 
 _decode_rows = marked(

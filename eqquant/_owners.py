@@ -84,29 +84,31 @@ class LeafInfo:
     ancestors: tuple[eqx.Module, ...]
 
 
-def leaves_with_info(tree: PyTree) -> Iterator[tuple[Any, LeafInfo | None]]:
-    """Each leaf of a tree, in order. With its info if it is an array."""
-    return _walk(tree, (), (), "")
+def leaves_with_info(
+    tree: PyTree, is_array: Callable[[Any], bool] = is_quantized
+) -> Iterator[tuple[Any, LeafInfo | None]]:
+    """Each leaf of a tree, in order. With its info if it is an array, or `is_array`
+    says that it stands for one."""
+    return _walk(tree, (), (), "", is_array)
 
 
-def _walk(node, keys, ancestors, field):
+def _walk(node, keys, ancestors, field, is_array):
     children, _ = jtu.tree_flatten_with_path(
-        node, is_leaf=lambda x: x is not node or is_quantized(x)
+        node, is_leaf=lambda x: x is not node or is_array(x)
     )
     if len(children) == 1 and children[0][0] == ():
-        yield node, _info(node, keys, ancestors, field)
+        found = is_array(node) or eqx.is_array(node)
+        yield node, _info(node, keys, ancestors, field) if found else None
         return
     module = isinstance(node, eqx.Module)
     if module:
         ancestors = (*ancestors, node)
     for key, child in children:
         inner = jtu.keystr(key, simple=True) if module or not ancestors else field
-        yield from _walk(child, (*keys, *key), ancestors, inner)
+        yield from _walk(child, (*keys, *key), ancestors, inner, is_array)
 
 
 def _info(leaf, keys, ancestors, field):
-    if not (is_quantized(leaf) or eqx.is_array(leaf)):
-        return None
     owner = ancestors[-1] if ancestors else None
     axis = _axis(owner, field, leaf.shape)
     # Equinox writes (out, in), and plain functions (in, out).

@@ -13,6 +13,7 @@ from jaxtyping import Array, Shaped
 
 from ._array import QuantizedArray
 from ._axes import as_tuple, Axis, contracted_last, normalise_axis
+from ._placement import by_types, checked_by_row, stored_spec
 from .formats import (
     AbstractExact,
     AbstractFormat,
@@ -104,7 +105,23 @@ def quantize(
 
 @ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _encode(w, format, axis, row_axis):
-    return from_rows(format.encode(contracted_last(w, axis)), row_axis)
+    def encode(w):
+        return from_rows(format.encode(contracted_last(w, axis)), row_axis)
+
+    return by_types(encode, _out_sharding(w, encode, format, axis, row_axis))(w)
+
+
+def _out_sharding(w, encode, format, axis, row_axis):
+    sharding = jax.typeof(w).sharding
+    if not sharding.mesh.explicit_axes:
+        return None
+    plain = jax.ShapeDtypeStruct(w.shape, w.dtype)
+    shape = jax.eval_shape(lambda w: contracted_last(w, axis), plain).shape
+    entries = checked_by_row(sharding, format, shape, axis)
+    return jtu.tree_map(
+        lambda a: NamedSharding(sharding.mesh, stored_spec(a.shape, entries, row_axis)),
+        jax.eval_shape(encode, plain),
+    )
 
 
 @ft.partial(jax.jit, static_argnums=1)

@@ -3,18 +3,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast, TypeAlias
 
 import equinox as eqx
+from jax.sharding import PartitionSpec, Sharding
 
 from ._owners import LeafInfo
 from .formats import AbstractFormat, as_format
 
 
 Condition: TypeAlias = str | Callable[[LeafInfo], bool]
-Rule: TypeAlias = tuple[Condition, AbstractFormat | bool | None]
+Action: TypeAlias = AbstractFormat | PartitionSpec | Sharding | bool | None
+Rule: TypeAlias = tuple[Condition, Action]
 
 
 class Rules(eqx.Module):
-    """Which leaves of a PyTree to quantize, and how, by their paths. The first rule
-    that matches a leaf decides.
+    """Which leaves of a PyTree to quantize, or to shard, and how, by their paths. The
+    first rule that matches a leaf decides.
 
     !!! Example
 
@@ -41,7 +43,8 @@ class Rules(eqx.Module):
 
         What to do is a format or its name, `None` or `False` to leave the leaf as it
         is, or `True` for the format that `tree_quantize` was given. A format overrides
-        the minimum size, the exception of embeddings, and that an owner is unknown.
+        the minimum size, the exception of embeddings, and that an owner is unknown. For
+        [`eqquant.tree_shard`][], it is a sharding.
         """
         self.rules = tuple(_check(rule) for rule in rules)
 
@@ -69,6 +72,6 @@ def _check(rule: Any) -> Rule:
             "The first of a rule should be a pattern, or a function of a `LeafInfo`. "
             f"Got {condition!r}."
         )
-    if action is None or isinstance(action, bool):
+    if action is None or isinstance(action, bool | PartitionSpec | Sharding):
         return cast(Rule, (condition, action))
     return cast(Rule, (condition, as_format(action)))

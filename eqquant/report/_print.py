@@ -52,6 +52,11 @@ def _print_quantized(rows: list[Row], width: int) -> Iterator[Any]:
     yield Text("─" * layout.width, "dim")
     for line in lines:
         yield Text(layout.write(line))
+    for group in _merged([row for row in rows if row.declared is not None]):
+        first = group[0]
+        placed = "not split" if first.sharding is None else f"split as {first.sharding}"
+        text = f"{_name(group)} is {placed}, but was declared {first.declared}"
+        yield Text(f"{text} → with_sharding", "yellow")
 
 
 def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:

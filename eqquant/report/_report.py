@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._array import as_dense, is_quantized, QuantizedArray
 from .._owners import LeafInfo
+from .._placement import full_spec, names_of, spec_of
 from .._tree import decide, Decision, FilterSpec
 from ._originals import is_floating, originals
 from ._plain import plain
@@ -131,11 +133,44 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
             after=leaf.nbytes,
             reason="",
             way_out="",
+            sharding=_sharding(leaf),
+            declared=_declared(leaf),
         )
     if decision.format is not None:
         way_out = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", way_out=way_out)
     return row
+
+
+def _sharding(q: QuantizedArray) -> str | None:
+    if not _is_placed(q) or not q.is_sharded:
+        return None
+    placement = q.placement
+    return str(placement.spec if isinstance(placement, NamedSharding) else placement)
+
+
+def _declared(q: QuantizedArray) -> str | None:
+    # Where it is not what is.
+    if q.sharding is None or not _is_placed(q) or q.placement is None:
+        return None
+    spec = PartitionSpec(*(*[None] * q.ndim, *spec_of(q.sharding))[-q.ndim :])
+    if isinstance(q.sharding, NamedSharding):
+        declared = NamedSharding(q.sharding.mesh, spec)
+        same = q.placement.is_equivalent_to(declared, q.ndim)
+    else:
+        placement, really = q.placement, PartitionSpec()
+        if isinstance(placement, NamedSharding):
+            really = placement.spec
+        same = _names(full_spec(really, q.ndim)) == _names(spec)
+    return None if same else str(spec)
+
+
+def _names(spec):
+    return [names_of(entry) for entry in spec]
+
+
+def _is_placed(q):
+    return all(isinstance(a, jax.Array) for a in jtu.tree_leaves(q.stored))
 
 
 def _identity(leaf: Any) -> tuple[int, ...]:

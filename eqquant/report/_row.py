@@ -18,6 +18,8 @@ class Row:
       arrays of integers.
     - `reason`, `way_out`: why an array was left dense, and what would change that.
     - `tied_to`: the path of the first place, for the same array in another one.
+    - `sharding`: how a quantized array is split over devices. `None` if it is not.
+    - `declared`: how it was declared to be, if that is something else.
     """
 
     path: str
@@ -33,6 +35,8 @@ class Row:
     reason: str
     way_out: str
     tied_to: str | None
+    sharding: str | None = None
+    declared: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

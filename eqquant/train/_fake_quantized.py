@@ -5,10 +5,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Shaped
 
 from .._array import QuantizedArray
 from .._axes import Axis, contracted_last
+from .._placement import checked_by_row, full_spec, placed, stored_spec
 from .._quantize import quantize
 from ..formats import AbstractFormat, from_rows
 from ._learned_step_size import initial_step_size, learned_step_size
@@ -72,6 +74,20 @@ class FakeQuantized(AbstractWeight):
                 f"shape {self.shape} and axis {self.axis}."
             )
         return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
+
+    def with_sharding(self, sharding: NamedSharding) -> "FakeQuantized":
+        """Places the master weight, and the step sizes along with it. A block, or a
+        byte, is not split, so that `freeze` may leave everything where it is."""
+        spec = full_spec(sharding.spec, self.ndim)
+        sharding = NamedSharding(sharding.mesh, spec)
+        rows = jax.eval_shape(lambda w: contracted_last(w, self.axis), self.weight)
+        entries = checked_by_row(sharding, self.format, rows.shape, self.axis)
+        step_size = self.step_size
+        if step_size is not None:
+            spec = stored_spec(step_size.shape, entries, -2)
+            step_size = placed(step_size, NamedSharding(sharding.mesh, spec))
+        weight = placed(self.weight, sharding)
+        return dataclasses.replace(self, weight=weight, step_size=step_size)
 
     def dequantize(self) -> Float[Array, "..."]:
         """The array after rounding: the one that `freeze` will stand for."""

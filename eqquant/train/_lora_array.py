@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
 from .._array import as_dense, is_quantized, QuantizedArray
+from .._placement import full_spec, placed
 from ..formats import from_bits, to_bits
 from ._weight import AbstractWeight
 
@@ -86,6 +88,33 @@ class LoRA(AbstractWeight):
             a=self.a.astype(dtype),
             b=self.b.astype(dtype),
             magnitude=cast(self.magnitude),
+        )
+
+    def with_sharding(self, sharding: NamedSharding) -> "LoRA":
+        """Places the base, and the thin matrices along with it."""
+        spec = full_spec(sharding.spec, self.ndim)
+        *lead, n, k = spec if self.axis == -1 else _swapped(spec)
+        if sharding.mesh.explicit_axes:
+            # JAX does not multiply operands of which both contracted axes are split.
+            k = None
+
+        def place(a, *entries):
+            spec = PartitionSpec(*lead, *entries)
+            return None if a is None else placed(a, NamedSharding(sharding.mesh, spec))
+
+        of_base = NamedSharding(sharding.mesh, spec)
+        base = self.base
+        if isinstance(base, QuantizedArray):
+            base = base.with_sharding(of_base)
+        else:
+            base = placed(base, of_base)
+        return dataclasses.replace(
+            self,
+            base=base,
+            a=place(self.a, None, k),
+            b=place(self.b, n, None),
+            magnitude=place(self.magnitude, n),
+            norm=place(self.norm, n),
         )
 
     def dequantize(self) -> Float[Array, "..."]:
@@ -184,6 +213,11 @@ def _times(y, gain):
     ndim = max(y.ndim, gain.ndim)
     y, gain = (z.reshape((1,) * (ndim - z.ndim) + z.shape) for z in (y, gain))
     return y * gain
+
+
+def _swapped(spec):
+    *lead, a, b = spec
+    return (*lead, b, a)
 
 
 def _is_simple(index):

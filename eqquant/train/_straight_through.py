@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._axes import as_tuple, Axis, contracted_back, contracted_last, normalise_axis
+from .._placement import by_types
 from ..formats import AbstractFormat, NF4
 from ._estimator import estimate
 from ._points import as_rounding, Points, points
@@ -75,6 +76,13 @@ def straight_through(
 # Compiled, as `quantize` is: or else the scales may differ by a rounding.
 @ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _straight_through(w, key, format, axis, clip):
+    sharding = jax.typeof(w).sharding
+    sharding = sharding if sharding.mesh.explicit_axes else None
+    fn = lambda w, key: _passed_through(w, key, format, axis, clip)
+    return by_types(fn, sharding)(w, key)
+
+
+def _passed_through(w, key, format, axis, clip):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
     stored = format.encode(rows)
     tail = format.shape(stored, 0)[-1] - rows.shape[-1]

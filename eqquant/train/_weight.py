@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
 
@@ -44,6 +45,10 @@ class AbstractWeight(eqx.Module):
     @property
     @abc.abstractmethod
     def dtype(self) -> Any: ...
+
+    @abc.abstractmethod
+    def with_sharding(self, sharding: NamedSharding) -> "AbstractWeight":
+        """Places the arrays that it holds, as the array would be that it stands for."""
 
     @abc.abstractmethod
     def __matmul__(self, x: Any) -> Array: ...
