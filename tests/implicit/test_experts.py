@@ -43,6 +43,7 @@ def test_ragged_dot_of_many_rows():
 
 
 # Not all the experts at once, neither on the way nor in the backward pass.
+@pytest.mark.optimized
 def test_temporaries_of_ragged_dot():
     experts = jax.ShapeDtypeStruct((16, 256, 256), jnp.float32)
     q = jax.eval_shape(lambda w: eqq.quantize(w, "nf4"), experts)

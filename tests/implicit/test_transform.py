@@ -237,6 +237,7 @@ def test_number_of_equations():
 
 
 # The program is the one that `@` gives.
+@pytest.mark.optimized
 def test_run_time_is_unchanged():
     q = matrix()
     text = [
