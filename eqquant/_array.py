@@ -1,8 +1,6 @@
 import dataclasses
 import functools as ft
 import math
-import operator
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -31,6 +29,7 @@ from ._placement import (
     with_spec,
 )
 from ._primitive import qmatmul_rows
+from ._stand_in import AbstractStandIn
 from ._stored import check_integers
 from .formats import (
     AbstractFormat,
@@ -41,22 +40,7 @@ from .formats import (
 )
 
 
-def _arithmetic(op: Callable) -> Callable:
-    def method(self, *other):
-        if not all(
-            eqx.is_array_like(x) or isinstance(x, QuantizedArray) for x in other
-        ):
-            return NotImplemented
-        return op(*(_dense_for(x, op.__name__) for x in (self, *other)))
-
-    return method
-
-
-def _reflected(op: Callable) -> Callable:
-    return _arithmetic(ft.wraps(op)(lambda self, other: op(other, self)))
-
-
-class QuantizedArray(eqx.Module):
+class QuantizedArray(AbstractStandIn):
     """Stands where an array stood, in fewer bits.
 
     It is multiplied, transposed, stacked, mapped, scanned and indexed as that array
@@ -79,23 +63,11 @@ class QuantizedArray(eqx.Module):
     # The sizes of all contracted axes but the first.
     inner: tuple[int, ...] = eqx.field(static=True, default=())
 
-    # So that `numpy_array @ q` is left to `q`.
-    __array_ufunc__ = None
-
     @property
     def shape(self) -> tuple[int, ...]:
         *lead, k = shape_of(self.format, self.stored, self.tail, self.row_axis)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many numbers it stands for."""
-        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -117,15 +89,6 @@ class QuantizedArray(eqx.Module):
         if not isinstance(self.format, AbstractScaled):
             raise AttributeError(f"There are no scales in {self.format}.")
         return self.format.scales(to_rows(self.stored, self.row_axis), self.tail)
-
-    @property
-    def T(self) -> "QuantizedArray":
-        if self.ndim > 2:
-            raise ValueError(
-                "`.T` is of vectors and matrices. For the transpose of the matrices of "
-                f"a stack, use `.mT`. Got shape {self.shape}."
-            )
-        return self if self.ndim == 1 else self.mT
 
     @property
     def mT(self) -> "QuantizedArray":
@@ -151,7 +114,7 @@ class QuantizedArray(eqx.Module):
         if self.axis in (-1, -2) and all(-n <= i < n for i in order):
             if [i % n for i in order] == [*range(n - 2), n - 1, n - 2]:
                 return self.mT
-        return _dense_for(self, "transpose").transpose(*order)
+        return self._dense_for("transpose").transpose(*order)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array | QuantizedArray":
         """As `transpose`, of two axes."""
@@ -162,11 +125,15 @@ class QuantizedArray(eqx.Module):
     @property
     def at(self) -> Any:
         """For updates, as of an ordinary array; what they give is one."""
-        return _dense_for(self, "at").at
+        return self._dense_for("at").at
 
     def dequantize(self) -> Float[Array, "..."]:
         """The ordinary array that this stands for, of its shape and dtype."""
         return dequantize_for(self, "")
+
+    def _dense_for(self, reason: str) -> Float[Array, "..."]:
+        say(self, self.size * self.dtype.itemsize, f"`{reason}`")
+        return dequantize_for(self, reason)
 
     def astype(self, dtype: Any) -> "QuantizedArray":
         """The same codes, standing for an array of another floating-point dtype. This
@@ -236,7 +203,7 @@ class QuantizedArray(eqx.Module):
 
     def __matmul__(self, x: Any) -> Array:
         if isinstance(x, QuantizedArray):
-            x = _dense_for(x, "matmul")
+            x = x._dense_for("matmul")
         if not eqx.is_array(x):
             return NotImplemented
         return left_matmul(self, jnp.asarray(x))
@@ -248,44 +215,7 @@ class QuantizedArray(eqx.Module):
         """Of a matrix with `axis=-1`, the rows, of which no others are decoded. Of a
         stack, an index of the leading axes gives a `QuantizedArray`. Anything else
         gives what the ordinary array would."""
-        return indexed(self, index, lambda: _dense_for(self, "getitem"))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator:
-        return (self[i] for i in range(len(self)))
-
-    def __bool__(self) -> bool:
-        return bool(_dense_for(self, "bool"))
-
-    def __array__(self, dtype=None, copy=None):
-        raise TypeError(
-            "A `QuantizedArray` is not made an ordinary array unless you say so: use "
-            "`q.dequantize()`. Products, `x @ q` and `q @ x`, need not."
-        )
-
-    __add__ = _arithmetic(operator.add)
-    __radd__ = _reflected(operator.add)
-    __sub__ = _arithmetic(operator.sub)
-    __rsub__ = _reflected(operator.sub)
-    __mul__ = _arithmetic(operator.mul)
-    __rmul__ = _reflected(operator.mul)
-    __truediv__ = _arithmetic(operator.truediv)
-    __rtruediv__ = _reflected(operator.truediv)
-    __floordiv__ = _arithmetic(operator.floordiv)
-    __rfloordiv__ = _reflected(operator.floordiv)
-    __mod__ = _arithmetic(operator.mod)
-    __rmod__ = _reflected(operator.mod)
-    __pow__ = _arithmetic(operator.pow)
-    __rpow__ = _reflected(operator.pow)
-    __neg__ = _arithmetic(operator.neg)
-    __pos__ = _arithmetic(operator.pos)
-    __abs__ = _arithmetic(operator.abs)
-    __lt__ = _arithmetic(operator.lt)
-    __le__ = _arithmetic(operator.le)
-    __gt__ = _arithmetic(operator.gt)
-    __ge__ = _arithmetic(operator.ge)
+        return indexed(self, index, lambda: self._dense_for("getitem"))
 
     def __pdoc__(self, **kwargs):
         leaves = jtu.tree_leaves(self.stored)
@@ -384,7 +314,7 @@ def _matmul(x, q, kernel, precision):
         x = x.astype(q.dtype)
     if q.ndim > 1 and q.axis not in (-1, -2):
         # The blocks lie along neither axis of the matrix.
-        w = _dense_for(q, "matmul").astype(x.dtype)
+        w = q._dense_for("matmul").astype(x.dtype)
         return jnp.matmul(x, w, precision=precision)
     across = q.ndim > 1 and q.axis == -1
     y = qmatmul_rows(
@@ -410,7 +340,7 @@ def _left_matmul(q, x, kernel, precision):
         return _matmul(transposed, q, kernel, precision)
     if q.axis not in (-1, -2):
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else q.dtype
-        w = _dense_for(q, "matmul").astype(dtype)
+        w = q._dense_for("matmul").astype(dtype)
         return jnp.matmul(w, x.astype(dtype), precision=precision)
     y = _matmul(transposed, q.mT, kernel, precision)
     return y if x.ndim == 1 else y.mT
@@ -419,14 +349,6 @@ def _left_matmul(q, x, kernel, precision):
 def dequantize_for(q: QuantizedArray, reason: str) -> Float[Array, "..."]:
     """`q.dequantize()`, with the name of what that is done for."""
     return _decoder(reason)(q)
-
-
-def _dense_for(x, reason):
-    # Where nobody asked for it.
-    if not isinstance(x, QuantizedArray):
-        return x
-    say(x, x.size * x.dtype.itemsize, f"`{reason}`")
-    return dequantize_for(x, reason)
 
 
 @ft.cache

@@ -125,9 +125,24 @@ def _info(leaf, keys, ancestors, field):
     )
 
 
+def calls_as_registered(owner: eqx.Module, field: str) -> bool:
+    """Whether a module is called as the class is that its weight is registered for, so
+    that it is known what becomes of that."""
+    cls = _registered(type(owner), field)
+    return cls is not None and _call_of(type(owner)) is _call_of(cls)
+
+
+def _call_of(cls):
+    return getattr(cls, "__call__", None)
+
+
 def _axis(owner, field, shape):
-    for cls in type(owner).__mro__:
-        if (cls, field) in _owners:
-            axis = _owners[cls, field]
-            return axis(shape) if callable(axis) else axis
-    return None
+    cls = _registered(type(owner), field)
+    if cls is None:
+        return None
+    axis = _owners[cls, field]
+    return axis(shape) if callable(axis) else axis
+
+
+def _registered(cls, field):
+    return next((base for base in cls.__mro__ if (base, field) in _owners), None)

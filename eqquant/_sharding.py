@@ -7,11 +7,10 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from ._array import is_quantized
 from ._owners import leaves_with_info
 from ._placement import full_spec, placed
 from ._rules import Rules
-from .train._weight import AbstractWeight
+from ._stand_in import AbstractStandIn
 
 
 def tree_shard(
@@ -136,7 +135,7 @@ def _shard(leaf, sharding):
 
 
 def _is_weight(x: Any) -> bool:
-    return is_quantized(x) or isinstance(x, AbstractWeight)
+    return isinstance(x, AbstractStandIn)
 
 
 def _is_array(x: Any) -> bool:

@@ -15,6 +15,7 @@ from ._array import as_dense, is_quantized
 from ._axes import Axis, normalise_axis
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
 from ._owners import (
+    calls_as_registered,
     convolutions,
     LeafInfo,
     leaves_with_info,
@@ -102,7 +103,7 @@ def tree_quantize(
     - `embeddings`: whether to quantize `eqx.nn.Embedding`s too.
     - `unsupported`: what to do with layers that hand their weights to functions which
         take arrays only: convolutions, `WeightNorm`, `SpectralNorm`, and modules that
-        are not known of.
+        are not known of, or have a `__call__` other than the class that is.
 
         - `"skip"` leaves their weights as they are.
         - `"on_call"` quantizes them, and lets the layers run as by
@@ -221,8 +222,11 @@ def _caller(info):
     for module in info.ancestors:
         if isinstance(module, reparametrisations):
             return module
-    takes_arrays_only = isinstance(info.owner, convolutions) or not info.known
-    return info.owner if takes_arrays_only and callable(info.owner) else None
+    if info.owner is None or not callable(info.owner):
+        return None
+    known = calls_as_registered(info.owner, info.field)
+    takes_arrays_only = isinstance(info.owner, convolutions) or not known
+    return info.owner if takes_arrays_only else None
 
 
 def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import hypothesis
 import jax
+import pytest
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -16,3 +17,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile("eqquant", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("eqquant")
+
+
+# Most of the suite is XLA compiling small programs. Those that a test reads, say for
+# their memory, are compiled as for users: the test is marked `optimized`.
+@pytest.fixture(autouse=True)
+def _compiled_in_less_time(request):
+    optimized = request.node.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not optimized)

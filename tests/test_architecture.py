@@ -20,6 +20,7 @@ rooms = (
         "_marks",
         "_loud",
         "_index",
+        "_stand_in",
         "_array",
         "_quantize",
     ),

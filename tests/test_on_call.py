@@ -157,6 +157,24 @@ def test_others_are_left_dense():
     assert eqq.is_quantized(quantized(dense, embeddings=True).embedding.weight)
 
 
+def test_subclasses_with_a_call_of_their_own():
+    class Plain(eqx.nn.Linear):
+        pass
+
+    class Other(eqx.nn.Linear):
+        def __call__(self, x, *, key=None):
+            return jnp.tensordot(self.weight, x, 1) + self.bias
+
+    x = normal(64)
+    for cls in (Plain, Other):
+        dense = cls(64, 32, key=jr.key(0))
+        model = quantized(dense)
+        assert isinstance(model, cls)
+        assert (type(model) is cls) == (cls is Plain)
+        assert eqq.is_quantized(model.weight)
+        close(model(x), eqq.tree_dequantize(model)(x))
+
+
 def test_not_callable():
     class Weights(eqx.Module):
         weight: Array

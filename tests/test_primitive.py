@@ -47,6 +47,7 @@ def _quantized_struct(shape, format, axis):
 
 
 # Of a weight of 4096 x 11008, which is a real one, 180 MB in float32.
+@pytest.mark.optimized
 @pytest.mark.parametrize("rows, axis", ((1, -2), (128, -1)))
 @main_formats
 def test_temporaries(format, rows, axis):
@@ -57,6 +58,7 @@ def test_temporaries(format, rows, axis):
     assert temporary <= 0.1 * 4 * 4096 * 11008
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype, axis", ((jnp.float32, -1), (jnp.bfloat16, -2)))
 @main_formats
 def test_temporaries_of_small_weights(format, dtype, axis):
@@ -67,6 +69,7 @@ def test_temporaries_of_small_weights(format, dtype, axis):
 
 
 # Whether the layers are scanned or not, the backward pass keeps no weight but packed.
+@pytest.mark.optimized
 @pytest.mark.parametrize("scanned", (False, True))
 def test_temporaries_of_a_backward_pass(scanned):
     def loss(x, layers):

@@ -1,4 +1,3 @@
-from ._events import Event as Event, observing as observing
 from ._functions import (
     qdot_general as qdot_general,
     qeinsum as qeinsum,

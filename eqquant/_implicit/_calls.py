@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.extend.core import Literal
+from jax.core import Tracer
+from jax.extend.core import JaxprEqn, Literal
 
 from .._array import is_quantized
-from ._events import observer, policy
+from .._loud import policy
 from ._interpreter import as_arrays, bind, Interpreter, Value
 from ._table import add_rule
 from ._trace import trace
@@ -26,24 +27,33 @@ def _jit(interpreter, eqn, values):
     if any(isinstance(s, jax.sharding.Sharding) for s in placed):
         return NotImplemented
     with jax.named_scope(eqn.params["name"]), eqn.ctx.manager:
-        if observer() is None:
-            return _jitted(jaxpr, policy(), values)
-        # All that is in it should be told of.
-        fn = lambda new: interpreter.nested(eqn, jaxpr, new, values, dense=False)
-        return jax.jit(fn)(values)
+        known = interpreter.decoded(values)
+        # (Of a program, XLA removes what is not used; and there is one function less.)
+        traced = any(isinstance(a, Tracer) for a in jtu.tree_leaves(values))
+        wanted = tuple(
+            dense is None and (traced or interpreter.is_read_later(value))
+            for value, dense in zip(values, known, strict=True)
+        )
+        results, decoded = _jitted(jaxpr, policy(), wanted, values, known)
+        interpreter.remember(values, decoded)
+        return results
 
 
-# The same functions of similar operands are traced, and compiled, once.
-@ft.partial(jax.jit, static_argnums=(0, 1))
-def _jitted(jaxpr, policy, values):
+# The same functions of similar operands are traced, and compiled, once. What is decoded
+# here serves there, too: `known` was before, and `wanted` will be read later.
+@ft.partial(jax.jit, static_argnums=(0, 1, 2))
+def _jitted(jaxpr, policy, wanted, values, known):
     del policy
-    return Interpreter({}).evaluate(jaxpr, values)
+    inside = Interpreter(kept=[v for v, is_wanted in zip(values, wanted) if is_wanted])
+    inside.remember(values, known)
+    results = inside.evaluate(jaxpr, values)
+    decoded = zip(inside.decoded(values), wanted)
+    return results, [dense if is_wanted else None for dense, is_wanted in decoded]
 
 
 @add_rule("core_call", "closed_call", "core_closed_call")
 def _call(interpreter, eqn, values):
-    jaxpr = eqn.params["call_jaxpr"]
-    return interpreter.nested(eqn, jaxpr, values, values, dense=False)
+    return interpreter.inline(eqn.params["call_jaxpr"], values)
 
 
 @add_rule("checkpoint", "remat", "remat2")
@@ -51,7 +61,7 @@ def _checkpoint(interpreter, eqn, values):
     values = as_arrays(eqn, values)
 
     def call(new):
-        return interpreter.nested(eqn, eqn.params["jaxpr"], new, values)
+        return interpreter.nested(eqn, eqn.params["jaxpr"], new)
 
     fn = jax.checkpoint(
         call, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
@@ -73,11 +83,13 @@ def _checkpoint(interpreter, eqn, values):
 @add_rule("custom_jvp_call")
 def _custom_jvp(interpreter, eqn, values):
     values = as_arrays(eqn, values)
-    places = _differentiable(values)
+    places = _differentiable(eqn, values)
+    if not places:
+        return interpreter.inline(eqn.params["call_jaxpr"], values)
 
     @jax.custom_jvp
     def call(values):
-        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values, like)
+        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
 
     @call.defjvp
     def jvp(primals, tangents):
@@ -91,25 +103,24 @@ def _custom_jvp(interpreter, eqn, values):
             return new, [y for y in out if y.dtype != jax.dtypes.float0]
 
         jaxpr = trace(fn, [*values, *tangents])
-        results = interpreter.nested(
-            eqn, jaxpr, [*values, *tangents], [*like, *tangents]
-        )
+        results = interpreter.nested(eqn, jaxpr, [*values, *tangents])
         y, rest = results[: len(eqn.outvars)], iter(results[len(eqn.outvars) :])
         return y, [next(rest) if _inexact(a) else _float0(a.shape) for a in y]
 
-    like = values
     return call(values)
 
 
 @add_rule("custom_vjp_call", "custom_vjp_call_jaxpr")
 def _custom_vjp(interpreter, eqn, values):
     values = as_arrays(eqn, values)
-    places = _differentiable(values)
+    places = _differentiable(eqn, values)
+    if not places:
+        return interpreter.inline(eqn.params["call_jaxpr"], values)
     vjp_tree: Any = None
 
     @jax.custom_vjp
     def call(values):
-        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values, like)
+        return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
 
     def forward(values):
         def fn(*operands):
@@ -123,7 +134,7 @@ def _custom_vjp(interpreter, eqn, values):
         number = len(eqn.outvars)
         jaxpr = trace(fn, values)
         dense = [i < number for i in range(len(jaxpr.out_avals))]
-        results = interpreter.nested(eqn, jaxpr, values, like, dense)
+        results = interpreter.nested(eqn, jaxpr, values, dense)
         return results[:number], (results[number:], [None if q else 0 for q in dense])
 
     def backward(residuals, cotangents):
@@ -136,7 +147,7 @@ def _custom_vjp(interpreter, eqn, values):
             return vjp([next(rest) if _inexact(ct) else ct for ct in cotangents])
 
         operands = [*residuals, *some]
-        found = interpreter.nested(eqn, trace(fn, operands), operands, operands)
+        found = interpreter.nested(eqn, trace(fn, operands), operands)
         out: list[Any] = [None] * len(like)
         for i, ct in zip(places, found, strict=True):
             out[i] = ct
@@ -158,8 +169,12 @@ def _of(eqn, values: Sequence[Any], places: Sequence[int]) -> Callable:
     return fn
 
 
-def _differentiable(values: Sequence[Value]) -> list[int]:
-    return [i for i, v in enumerate(values) if not is_quantized(v) and _inexact(v)]
+def _differentiable(eqn: JaxprEqn, values: Sequence[Value]) -> list[int]:
+    return [
+        i
+        for i, (atom, value) in enumerate(zip(eqn.invars, values, strict=True))
+        if not (isinstance(atom, Literal) or is_quantized(value)) and _inexact(value)
+    ]
 
 
 def _inexact(value: Any) -> bool:

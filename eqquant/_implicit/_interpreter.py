@@ -8,7 +8,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array
 
 from .._array import dequantize_for, is_quantized, QuantizedArray
-from ._events import tell
+from .._loud import policy, say
+from .._marks import source_of
 from ._table import rules_of
 
 
@@ -16,18 +17,17 @@ from ._table import rules_of
 Value: TypeAlias = Any
 
 
-# Of each quantized array, by its identity, which operands of `implicit` it is made of.
-# (Each is kept alive, so that no other takes its identity.)
-Origins: TypeAlias = dict[int, tuple[QuantizedArray, tuple[str, ...]]]
-
-
 class Interpreter:
     """Evaluates one jaxpr, in which each variable stands for an array or for a
     quantized array. The rules are told which one is at work: it dequantizes for them,
     and evaluates the jaxprs that are inside of this one."""
 
-    def __init__(self, origins: Origins):
-        self._origins = origins
+    def __init__(self, kept: Sequence[Value] = ()):
+        # Quantized arrays that are still read when this is done, and those that are
+        # after the equation at work.
+        self._kept = [*kept]
+        self._later = [*kept]
+        # By identity. (Each is kept alive, so that no other takes its identity.)
         self._decoded: dict[int, tuple[QuantizedArray, Array]] = {}
         self._constants: dict[Any, Any] = {}
 
@@ -41,18 +41,18 @@ class Interpreter:
         env.update(zip(jaxpr.invars, values, strict=True))
         for eqn, dead in _schedule(jaxpr):
             inputs = [_read(env, atom) for atom in eqn.invars]
+            for var in dead:
+                env.pop(var, None)
             if any(map(is_quantized, inputs)):
+                self._later = [*self._kept, *filter(is_quantized, env.values())]
                 outputs = self._apply(eqn, inputs)
+                self._later += outputs
+                self._forget(inputs)
             else:
                 outputs = bind(eqn, inputs)
                 self._note(eqn)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            for var in dead:
-                value = env.pop(var, None)
-                if id(value) in self._decoded and all(
-                    value is not other for other in env.values()
-                ):
-                    del self._decoded[id(value)]
+            new = zip(eqn.outvars, outputs, strict=True)
+            env.update((var, value) for var, value in new if var not in dead)
         return [_as_array(atom, _read(env, atom)) for atom in jaxpr.outvars]
 
     def nested(
@@ -60,15 +60,11 @@ class Interpreter:
         eqn: JaxprEqn,
         jaxpr: ClosedJaxpr | Jaxpr,
         values: Sequence[Value],
-        like: Sequence[Value],
         dense: Sequence[bool] | bool = True,
     ) -> list[Value]:
-        """Evaluates a jaxpr inside of a transformation, where `values` stand for what
-        `like` does outside. `dense` says which of the results should be dequantized."""
-        for inner, outer in zip(values, like, strict=True):
-            if is_quantized(inner):
-                self._inherit(inner, [outer])
-        inside = Interpreter(self._origins)
+        """Evaluates a jaxpr inside of a transformation. `dense` says which of the
+        results should be dequantized."""
+        inside = Interpreter()
         outputs = inside.evaluate(jaxpr, values)
         dense = [dense] * len(outputs) if isinstance(dense, bool) else dense
         return [
@@ -81,15 +77,40 @@ class Interpreter:
         if not is_quantized(value):
             return value
         if id(value) not in self._decoded:
-            tell("dequantize", eqn, value, self._origins_of(value))
-            dense = dequantize_for(value, eqn.primitive.name)
-            self._decoded[id(value)] = (value, dense)
+            name = eqn.primitive.name
+            if policy() != "allow":
+                source = source_of(eqn)
+                where = f" at {source}" if source else ""
+                nbytes = value.size * value.dtype.itemsize
+                say(value, nbytes, f"the primitive `{name}`{where}")
+            self._decoded[id(value)] = (value, dequantize_for(value, name))
         _, dense = self._decoded[id(value)]
         return dense
 
-    def product(self, eqn: JaxprEqn, value: QuantizedArray) -> None:
-        """Notes that a product reads the packed codes of a quantized array."""
-        tell("product", eqn, value, self._origins_of(value))
+    def inline(
+        self, jaxpr: ClosedJaxpr | Jaxpr, values: Sequence[Value]
+    ) -> list[Value]:
+        """Evaluates a jaxpr as if its equations were some of this one's."""
+        inside = Interpreter(kept=[*filter(self.is_read_later, values)])
+        inside._decoded = self._decoded
+        return inside.evaluate(jaxpr, values)
+
+    def decoded(self, values: Sequence[Value]) -> list[Array | None]:
+        """Of each value, the ordinary array if that was made."""
+        found = [self._decoded.get(id(value)) for value in values]
+        return [None if pair is None else pair[1] for pair in found]
+
+    def remember(
+        self, values: Sequence[Value], decoded: Sequence[Array | None]
+    ) -> None:
+        """That of each value the ordinary array was made, if one is given."""
+        for value, dense in zip(values, decoded, strict=True):
+            if dense is not None:
+                self._decoded[id(value)] = (value, dense)
+
+    def is_read_later(self, value: Value) -> bool:
+        """Whether what comes after the equation at work reads this quantized array."""
+        return any(value is other for other in self._later)
 
     def constant(self, atom: Any) -> Any:
         """The number that an operand is, if it is the same one whenever this program
@@ -111,19 +132,12 @@ class Interpreter:
                 break
         else:
             outputs = bind(eqn, [self.dequantize(value, eqn) for value in inputs])
-        sources = [value for value in inputs if is_quantized(value)]
-        for output in outputs:
-            if is_quantized(output):
-                self._inherit(output, sources)
         return outputs
 
-    def _origins_of(self, value):
-        return self._origins[id(value)][1] if id(value) in self._origins else ()
-
-    def _inherit(self, value, sources):
-        if self._origins and id(value) not in self._origins:
-            origins = [o for source in sources for o in self._origins_of(source)]
-            self._origins[id(value)] = (value, tuple(dict.fromkeys(origins)))
+    def _forget(self, values):
+        for value in values:
+            if not self.is_read_later(value):
+                self._decoded.pop(id(value), None)
 
 
 def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:

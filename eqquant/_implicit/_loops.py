@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from .._array import is_quantized, QuantizedArray
 from .._leading import leading_axes
-from ._events import muted
+from .._loud import muted
 from ._interpreter import as_arrays, Interpreter, opened, Value
 from ._table import add_rule
 
@@ -32,7 +32,7 @@ def _scan(interpreter, eqn, values):
     def step(carry, xs, dense):
         new = [*constants, *carry, *xs]
         dense = dense + [False] * (len(eqn.outvars) - number)
-        results = interpreter.nested(eqn, params["jaxpr"], new, values, dense)
+        results = interpreter.nested(eqn, params["jaxpr"], new, dense)
         return results[:number], results[number:]
 
     def once(carry, dense):
@@ -74,13 +74,13 @@ def _while(interpreter, eqn, values):
     of_cond, of_body, carry = values[:first], values[first:second], values[second:]
 
     def cond(carry):
-        new, like = [*of_cond, *carry], [*of_cond, *values[second:]]
-        (go_on,) = interpreter.nested(eqn, params["cond_jaxpr"], new, like)
+        operands = [*of_cond, *carry]
+        (go_on,) = interpreter.nested(eqn, params["cond_jaxpr"], operands)
         return go_on
 
     def body(carry, dense):
-        new, like = [*of_body, *carry], values[first:]
-        return interpreter.nested(eqn, params["body_jaxpr"], new, like, dense)
+        operands = [*of_body, *carry]
+        return interpreter.nested(eqn, params["body_jaxpr"], operands, dense)
 
     pred, *_ = opened(params["cond_jaxpr"])[0].outvars
     if pred.aval.ndim > 0:
@@ -142,7 +142,7 @@ def _cond(interpreter, eqn, values):
     branches = eqn.params["branches"]
 
     def branch(jaxpr, new, dense):
-        return interpreter.nested(eqn, jaxpr, new, operands, dense)
+        return interpreter.nested(eqn, jaxpr, new, dense)
 
     dense = [True] * len(eqn.outvars)
     if any(var.aval.ndim >= 2 for var in eqn.outvars):

@@ -32,7 +32,6 @@ def _dot_general(interpreter, eqn, values):
             q_first=q_first,
         )
         if y is not None:
-            interpreter.product(eqn, q)
             return [y]
     return NotImplemented
 
@@ -46,7 +45,6 @@ def _conv(interpreter, eqn, values):
     y = conv(interpreter.dequantize(x, eqn), q, **params)
     if y is None:
         return NotImplemented
-    interpreter.product(eqn, q)
     return [y]
 
 
@@ -82,5 +80,4 @@ def _ragged_dot(interpreter, eqn, values):
     )
     if y is None:
         return NotImplemented
-    interpreter.product(eqn, q)
     return [y]

@@ -45,7 +45,7 @@ def _shard_map(interpreter, eqn, values):
         in_specs.append(spec)
 
     def call(*new):
-        return interpreter.nested(eqn, params["jaxpr"], new, operands)
+        return interpreter.nested(eqn, params["jaxpr"], new)
 
     fn = jax.shard_map(
         call,

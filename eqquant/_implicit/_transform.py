@@ -15,7 +15,6 @@ from . import (
     _shards as _shards,
     _structure as _structure,
 )
-from ._events import observer
 from ._interpreter import Interpreter
 from ._trace import trace
 
@@ -91,8 +90,7 @@ class _Implicit(eqx.Module):
 
     def __call__(self, *args, **kwargs):
         call = (self.fn, args, kwargs)
-        paths, treedef = jtu.tree_flatten_with_path(call, is_leaf=is_quantized)
-        leaves = [leaf for _, leaf in paths]
+        leaves, treedef = jtu.tree_flatten(call, is_leaf=is_quantized)
         if not any(map(is_quantized, leaves)):
             return self.fn(*args, **kwargs)
         places = [i for i, x in enumerate(leaves) if eqx.is_array(x) or is_quantized(x)]
@@ -114,21 +112,6 @@ class _Implicit(eqx.Module):
             return results
 
         jaxpr = trace(flat, values)
-        origins = {}
-        if observer() is not None:
-            for (path, _), i in zip([paths[i] for i in places], places, strict=True):
-                if is_quantized(leaves[i]):
-                    origins[id(leaves[i])] = (leaves[i], (_name(path),))
-        results = Interpreter(origins).evaluate(jaxpr, values)
+        results = Interpreter().evaluate(jaxpr, values)
         tree, static = out
         return eqx.combine(tree.unflatten(results), static, is_leaf=is_quantized)
-
-
-_parts = ("fn", "args", "kwargs")
-
-
-def _name(path):
-    # Of `(fn, args, kwargs)`.
-    first, *rest = path
-    name = jtu.keystr(tuple(rest), simple=True, separator=".")
-    return f"{_parts[first.idx]}.{name}" if name else _parts[first.idx]

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools as it
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,9 +57,9 @@ class Clock:
 def _repeat(call: Callable[[], Any], seconds: float | int) -> float:
     """How long a call takes, of as many as fill some seconds."""
     start = time.perf_counter()
-    for number in it.count(1):
+    number, elapsed = 0, 0.0
+    while number == 0 or elapsed < seconds:
         call()
+        number += 1
         elapsed = time.perf_counter() - start
-        if elapsed >= seconds:
-            return elapsed / number
-    raise AssertionError
+    return elapsed / number

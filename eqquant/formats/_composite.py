@@ -1,7 +1,5 @@
 import abc
 
-import equinox as eqx
-
 from ._base import Stored
 from ._scaled import AbstractScaled
 
@@ -10,7 +8,10 @@ class AbstractComposite(AbstractScaled):
     """A format with the codes of another one, `base`, whose scales are put together
     from what is stored. Its kernels are those of `base`."""
 
-    base: eqx.AbstractVar[AbstractScaled]
+    @property
+    @abc.abstractmethod
+    def base(self) -> AbstractScaled:
+        """The format whose codes these are."""
 
     @abc.abstractmethod
     def flat(self, stored: Stored, tail: int) -> Stored:

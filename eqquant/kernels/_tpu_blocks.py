@@ -70,7 +70,7 @@ def _by_blocks(
         del unit
         scale = inside(scale[...], 0, i * groups, blocks)
         zeros = zero[0][...].astype(jnp.int32) if zero else None
-        y = jnp.zeros_like(total)
+        y = jnp.zeros(total.shape, dtype if block is None else jnp.float32)
         for t in range(bk // span):
             less = None
             if zeros is not None:
@@ -79,14 +79,13 @@ def _by_blocks(
             part = x[:, t * span : (t + 1) * span]
             part = _apart(part, decoder.planes, several)
             found = jnp.dot(part, jnp.concatenate(w), preferred_element_type=dtype)
-            found = found.astype(jnp.float32)
             if block is None:
                 y = y + found
                 continue
             for b in range(several):
                 of_block = found[b * number * bm : (b + 1) * number * bm]
-                y = y + of_block * scale[t * several + b][None]
-        total[...] += y
+                y = y + of_block.astype(jnp.float32) * scale[t * several + b][None]
+        total[...] += y.astype(jnp.float32)
 
     def finish(total, x, codes, unit, scale, *zero):
         del x, codes, zero

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from ..formats import AbstractGrid, AbstractScaled, from_bits, Stored, Ternary
 from ._problem import Problem
-from ._tpu_tuning import largest_block
+from ._tpu_tuning import largest_block, memory
 
 
 class Operand(NamedTuple):
@@ -64,7 +64,9 @@ def accumulate(
         out_specs=pl.BlockSpec(tile, lambda i, j, step: (i, j)),
         out_shape=out,
         scratch_shapes=[pltpu.VMEM(total, jnp.float32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=axes),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=axes, vmem_limit_bytes=memory
+        ),
     )(*[operand.array for operand in operands])
 
 

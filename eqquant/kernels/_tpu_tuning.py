@@ -14,8 +14,11 @@ from ._problem import Problem
 tile_n = 512
 tile_k = 2048
 # How many rows a tile of inputs has, at most. The weight is decoded once for each tile
-# of them.
-tile_m = 512
+# of them. Of 1024 rows, NF4 takes 17 % more bundles than codes that need no lookup: for
+# 4096 rows, no more than it would take to decode it once, write that, and read it.
+tile_m = 1024
+# How much of the 128 MiB of memory on the chip a kernel may have, in bytes.
+memory = 64 * 2**20
 # How long a block may be.
 largest_block = 1024
 # Up to how many rows in the matrix unit the scales come after the product. More of them
@@ -53,4 +56,5 @@ def tile(problem: Problem, planes: int, depth: int) -> Tile:
 
 def tile_of_rows(m: int, least: int) -> int:
     """How many rows of inputs a tile has, of which registers have `least`."""
-    return min(tile_m, -(-m // least) * least)
+    tiles = -(-m // tile_m)
+    return -(-m // (tiles * least)) * least

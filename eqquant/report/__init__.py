@@ -8,5 +8,5 @@ from ._formats import (
 )
 from ._report import Report as Report, report as report
 from ._row import Row as Row, Total as Total
-from ._uses import Use as Use
 from ._sqnr import sqnr as sqnr
+from ._uses import Use as Use

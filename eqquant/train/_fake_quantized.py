@@ -12,14 +12,14 @@ from .._array import QuantizedArray
 from .._axes import Axis, contracted_last
 from .._placement import checked_by_row, full_spec, placed, stored_spec
 from .._quantize import quantize
+from .._stand_in import AbstractStandIn
 from ..formats import AbstractFormat, from_rows
 from ._learned_step_size import initial_step_size, learned_step_size
 from ._points import as_rounding, largest
 from ._straight_through import checked_axis, straight_through
-from ._weight import AbstractWeight
 
 
-class FakeQuantized(AbstractWeight):
+class FakeQuantized(AbstractStandIn):
     """A weight that trains to be quantized. It stands where an array stood, holds that
     array, and is multiplied, indexed and so on as the array would be after rounding.
     The derivatives are those of the straight-through estimator.
@@ -47,23 +47,6 @@ class FakeQuantized(AbstractWeight):
     @property
     def dtype(self) -> np.dtype:
         return self.weight.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.weight.ndim
-
-    @property
-    def size(self) -> int:
-        return self.weight.size
-
-    @property
-    def T(self) -> "FakeQuantized":
-        if self.ndim > 2:
-            raise ValueError(
-                "`.T` is of vectors and matrices. For the transpose of the matrices of "
-                f"a stack, use `.mT`. Got shape {self.shape}."
-            )
-        return self if self.ndim == 1 else self.mT
 
     @property
     def mT(self) -> "FakeQuantized":
@@ -99,6 +82,10 @@ class FakeQuantized(AbstractWeight):
             self.weight, self.step_size, self.format, axis=self.axis
         )
 
+    def _dense_for(self, reason: str) -> Float[Array, "..."]:
+        del reason
+        return self.dequantize()
+
     def freeze(self) -> QuantizedArray:
         """Packs the array, with the scales that were learned, if they were."""
         q = quantize(
@@ -112,7 +99,7 @@ class FakeQuantized(AbstractWeight):
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
     def __matmul__(self, x: Any) -> Array:
-        if isinstance(x, AbstractWeight | QuantizedArray):
+        if isinstance(x, AbstractStandIn):
             x = x.dequantize()
         if not eqx.is_array(x):
             return NotImplemented
@@ -120,7 +107,7 @@ class FakeQuantized(AbstractWeight):
         return jnp.matmul(self.dequantize().astype(x.dtype), x)
 
     def __rmatmul__(self, x: Any) -> Array:
-        if isinstance(x, QuantizedArray):
+        if isinstance(x, AbstractStandIn):
             x = x.dequantize()
         if not eqx.is_array(x):
             return NotImplemented

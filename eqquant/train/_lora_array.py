@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, UInt32
 
 from .._array import as_dense, is_quantized, QuantizedArray
 from .._placement import full_spec, placed
+from .._stand_in import AbstractStandIn
 from ..formats import from_bits, to_bits
-from ._weight import AbstractWeight
 
 
-class LoRA(AbstractWeight):
+class LoRA(AbstractStandIn):
     """Stands where a weight stood: `W + scale * B A`, where `W` is frozen and `A` and
     `B` are thin matrices that train. Products are those of `W` and of the two, one
     after the other; the sum is not built.
@@ -56,23 +56,6 @@ class LoRA(AbstractWeight):
     @property
     def dtype(self) -> np.dtype:
         return self.base.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.base.ndim
-
-    @property
-    def size(self) -> int:
-        return self.base.size
-
-    @property
-    def T(self) -> "LoRA":
-        if self.ndim > 2:
-            raise ValueError(
-                "`.T` is of matrices. For the transpose of the matrices of a stack, "
-                f"use `.mT`. Got shape {self.shape}."
-            )
-        return self.mT
 
     @property
     def mT(self) -> "LoRA":
@@ -122,6 +105,10 @@ class LoRA(AbstractWeight):
         w = as_dense(self._frozen)
         w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
         return w if self.axis == -1 else w.mT
+
+    def _dense_for(self, reason: str) -> Float[Array, "..."]:
+        del reason
+        return self.dequantize()
 
     def __matmul__(self, x: Any) -> Array:
         if not eqx.is_array(x):

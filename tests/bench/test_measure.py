@@ -56,6 +56,7 @@ def test_what_is_measured(m, name):
     assert row.compile_seconds > 0
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("m, name", _cases)
 def test_errors_and_temporaries(m, name):
     row = _measured()[m, name]

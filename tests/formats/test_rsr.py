@@ -376,6 +376,7 @@ def test_kernels_are_told_of():
 
 
 # Neither makes anything of the size of the weight.
+@pytest.mark.optimized
 @some_formats
 @pytest.mark.parametrize("m", [1, 2, 32])
 @pytest.mark.parametrize("axis", [-1, -2])

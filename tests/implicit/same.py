@@ -3,9 +3,11 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+import pytest
 
 import eqquant as eqq
-from eqquant._implicit import implicit, observing
+from eqquant._implicit import implicit
+from eqquant.report._uses import Use, uses
 
 
 def assert_close(a, b, tolerance=2e-4):
@@ -24,6 +26,19 @@ def assert_close(a, b, tolerance=2e-4):
         np.testing.assert_allclose(x, y, rtol=rounding, atol=rounding * scale)
 
 
+def traced_implicit(fn, *args) -> jax.stages.Traced:
+    """`implicit(fn)` as JAX traces it."""
+    arrays, static = eqx.partition(args, eqx.is_array)
+    call = lambda arrays: implicit(fn)(*eqx.combine(arrays, static))
+    return jax.jit(call).trace(arrays)
+
+
+def uses_in(traced: jax.stages.Traced) -> list[Use]:
+    """What it does with quantized arrays."""
+    number = len(traced.jaxpr.in_avals)
+    return uses(traced.jaxpr, [frozenset()] * number)
+
+
 def assert_same(fn, *args, packed=False, read=None, tolerance=2e-4):
     """`implicit(fn)` is `fn` of the dequantized arguments. It dequantizes nothing on
     the way if `packed`, and returns quantized arrays, or arrays alone, if `packed` is
@@ -31,19 +46,20 @@ def assert_same(fn, *args, packed=False, read=None, tolerance=2e-4):
 
     **Returns:** what `implicit(fn)` does.
     """
-    events = []
-    with observing(events.append):
-        # (A new function, or what was compiled before would be used again.)
-        result = eqx.filter_jit(lambda *args: implicit(fn)(*args))(*args)
+    with pytest.MonkeyPatch.context() as patch:
+        if packed:
+            patch.setenv("EQQUANT_ON_DEQUANTIZE", "raise")
+        traced = traced_implicit(fn, *args)
+    result = traced.lower().compile()(eqx.filter(args, eqx.is_array))
+    found = uses_in(traced)
     expected = jax.jit(fn)(*eqq.tree_dequantize(args))
     assert_close(eqq.tree_dequantize(result), expected, tolerance)
-    dequantized = [event for event in events if event.kind == "dequantize"]
     if packed:
-        assert dequantized == []
         leaves = jtu.tree_leaves(result, is_leaf=eqq.is_quantized)
         assert all(map(eqq.is_quantized, leaves)) == (packed == "result")
     if read is not None:
-        assert len(events) - len(dequantized) == read
+        products = [use for use in found if use.kind == "product"]
+        assert len(products) == read, found
     return result
 
 

@@ -202,6 +202,7 @@ def test_custom_derivatives_are_kept():
 
 
 # What the backward pass keeps of each layer is packed.
+@pytest.mark.optimized
 @pytest.mark.parametrize("remat", (False, True))
 def test_residuals(remat):
     def loss(x, ws):

@@ -106,6 +106,7 @@ def test_shapes(name):
 
 
 # Memory: the whole array on the way, and for each layer in the backward pass.
+@pytest.mark.optimized
 @pytest.mark.parametrize("axes", ("io", "oi"))
 def test_temporaries(axes):
     w = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)

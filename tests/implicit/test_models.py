@@ -6,10 +6,10 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit, observing
+from eqquant._implicit import implicit
 
 from ..helpers import normal
-from .same import assert_close
+from .same import assert_close, traced_implicit, uses_in
 
 
 def quantized(model, axis, format="int8"):
@@ -136,10 +136,7 @@ def test_model(name):
     for fn in (everything(implicit(call)), implicit(everything(call))):
         assert_close(fn(model, xs), expected, 1e-3)
 
-    events = []
-    with observing(events.append):
-        eqx.filter_jit(implicit(call))(model, xs[0])
-    kinds = {event.kind for event in events}
+    kinds = {use.kind for use in uses_in(traced_implicit(call, model, xs[0]))}
     assert kinds == {"dequantize" if name == "weight-norm" else "product"}
 
 

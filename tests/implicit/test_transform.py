@@ -11,10 +11,10 @@ from jax.extend.core import Primitive
 
 import eqquant as eqq
 import eqquant._implicit._table as table
-from eqquant._implicit import implicit, observing, register_rule
+from eqquant._implicit import implicit, register_rule
 
 from ..helpers import normal
-from .same import assert_close, assert_same
+from .same import assert_close, assert_same, traced_implicit, uses_in
 
 
 x = normal(5, 64, seed=1)
@@ -102,21 +102,47 @@ def test_eager_and_numpy():
         assert_close(implicit(lambda x, w: jnp.tanh(x @ w))(x, q), jnp.tanh(x @ q))
 
 
+def decoded(fn, *args):
+    """What arrays are dequantized for."""
+    found = uses_in(traced_implicit(fn, *args))
+    return [use.how for use in found if use.kind == "dequantize"]
+
+
 def test_unused_operands_are_left_alone():
-    events = []
-    with observing(events.append):
-        implicit(lambda w: (jnp.exp(w), w)[1])(matrix())
-    assert events == []
+    assert decoded(lambda w: (jnp.exp(w), w)[1], matrix()) == []
 
 
-def test_dequantizes_once():
-    events = []
-    with observing(events.append):
-        implicit(lambda w: jnp.exp(w) + jnp.sin(w) * w + lax.stop_gradient(w))(matrix())
-    assert [event.kind for event in events] == ["dequantize"]
+def relu_and_more(w):
+    # Its own derivative is not that of `w`.
+    return jax.nn.relu(w) + w + jax.nn.softplus(w)
 
 
-def test_events():
+def loops(w):
+    return lax.fori_loop(0, 3, lambda i, y: y + jax.jit(jnp.sin)(w) * w, jnp.cos(w))
+
+
+@pytest.mark.parametrize(
+    "fn, number",
+    [
+        (lambda w: jnp.exp(w) + jnp.sin(w) * w + lax.stop_gradient(w), 1),
+        (lambda w: jax.jit(jnp.exp)(w) * w, 1),
+        (lambda w: jnp.exp(w) + jax.jit(lambda w: jnp.sin(w) * w)(w), 1),
+        (lambda w: jax.jit(jnp.exp)(w) + jax.jit(jnp.sin)(w), 1),
+        (lambda w: w / jnp.linalg.norm(w, axis=1, keepdims=True), 1),
+        (relu_and_more, 1),
+        (jax.jit(lambda w: jax.jit(jnp.exp)(w) + jax.jit(lambda w: w + 1.0)(w)), 1),
+        # In the loop and before it, for the loop should hold packed codes.
+        (loops, 2),
+    ],
+)
+def test_dequantizes_once(fn, number):
+    q = matrix()
+    assert len(decoded(fn, q)) == number
+    assert_close(implicit(fn)(q), fn(q.dequantize()))
+    assert_close(jax.jit(implicit(fn))(q), fn(q.dequantize()))
+
+
+def test_uses():
     class Block(eqx.Module):
         up: eqq.QuantizedArray
         down: eqq.QuantizedArray
@@ -131,23 +157,17 @@ def test_events():
             return x * jnp.exp(scale)
 
     block = Block(matrix(), matrix().T)
-    events = []
-    for _ in range(2):
-        events.clear()
-        with observing(events.append):
-            eqx.filter_jit(implicit(block))(x, matrix()[0][:48][None])
-            implicit(block)(x, eqq.quantize(normal(1, 48), axis=-1))
-    kinds = [(event.kind, event.primitive, event.origins) for event in events]
-    assert kinds == [
-        ("product", "dot_general", ("fn.up",)),
-        ("product", "dot_general", ("fn.down",)),
-        ("product", "dot_general", ("fn.up",)),
-        ("dequantize", "exp", ("args.1",)),
+    scale = eqq.quantize(normal(1, 48), axis=-1)
+    found = uses_in(traced_implicit(lambda b, *args: b(*args), block, x, scale))
+    kinds = [(use.kind, use.how, use.times) for use in found]
+    *products, last = kinds
+    assert [(kind, times) for kind, _, times in products] == [
+        ("product", 1),
+        ("product", 2),
+        ("product", 2),
     ]
-    last = events[-1]
-    assert last.nbytes == 4 * 48
-    assert "test_transform.py:" in last.source
-    assert last.operand.shape == (1, 48)
+    assert last == ("dequantize", "exp", 1)
+    assert found[-1].nbytes == 4 * 48
 
 
 def test_on_dequantize(monkeypatch):
@@ -217,6 +237,7 @@ def test_number_of_equations():
 
 
 # The program is the one that `@` gives.
+@pytest.mark.optimized
 def test_run_time_is_unchanged():
     q = matrix()
     text = [

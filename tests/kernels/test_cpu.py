@@ -139,6 +139,7 @@ def test_transformed(name, m):
 
 
 # What is compiled for one row has no copy of the weight.
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4", "ternary", "binary"))
 def test_no_copy_of_the_weight(name):
     q = eqx.filter_eval_shape(

@@ -60,6 +60,7 @@ def test_ends():
     assert _sqnr(jnp.zeros((0, 3)), jnp.zeros((0, 3))) == math.inf
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory(dtype):
     w = jax.ShapeDtypeStruct((1024, 1024), dtype)

@@ -155,6 +155,7 @@ def test_dtypes_and_transformations(make, injected):
 
 
 # All that a step of training takes, what it is given and what it allocates.
+@pytest.mark.optimized
 def test_memory():
     def nbytes(optimiser):
         def step(params, state, x):
