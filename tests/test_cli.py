@@ -200,7 +200,9 @@ def test_mistakes_of_files(capsys, tmp_path, model_file, formats):
     assert str(other) in _mistake(capsys, "inspect", str(other))
     assert str(other) in _mistake(capsys, "formats", "--losses", str(other))
     assert str(other) in _mistake(capsys, "demo", "--out", str(other))
-    assert str(tmp_path) in _mistake(capsys, "inspect", str(tmp_path))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert str(folder) in _mistake(capsys, "inspect", str(folder))
     other.write_bytes(model_file.read_bytes()[:-10])
     assert str(other) in _mistake(capsys, "inspect", str(other))
     assert formats == []
