@@ -222,11 +222,12 @@ def _caller(info):
     for module in info.ancestors:
         if isinstance(module, reparametrisations):
             return module
-    if info.owner is None or not callable(info.owner):
+    if info.owner is None:
         return None
     known = calls_as_registered(info.owner, info.field)
-    takes_arrays_only = isinstance(info.owner, convolutions) or not known
-    return info.owner if takes_arrays_only else None
+    if known and not isinstance(info.owner, convolutions):
+        return None
+    return info.owner if callable(info.owner) else None
 
 
 def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str] | None:

@@ -56,7 +56,10 @@ def test_quantize_and_compare(source, tmp_path, capsys):
 
     # What differs by more than rounding.
     other = tmp_path / "other.safetensors"
-    arrays = {"lm_head.weight": np.asarray(normal(64, 64)), name: np.ones((3, 3))}
+    arrays = {
+        "lm_head.weight": np.asarray(normal(64, 64)),
+        name: np.ones((3, 3), np.float32),
+    }
     files.save(other, arrays)
     assert main(["compare", str(source), str(other)]) == 1
     text = capsys.readouterr().out

@@ -1,7 +1,6 @@
 import abc
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -31,7 +30,11 @@ class AbstractMX(AbstractComposite):
     block_size: ClassVar[int] = 32
     row_axis: ClassVar[int] = -1
     scale_dtype: ClassVar[Any] = np.dtype(np.float32)
-    base: eqx.AbstractVar[AbstractGrid]
+
+    @property
+    @abc.abstractmethod
+    def base(self) -> AbstractGrid:
+        """The elements, with scales of their own."""
 
     @property
     @abc.abstractmethod

@@ -65,7 +65,7 @@ def test_no_file(path):
 
 
 def test_folder(tmp_path):
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ValueError, match="no file of safetensors"):
         load(tmp_path)
 
 
