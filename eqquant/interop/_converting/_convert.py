@@ -114,7 +114,8 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, progress):
     index_name = f"{stem}.safetensors.index.json"
     aim = target(kind, stand_ins, metadata, index_name)
     files = shards(aim, stand_ins, stem, most)
-    config = aim.config({n: x.format for n, x in stand_ins.items() if _is_packed(x)})
+    packed = {n: x for n, x in stand_ins.items() if isinstance(x, QuantizedArray)}
+    config = aim.config({name: x.format for name, x in packed.items()})
     if most is not None:
         others = beside(source, checkpoint.config, config)
     else:
@@ -123,7 +124,7 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, progress):
     if index is not None:
         others[index_name] = index.encode()
     total = sum(p.entry.nbytes for p in planned)
-    with Output(out, most is None, files, _about(checkpoint, planned, files)) as output:
+    with Output(out, most is None, files, _about(planned, files)) as output:
         done = sum(p.entry.nbytes for p in planned if p.name in output.lines)
         progress(done, total, "")
         outcomes = []
@@ -203,12 +204,8 @@ def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
     return dataclasses.replace(q, stored=to_rows(stored, q.row_axis), row_axis=-2)
 
 
-def _is_packed(x):
-    return isinstance(x, QuantizedArray)
-
-
-def _about(checkpoint, planned, files):
-    """All that what is written is determined by."""
+def _about(planned, files):
+    # All that what is written is determined by.
     paths = {source.path for p in planned for source in p.entry.sources}
     stats = {path: os.stat(path) for path in sorted(paths)}
     digest = hashlib.sha256()

@@ -74,7 +74,7 @@ def safetensors_layout(parts: Mapping[str, Part], metadata: dict[str, str]) -> L
             "shape": part.shape,
             "data_offsets": (starts[name], size),
         }
-    header = json.dumps(entries, separators=(",", ":")).encode()
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     header = len(header).to_bytes(8, "little") + header
     starts = {name: len(header) + start for name, start in starts.items()}
