@@ -94,7 +94,7 @@ class AbstractStandIn(eqx.Module):
     def __array__(self, dtype=None, copy=None):
         raise TypeError(
             f"A `{type(self).__name__}` is not made an ordinary array unless you say "
-            "so: use its `.dequantize()`. Products, `x @ w` and `w @ x`, need not."
+            "so: use `q.dequantize()`. Products, `x @ q` and `q @ x`, need not."
         )
 
     __add__ = _arithmetic(operator.add)

@@ -21,7 +21,9 @@ hypothesis.settings.load_profile("eqquant")
 
 # Most of the suite is XLA compiling small programs. Those that a test reads, say for
 # their memory, are compiled as for users: the test is marked `optimized`.
-@pytest.fixture(autouse=True)
-def _compiled_in_less_time(request):
-    optimized = request.node.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not optimized)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    less = item.get_closest_marker("optimized") is None
+    if less != jax.config.read("jax_disable_most_optimizations"):
+        jax.config.update("jax_disable_most_optimizations", less)
+        jax.clear_caches()

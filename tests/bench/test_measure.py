@@ -12,6 +12,8 @@ from eqquant import bench
 from ..helpers import error
 
 
+pytestmark = pytest.mark.optimized
+
 _k, _n = 64, 96
 _dense = ["float32", "bfloat16"]
 _quantized = ["int8", "int8:int8", "nf4", "ternary", "rsrbinary"]
@@ -56,7 +58,6 @@ def test_what_is_measured(m, name):
     assert row.compile_seconds > 0
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("m, name", _cases)
 def test_errors_and_temporaries(m, name):
     row = _measured()[m, name]

@@ -46,6 +46,7 @@ def path(tmp_path):
 _samples = pathlib.Path(__file__).parent / "samples"
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     "sample", sorted(_samples.glob("*.safetensors")), ids=lambda path: path.stem
 )
