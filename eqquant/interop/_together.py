@@ -35,15 +35,15 @@ def everywhere(x: np.ndarray) -> np.ndarray:
 def agreed() -> Iterator[None]:
     """Ends when the block has ended in every process. If it fails in one then it fails
     in all, so that none waits for another forever."""
+    failed = True
     try:
         yield
-    except Exception:
-        everywhere(np.asarray(True))
-        raise
-    (failed,) = np.nonzero(everywhere(np.asarray(False)))
-    if failed.size > 0:
+        failed = False
+    finally:
+        (where,) = np.nonzero(everywhere(np.asarray(failed)))
+    if where.size > 0:
         raise RuntimeError(
-            f"The file could not be written by the processes {failed.tolist()}, which "
+            f"The file could not be written by the processes {where.tolist()}, which "
             "tell the reason. All of them should have the same folder."
         )
 
