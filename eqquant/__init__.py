@@ -33,6 +33,7 @@ from .formats import (
     AbstractScaled as AbstractScaled,
     Binary as Binary,
     BnbFP4 as BnbFP4,
+    BnbScale as BnbScale,
     Dynamic8 as Dynamic8,
     FP4 as FP4,
     FP8 as FP8,

@@ -37,6 +37,7 @@ _foreign = {
     "fp8-e5m2-tensor": eqq.FP8("e5m2", scale="tensor"),
     "fp4": eqq.FP4(),
     "bnb-fp4": eqq.BnbFP4(),
+    "bnb-double": eqq.Nested(eqq.NF4(32), scale=eqq.BnbScale(32)),
     "mxfp4": eqq.MXFP4(),
     "mxfp8": eqq.MXFP8(),
     "nvfp4": eqq.NVFP4(),

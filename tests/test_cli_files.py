@@ -5,7 +5,7 @@ import pytest
 import eqquant as eqq
 from eqquant import interop
 from eqquant._cli import main
-from eqquant._cli._values import as_bytes, format_from_text
+from eqquant._cli._values import as_axis, as_bytes, format_from_text
 
 from .helpers import normal
 from .interop import files, large, llama
@@ -98,6 +98,8 @@ def test_inspect_and_compare_gguf(tmp_path, capsys):
         (["--shard-size", "many"], "'many'"),
         (["--to", "torch"], "'torch'"),
         (["--axis", "0"], "--axis"),
+        (["--axis", "=-1"], "'=-1'"),
+        (["--axis", "*.atention.*=-2"], "'*.atention.*'"),
     ],
 )
 def test_mistakes(source, tmp_path, capsys, argv, word):
@@ -129,6 +131,8 @@ def test_values():
     assert as_bytes("1.5 mb") == 1_500_000
     assert as_bytes("2e9") == 2 * 10**9
     assert as_bytes("17") == 17
+    assert as_axis("-2") == ("*", -2)
+    assert as_axis("a=b.*=-1") == ("a=b.*", -1)
     assert format_from_text("None") is None
     assert format_from_text("nf4") == eqq.NF4()
     text = "Int(3, block_size=32, offset='minimum', scale_dtype=bfloat16)"

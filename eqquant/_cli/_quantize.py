@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from ._parser import mistake
-from ._values import as_bytes, as_rule, format_from_text
+from ._values import as_axis, as_bytes, as_rule, format_from_text
 
 
 def add_to(commands: Any) -> None:
@@ -46,10 +46,11 @@ def add_to(commands: Any) -> None:
     )
     quantize.add_argument(
         "--axis",
-        type=int,
-        choices=(-1, -2),
-        default=-1,
-        help="that products contract: -1 of matrices (out, in) (default: %(default)s)",
+        type=as_axis,
+        action="append",
+        metavar="[PATTERN=]AXIS",
+        help="that products contract: -1 of matrices (out, in), -2 of (in, out); "
+        "repeatable, and the first that matches decides (default: -1)",
     )
     quantize.add_argument(
         "--min-size",
@@ -93,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
                 format,
                 rules=rules,
                 to=args.to,
-                axis=args.axis,
+                axis=args.axis or -1,
                 min_size=args.min_size,
                 embeddings=args.embeddings,
                 requantize=args.requantize,

@@ -30,6 +30,16 @@ def as_rule(text: str) -> tuple[str, str]:
     return pattern, action
 
 
+def as_axis(text: str) -> tuple[str, int]:
+    """A pattern and an axis of matrices."""
+    pattern, equals, axis = text.rpartition("=")
+    if axis not in ("-1", "-2") or (equals and not pattern):
+        raise argparse.ArgumentTypeError(
+            f"should be -1 or -2, or as in 'h.*=-2'. Got {text!r}"
+        )
+    return pattern or "*", int(axis)
+
+
 def format_from_text(text: str) -> Any:
     """A format by its name, or as it is written in Python: `nf4` or `NF4(128)`. `None`
     for `none`.

@@ -7,6 +7,7 @@ from ._base import (
 from ._binary import Binary as Binary
 from ._bits import pack_bits as pack_bits, unpack_bits as unpack_bits
 from ._bnb_fp4 import BnbFP4 as BnbFP4
+from ._bnb_scale import BnbScale as BnbScale, row_blocks as row_blocks
 from ._composite import AbstractComposite as AbstractComposite
 from ._dynamic8 import Dynamic8 as Dynamic8
 from ._exact import AbstractExact as AbstractExact
@@ -48,6 +49,7 @@ from ._q5_1 import Q5_1 as Q5_1
 from ._q5_k import Q5_K as Q5_K
 from ._q6_k import Q6_K as Q6_K
 from ._q8_0 import Q8_0 as Q8_0
+from ._rows import encode_rows as encode_rows
 from ._rsr import (
     AbstractRSR as AbstractRSR,
     RSRBinary as RSRBinary,

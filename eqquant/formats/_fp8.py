@@ -7,6 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ._grid import AbstractGrid
+from ._rows import of_all_rows
 from ._scale import as_scale_dtype, divided
 
 
@@ -81,10 +82,11 @@ class FP8(AbstractGrid):
             )
 
     def fit(self, blocks, size):
-        # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
-        whole = self.scale == "tensor" and blocks.ndim > 2
-        axis = (-3, -2, -1) if whole else -1
-        largest = jnp.max(jnp.abs(blocks), axis=axis, keepdims=True, initial=0)
+        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        if self.scale == "tensor" and blocks.ndim > 2:
+            # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
+            largest = of_all_rows(largest)
+            largest = jnp.max(largest, axis=-3, keepdims=True, initial=0)
         return divided(largest, largest_float8(self.dtype))
 
     def to_codes(self, blocks, size, scale):

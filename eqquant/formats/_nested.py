@@ -63,6 +63,10 @@ class Nested(AbstractComposite):
     def scale_dtype(self) -> Any:
         return self.base.scale_dtype
 
+    @property
+    def splits(self) -> bool:
+        return self.base.splits and self.scale.splits
+
     def prepacked(self, platform):
         return dataclasses.replace(self, base=self.base.prepacked(platform))
 

@@ -10,6 +10,7 @@ from ._composite import AbstractComposite
 from ._fp4 import FP4, largest_e2m1, to_e2m1
 from ._fp8 import as_float8, from_float8, largest_float8, to_float8
 from ._packing import pack
+from ._rows import of_all_rows
 from ._scale import divided, from_bits, poison, to_bits
 
 
@@ -82,6 +83,8 @@ class NVFP4(AbstractComposite):
 
 
 def _largest_of_all(x: Float[Array, "*b g 1"]) -> Float[Array, "*_ 1 1"]:
+    x = jnp.max(x, axis=-2, keepdims=True, initial=0)
     # Of a matrix, whose blocks are `n g s`; or of a vector, `g s`.
-    axis = (-3, -2, -1) if x.ndim > 2 else (-2, -1)
-    return jnp.max(x, axis=axis, keepdims=True, initial=0)
+    if x.ndim > 2:
+        x = jnp.max(of_all_rows(x), axis=-3, keepdims=True, initial=0)
+    return x

@@ -5,6 +5,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ._grid import AbstractGrid
+from ._rows import of_all_rows
 from ._scale import as_scale_dtype
 from ._steady import steady_sum
 
@@ -90,5 +91,7 @@ class Ternary(AbstractGrid):
 
     def _sum(self, x):
         x = steady_sum(x, -1)
-        # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
-        return steady_sum(x, -3) if self.scale == "tensor" and x.ndim > 2 else x
+        if self.scale == "tensor" and x.ndim > 2:
+            # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
+            x = steady_sum(of_all_rows(x), -3)
+        return x

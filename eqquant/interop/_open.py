@@ -18,6 +18,7 @@ from ._layouts import (
     find_gptq,
     find_mlx,
     find_mxfp4,
+    find_torchao,
     Source,
 )
 
@@ -30,6 +31,7 @@ _layouts: dict[str, tuple[Callable[[Source], Iterator[Entry]], ...]] = {
     "mlx": (find_mlx,),
     "bitnet": (find_bitnet,),
     "mxfp4": (find_mxfp4,),
+    "torchao": (find_torchao,),
 }
 # Where a configuration tells of how a model is quantized.
 _sections = ("quantization_config", "quantization")
@@ -155,8 +157,9 @@ def read_mlx(
     **Arguments:**
 
     - `path`: of the file, index or folder.
-    - `bits`, `group_size`: if its configuration does not tell. (Only their product can
-        be seen from the shapes.)
+    - `bits`, `group_size`: if its configuration does not tell. Only their product can
+        be seen from the shapes. If that is 256, and nothing is said, they are 4 and 64,
+        as MLX itself takes them; else it is an error if the product is not enough.
     """
     return _opened(path, "mlx", bits=bits, group_size=group_size)
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ._tables import tables
+from ._tables import inverse_tables, tables
 
 
 Names: TypeAlias = str | tuple[str, ...] | list[str] | None
@@ -14,12 +14,13 @@ Renaming: TypeAlias = (
 )
 
 
-def renamed(name: str, rename: Any) -> tuple[str, ...]:
+def renamed(name: str, rename: Any, inverse: bool = False) -> tuple[str, ...]:
     """What a name becomes: one, several, or none.
 
     **Arguments:**
 
     - `rename`: as of [`eqquant.interop.load_into`][].
+    - `inverse`: whether tables go the other way, to the names of llama.cpp.
 
     **Raises:**
 
@@ -30,19 +31,19 @@ def renamed(name: str, rename: Any) -> tuple[str, ...]:
     if isinstance(rename, list):
         names = (name,)
         for rule in rename:
-            names = tuple(new for old in names for new in renamed(old, rule))
+            names = tuple(new for old in names for new in renamed(old, rule, inverse))
         return names
-    return _by_rule(name, rename)
+    return _by_rule(name, rename, inverse)
 
 
-def _by_rule(name, rule):
+def _by_rule(name, rule, inverse):
     if isinstance(rule, str):
         if rule not in tables:
             raise ValueError(
                 f"`rename` should name one of the tables {', '.join(tables)}. Got "
                 f"{rule!r}."
             )
-        rule = tables[rule]
+        rule = (inverse_tables if inverse else tables)[rule]
     if isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str):
         rule = dict([rule])
     if isinstance(rule, Mapping):

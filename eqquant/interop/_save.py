@@ -32,7 +32,8 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     **Arguments:**
 
     - `path`: of the file. One that is there already is replaced at once and as a whole;
-        if anything fails then it is left as it was.
+        if anything fails then it is left as it was. (If the process is killed, then
+        what it had written stays beside it, as `.eqquant-*.tmp`.)
     - `m`: the PyTree. Its arrays are written and its Python scalars; of each quantized
         array, the stored arrays, the format and how it was declared to be sharded (the
         names of axes, not the devices). An array that is in several places is written

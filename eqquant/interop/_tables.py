@@ -29,3 +29,9 @@ tables: dict[str, dict[str, str | None]] = {
     "mistral": llama,
     "qwen": llama,
 }
+
+# The other way round.
+inverse_tables: dict[str, dict[str, str | None]] = {
+    key: {new: old for old, new in table.items() if new is not None}
+    for key, table in tables.items()
+}

@@ -1,11 +1,10 @@
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from ._together import (
     is_writer,
     same_everywhere,
 )
+from ._writing import safetensors_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,8 @@ def write(
     """Writes a safetensors file, part by part: no array that is split over devices is
     put together in memory. If parts are on devices of other processes, then these have
     to call this too, and each writes its own."""
-    start, offsets, size = _layout(tensors, metadata)
+    types = {name: tensor.type.tensor_type for name, tensor in tensors.items()}
+    start, offsets, size = safetensors_layout(types, metadata)
     token = secrets.token_hex(4)
     arrays = [tensor.array for tensor in tensors.values()]
     if not any(map(is_spread, arrays)):
@@ -72,34 +73,6 @@ def _check_here(tensors):
                 "this one has others to save. Let that process save it; or place some "
                 "array on devices of both, and call `save` in both."
             )
-
-
-def _layout(tensors, metadata):
-    # What a file begins with, where in it each tensor is, and its size. The largest
-    # numbers come first, so that all are aligned.
-    types = {name: tensor.type.tensor_type for name, tensor in tensors.items()}
-    itemsizes = {name: _itemsize(tensor) for name, tensor in tensors.items()}
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    offsets, size = {}, 0
-    for name in sorted(types, key=lambda name: (-itemsizes[name], name)):
-        dtype, shape = types[name]
-        offsets[name] = size
-        size += math.prod(shape) * itemsizes[name]
-        entries[name] = {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": (offsets[name], size),
-        }
-    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
-    offsets = {name: len(start) + offset for name, offset in offsets.items()}
-    return start, offsets, len(start) + size
-
-
-def _itemsize(tensor):
-    dtype, _ = tensor.type.container
-    return np.dtype(dtype if dtype != "bfloat16" else "uint16").itemsize
 
 
 def _begin(path, start, size):

@@ -1,5 +1,6 @@
 import functools as ft
 import json
+import operator
 import os
 import pathlib
 import secrets
@@ -10,6 +11,7 @@ from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import parse
 from ._nodes import dotted, is_data, leaves, python_scalar
+from ._rename import renamed
 from ._replacing import replacing
 from ._writing import (
     bitsandbytes_config,
@@ -28,7 +30,11 @@ from ._writing import (
 
 
 def write_gguf(
-    path: str | os.PathLike[str], tensors: Any, metadata: dict[str, Any] | None = None
+    path: str | os.PathLike[str],
+    tensors: Any,
+    metadata: dict[str, Any] | None = None,
+    *,
+    rename: Any = None,
 ) -> None:
     """Writes a file of GGUF, version 3.
 
@@ -52,13 +58,22 @@ def write_gguf(
         `"general.architecture"` is `"llama"`, then the rows of `blk.*.attn_q` and of
         `blk.*.attn_k` are put in the order that they have there, which takes
         `"llama.attention.head_count"` and `"llama.attention.head_count_kv"`.
+    - `rename`: from the names of `tensors` to those in the file, as of
+        [`eqquant.interop.load_into`][]. But `"llama"`, `"mistral"` and `"qwen"` are for
+        the names that Hugging Face has in models of this family, and they become those
+        of llama.cpp.
 
     **Raises:**
 
     A `ValueError` if an array, or a value, cannot be written.
     """
     metadata = {} if metadata is None else metadata
-    parts_of = ft.partial(gguf_parts, metadata=metadata)
+
+    def parts_of(name, x):
+        names = renamed(name, rename, inverse=True)
+        each = [gguf_parts(name, x, metadata) for name in names]
+        return ft.reduce(operator.or_, each, {})
+
     parts = _parts(tensors, parts_of)
     _write(path, tensors, parts_of, parts, gguf_layout(parts, metadata))
 
@@ -98,7 +113,8 @@ def write_gptq(path: str | os.PathLike[str], tensors: Any) -> None:
 
 def write_bitsandbytes(path: str | os.PathLike[str], tensors: Any) -> None:
     """As [`eqquant.interop.write_mlx`][], of arrays as bitsandbytes has them: of `NF4`
-    and `BnbFP4`. Their names need not end with `.weight`."""
+    and `BnbFP4`, and of `Nested` of these with `BnbScale` as the format of scales.
+    Their names need not end with `.weight`."""
     _write_folder(
         path, tensors, bitsandbytes_parts, bitsandbytes_config, {"format": "pt"}
     )
@@ -119,7 +135,8 @@ def _write_folder(path, tensors, parts_of, config_of, metadata):
     if is_folder and beside.is_file():
         config = {**parse(beside.read_bytes(), repr(str(beside))), **config}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, tensors, parts_of, parts, safetensors_layout(parts, metadata))
+    layout = safetensors_layout({k: part.type for k, part in parts.items()}, metadata)
+    _write(path, tensors, parts_of, parts, layout)
     if config:
         with _replacing(beside) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(config, indent=2))

@@ -27,7 +27,7 @@ kinds = pytest.mark.parametrize(
         pytest.param(formats[name], id=name)
         for name in (
             *("int-3-minimum", "int-4-ordered", "fp8-e5m2-tensor", "bnb-fp4"),
-            *("mxfp4", "nvfp4", "q4_0", "q4_1", "q4_k", "tq1_0"),
+            *("bnb-double", "mxfp4", "nvfp4", "q4_0", "q4_1", "q4_k", "tq1_0"),
         )
     ],
 )
@@ -100,10 +100,18 @@ def test_not_finite(format):
         np.testing.assert_array_equal(found[~nan], clean[~nan])
         np.testing.assert_array_equal(np.isnan(y), np.any(nan, axis=1))
         # Unless all numbers share a scale, only those of the block.
-        shared = isinstance(format, eqq.NVFP4) or format == formats["fp8-e5m2-tensor"]
-        assert np.all(nan) if shared else np.sum(nan) <= size
+        shared = [formats[name] for name in ("nvfp4", "bnb-double", "fp8-e5m2-tensor")]
+        assert np.all(nan) if format in shared else np.sum(nan) <= size
     with pytest.raises(ValueError, match="`w` should be finite"):
         eqq.quantize(w.at[1, 260].set(np.nan), format)
+
+
+@jax.jit
+def products(x, ct, q):
+    y, pullback = jax.vjp(lambda x: x @ q, x)
+    each = jax.vmap(lambda x: q.T @ x)(x[0])
+    reference = eqq.qmatmul(x[0], q, kernel="reference")
+    return y, *pullback(ct), each, reference, x[0].astype(jnp.bfloat16) @ q
 
 
 @foreign_formats
@@ -111,18 +119,13 @@ def test_products(format):
     q = eqq.quantize(normal(300, 5), format)
     w = np.asarray(q.dequantize())
     x, ct = normal(2, 3, 300, seed=1), normal(2, 3, 5, seed=2)
-    y, pullback = jax.vjp(jax.jit(lambda x: x @ q), x)
+    y, dx, each, reference, narrow = products(x, ct, q)
     assert error(y, x, w) < 1e-5
-    (dx,) = pullback(ct)
     assert error(dx, ct, w.T) < 1e-5
-    each = jax.vmap(lambda x: q.T @ x)(x[0])
     assert error(each, x[0], w) < 1e-5
-    reference = eqq.qmatmul(x[0], q, kernel="reference")
     assert error(reference, x[0], w) < 1e-5
-    narrow = x[0].astype(jnp.bfloat16)
-    y = narrow @ q
-    assert y.dtype == jnp.bfloat16
-    assert error(y, narrow, w) < 1e-2
+    assert narrow.dtype == jnp.bfloat16
+    assert error(narrow, x[0].astype(jnp.bfloat16), w) < 1e-2
 
 
 # One with what all rows share, one whose scales are put together, one of blocks.

@@ -31,7 +31,10 @@ def write(folder):
     targets = {
         "bitsandbytes": (
             interop.write_bitsandbytes,
-            [eqq.NF4(64), eqq.NF4(128), eqq.BnbFP4(64)],
+            [
+                *(eqq.NF4(64), eqq.NF4(128), eqq.BnbFP4(64)),
+                eqq.Nested(eqq.NF4(64), scale=eqq.BnbScale(64)),
+            ],
         ),
         "compressed-tensors": (
             interop.write_compressed_tensors,

@@ -124,8 +124,8 @@ def _child(node, key):
 
 
 def to_gguf(model, format):
-    """The arrays by their names in a file of llama.cpp, the matrices quantized, and the
-    metadata."""
+    """The arrays by their names in a file of llama.cpp, the matrices quantized, or of a
+    dtype, and the metadata."""
     names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     for i in range(depth):
         names |= {f"layers.{i}.{k}": f"blk.{i}.{name}" for k, name in _names.items()}
@@ -133,8 +133,10 @@ def to_gguf(model, format):
     arrays = {}
     for path, name in names.items():
         w = ft.reduce(_child, path.split("."), model).weight
-        if format is not None and w.ndim == 2 and w.shape[-1] % format.block_size == 0:
+        if w.ndim == 2 and isinstance(format, eqq.AbstractFormat):
             w = eqq.quantize(w, format, axis=-1)
+        elif w.ndim == 2 and format is not None:
+            w = w.astype(format)
         arrays[f"{name}.weight"] = w
     metadata = {
         "general.architecture": "llama",

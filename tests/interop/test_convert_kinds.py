@@ -1,6 +1,5 @@
 import os
-import subprocess
-import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from eqquant import interop
 from eqquant.interop import convert
 
 from ..helpers import normal
-from . import files, large, llama
+from . import files, llama
 from .same import same
 
 
@@ -85,6 +84,18 @@ def test_which(source, tmp_path):
     }
     half = next(x for x in outcomes if x.name == "half.weight")
     assert half.reason == "left out by the rule 'half.*'"
+
+
+def test_axes(source, tmp_path):
+    out = tmp_path / "out"
+    axis = [("half.*", -1), ("[hle]*", -2)]
+    outcomes = convert(source, out, "nf4", axis=axis)
+    found = {x.name: x.axis for x in outcomes if x.format is not None}
+    names = ("layers.0.up.weight", "layers.0.bias.table", "experts.weight")
+    assert found == {"half.weight": -1, **dict.fromkeys(names, -2)}
+    dense, packed = interop.open(source), interop.open(out)
+    for name, axis in found.items():
+        assert same(packed[name], eqq.quantize(dense[name], "nf4", axis=axis))
 
 
 def test_what_is_beside(source, tmp_path):
@@ -176,13 +187,16 @@ def test_from_gguf(tmp_path):
 
 def test_mistakes(source, tmp_path):
     out = tmp_path / "out"
-    for kwargs, words in (
+    mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         (dict(rules=[("*.atention.*", "int8")]), "atention.*matches no array"),
         (dict(to="torch"), "`to`.*'torch'"),
         (dict(axis=0), "`axis`.*0"),
+        (dict(axis=[("half.*", 1)]), "`axis`.*1"),
+        (dict(axis=[("hlaf.*", -2)]), "hlaf.*matches no array"),
         (dict(shard_size=0), "`shard_size`"),
         (dict(format="int9"), "int9"),
-    ):
+    )
+    for kwargs, words in mistakes:
         with pytest.raises(ValueError, match=words):
             convert(source, out, **kwargs)
     with pytest.raises(ValueError, match="out.gguf.*'mlx'"):
@@ -201,23 +215,3 @@ def test_not_finite(tmp_path):
     with pytest.raises(ValueError, match="'w'.*finite. 1 of its 4096 numbers.*rule"):
         convert(tmp_path / "a.safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-_program = """
-import sys
-from eqquant.interop import convert
-convert(sys.argv[1], sys.argv[2], "nf4")
-# (What `getrusage` has begins with that of the process that started this one.)
-(line,) = [x for x in open("/proc/self/status") if x.startswith("VmHWM")]
-print(line.split()[1])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="as Linux tells it")
-def test_memory(tmp_path):
-    # An embedding, which stays as it is, and a matrix.
-    large.write(tmp_path / "a", 4096, 0, 0, 8192, files=1)
-    argv = [sys.executable, "-c", _program, "a", "out"]
-    env = {**os.environ, "XLA_FLAGS": ""}
-    found = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=True)
-    assert int(found.stdout) * 1024 < 2 * (4 * 4096 * 8192) + 300e6

@@ -24,8 +24,8 @@ _rename = ["llama", {"model.*": "*"}]
 
 @pytest.mark.parametrize(
     "format",
-    [None, eqq.Q4_0(), eqq.Q8_0(), eqq.Q4_K()],
-    ids=["f32", "q4_0", "q8_0", "q4_k"],
+    [None, jnp.float16, jnp.bfloat16, eqq.Q4_0(), eqq.Q8_0(), eqq.Q4_K()],
+    ids=["f32", "f16", "bf16", "q4_0", "q8_0", "q4_k"],
 )
 def test_gguf(format, model, tmp_path):
     path = tmp_path / "model.gguf"
@@ -33,9 +33,17 @@ def test_gguf(format, model, tmp_path):
     interop.write_gguf(path, names, metadata)
     checkpoint = interop.read_gguf(path)
     assert checkpoint.metadata == metadata
+    is_quantized = isinstance(format, eqq.AbstractFormat)
+    name = "blk.0.attn_q.weight"
+    entry, q = checkpoint.entries[name], checkpoint[name]
+    if is_quantized:
+        assert q.format == entry.format == format
+    else:
+        assert isinstance(q, jax.Array) and entry.format is None
+        assert q.dtype == entry.dtype == (format or jnp.float32)
     loaded = interop.load_into(model, checkpoint, _rename)
     q = loaded.layers[0].self_attn.q_proj.weight
-    assert eqq.is_quantized(q) == (format is not None)
+    assert eqq.is_quantized(q) == is_quantized and q.dtype == jnp.float32
 
     # As the package for such files reads it, and puts the rows back.
     import gguf
@@ -65,6 +73,27 @@ def test_gguf(format, model, tmp_path):
 
 def _leaves(tree):
     return jax.tree.leaves(tree, is_leaf=eqq.is_quantized)
+
+
+def test_written_by_other_names(model, tmp_path):
+    names, metadata = to_gguf(model, eqq.Q8_0())
+    interop.write_gguf(tmp_path / "a.gguf", names, metadata)
+    q_model = interop.load_into(model, interop.open(tmp_path / "a.gguf"), _rename)
+    rename = [{"lm_head.*": "lm_head.*", "*": "model.*"}, "llama"]
+    interop.write_gguf(tmp_path / "b.gguf", q_model, metadata, rename=rename)
+
+    import gguf
+
+    first, second = [gguf.GGUFReader(tmp_path / f"{name}.gguf") for name in "ab"]
+    expected = {tensor.name: tensor for tensor in first.tensors}
+    assert expected.keys() == {tensor.name for tensor in second.tensors}
+    for tensor in second.tensors:
+        # With rows of queries and keys as llama.cpp has them.
+        np.testing.assert_array_equal(tensor.data, expected[tensor.name].data)
+    # From names of Hugging Face.
+    by_name = {"model.norm.weight": names["output_norm.weight"], "other": normal(2)}
+    interop.write_gguf(tmp_path / "c.gguf", by_name, rename=["llama", ("other", None)])
+    assert list(interop.open(tmp_path / "c.gguf")) == ["output_norm.weight"]
 
 
 def test_into_a_skeleton(model, tmp_path):

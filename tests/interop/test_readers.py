@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import mlx.core as mx
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import eqquant as eqq
 from eqquant import interop
@@ -130,7 +131,28 @@ def test_bitsandbytes(kind, kwargs, path):
         ((name, w),) = made[2].items()
         files.save(path, made[0])
         assert interop.open(path)[name].dtype == dtype
-    _check(path, made, interop.read_bitsandbytes, (eqq.NF4, eqq.BnbFP4))
+    formats = (eqq.NF4, eqq.BnbFP4) if "nested" not in kwargs else eqq.Nested
+    _check(path, made, interop.read_bitsandbytes, formats)
+
+
+def test_bitsandbytes_of_scales_that_are_quantized(path):
+    # Whose blocks are of a row and a half, and are not all whole.
+    made = files.bitsandbytes((33, 11008), nested=256)
+    q = _check(path, made, interop.read_bitsandbytes, eqq.Nested)
+    assert q.axis == -1 and q.bits_per_weight < 4.16
+    again = path.with_name("again.safetensors")
+    interop.write_bitsandbytes(again, interop.open(path))
+    found = safetensors.numpy.load_file(again)
+    assert found.keys() == made[0].keys()
+    for name, x in made[0].items():
+        if "quant_state" not in name:
+            np.testing.assert_array_equal(found[name], x)
+            continue
+        said = [json.loads(text.tobytes()) for text in (found[name], x)]
+        assert said[0] == said[1]
+    with pytest.raises(ValueError, match="has some of the rows"):
+        rows = jax.tree.map(lambda a: a if a.shape[-1] == 1 else a[..., 1:3], q)
+        interop.write_bitsandbytes(again, {"a": rows})
 
 
 def test_bitsandbytes_8_bit(path):
@@ -163,6 +185,43 @@ def test_compressed_tensors_of_8_bits(kind, shape, path):
     else:
         made = files.compressed8(shape, kind=kind, dtype=jnp.bfloat16)
     _check(path, made, interop.read_compressed_tensors, (eqq.Int8, eqq.FP8))
+
+
+@pytest.mark.parametrize("shape", [(1,), (40, 3), (3, 2)])
+def test_zero_points_of_8_bits(shape, path):
+    (tensors, config, _), n, k = files.compressed8(shape), 40, 96
+    low = np.random.default_rng(1).integers(-128, 128, shape, np.int8)
+    tensors["q.weight_zero_point"] = low
+    rows, groups = shape if len(shape) == 2 else (1, 1)
+
+    def spread(x):
+        x = np.repeat(x.reshape(rows, groups), -(-n // rows), 0)[:n]
+        return np.repeat(x, -(-k // groups), 1)[:, :k].astype(np.float32)
+
+    codes, scale = tensors["q.weight"].astype(np.float32), tensors["q.weight_scale"]
+    expected = {"q.weight": (codes - spread(low)) * spread(scale)}
+    made = tensors, config, expected
+    _check(path, made, interop.read_compressed_tensors, eqq.Int)
+
+
+def test_one_zero_point_of_all(path):
+    tensors, config, _ = files.compressed(bits=3, size=None, name="q")
+    scale = tensors["q.weight_scale"][:1, 0]
+    low = np.array([-3], np.int8)
+    tensors |= {"q.weight_scale": scale, "q.weight_zero_point": low}
+    files.save(path, tensors, config)
+    w = _dense(interop.open(path)["q.weight"])
+    del tensors["q.weight_zero_point"]
+    files.save(path, tensors, config)
+    symmetric = _dense(interop.open(path)["q.weight"])
+    np.testing.assert_array_equal(w, symmetric + 3 * scale)
+
+
+def test_groups_that_are_no_blocks(path):
+    tensors, config, _ = files.compressed(size=24, name="q")
+    files.save(path, tensors, config)
+    with pytest.raises(ValueError, match="'q.weight' has groups of 24"):
+        interop.open(path)
 
 
 @pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_inv"])
@@ -243,6 +302,47 @@ def test_mlx_without_configuration(path):
     with pytest.raises(ValueError, match="'a.weight' has 128 bits to a scale.*config"):
         interop.open(path)
     assert interop.read_mlx(path, bits=2, group_size=64)["a.weight"].shape == (2, 128)
+
+
+def test_mlx_with_a_scale_of_all(path):
+    w = mx.random.normal((8, 128), key=mx.random.key(0))
+    one = mx.array(300.0)
+    weight, scales = mx.quantize(w, mode="nvfp4", global_scale=one)
+    parts = {"a.weight": weight, "a.scales": scales, "a.global_scale": one}
+    mx.save_safetensors(str(path), parts)
+    with pytest.raises(ValueError, match="'a.weight' .*, and no other.*'a.global_sc"):
+        interop.open(path)
+
+
+def test_mlx_of_one_bit(path):
+    w = mx.random.normal((4, 256), key=mx.random.key(0))
+    parts = mx.quantize(w, bits=1, group_size=64)
+    arrays = dict(zip(("a.weight", "a.scales", "a.biases"), parts))
+    mx.save_safetensors(str(path), arrays)
+    with pytest.raises(ValueError, match=r"64 bits to a scale.*\(2, 32\), \(1, 64\)"):
+        interop.open(path)
+    with pytest.raises(ValueError, match="'a.weight' is of 1 bit"):
+        interop.read_mlx(path, bits=1, group_size=64)
+
+
+def test_stacks_of_compressed_tensors(path):
+    made = [files.compressed(40, 100, bits=3, symmetric=False, seed=i) for i in (0, 1)]
+    (first, config, dense), (second, _, other) = made
+    tensors = {name: np.stack([x, second[name]]) for name, x in first.items()}
+    (shape,) = (name for name in tensors if name.endswith("_shape"))
+    tensors[shape] = np.array([2, 40, 100])
+    expected = {name: np.stack([w, other[name]]) for name, w in dense.items()}
+    made = tensors, config, expected
+    q = _check(path, made, interop.read_compressed_tensors, eqq.Int)
+    assert q.shape == (2, 40, 100) and q[1].shape == (40, 100)
+
+
+def test_torchao(path):
+    x = np.zeros((2, 32), np.int8)
+    arrays = {"a._weight_qdata": x, "a._weight_scale": np.ones(2, np.float32)}
+    files.save(path, arrays, metadata={"a.weight": "{}", "tensor_names": "[]"})
+    with pytest.raises(ValueError, match="'a.weight' is of torchao"):
+        interop.open(path)
 
 
 def test_what_is_beside(path):

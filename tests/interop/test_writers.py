@@ -11,153 +11,12 @@ import eqquant as eqq
 from eqquant import interop
 
 from ..helpers import normal
+from .arrays import dense, quantized
 from .same import same
-
-
-def _quantized(format, *shape, dtype=jnp.float32):
-    return eqq.quantize(normal(*shape), format, axis=-1).astype(dtype)
-
-
-def _dense(x):
-    x = x.astype(jnp.float32)
-    return np.asarray(x.dequantize() if eqq.is_quantized(x) else x)
 
 
 _half = jnp.float16
 _sizes = {32: mx.float32, 64: mx.float16, 128: mx.bfloat16}
-
-
-#
-# GGUF
-#
-
-
-_ggml = {
-    "Q4_0": eqq.Q4_0(),
-    "Q5_1": eqq.Q5_1(),
-    "Q8_0": eqq.Q8_0(),
-    "TQ1_0": eqq.TQ1_0(),
-    "MXFP4": eqq.MXFP4(),
-}
-
-
-def test_gguf(tmp_path):
-    import gguf
-
-    path = tmp_path / "a.gguf"
-    tensors = {name: _quantized(format, 4, 512) for name, format in _ggml.items()}
-    tensors |= {
-        "experts": _quantized(eqq.Q4_0(), 2, 3, 64),
-        "f32": normal(3),
-        "f16": normal(2, 3, dtype=_half),
-        "bf16": normal(2, 3, 4, dtype=jnp.bfloat16),
-    }
-    metadata = {
-        "general.architecture": "test",
-        "general.alignment": 64,
-        "text": "ü",
-        "number": 3,
-        "negative": -3,
-        "large": 2**40,
-        "float": 0.5,
-        "flag": True,
-        "list": [1, 2, -3],
-        "words": ["a", ""],
-        "scores": [0.5, 2.0],
-        "flags": [True, False],
-        "double": np.float64(0.1),
-    }
-    interop.write_gguf(path, tensors, metadata)
-    checkpoint = interop.open(path)
-    assert checkpoint.metadata == metadata
-    assert set(checkpoint) == set(tensors)
-    assert all(same(checkpoint[name], x) for name, x in tensors.items())
-
-    reader = gguf.GGUFReader(path)
-    fields = {key: reader.get_field(key).contents() for key in metadata}
-    assert fields == metadata
-    for tensor in reader.tensors:
-        x = tensors[tensor.name]
-        w = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        np.testing.assert_array_equal(w.reshape(x.shape), _dense(x))
-        if eqq.is_quantized(x) and tensor.name != "experts":
-            assert tensor.tensor_type.name == tensor.name
-    # And once more, from the file.
-    interop.write_gguf(tmp_path / "b.gguf", checkpoint, checkpoint.metadata)
-    assert (tmp_path / "b.gguf").stat().st_size == path.stat().st_size
-
-
-def test_gguf_by_the_package(tmp_path):
-    import gguf
-
-    path = tmp_path / "a.gguf"
-    writer = gguf.GGUFWriter(path, "test")
-    writer.add_uint8("u8", 200)
-    writer.add_float64("f64", 0.1)
-    writer.add_array("tokens", ["a", "é"])
-    writer.add_token_scores([0.5, -1.0])
-    w = np.asarray(normal(8, 512))
-    blocks = {}
-    for name in ("Q4_1", "Q5_0", "TQ2_0"):
-        type = gguf.GGMLQuantizationType[name]
-        blocks[name] = gguf.quants.quantize(w, type)
-        writer.add_tensor(name, blocks[name], raw_dtype=type)
-    for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
-        # Of any bytes, but for the scales, that might not be finite.
-        type = gguf.GGMLQuantizationType[name]
-        _, size = gguf.GGML_QUANT_SIZES[type]
-        x = np.random.default_rng(0).integers(0, 256, (8, 2, size), np.uint8)
-        x[..., [0, 1, 2, 3] if name in ("Q4_K", "Q5_K") else [-4, -3, -2, -1]] = 0x31
-        blocks[name] = x.reshape(8, 2 * size)
-        writer.add_tensor(name, blocks[name], raw_dtype=type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    again = tmp_path / "b.gguf"
-    interop.write_gguf(again, interop.open(path))
-    for tensor in gguf.GGUFReader(again).tensors:
-        np.testing.assert_array_equal(tensor.data, blocks[tensor.name])
-    with interop.read_gguf(path) as checkpoint:
-        assert checkpoint.metadata["u8"] == 200 and checkpoint.metadata["f64"] == 0.1
-        assert checkpoint.metadata["tokens"] == ["a", "é"]
-        assert checkpoint.metadata["tokenizer.ggml.scores"] == [0.5, -1.0]
-        for name, x in blocks.items():
-            expected = gguf.quants.dequantize(x, gguf.GGMLQuantizationType[name])
-            assert checkpoint[name].format == eqq.formats.as_format(name)
-            np.testing.assert_array_equal(_dense(checkpoint[name]), expected)
-
-
-def test_gguf_by_another_name(tmp_path):
-    path = tmp_path / "a.gguf"
-    tensors = {
-        "a": _quantized(eqq.Int8(32, _half), 4, 64),
-        "b": _quantized(eqq.Int4(32, scale_dtype=_half), 4, 64),
-    }
-    interop.write_gguf(path, tensors)
-    checkpoint = interop.open(path)
-    assert [e.format for e in checkpoint.entries.values()] == [eqq.Q8_0(), eqq.Q4_0()]
-    for name, x in tensors.items():
-        np.testing.assert_array_equal(_dense(checkpoint[name]), _dense(x))
-
-
-@pytest.mark.parametrize(
-    "metadata", [{"a": None}, {"a": {}}, {"a": [[1]]}, {"a": ["b", 1]}, {"a": 1j}]
-)
-def test_gguf_metadata_that_cannot_be_written(metadata, tmp_path):
-    with pytest.raises(ValueError, match="`metadata` should have .* for 'a'"):
-        interop.write_gguf(tmp_path / "a.gguf", {}, metadata)
-    assert not list(tmp_path.iterdir())
-
-
-def test_gguf_in_several_files(tmp_path):
-    for i, name in ((1, "a"), (2, "b")):
-        path = tmp_path / f"model-0000{i}-of-00002.gguf"
-        interop.write_gguf(path, {name: normal(i)}, {"split.no": i - 1})
-    for opened in (path, tmp_path):
-        checkpoint = interop.open(opened)
-        assert list(checkpoint) == ["a", "b"] and checkpoint["b"].shape == (2,)
-        assert checkpoint.metadata == {"split.no": 0}
 
 
 #
@@ -202,11 +61,11 @@ def test_mlx(tmp_path):
 
 
 def test_mlx_of_what_was_quantized_here(tmp_path):
-    q = _quantized(eqq.Int(4, 32, "minimum"), 4, 64)
+    q = quantized(eqq.Int(4, 32, "minimum"), 4, 64)
     interop.write_mlx(tmp_path / "a.safetensors", {"a.weight": q})
     x = mx.load(str(tmp_path / "a.safetensors"))
     w = mx.dequantize(x["a.weight"], x["a.scales"], x["a.biases"], 32, 4)
-    np.testing.assert_allclose(np.array(w), _dense(q), atol=1e-6)
+    np.testing.assert_allclose(np.array(w), dense(q), atol=1e-6)
     config = json.loads((tmp_path / "a.config.json").read_text())
     scheme = {"group_size": 32, "bits": 4, "mode": "affine"}
     assert config == {"quantization": scheme}
@@ -222,7 +81,7 @@ def test_mlx_of_what_was_quantized_here(tmp_path):
 def test_gptq(bits, offset, tmp_path):
     path = tmp_path / "a.safetensors"
     format = eqq.Int(bits, 32, offset, scale_dtype=_half)
-    tensors = {"a.weight": _quantized(format, 32, 96), "a.bias": normal(32)}
+    tensors = {"a.weight": quantized(format, 32, 96), "a.bias": normal(32)}
     interop.write_gptq(path, tensors)
     config = json.loads((tmp_path / "a.config.json").read_text())
     assert config["quantization_config"] == {
@@ -235,15 +94,16 @@ def test_gptq(bits, offset, tmp_path):
     }
     checkpoint = interop.read_gptq(path)
     for name, x in tensors.items():
-        np.testing.assert_array_equal(_dense(checkpoint[name]), _dense(x))
+        np.testing.assert_array_equal(dense(checkpoint[name]), dense(x))
 
 
 def test_bitsandbytes(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {
-        "a.weight": _quantized(eqq.NF4(64), 8, 128),
-        "b.weight": _quantized(eqq.BnbFP4(128), 8, 128, dtype=jnp.bfloat16),
+        "a.weight": quantized(eqq.NF4(64), 8, 128),
+        "b.weight": quantized(eqq.BnbFP4(128), 8, 128, dtype=jnp.bfloat16),
         "c": eqq.quantize(normal(7, 33), eqq.NF4(64), axis=(-2, -1)),
+        "nested": quantized(eqq.Nested(eqq.BnbFP4(64), eqq.BnbScale(32)), 24, 128),
         "d.bias": normal(3),
     }
     interop.write_bitsandbytes(path, tensors)
@@ -258,13 +118,13 @@ def test_compressed_tensors(tmp_path):
         *(eqq.FP8("e4m3"), eqq.FP8("e4m3", scale="tensor")),
     ]
     tensors = {
-        f"{i}.weight": _quantized(format, 12, 100, dtype=format.scale_dtype)
+        f"{i}.weight": quantized(format, 12, 100, dtype=format.scale_dtype)
         for i, format in enumerate(formats)
     }
     bfloat16 = jnp.bfloat16
     tensors |= {
-        "m.weight": _quantized(eqq.MXFP4(), 4, 64, dtype=bfloat16),
-        "n.weight": _quantized(eqq.NVFP4(inverse=True), 4, 64, dtype=bfloat16),
+        "m.weight": quantized(eqq.MXFP4(), 4, 64, dtype=bfloat16),
+        "n.weight": quantized(eqq.NVFP4(inverse=True), 4, 64, dtype=bfloat16),
         "norm.weight": normal(4),
     }
     interop.write_compressed_tensors(tmp_path / "model", tensors)
@@ -274,7 +134,7 @@ def test_compressed_tensors(tmp_path):
 
 def test_order_of_groups(tmp_path):
     # As a file has it, for `quantize` leaves them in order.
-    q = _quantized(eqq.Int(4, 32, "zero_point", True, _half), 32, 96)
+    q = quantized(eqq.Int(4, 32, "zero_point", True, _half), 32, 96)
     block = jnp.asarray(np.random.default_rng(0).permutation(96) // 32, jnp.int32)
     stored = q.stored | {"block": block.reshape(q.stored["block"].shape)}
     q = dataclasses.replace(q, stored=stored).astype(_half)
@@ -291,43 +151,55 @@ def test_order_of_groups(tmp_path):
 @pytest.mark.parametrize(
     "write, name, q, match",
     [
-        (interop.write_gguf, "a", _quantized(eqq.NF4(), 4, 64), "NF4.*GGUF: it has"),
-        (interop.write_gguf, "a", _quantized(eqq.Q4_0(), 4, 40), "a multiple of 32"),
+        (interop.write_gguf, "a", quantized(eqq.NF4(), 4, 64), "NF4.*GGUF: it has"),
+        (interop.write_gguf, "a", quantized(eqq.Q4_0(), 4, 40), "a multiple of 32"),
         (interop.write_gguf, "a", eqq.quantize(normal(64, 4), eqq.Q4_0()), "`w @ x`"),
         (interop.write_gguf, "a", jnp.ones(3, bool), "it is of bool"),
         (interop.write_gguf, "a", jnp.ones((1, 1, 1, 1, 1)), "4 axes"),
-        (interop.write_mlx, "a.weight", _quantized(eqq.Int4(), 4, 64), "for MLX"),
-        (interop.write_mlx, "a.weight", _quantized(eqq.Int(4, 64), 4, 64), "for MLX"),
-        (interop.write_mlx, "a", _quantized(eqq.MXFP4(), 4, 64), "end with '.weight'"),
-        (interop.write_gptq, "a.weight", _quantized(eqq.Int4(), 32, 64), "scale_dtype"),
+        (interop.write_mlx, "a.weight", quantized(eqq.Int4(), 4, 64), "for MLX"),
+        (interop.write_mlx, "a.weight", quantized(eqq.Int(4, 64), 4, 64), "for MLX"),
+        (interop.write_mlx, "a", quantized(eqq.MXFP4(), 4, 64), "end with '.weight'"),
+        (interop.write_gptq, "a.weight", quantized(eqq.Int4(), 32, 64), "scale_dtype"),
         (
             interop.write_gptq,
             "a.weight",
-            _quantized(eqq.Int4(scale_dtype=_half), 33, 64),
+            quantized(eqq.Int4(scale_dtype=_half), 33, 64),
             "fill words",
         ),
         (
             interop.write_gptq,
             "a.weight",
-            _quantized(eqq.Int(4, 32, "minimum", scale_dtype=_half), 32, 64),
+            quantized(eqq.Int(4, 32, "minimum", scale_dtype=_half), 32, 64),
             "for GPTQ",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            _quantized(eqq.NF4(48), 4, 96),
+            quantized(eqq.NF4(48), 4, 96),
             "powers of two",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            _quantized(eqq.NF4(64), 4, 96),
+            quantized(eqq.NF4(64), 4, 96),
             "a multiple of 64",
+        ),
+        (
+            interop.write_bitsandbytes,
+            "a",
+            quantized(eqq.Nested(eqq.NF4(64), eqq.Int8(32)), 4, 128),
+            "`BnbScale",
+        ),
+        (
+            interop.write_bitsandbytes,
+            "a",
+            quantized(eqq.Nested(eqq.NF4(64), eqq.BnbScale(32)), 2, 4, 128),
+            "of one matrix",
         ),
         (
             interop.write_compressed_tensors,
             "a.weight",
-            _quantized(eqq.NF4(64), 4, 64),
+            quantized(eqq.NF4(64), 4, 64),
             "for compressed-tensors",
         ),
     ],
@@ -339,13 +211,13 @@ def test_formats_that_cannot_be_written(write, name, q, match, tmp_path):
 
 
 def test_names_that_meet(tmp_path):
-    q = _quantized(eqq.MXFP4(), 4, 64)
+    q = quantized(eqq.MXFP4(), 4, 64)
     with pytest.raises(ValueError, match="'a.weight' and 'a.scales' would both"):
         interop.write_mlx(tmp_path / "a", {"a.weight": q, "a.scales": normal(2)})
 
 
 def test_of_different_bits(tmp_path):
-    each = [_quantized(eqq.Int(b, 32, scale_dtype=_half), 32, 64) for b in (3, 4)]
+    each = [quantized(eqq.Int(b, 32, scale_dtype=_half), 32, 64) for b in (3, 4)]
     with pytest.raises(ValueError, match="as many bits.*'0.weight'.*'1.weight'"):
         interop.write_gptq(
             tmp_path / "a", {f"{i}.weight": q for i, q in enumerate(each)}

@@ -3,7 +3,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from .._open import open
 from ._beside import as_json, beside
 from ._encode import encode, stand_in
 from ._outcome import Outcome, outcome
-from ._output import is_placed, is_there, Output, partial_path
+from ._output import is_placed, is_there, Output
 from ._plan import plan, Planned
 from ._shards import index_of, shards
 from ._targets import as_kind, target
@@ -31,7 +30,7 @@ def convert(
     *,
     rules: Sequence[tuple[Any, Any]] = (),
     to: str | None = None,
-    axis: int = -1,
+    axis: int | Sequence[tuple[Any, int]] = -1,
     min_size: int = 1024,
     embeddings: bool = False,
     requantize: bool = False,
@@ -65,6 +64,9 @@ def convert(
     - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`, `"mlx"` or
         `"compressed-tensors"`. By default the first, unless `out` ends with `.gguf`.
     - `axis`: that matrix products contract: -1 for matrices of the shape `(out, in)`.
+        If not all are the same, pairs of a condition, as in `rules`, and an axis; for
+        GPT-2, `[("h.*", -2)]`. The first that matches decides, and for others it
+        is -1.
     - `min_size`: arrays with fewer numbers are left as they are.
     - `embeddings`: whether to quantize embeddings too.
     - `requantize`: whether to quantize anew what is quantized already. Its error comes
@@ -82,16 +84,12 @@ def convert(
 
     A `ValueError` if an array cannot be read, quantized or written, or if what an
     earlier call has left is not of the same arguments. A `FileExistsError` if there is
-    something at `out`.
+    something at `out`, or if what is at `OUT.partial` is not of an earlier call.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")
     kind = as_kind(to or ("gguf" if out.suffix == ".gguf" else "eqquant"))
-    _check_out(out, kind, is_file, shard_size)
-    if axis not in (-1, -2):
-        raise ValueError(f"`axis` should be -1 or -2. Got {axis!r}.")
-    if fresh and partial_path(out).is_dir():
-        shutil.rmtree(partial_path(out))
+    _check_out(out, kind, is_file, shard_size, fresh)
     with open(source) as checkpoint:
         planned = plan(
             checkpoint, format, rules, axis, min_size, embeddings, requantize
@@ -104,11 +102,12 @@ def convert(
             kind,
             out.stem if is_file else "model",
             None if is_file else shard_size or 5 * 10**9,
+            fresh,
             progress or (lambda done, total, name: None),
         )
 
 
-def _converted(checkpoint, source, out, planned, kind, stem, most, progress):
+def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progress):
     stand_ins = {p.name: _stand_in(p, kind) for p in planned}
     metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
     index_name = f"{stem}.safetensors.index.json"
@@ -124,7 +123,8 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, progress):
     if index is not None:
         others[index_name] = index.encode()
     total = sum(p.entry.nbytes for p in planned)
-    with Output(out, most is None, files, _about(planned, files)) as output:
+    about = _about(planned, files)
+    with Output(out, most is None, files, about, fresh) as output:
         done = sum(p.entry.nbytes for p in planned if p.name in output.lines)
         progress(done, total, "")
         outcomes = []
@@ -223,12 +223,12 @@ def _about(planned, files):
     }
 
 
-def _check_out(out, kind, is_file, shard_size):
+def _check_out(out, kind, is_file, shard_size, fresh):
     if is_file and (out.suffix == ".gguf") != (kind == "gguf"):
         raise ValueError(f"{str(out)!r} is not the name of a file for {kind!r}.")
     if is_file and shard_size is not None:
         raise ValueError("Several files go to a folder. Got `shard_size` for a file.")
     if shard_size is not None and shard_size <= 0:
         raise ValueError(f"`shard_size` should be positive. Got {shard_size}.")
-    if is_there(out) and not is_placed(out):
+    if is_there(out) and (fresh or not is_placed(out)):
         raise FileExistsError(f"{str(out)!r} is there already.")

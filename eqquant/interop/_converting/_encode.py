@@ -1,9 +1,6 @@
 import functools as ft
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +9,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractExact, AbstractFormat, Stored
-
-
-# So many numbers at a time: few enough for the caches of a processor, and for their
-# memory to be nothing beside that of the interpreter.
-_numbers = 2**18
-_workers = min(4, os.cpu_count() or 1)
+from ...formats import AbstractExact, AbstractFormat, encode_rows, Stored
+from ._pieces import Pieces
 
 
 class Error(NamedTuple):
@@ -71,40 +63,26 @@ def encode(
     A `ValueError` if there are numbers that the format does not take.
     """
     rows = w if axis == -1 else w.swapaxes(-1, -2)
-    *lead, n, k = rows.shape
     structs = _structs(format, rows.shape)
-    tail = format.shape(structs, 0)[-1] - k
-    step = n if _is_shared(format, k) else _step(n, k)
+    tail = format.shape(structs, 0)[-1] - rows.shape[-1]
+    pieces = Pieces(rows, _is_whole(format, rows.shape[-1]))
+    known = _known(format, rows.shape, pieces)
     stored = jtu.tree_map(lambda a: np.empty(a.shape, a.dtype), structs)
-    places = [(i, j) for i in np.ndindex(*lead) for j in range(0, n, step)]
+    some, *_ = known.values()
+    shapes = tuple(x.shape for x in some)
+    _compile(format, pieces.shape, pieces.dtype, tail, shapes)
 
-    # Each is used over and over: JAX keeps its hold of arrays that it was given, for
-    # longer than it needs them, and so it may not be given the memory map.
-    buffers = SimpleQueue()
-    for _ in range(min(_workers, len(places))):
-        buffers.put(np.zeros((step, k), w.dtype))
-
-    def work(place):
-        index, start = place
-        number = min(step, n - start)
-        buffer = buffers.get()
-        buffer[:number] = rows[index][start : start + number]
-        buffer[number:] = 0
-        found = _encode(format, buffer)
-        measured = _measure(format, buffer, found, tail)
+    def work(piece, index, rows):
+        found = _encode(format, piece, known[index])
+        measured = _measure(format, piece, found, tail)
         jtu.tree_map(
-            lambda all, some: _put(all[index], start, number, np.asarray(some)),
-            stored,
-            found,
+            lambda all, some: _put(all[index], rows, np.asarray(some)), stored, found
         )
-        measured = [np.asarray(x) for x in measured]
-        buffers.put(buffer)
-        return *measured, number / (n * math.prod(lead))
+        return [np.asarray(x) for x in measured]
 
-    _compile(format, (step, k), w.dtype, tail)
     signal = noise = 0.0
     wrong = 0
-    for signals, noises, unit, others, share in _pool().map(work, places):
+    for (signals, noises, unit, others), share in pieces.map(work):
         signal += float(np.sum(signals, dtype=np.float64)) / float(unit) ** 2
         noise += float(np.sum(noises, dtype=np.float64)) / float(unit) ** 2
         wrong += int(others)
@@ -115,6 +93,26 @@ def encode(
             "leave it as it is."
         )
     return _array(stored, tail, (format, axis, w.dtype)), Error(signal, noise)
+
+
+def _known(format, shape, pieces):
+    # By matrix, what the format asks of all rows.
+    *lead, n, k = shape
+    known = {index: () for index in np.ndindex(*lead)}
+    for _ in range(_asks(format, k)):
+        found = {index: [] for index in known}
+
+        def work(piece, index, rows):
+            x = np.asarray(_asked(format, piece, known[index]))
+            return index, x[: rows.stop - rows.start]
+
+        for (index, x), _ in pieces.map(work):
+            found[index].append(x)
+        known = {
+            index: (*some, jnp.concatenate(found[index]))
+            for index, some in known.items()
+        }
+    return known
 
 
 def _array(stored, tail, rest):
@@ -137,43 +135,57 @@ def _by_row(shape, axis):
 
 
 @ft.cache
-def _pool():
-    return ThreadPoolExecutor(_workers)
-
-
-@ft.cache
 def _structs(format, shape) -> Stored:
     return jax.eval_shape(format.encode, jax.ShapeDtypeStruct(shape, np.float32))
 
 
-def _is_shared(format, k):
-    # Whether there is something that all rows share, which no part of them can tell.
-    structs = jtu.tree_leaves(_structs(format, (2, k)))
-    return any(a.shape[-2] != 2 for a in structs)
-
-
-def _step(n, k):
-    # Of few different sizes, so that little has to be compiled.
-    return min(max(1, _numbers // k), 1 << (n - 1).bit_length())
-
-
-def _put(all, start, number, some):
-    if len(all) == 1:
-        all[...] = some[:1]
-    else:
-        all[start : start + number] = some[:number]
+@ft.cache
+def _asks(format, k):
+    # How often it asks for something of all rows.
+    struct = jax.ShapeDtypeStruct((2, k), np.float32)
+    _, asked = jax.eval_shape(ft.partial(encode_rows, format), struct)
+    return len(asked)
 
 
 @ft.cache
-def _compile(format, shape, dtype, tail):
+def _is_whole(format, k):
+    # Whether all rows share something of their numbers, without the format asking.
+    if _asks(format, k) > 0:
+        return False
+    struct = jax.ShapeDtypeStruct((2, k), np.float32)
+    jaxpr = jax.make_jaxpr(format.encode)(struct).jaxpr
+    of_numbers = {id(x) for x in jaxpr.invars}
+    for equation in jaxpr.eqns:
+        if any(id(x) in of_numbers for x in equation.invars):
+            of_numbers |= {id(x) for x in equation.outvars}
+    return any(x.aval.shape[-2] != 2 and id(x) in of_numbers for x in jaxpr.outvars)
+
+
+def _put(all, rows, some):
+    if len(all) == 1:
+        all[...] = some[:1]
+    else:
+        all[rows] = some[: rows.stop - rows.start]
+
+
+@ft.cache
+def _compile(format, shape, dtype, tail, shapes):
     # Once, and not in each thread.
     w = np.zeros(shape, dtype)
-    _measure(format, w, _encode(format, w), tail)
+    known = tuple(jnp.zeros(shape) for shape in shapes)
+    _measure(format, w, _encode(format, w, known), tail)
 
 
 @ft.partial(jax.jit, static_argnums=0)
-def _encode(format, w):
-    return format.encode(w)
+def _asked(format, w, known):
+    _, asked = encode_rows(format, w, known)
+    return asked[len(known)]
+
+
+@ft.partial(jax.jit, static_argnums=0)
+def _encode(format, w, known):
+    stored, _ = encode_rows(format, w, known)
+    return stored
 
 
 @ft.partial(jax.jit, static_argnums=(0, 3))

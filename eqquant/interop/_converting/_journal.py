@@ -1,7 +1,7 @@
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, IO
 
 
 class Journal:
@@ -24,7 +24,7 @@ class Journal:
         """
         self._file = open(path, "a+b", buffering=0)
         try:
-            _lock(self._file, path)
+            lock(self._file, path)
             self.lines = self._begin(path, about)
         except BaseException:
             self._file.close()
@@ -70,7 +70,9 @@ def is_finished(path: pathlib.Path) -> bool:
     return path.read_bytes().endswith(json.dumps(_finished).encode() + b"\n")
 
 
-def _lock(file, path):
+def lock(file: IO[bytes], path: pathlib.Path) -> None:
+    """Keeps other processes from writing to the folder of a journal, as long as the
+    file is open."""
     if os.name != "posix":
         return
     import fcntl

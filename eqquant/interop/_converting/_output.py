@@ -10,7 +10,7 @@ import numpy as np
 
 from .._containers import journal_name
 from .._writing import Part, TensorFile
-from ._journal import is_finished, Journal, sync
+from ._journal import is_finished, Journal, lock, sync
 from ._shards import Shard
 
 
@@ -31,12 +31,22 @@ class Output:
         is_file: bool,
         shards: list[Shard],
         about: dict[str, Any],
+        fresh: bool,
     ):
+        """**Arguments:**
+
+        - `about`: all that the output is determined by.
+        - `fresh`: whether to remove what an earlier run has left.
+        """
         self._out, self._is_file, self._shards = out, is_file, shards
         self._folder = partial_path(out)
         self._files = self._folder / "files"
-        self._files.mkdir(parents=True, exist_ok=True)
+        _check_own(self._folder)
+        if fresh and is_there(self._folder):
+            _discard(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._folder / journal_name, about)
+        self._files.mkdir(exist_ok=True)
         self._owners = {key: shard for shard in shards for key in shard.parts}
         lines = {x["name"]: x for x in self._journal.lines if "name" in x}
         if is_placed(out):
@@ -70,7 +80,7 @@ class Output:
         if self._shards:
             self._place(beside)
         self.close()
-        shutil.rmtree(self._folder)
+        _remove(self._folder)
 
     def _place(self, beside):
         for shard in self._shards:
@@ -131,3 +141,27 @@ def is_placed(out: pathlib.Path) -> bool:
     """Whether that is the output itself, of a call that was interrupted after all."""
     journal = partial_path(out) / journal_name
     return is_there(out) and journal.is_file() and is_finished(journal)
+
+
+def _check_own(folder):
+    # The journal is the first that there is in such a folder.
+    if is_there(folder) and not (folder / journal_name).is_file():
+        raise FileExistsError(
+            f"{str(folder)!r}, where the output is to be until it is whole, has "
+            f"something else in it: there is no {journal_name!r}. Move it, or write to "
+            "another place."
+        )
+
+
+def _discard(folder):
+    journal = folder / journal_name
+    with builtins.open(journal, "ab") as file:
+        lock(file, journal)
+        _remove(folder)
+
+
+def _remove(folder):
+    # The journal last, which tells whose the folder is.
+    if (folder / "files").is_dir():
+        shutil.rmtree(folder / "files")
+    shutil.rmtree(folder)

@@ -51,7 +51,7 @@ def plan(
     checkpoint: Checkpoint,
     format: AbstractFormat | str | None,
     rules: Sequence[tuple[Any, Any]],
-    axis: int,
+    axis: int | Sequence[tuple[Any, int]],
     min_size: int,
     embeddings: bool,
     requantize: bool,
@@ -60,11 +60,13 @@ def plan(
 
     **Raises:**
 
-    A `ValueError` if a rule matches nothing, or if an array cannot be read.
+    A `ValueError` if a rule matches nothing, if an axis is none of a matrix, or if an
+    array cannot be read.
     """
     format = None if format is None else as_format(format)
     found = Rules(rules)
-    infos = {name: _info(entry, axis) for name, entry in checkpoint.entries.items()}
+    axes = _axes(checkpoint, axis)
+    infos = {name: _info(x, axes[name]) for name, x in checkpoint.entries.items()}
     _check_rules(found, infos)
     planned = []
     for name, entry in checkpoint.entries.items():
@@ -74,11 +76,24 @@ def plan(
         wish = format if wish is True else wish or None
         obstacle = _obstacle(entry, requantize) or _refusal(wish, index, found)
         if obstacle is None and index is None:
-            obstacle = _exception(entry, axis, min_size, embeddings)
+            obstacle = _exception(entry, axes[name], min_size, embeddings)
         # (The layout of a file is that of CPUs.)
         wish = None if obstacle or wish is None else wish.prepacked("cpu")
-        planned.append(Planned(entry, wish, axis, *(obstacle or ())))
+        planned.append(Planned(entry, wish, axes[name], *(obstacle or ())))
     return planned
+
+
+def _axes(checkpoint, axis):
+    pairs = [] if isinstance(axis, int) else list(axis)
+    default = axis if isinstance(axis, int) else -1
+    for i in (default, *(i for _, i in pairs)):
+        if i not in (-1, -2):
+            raise ValueError(f"`axis` should be -1 or -2. Got {i!r}.")
+    rules = Rules([(pattern, True) for pattern, _ in pairs])
+    infos = {name: _info(entry, -1) for name, entry in checkpoint.entries.items()}
+    _check_rules(rules, infos)
+    found = {name: rules.match(info) for name, info in infos.items()}
+    return {name: default if i is None else pairs[i][1] for name, i in found.items()}
 
 
 def _info(entry, axis):

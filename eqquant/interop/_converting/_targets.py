@@ -72,7 +72,11 @@ def target(
 
 
 def _safetensors(metadata):
-    return lambda parts, i, number, total: safetensors_layout(parts, metadata)
+    return lambda parts, i, number, total: _layout(parts, metadata)
+
+
+def _layout(parts, metadata):
+    return safetensors_layout({k: part.type for k, part in parts.items()}, metadata)
 
 
 def _gguf(metadata):
@@ -110,7 +114,7 @@ def _own(stand_ins, index):
 
     def layout(parts, i, number, total):
         said = header if number == 1 else to_part(index)
-        return safetensors_layout(parts, said)
+        return _layout(parts, said)
 
     return Target(".safetensors", parts, layout, lambda formats: {}, header)
 

@@ -20,3 +20,4 @@ from ._gguf import (
 from ._gptq import find_gptq as find_gptq
 from ._mlx import find_mlx as find_mlx
 from ._mxfp4 import find_mxfp4 as find_mxfp4
+from ._torchao import find_torchao as find_torchao

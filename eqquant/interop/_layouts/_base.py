@@ -71,11 +71,7 @@ def to_quantized(
     rows = (int(np.prod(shape)),) if flat else shape
     row_axis = format.row_axis if len(rows) > 1 else -2
     expected, tail = _expected(format, rows)
-    for name, x in stored.items():
-        # Zero-points may be of 16 bits.
-        assert x.shape == expected[name].shape, (name, x.shape, expected[name])
-        assert x.dtype == expected[name].dtype or name == "zero_point", (name, x.dtype)
-    assert stored.keys() == expected.keys(), stored.keys()
+    _check_stored(stored, expected)
     return QuantizedArray(
         # Not a memory map, which follows its file.
         stored=jtu.tree_map(
@@ -97,6 +93,17 @@ def _expected(format, shape):
     w = jax.ShapeDtypeStruct(shape, np.float32)
     stored = jax.eval_shape(lambda w: encode(w, format)[0], w)
     return stored, format.shape(stored, 0)[-1] - shape[-1]
+
+
+def _check_stored(stored, expected):
+    assert stored.keys() == expected.keys(), stored.keys()
+    for name, x in stored.items():
+        if isinstance(x, dict):
+            _check_stored(x, expected[name])
+            continue
+        # Zero-points may be of 16 bits.
+        assert x.shape == expected[name].shape, (name, x.shape, expected[name])
+        assert x.dtype == expected[name].dtype or name == "zero_point", (name, x.dtype)
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from ...formats import BnbFP4, Int8, NF4
+from ...formats import BnbFP4, BnbScale, Int8, Nested, NF4, row_blocks
 from .._checkpoint import Entry
 from .._containers import check_shape, parse, RawTensor, short
 from ._base import bits_of, check, Source, to_quantized
@@ -72,12 +72,15 @@ def _entry4(source, name, tensor, state, kind):
         f"and as many bytes as it takes for shape {shape}",
         *tensors,
     )
-    scales = absmax
+    scales, nested_size = absmax, 0
+    block, flat = _blocks(shape, size, nested is not None)
+    format = _formats[kind](block)
     if nested is not None:
         scales = _Scales(source, name, absmax, nested)
         tensors += [scales.absmax, scales.quant_map]
-    block, flat = _blocks(shape, size)
-    format = _formats[kind](block)
+        # In the blocks that there are here.
+        nested_size = scales.size * size // (block or size)
+        format = Nested(format, BnbScale(nested_size))
 
     def to_array():
         if not np.array_equal(quant_map.read(), _codebook(kind)):
@@ -85,12 +88,15 @@ def _entry4(source, name, tensor, state, kind):
         codes = tensor.read().reshape(-1).view(np.uint8)
         # The first code is in the high bits.
         codes = codes >> np.uint8(4) | codes << np.uint8(4)
-        scale = bits_of(scales.read())
+        scale = absmax.read()
+        scale = scale if nested is not None else bits_of(scale)
         if not flat:
             *lead, k = shape
             codes = codes.reshape(*lead, k // 2)
             starts = np.arange(0, total, block or k)
             scale = scale[starts // size].reshape(*lead, -1)
+        if isinstance(scales, _Scales):
+            scale = scales.stored(scale, nested_size)
         stored = {"codes": codes, "scale": scale}
         return to_quantized(stored, format, shape, dtype, flat=flat)
 
@@ -99,16 +105,19 @@ def _entry4(source, name, tensor, state, kind):
     return Entry(name, shape, dtype, format, "bitsandbytes", sources, to_array, axis)
 
 
-def _blocks(shape, size):
+def _blocks(shape, size, is_nested):
     """A block size such that each block of a row is in one block of the flattened
     array. If there is none, then the blocks of the flattened array stay."""
     *lead, k = shape
     if not lead or math.prod(shape) == 0 or k == 0:
         return size, True
+    if is_nested and len(lead) > 1:
+        # Blocks of scales go over all matrices.
+        return size, True
     common = math.gcd(k, size)
     if common % 16 == 0:
         return common, False
-    if common == k and k % 2 == 0:
+    if common == k and k % 2 == 0 and not is_nested:
         return None, False
     return size, True
 
@@ -157,7 +166,6 @@ class _Scales:
     """Scales that are quantized themselves, less their mean."""
 
     def __init__(self, source, name, codes, nested):
-        self.codes = codes
         self.size, self.offset = nested
         self.absmax = source.need(f"{name}.nested_absmax", name, "F32")
         self.quant_map = source.need(f"{name}.nested_quant_map", name, "F32")
@@ -169,10 +177,18 @@ class _Scales:
             *(codes, self.absmax, self.quant_map),
         )
 
-    def read(self):
-        codes = self.codes.read()
-        absmax = np.repeat(self.absmax.read(), self.size)[: len(codes)]
-        return self.quant_map.read()[codes] * absmax + np.float32(self.offset)
+    def stored(self, codes, size):
+        """What `BnbScale(size)` would have stored, with these codes in rows."""
+        absmax = bits_of(self.absmax.read())
+        blocks, start = row_blocks(codes.shape, size, len(absmax))
+        one = (1,) * (codes.ndim - 1)
+        return {
+            "codes": codes,
+            "scale": np.append(absmax, np.uint32(0))[blocks],
+            "start": start,
+            "codebook": bits_of(self.quant_map.read()).reshape(*one, 256),
+            "offset": bits_of(np.full((*one, 1), self.offset, np.float32)),
+        }
 
 
 def _codebook(kind):

@@ -18,7 +18,7 @@ from ._base import (
     unpack,
 )
 from ._groups import group_size, is_ordered
-from ._scheme import said
+from ._scheme import said, scale_blocks
 
 
 _layout = "compressed-tensors"
@@ -48,24 +48,28 @@ def _packed(source, name, packed, scale):
     zeros = source.get(f"{name}_zero_point", "I32", "I8")
     g_idx = source.get(f"{name}_g_idx", "I32", "I64")
     check(
-        packed.ndim == 2 and lengths.shape == (2,),
-        f"{name!r} should be a matrix, of rows that are packed",
+        packed.ndim >= 2 and lengths.shape == (packed.ndim,),
+        f"{name!r} should have rows that are packed, and as many sizes as axes",
         *(packed, lengths),
     )
-    n, k = map(int, lengths.read())
-    check_shape(name, (n, k))
-    bits = _bits(source, name, packed.shape[1], k)
-    groups = _number_of_groups(name, scale, n)
+    shape = tuple(map(int, lengths.read()))
+    *lead, n, k = shape
+    check_shape(name, shape)
+    bits = _bits(source, name, packed.shape[-1], k)
+    groups = _number_of_groups(name, scale, (*lead, n))
+    packed_zeros = zeros is not None and zeros.kind == "I32"
+    per_group = _words(n, bits) if packed_zeros else n
     check(
-        packed.shape[0] == n
+        packed.shape[:-1] == (*lead, n)
         and (g_idx is None or g_idx.shape == (k,))
         and (
             zeros is None
-            or zeros.kind == "I8"
-            or zeros.shape == (_words(n, bits), groups)
-        )
-        and (zeros is None or zeros.kind == "I32" or zeros.shape == (n, groups)),
-        f"{name!r} should be {n} rows of {k} codes of {bits} bits",
+            or zeros.shape == (*lead, per_group, groups)
+            # One of all, which is not packed.
+            or zeros.shape == scale.shape == (1,)
+            and not packed_zeros
+        ),
+        f"{name!r} should have shape {shape}, in codes of {bits} bits",
         *(packed, scale, zeros, g_idx),
     )
     size = group_size(name, said(source, "group_size"), k, groups)
@@ -79,50 +83,53 @@ def _packed(source, name, packed, scale):
     def to_array():
         # Rows end with whole words there.
         codes = resized(as_bytes(packed.read()), packed_size(k, bits))
-        stored = {"codes": codes, "scale": _per_row(scale, n, groups)}
-        if zeros is not None and zeros.kind == "I8":
-            half = np.uint8(2 ** (bits - 1))
-            stored["zero_point"] = zeros.read().view(np.uint8) + half
-        elif zeros is not None:
+        stored = {
+            "codes": codes,
+            "scale": _spread(bits_of(scale.read()), (*lead, n, groups)),
+        }
+        if zeros is not None and packed_zeros:
             # Down the rows.
-            stored["zero_point"] = unpack(zeros.read().swapaxes(0, 1), bits, n).T
+            found = unpack(zeros.read().swapaxes(-1, -2), bits, n)
+            stored["zero_point"] = found.swapaxes(-1, -2)
+        elif zeros is not None:
+            half = np.uint8(2 ** (bits - 1))
+            found = zeros.read().view(np.uint8) + half
+            stored["zero_point"] = _spread(found, (*lead, n, groups))
         if ordered and g_idx is not None:
-            stored["block"] = g_idx.read().astype(np.int32)[None]
-        return to_quantized(stored, format, (n, k), scale.dtype)
+            index = g_idx.read().astype(np.int32)
+            stored["block"] = np.broadcast_to(index, (*lead, 1, k))
+        return to_quantized(stored, format, shape, scale.dtype)
 
     sources = tuple(t for t in (packed, scale, lengths, zeros, g_idx) if t is not None)
-    return Entry(name, (n, k), scale.dtype, format, _layout, sources, to_array)
+    return Entry(name, shape, scale.dtype, format, _layout, sources, to_array)
 
 
 def _plain(source, name, weight, scale):
     zeros = source.get(f"{name}_zero_point", "I8")
-    check(weight.ndim == 2, f"{name!r} should have two axes", weight)
-    n, k = weight.shape
-    groups = _number_of_groups(name, scale, n)
+    check(weight.ndim >= 2, f"{name!r} should have two axes", weight)
     check(
         zeros is None or zeros.shape == scale.shape,
         f"{name!r} should have as many zero-points as scales",
         *(scale, zeros),
     )
-    size = group_size(name, said(source, "group_size"), k, groups)
+    blocks = scale_blocks(source, name, weight, scale)
     if zeros is None:
-        format = Int8(size, scale.dtype)
+        format = Int8(blocks.size, scale.dtype)
     else:
-        format = Int(8, size, "zero_point", scale_dtype=scale.dtype)
+        format = Int(8, blocks.size, "zero_point", scale_dtype=scale.dtype)
 
     def to_array():
-        stored = {"codes": weight.read(), "scale": _per_row(scale, n, groups)}
+        found = blocks.by_row(bits_of(scale.read()), weight.shape)
+        stored = {"codes": weight.read(), "scale": found}
         if zeros is not None:
             half = np.uint8(128)
             stored["codes"] = stored["codes"].view(np.uint8) + half
-            found = zeros.read().view(np.uint8) + half
-            stored["zero_point"] = np.broadcast_to(
-                found.reshape(-1, groups), (n, groups)
-            )
-        return to_quantized(stored, format, (n, k), scale.dtype)
+            zero = zeros.read().view(np.uint8) + half
+            stored["zero_point"] = blocks.by_row(zero, weight.shape)
+        return to_quantized(stored, format, weight.shape, scale.dtype)
 
     sources = tuple(t for t in (weight, scale, zeros) if t is not None)
-    return Entry(name, (n, k), scale.dtype, format, _layout, sources, to_array)
+    return Entry(name, weight.shape, scale.dtype, format, _layout, sources, to_array)
 
 
 def _e2m1(source, name, packed, scale):
@@ -170,19 +177,17 @@ def _words(count, bits):
     return -(-count * bits // 32)
 
 
-def _number_of_groups(name: str, scale: RawTensor, n: int) -> int:
-    if scale.shape in ((), (1,), (1, 1)):
-        return 1
-    if scale.ndim == 1 and scale.shape == (n,):
+def _number_of_groups(name: str, scale: RawTensor, rows: tuple[int, ...]) -> int:
+    if scale.shape in ((), (1,), (1, 1), rows):
         return 1
     check(
-        scale.ndim == 2 and scale.shape[0] == n,
-        f"{name!r} should have scales for {n} rows, or one scale",
+        scale.shape[:-1] == rows,
+        f"{name!r} should have scales for rows {rows}, or one scale",
         scale,
     )
-    return scale.shape[1]
+    return scale.shape[-1]
 
 
-def _per_row(scale: RawTensor, n: int, groups: int) -> np.ndarray:
-    found = bits_of(scale.read()).reshape(-1, groups)
-    return np.broadcast_to(found, (n, groups))
+def _spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    # Of each row, or of all.
+    return np.broadcast_to(x.reshape(shape if x.size > 1 else (1,) * len(shape)), shape)

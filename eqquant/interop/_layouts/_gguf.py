@@ -10,7 +10,7 @@ from ... import formats
 from ...formats import AbstractFormat
 from .._checkpoint import Entry
 from .._containers import ggml_numbers, ggml_types
-from ._base import Source, to_quantized
+from ._base import bits_of, check, Source, to_quantized
 
 
 # By the names of ggml's types, those that are in blocks.
@@ -39,7 +39,12 @@ _rotated = re.compile(r"blk\.(?P<layer>\d+)\.attn_(?P<which>[qk])\.(weight|bias)
 def find_gguf(source: Source) -> Iterator[Entry]:
     """All arrays of a file of GGUF, by their names in it. Rows of queries and keys that
     were put in another order for the architecture are in their first order again."""
+    of_matrices = {
+        _of_matrix(name) for name, t in source.tensors.items() if t.kind == "NVFP4"
+    }
     for name, tensor in source.tensors.items():
+        if name in of_matrices:
+            continue
         heads = heads_of(name, source.config)
         if heads is not None:
             *_, rows = tensor.shape[:1] or (0,)
@@ -48,7 +53,10 @@ def find_gguf(source: Source) -> Iterator[Entry]:
                     f"{name!r} should have {heads} heads, each of an even number of "
                     f"rows. Got {rows} rows."
                 )
-        yield _entry(name, tensor, heads)
+        if tensor.kind == "NVFP4":
+            yield _nvfp4(source, name, tensor, heads)
+        else:
+            yield _entry(name, tensor, heads)
 
 
 def heads_first(x: Any, heads: int) -> Any:
@@ -90,11 +98,13 @@ def _from_blocks(format, blocks):
     return format.from_blocks(blocks)
 
 
-def _entry(name, tensor, heads):
-    def rows():
-        x = tensor.read()
-        return x if heads is None else heads_first(x, heads)
+def _rows(tensor, heads):
+    x = tensor.read()
+    return x if heads is None else heads_first(x, heads)
 
+
+def _entry(name, tensor, heads):
+    rows = ft.partial(_rows, tensor, heads)
     type = ggml_types[ggml_numbers[tensor.kind]]
     if type.is_plain:
         return Entry(name, tensor.shape, tensor.dtype, None, "dense", (tensor,), rows)
@@ -112,3 +122,44 @@ def _entry(name, tensor, heads):
         return to_quantized(_from_blocks(format, rows()), format, shape, dtype)
 
     return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array)
+
+
+def _of_matrix(name):
+    # The scale of an array of NVFP4.
+    return f"{name.removesuffix('weight')}scale"
+
+
+def _nvfp4(source, name, tensor, heads):
+    # Four scales, and then 16 codes for each of them: the first eight in the low bits
+    # of the bytes. What a matrix is multiplied with is a tensor of its own.
+    *lead, nbytes = tensor.shape
+    whole = source.tensors.get(_of_matrix(name))
+    shape, sizes = (*lead, nbytes // 36 * 64), (*lead[:-1], 1, 1)
+    check(
+        len(lead) > 0
+        and (whole is None or whole.kind == "F32")
+        and (whole is None or whole.shape in ((1,), tuple(lead[:-1]))),
+        f"{name!r} should be a matrix, or several, with a scale for each, if any",
+        *(tensor, whole),
+    )
+    dtype, format = np.dtype(np.float32), formats.NVFP4()
+
+    def to_array():
+        blocks = _rows(tensor, heads).reshape(*lead, nbytes // 36, 36)
+        # Of no sign; and what is NaN elsewhere is zero.
+        scale = blocks[..., :4].reshape(*lead, nbytes // 9) & np.uint8(127)
+        scale = np.where(scale == 127, np.uint8(0), scale)
+        halves = blocks[..., 4:].reshape(*lead, nbytes // 9, 8)
+        codes = np.concatenate([halves & np.uint8(15), halves >> np.uint8(4)], axis=-1)
+        codes = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
+        number = np.ones(1, np.float32) if whole is None else whole.read()
+        number = number.reshape(sizes if number.size > 1 else (1,) * len(lead))
+        stored = {
+            "codes": codes.reshape(*lead, nbytes // 36 * 32),
+            "scale": scale,
+            "global_scale": bits_of(np.broadcast_to(number, sizes).copy()),
+        }
+        return to_quantized(stored, format, shape, dtype)
+
+    sources = (tensor,) if whole is None else (tensor, whole)
+    return Entry(name, shape, dtype, format, "gguf", sources, to_array)

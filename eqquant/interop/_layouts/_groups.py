@@ -22,8 +22,14 @@ def group_size(name: str, said: Sequence[Any], k: int, groups: int) -> int | Non
     sizes = [size for size in said if type(size) is int and size > 0]
     sizes += [k // groups] if groups > 0 and k % groups == 0 and k > 0 else []
     for size in sizes:
-        if -(-k // size) == groups:
-            return size
+        if -(-k // size) != groups:
+            continue
+        if size % 16 != 0:
+            raise ValueError(
+                f"{name!r} has groups of {size}. Those that can be read are of a "
+                "multiple of 16."
+            )
+        return size
     raise ValueError(
         f"{name!r} has {groups} scales for {k} numbers, which are no groups of "
         f"{' or '.join(map(str, sizes)) or 'a size that is known'}."

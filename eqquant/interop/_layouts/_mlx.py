@@ -9,7 +9,7 @@ from .._checkpoint import Entry
 from ._base import as_bytes, bits_of, check, floats, Source, to_quantized
 
 
-_bits = (2, 3, 4, 5, 6, 8)
+_bits = (1, 2, 3, 4, 5, 6, 8)
 _sizes = (32, 64, 128)
 # By the name of the mode: how many bits a code has, and how many of them a scale.
 _modes = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
@@ -64,32 +64,37 @@ def _bits_and_size(source: Source, name: str, row: int, groups: int) -> tuple[in
         raise ValueError(f"{name!r} has {groups} scales, for rows of {row} bits.")
     product = row // groups
     found = [(b, s) for s in _sizes for b in _bits if b * s == product]
-    if (bits, size) in found:
-        return bits, size
-    # What MLX does if it is not told otherwise.
+    fitting = [(b, s) for b, s in found if bits in (None, b) and size in (None, s)]
+    # What MLX takes if it is not told.
     if bits is None and size is None and (4, 64) in found:
-        return 4, 64
-    if len(found) == 1:
-        return found[0]
-    raise ValueError(
-        f"{name!r} has {product} bits to a scale. In what groups that is has to be "
-        f"said by a 'config.json', or to `read_mlx`. Got bits={bits!r} and "
-        f"group_size={size!r}, of {found}."
-    )
+        fitting = [(4, 64)]
+    # Of a layer that is not as the rest of the model, shapes may be enough.
+    fitting = fitting or found
+    if len(fitting) != 1:
+        raise ValueError(
+            f"{name!r} has {product} bits to a scale. In what groups that is has to be "
+            f"said by a 'config.json', or to `read_mlx`. Got bits={bits!r} and "
+            f"group_size={size!r}, of {found}."
+        )
+    if fitting[0][0] == 1:
+        raise ValueError(f"{name!r} is of 1 bit, of which this library has no format.")
+    return fitting[0]
 
 
 def _floating(source, name, weight, scales):
     *lead, groups = scales.shape
     row = 32 * weight.shape[-1] if weight.ndim else 0
     mode = _config(source, name).get("mode")
+    whole = source.tensors.get(f"{name.removesuffix('weight')}global_scale")
     modes = [m for m, (bits, size) in _modes.items() if row == groups * bits * size]
     check(
         scales.ndim >= 2
         and weight.shape[:-1] == scales.shape[:-1]
         and len(modes) > 0
-        and (mode in modes or mode not in [*_modes]),
-        f"{name!r} should have the scales of one of {', '.join(_modes)}",
-        *(weight, scales),
+        and (mode in modes or mode not in [*_modes])
+        and whole is None,
+        f"{name!r} should have the scales of one of {', '.join(_modes)}, and no other",
+        *(weight, scales, whole),
     )
     mode = modes[0]
     format = {"mxfp4": MXFP4(), "mxfp8": MXFP8("e4m3"), "nvfp4": NVFP4()}[mode]

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -59,19 +60,26 @@ class TensorFile:
         self._file.close()
 
 
-def safetensors_layout(parts: Mapping[str, Part], metadata: dict[str, str]) -> Layout:
-    """The layout of a file of safetensors."""
-    # The largest numbers come first, so that all are aligned.
-    order = sorted(parts, key=lambda name: (-dtypes[parts[name].kind].itemsize, name))
+def safetensors_layout(
+    types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
+) -> Layout:
+    """The layout of a file of safetensors.
+
+    **Arguments:**
+
+    - `types`: the dtype of each tensor, in the words of the file, and its shape.
+    """
+    itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     starts, size = {}, 0
-    for name in order:
-        part = parts[name]
+    # The largest numbers come first, so that all are aligned.
+    for name in sorted(types, key=lambda name: (-itemsizes[name], name)):
+        kind, shape = types[name]
         starts[name] = size
-        size += part.nbytes
+        size += math.prod(shape) * itemsizes[name]
         entries[name] = {
-            "dtype": part.kind,
-            "shape": part.shape,
+            "dtype": kind,
+            "shape": shape,
             "data_offsets": (starts[name], size),
         }
     header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()

@@ -22,6 +22,10 @@ class Part(NamedTuple):
     make: Callable[[], np.ndarray]
 
     @property
+    def type(self) -> tuple[str, tuple[int, ...]]:
+        return self.kind, self.shape
+
+    @property
     def nbytes(self) -> int:
         if self.kind in dtypes:
             return math.prod(self.shape) * dtypes[self.kind].itemsize
