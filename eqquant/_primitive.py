@@ -156,6 +156,7 @@ def problem_of(
     row_axis,
     activation,
     precision,
+    portable=False,
     **params,
 ) -> Problem:
     """What a product asks of a kernel, from its operands or their avals."""
@@ -175,6 +176,7 @@ def problem_of(
         stack=math.prod(stack),
         dtype=x.dtype,
         precision=precision,
+        portable=portable,
     )
 
 
@@ -196,7 +198,14 @@ def _on_device(x, leaves, activation, *, kernel, treedef, **params):
 def _lowering(platform):
     def lower(ctx, *operands, sharding, activation, **params):
         def fn(x, leaves, activation):
-            return _on_device(x, leaves, activation, platform=platform, **params)
+            return _on_device(
+                x,
+                leaves,
+                activation,
+                platform=platform,
+                portable=ctx.module_context.lowering_parameters.for_export,
+                **params,
+            )
 
         def product(x, *leaves):
             partition = _partition(leaves, activation=activation, **params)

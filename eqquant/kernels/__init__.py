@@ -6,6 +6,7 @@ from . import (
     _gpu_decoded as _gpu_decoded,
     _gpu_float as _gpu_float,
     _gpu_int8 as _gpu_int8,
+    _native as _native,
     _tpu_blocks as _tpu_blocks,
     _tpu_tiles as _tpu_tiles,
     _tpu_xla as _tpu_xla,

@@ -59,17 +59,32 @@ def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
 
 
 @ft.cache
+def point_table(format: Grid) -> Float[np.ndarray, " r"]:
+    """What each code stands for, as `points` says, of a format that packs them."""
+    codes = np.arange(radix(format), dtype=np.uint8)
+    return _now(lambda: points(jnp.asarray(codes), format)[0])
+
+
+def _now(fn):
+    # Within a `shard_map`, too.
+    here = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), here:
+        return np.asarray(fn())
+
+
+@ft.cache
 def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
     """The integers `a` and `b` such that each code `c` stands for `a c + b`, which are
     at most 127. `None` if there are none."""
     if not isinstance(format, AbstractGrid):
         return None
-    if per(format) == 1:
+    few = jax.ShapeDtypeStruct((1, 16), jnp.float32)
+    dtype = jax.eval_shape(format.encode, few)["codes"].dtype
+    if dtype == jnp.int8:
         codes = np.arange(-127, 128, dtype=np.int8)
     else:
         codes = np.arange(format.levels, dtype=np.uint8)
-    with jax.ensure_compile_time_eval():
-        found = np.asarray(format.to_points(jnp.asarray(codes)))
+    found = _now(lambda: format.to_points(jnp.asarray(codes)))
     a = found[1] - found[0]
     b = found[0] - a * codes[0]
     whole = a == np.round(a) and b == np.round(b) and np.max(np.abs(found)) <= 127

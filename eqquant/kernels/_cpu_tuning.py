@@ -1,6 +1,6 @@
 import jax
 
-from ..formats import AbstractFormat, Int8
+from ..formats import AbstractFormat, Binary, Int8, NF4
 
 
 # Which product is the fastest: as timed with the clock of `eqquant bench`, on two cores
@@ -21,3 +21,25 @@ multiplies_bfloat16 = jax.__version_info__ >= (0, 11)
 def sweep_rows(format: AbstractFormat) -> int:
     """Up to how many rows a sweep over the bytes of a weight is the fastest."""
     return 0 if isinstance(format, Int8) and not fuses else 2
+
+
+# The same of the native library.
+
+
+def native_bfloat16_rows(format: AbstractFormat) -> int:
+    """From how many rows on products of bfloat16 are the fastest."""
+    return 16 if isinstance(format, NF4) else 32
+
+
+def native_integer_rows(format: AbstractFormat) -> int | None:
+    """From how many rows on rounded inputs pay. `None` if they never do."""
+    if isinstance(format, Binary):
+        return None
+    return 8 if isinstance(format, Int8) else 17
+
+
+def native_transposed_rows(integers: bool, highest: bool) -> int:
+    """Up to how many rows a product across the blocks is faster than those of tiles by
+    XLA: of integers with a scale for each channel, or others; exact ones, or rounded.
+    """
+    return 64 if highest else 4 if integers else 31

@@ -40,6 +40,8 @@ class Problem:
     - `stack`: how many such products run side by side, each with a `W` of its own.
     - `dtype`: that of `x`, and of the result.
     - `precision`: the name of one, as in `jax.default_matmul_precision`.
+    - `portable`: whether the compiled program is for other machines, too, as one that
+      `jax.export` makes.
     """
 
     product: Product
@@ -54,6 +56,7 @@ class Problem:
     stack: int
     dtype: np.dtype
     precision: str | None
+    portable: bool = False
 
     def decode(self, stored: Stored) -> Float[Array, "n k"]:
         """`W`, or some of its rows if `stored` has no others, in float32."""

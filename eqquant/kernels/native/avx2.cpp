@@ -1,0 +1,14 @@
+// Kernels for AVX2 with FMA and F16C: any x86-64 since 2013.
+#include "forward.h"
+#include "kernels.h"
+#include "simd_avx2.h"
+#include "transposed.h"
+
+namespace eqquant {
+
+const Kernels avx2_kernels = {
+    forward_scratch, forward<Avx2>, transposed<Avx2>, nullptr, nullptr,
+    nullptr,         nullptr,       nullptr,
+};
+
+}  // namespace eqquant

@@ -1,0 +1,191 @@
+// Products along the blocks of a weight whose bytes are pairs of nibbles, in bfloat16:
+// the inputs, and the points of the grid. Sums are of float32, and are then scaled.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+#include "simd_avx512.h"
+
+namespace eqquant {
+namespace {
+
+// How many bytes of each row of a panel are decoded at a time.
+constexpr int64_t kBfloat16Bytes = 64;
+
+class Bfloat16 {
+ public:
+  // `x` has a pair of numbers for each byte.
+  Bfloat16(const Weight& w, const uint32_t* x, float* y, int64_t rows)
+      : w_(w), x_(x), y_(y), rows_(rows) {
+    uint32_t point[16];
+    for (int i = 0; i < 16; ++i) point[i] = rounded(w.points[i]);
+    const __m512i low = _mm512_loadu_si512(point);
+    // Both halves of each 32 bits are looked up at once, by five bits of which the fifth
+    // says nothing.
+    table_ = _mm512_permutex2var_epi16(low, pairs(), low);
+  }
+
+  static uint32_t rounded(float x) {
+    const __m256bh found = _mm512_cvtneps_pbh(_mm512_set1_ps(x));
+    uint16_t bits;
+    __builtin_memcpy(&bits, &found, 2);
+    return bits;
+  }
+
+  static void round(const float* x, uint32_t* found, int64_t pairs) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(found);
+    for (int64_t i = 0; i < 2 * pairs; i += 16) {
+      const __mmask16 mask = Avx512::first(smaller(16, 2 * pairs - i));
+      const __m256bh some = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i));
+      __m256i bits;
+      __builtin_memcpy(&bits, &some, 32);
+      _mm256_mask_storeu_epi16(to + i, mask, bits);
+    }
+  }
+
+  // Rows of `W`, as many as `kPanels` panels have or fewer.
+  void columns(int64_t n, int64_t count, float* sums) const {
+    const int64_t panels = divided_up(count, kPanelRows), each = rows_ * kPanelRows;
+    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    for (int64_t g = 0; g < w_.blocks; ++g) {
+      const int64_t end = smaller((g + 1) * w_.block, w_.bytes);
+      for (int64_t b = g * w_.block; b < end; b += kBfloat16Bytes) {
+        const int64_t last = smaller(b + kBfloat16Bytes, end);
+        const Soon soon = {w_.codes + last * w_.n + n, w_.n,
+                           smaller(last - b, w_.bytes - last)};
+        for (int64_t p = 0; p < panels; ++p)
+          some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), g, b,
+               last, sums + p * each, soon.part(p, panels));
+      }
+    }
+    for (int64_t i = 0; i < count; i += 16)
+      for (int64_t m = 0; m < rows_; ++m)
+        Avx512::store(y_ + m * w_.n + n + i,
+                      _mm512_loadu_ps(sums + i / kPanelRows * each + m * kPanelRows +
+                                      i % kPanelRows),
+                      smaller(16, count - i));
+  }
+
+ private:
+  static __m512i pairs() {
+    uint16_t at[32];
+    for (uint16_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(2 * (i % 16));
+    return _mm512_loadu_si512(at);
+  }
+
+  // The bytes from `first` to `last`, of the block `g`, of a panel.
+  void some(int64_t n, int64_t count, int64_t g, int64_t first, int64_t last, float* sums,
+            const Soon& soon) const {
+    alignas(64) uint32_t panel[kBfloat16Bytes * kPanelRows];
+    __m512 scale[4];
+    for (int64_t v = 0; v < 4; ++v)
+      scale[v] = count <= 16 * v ? _mm512_setzero_ps()
+                                 : Avx512::scales(w_, g, n + 16 * v,
+                                                  smaller(16, count - 16 * v));
+    decode(n, count, first, last, panel);
+    int64_t m = 0;
+    auto rows = [&](auto number) {
+      constexpr int R = decltype(number)::value;
+      for (; m + R <= rows_; m += R)
+        multiply<R>(x_ + m * w_.bytes + first, panel, last - first, scale,
+                    sums + m * kPanelRows, soon.part(m / R, divided_up(rows_, R)));
+    };
+    rows(std::integral_constant<int, 6>());
+    rows(std::integral_constant<int, 4>());
+    rows(std::integral_constant<int, 2>());
+    rows(std::integral_constant<int, 1>());
+  }
+
+  void decode(int64_t n, int64_t count, int64_t first, int64_t last,
+              uint32_t* panel) const {
+    for (int64_t b = first; b < last; ++b) {
+      const uint8_t* c = w_.codes + b * w_.n + n;
+      for (int64_t v = 0; v < 4; ++v, panel += 16) {
+        const int64_t here = smaller(16, count - 16 * v);
+        if (here <= 0) {
+          _mm512_store_si512(panel, _mm512_setzero_si512());
+          continue;
+        }
+        const __m512i codes = Avx512::bytes<false>(c + 16 * v, here);
+        const __m512i both = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 12));
+        _mm512_store_si512(panel, _mm512_permutexvar_epi16(both, table_));
+      }
+    }
+  }
+
+  // Adds to `sums` what each of `R` rows of pairs gives with the 64 rows of a panel.
+  template <int R>
+  EQQUANT_INNERMOST void multiply(const uint32_t* x, const uint32_t* panel,
+                                  int64_t bytes, const __m512* scale, float* sums,
+                                  Soon soon) const {
+    const int64_t stride = w_.bytes;
+    const int64_t each = divided_up(soon.bytes, bytes);
+    __m512 sum[R][4];
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_setzero_ps();
+    }
+    for (int64_t b = 0; b < bytes; ++b, ++x, panel += kPanelRows) {
+      soon.ask(each);
+      __m512bh w[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) w[v] = as_bfloat16(_mm512_load_si512(panel + 16 * v));
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m512bh pair =
+            as_bfloat16(_mm512_set1_epi32(static_cast<int>(x[r * stride])));
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], w[v], pair);
+      }
+    }
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        EQQUANT_ADDED_UP(sum[r][v]);
+        float* y = sums + r * kPanelRows + 16 * v;
+        _mm512_storeu_ps(y, _mm512_fmadd_ps(sum[r][v], scale[v], _mm512_loadu_ps(y)));
+      }
+    }
+  }
+
+  static __m512bh as_bfloat16(__m512i x) {
+    __m512bh found;
+    __builtin_memcpy(&found, &x, 64);
+    return found;
+  }
+
+  const Weight& w_;
+  const uint32_t* x_;
+  float* y_;
+  int64_t rows_;
+  __m512i table_;
+};
+
+inline int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
+  return rows * (kPanels * kPanelRows * workers + w.bytes);
+}
+
+inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
+                     float* scratch, const Parallel& parallel) {
+  float* const sums = scratch;
+  uint32_t* const pairs =
+      reinterpret_cast<uint32_t*>(sums + parallel.workers * rows * kPanels * kPanelRows);
+  parallel(rows, [&](int64_t m, int64_t) {
+    Bfloat16::round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
+  });
+  const Bfloat16 product(w, pairs, y, rows);
+  constexpr int64_t together = kPanels * kPanelRows;
+  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+    product.columns(i * together, smaller(together, w.n - i * together),
+                    sums + worker * rows * together);
+  });
+}
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,177 @@
+"""Compiles the native library, for wheels and for editable installs: a hook of
+[Hatchling](https://hatch.pypa.io/latest/plugins/build-hook/custom/).
+
+An install does not fail here. What keeps the library from being built is written where
+the library would lie, and `eqquant.explain` says it. With `EQQUANT_NATIVE=require` in
+the environment each such reason is an error, and with `EQQUANT_NATIVE=0` nothing is
+built.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+
+_folder = "eqquant/kernels/native"
+_library, _reason = "libeqquant.so", "not_built.txt"
+
+_avx2 = ["-mavx2", "-mfma", "-mf16c"]
+_avx512 = [*_avx2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
+# What is compiled, and for which instruction sets. The library chooses among them when
+# it runs.
+_sources = {
+    "avx2.cpp": _avx2,
+    "avx512.cpp": _avx512,
+    "avx512_bf16.cpp": [*_avx512, "-mavx512bf16"],
+    "ffi.cpp": [],
+}
+
+
+class NotBuilt(Exception):
+    """Why there is no native library: in short in the first line, then in full."""
+
+
+class NativeBuildHook(BuildHookInterface):
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        wanted = os.environ.get("EQQUANT_NATIVE", "1")
+        if wanted not in ("0", "1", "require"):
+            raise ValueError(
+                "`EQQUANT_NATIVE` should be '0', '1' or 'require' in the environment. "
+                f"Got {wanted!r}."
+            )
+        source = pathlib.Path(self.root, _folder)
+        self._temporary = tempfile.TemporaryDirectory()
+        folder = source if version == "editable" else pathlib.Path(self._temporary.name)
+        for name in (_library, _reason):
+            (folder / name).unlink(missing_ok=True)
+        try:
+            if wanted == "0":
+                raise NotBuilt("EQQUANT_NATIVE was 0 when eqquant was installed")
+            self._build(source, folder / _library)
+        except NotBuilt as e:
+            if wanted == "require":
+                raise
+            self.app.display_warning(f"The native library was not built: {e}")
+            text = str(e).splitlines()[0]
+            (folder / _reason).write_text(text, encoding="utf-8")
+        else:
+            build_data["pure_python"] = False
+            build_data["tag"] = "py3-none-linux_x86_64"
+        if version != "editable":
+            for path in folder.iterdir():
+                build_data["force_include"][str(path)] = f"{_folder}/{path.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
+        self._temporary.cleanup()
+
+    def _build(self, source, target):
+        if sysconfig.get_platform() != "linux-x86_64":
+            raise NotBuilt(f"it is for Linux on x86-64, not {sysconfig.get_platform()}")
+        compiler = find_compiler()
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            flags = ["-O3", "-fPIC", f"-isystem{self._headers(folder)}"]
+            objects = compile_all(list(_sources), compiler, source, folder, flags)
+            run([*compiler, "-shared", *objects, "-o", str(target)])
+
+    # Those of XLA's foreign functions, of the oldest supported jaxlib: compiled with
+    # newer ones, the library would keep an older JAX from starting.
+    def _headers(self, folder):
+        requirements = map(Requirement, self.metadata.core.dependencies)
+        version = _least(next(r.specifier for r in requirements if r.name == "jax"))
+        for jaxlib in importlib.metadata.distributions(name="jaxlib"):
+            if jaxlib.version == version:
+                return jaxlib.locate_file("jaxlib/include")
+        # If that jaxlib were a requirement of the build, an install would fail where it
+        # cannot be had. This one is only read, so it may be for another Python.
+        python = _least(SpecifierSet(self.metadata.core.requires_python))
+        run(
+            [*_pip(folder), "download", f"jaxlib=={version}", f"--dest={folder}"]
+            + ["--no-deps", "--only-binary=:all:", f"--python-version={python}"]
+            + ["--quiet", "--retries=1"],
+            env=_outside(),
+        )
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as file:
+            names = [name for name in file.namelist() if "/include/xla/ffi/" in name]
+            file.extractall(folder, names)
+        return folder / "jaxlib/include"
+
+
+def find_compiler() -> list[str]:
+    """The command of a C++ compiler: `CXX` in the environment, or one on the path."""
+    given = os.environ.get("CXX", "").strip()
+    for command in (given,) if given else ("c++", "g++", "clang++"):
+        found = shlex.split(command)
+        if shutil.which(found[0]) is not None:
+            return found
+    raise NotBuilt(f"there is no {given}" if given else "no C++ compiler was found")
+
+
+def compile_all(
+    names: list[str],
+    compiler: list[str],
+    source: pathlib.Path,
+    folder: pathlib.Path,
+    flags: list[str],
+) -> list[str]:
+    """Compiles some files side by side, into object files in another folder."""
+    always = ["-std=c++17", "-fvisibility=hidden", *flags, "-c"]
+
+    def compile(name):
+        found = str(folder / f"{name}.o")
+        run([*compiler, *_sources[name], *always, str(source / name), "-o", found])
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(compile, names))
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> None:
+    """Runs a command, of which something is said only if it fails."""
+    try:
+        result = subprocess.run(
+            command, env=env, capture_output=True, encoding="utf-8", errors="replace"
+        )
+    except OSError as e:
+        raise NotBuilt(f"{command[0]} failed: {e}") from e
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines() or [f"exit {result.returncode}"]
+        reason = next((line for line in lines if "error: " in line.lower()), lines[-1])
+        raise NotBuilt(
+            f"{command[0]} failed: {reason}\n{shlex.join(command)}\n{result.stderr}"
+        )
+
+
+def _least(specifiers):
+    return next(s.version for s in specifiers if s.operator == ">=")
+
+
+def _outside():
+    """The environment without what isolates a build from the packages around it."""
+    inside = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_CONSTRAINT")
+    return {key: value for key, value in os.environ.items() if key not in inside}
+
+
+def _pip(folder):
+    found = [sys.executable, "-m", "pip"]
+    result = subprocess.run([*found, "--version"], env=_outside(), capture_output=True)
+    if result.returncode == 0:
+        return found
+    run([sys.executable, "-m", "venv", str(folder / "venv")])
+    return [str(folder / "venv/bin/python"), "-m", "pip"]

@@ -1,0 +1,292 @@
+// Products along the blocks, of 8-bit integers: of the codes, and of digits of `x`.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+#include "panel.h"
+#include "simd_avx512.h"
+
+namespace eqquant {
+namespace {
+
+// How many codes of a row are unpacked at a time: no sum leaves 32 bits, nor (less what
+// the offset adds) the 24 that a float32 holds.
+constexpr int64_t kIntegersCodes = 256;
+
+// The numbers of a row in one digit or two: `unit (first + second / 254)`.
+inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* second,
+                          float* unit, float* unit2) {
+  using V = Avx512;
+  __m512 largest = _mm512_setzero_ps();
+  __mmask16 strange = 0;
+  for (int64_t i = 0; i < k; i += 16) {
+    __m512 a = _mm512_abs_ps(V::load(x + i, smaller(16, k - i)));
+    largest = _mm512_max_ps(largest, a);
+    strange |= _mm512_fpclass_ps_mask(a, 0x99);  // NaNs and infinities
+  }
+  float most = _mm512_reduce_max_ps(largest);
+  float size = most == 0 ? 1 : most / 127 < 1.17549435e-38f ? 1.17549435e-38f : most / 127;
+  const __m512 s = V::all(size);
+  for (int64_t i = 0; i < k; i += 16) {
+    __mmask16 mask = V::first(smaller(16, k - i));
+    __m512 v = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, x + i), s);
+    __m512 r = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 rest = _mm512_mul_ps(_mm512_sub_ps(v, r), V::all(254));
+    _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
+    _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask, _mm512_cvtps_epi32(rest));
+  }
+  *unit = strange ? __builtin_nanf("") : size;
+  *unit2 = *unit / 254;
+}
+
+inline void to_digits(const float* x, int64_t rows, int64_t k, Digits& digits,
+                      int8_t* digit, float* unit, const Parallel& parallel) {
+  const int64_t stride = digits.stride;
+  parallel(rows, [&](int64_t m, int64_t) {
+    int8_t* first = digit + m * stride;
+    int8_t* second = first + rows * stride;
+    for (int64_t i = k; i < stride; ++i) first[i] = second[i] = 0;
+    row_to_digits(x + m * k, k, first, second, unit + m, unit + rows + m);
+  });
+}
+
+// A part of a block: some bytes of each row that share a scale, no more than a panel has.
+struct Segment {
+  int64_t block, first, last;
+
+  static int64_t bytes(const Weight& w) {
+    const int64_t step = bytes_of_fours(w.kind);
+    return smaller(w.block, kIntegersCodes / (step * codes_per_byte(w.kind)) * step);
+  }
+  static int64_t of_block(const Weight& w) { return divided_up(w.block, bytes(w)); }
+  static int64_t number(const Weight& w) { return w.blocks * of_block(w); }
+
+  // (Those at the end of the last block may be empty.)
+  static Segment of(const Weight& w, int64_t i) {
+    const int64_t block = i / of_block(w), size = bytes(w);
+    const int64_t first = block * w.block + i % of_block(w) * size;
+    const int64_t end = smaller((block + 1) * w.block, w.bytes);
+    return {block, smaller(first, end), smaller(first + size, end)};
+  }
+};
+
+class Integers {
+ public:
+  // `totals`: of each row of digits, the sums over the codes of each segment.
+  Integers(const Weight& w, const Digits& x, const int32_t* totals, float* y)
+      : w_(w), x_(x), totals_(totals), y_(y) {}
+
+  static void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* totals) {
+    for (int64_t i = 0; i < Segment::number(w); ++i) {
+      const Segment s = Segment::of(w, i);
+      totals[i] = total(x.digit + row * x.stride + s.first * codes_per_byte(w.kind),
+                        codes_of(w.kind, s.last - s.first) / 4);
+    }
+  }
+
+  // Rows of `W`, as many as `kPanels` panels have or fewer.
+  template <Codes kind>
+  void columns(int64_t n, int64_t count, float* sums) const {
+    const int64_t together = smaller(
+        kSegments,
+        larger(1, kIntegersCodes / codes_per_byte(kind) / Segment::bytes(w_)));
+    const int64_t panels = divided_up(count, kPanelRows), each = rows() * kPanelRows;
+    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    for (int64_t i = 0; i < Segment::number(w_); i += together) {
+      const int64_t end = smaller(i + together, Segment::number(w_));
+      const int64_t last = Segment::of(w_, end - 1).last;
+      const Soon soon = {
+          w_.codes + last * w_.n + n, w_.n,
+          smaller(together * Segment::bytes(w_), w_.bytes - last)};
+      for (int64_t p = 0; p < panels; ++p)
+        some<kind>(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), i,
+                   end, sums + p * each, soon.part(p, panels));
+    }
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t m = 0; m < x_.rows; ++m)
+        write(m, n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows),
+              sums + p * each);
+  }
+
+ private:
+  // How many segments are unpacked together, at most.
+  static constexpr int64_t kSegments = 16;
+
+  // A segment of 64 rows: the codes, how many fours of them, where they meet `x`, and
+  // scales and zero-points in the order of lanes.
+  struct PanelOf {
+    const uint8_t* codes;
+    int64_t fours, k;
+    __m512 scale[4], zero[4];
+  };
+
+  struct Panels {
+    int64_t number, first;
+    PanelOf of[kSegments];
+  };
+
+  // The segments from `begin` to `end` of a panel.
+  template <Codes kind>
+  void some(int64_t n, int64_t count, int64_t begin, int64_t end, float* sums,
+            const Soon& soon) const {
+    alignas(64) uint8_t codes[(kIntegersCodes + 20 * kSegments) * kPanelRows];
+    Panels panels;
+    panels.number = end - begin;
+    panels.first = begin;
+    uint8_t* at = codes;
+    for (int64_t i = 0; i < panels.number; ++i) {
+      const Segment s = Segment::of(w_, begin + i);
+      PanelOf& panel = panels.of[i];
+      panel.codes = at;
+      panel.fours = codes_of(kind, s.last - s.first) / 4;
+      panel.k = s.first * codes_per_byte(kind);
+      set_columns(s.block, n, count, panel);
+      Panel::unpack<kind>(w_, n, count, s.first, s.last, at);
+      at += panel.fours * 4 * kPanelRows;
+    }
+    add(panels, sums, soon);
+  }
+
+  void set_columns(int64_t block, int64_t n, int64_t count, PanelOf& panel) const {
+    __m512 scale[4], zero[4];
+    for (int64_t v = 0; v < 4; ++v) {
+      const int64_t here = larger(0, smaller(16, count - 16 * v)), at = n + 16 * v;
+      scale[v] = zero[v] = _mm512_setzero_ps();
+      if (here == 0) continue;
+      scale[v] = Avx512::scales(w_, block, at, here);
+      if (w_.zero != nullptr)
+        zero[v] =
+            _mm512_cvtepi32_ps(Avx512::bytes<false>(w_.zero + block * w_.n + at, here));
+    }
+    Panel::exchange(scale, panel.scale);
+    Panel::exchange(zero, panel.zero);
+  }
+
+  // Of all digits of a row of `x`, one row each.
+  int64_t rows() const { return x_.number * x_.rows; }
+
+  void add(const Panels& panels, float* sums, const Soon& soon) const {
+    int64_t m = 0;
+    auto some = [&](auto number) {
+      constexpr int R = decltype(number)::value;
+      for (; m + R <= rows(); m += R) {
+        const Soon mine = soon.part(m / R, divided_up(rows(), R));
+        for (int64_t i = 0; i < panels.number; ++i)
+          multiply<R>(m, panels.of[i], totals_ + panels.first + i, sums + m * kPanelRows,
+                      mine.part(i, panels.number));
+      }
+    };
+    some(std::integral_constant<int, 6>());
+    some(std::integral_constant<int, 4>());
+    some(std::integral_constant<int, 2>());
+    some(std::integral_constant<int, 1>());
+  }
+
+  // Adds to `sums` what each of `R` rows of digits gives with the 64 rows of a panel.
+  template <int R>
+  EQQUANT_INNERMOST void multiply(int64_t m, const PanelOf& panel, const int32_t* totals,
+                                  float* sums, Soon soon) const {
+    const int8_t* x = x_.digit + m * x_.stride + panel.k;
+    const int64_t stride = x_.stride, fours = panel.fours;
+    const int64_t each = fours == 0 ? 0 : divided_up(soon.bytes, fours);
+    const uint8_t* codes = panel.codes;
+    int32_t total[R];
+    __m512i sum[R][4];
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      total[r] = totals[(m + r) * Segment::number(w_)];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_set1_epi32(-w_.offset * total[r]);
+    }
+    for (int64_t q = 0; q < fours; ++q, x += 4, codes += 4 * kPanelRows) {
+      soon.ask(each);
+      __m512i w[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) w[v] = _mm512_load_si512(codes + v * 64);
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        __builtin_memcpy(&four, x + r * stride, 4);
+        const __m512i all = _mm512_set1_epi32(four);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], w[v], all);
+      }
+    }
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        EQQUANT_ADDED_UP(sum[r][v]);
+        __m512 s = _mm512_cvtepi32_ps(sum[r][v]);
+        if (w_.zero != nullptr)
+          s = _mm512_fnmadd_ps(panel.zero[v],
+                               _mm512_set1_ps(static_cast<float>(total[r])), s);
+        float* y = sums + r * kPanelRows + 16 * v;
+        _mm512_storeu_ps(y, _mm512_fmadd_ps(s, panel.scale[v], _mm512_loadu_ps(y)));
+      }
+    }
+  }
+
+  static int32_t total(const int8_t* x, int64_t fours) {
+    __m512i sum = _mm512_setzero_si512();
+    const __m512i ones = _mm512_set1_epi8(1);
+    for (int64_t q = 0; q < fours; q += 16) {
+      const __mmask16 mask = Avx512::first(smaller(16, fours - q));
+      sum = _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi32(mask, x + 4 * q));
+    }
+    return _mm512_reduce_add_epi32(sum);
+  }
+
+  void write(int64_t m, int64_t n, int64_t count, const float* sums) const {
+    __m512 lane[4], row[4];
+    for (int v = 0; v < 4; ++v) {
+      lane[v] = _mm512_setzero_ps();
+      for (int64_t r = m; r < rows(); r += x_.rows)
+        lane[v] = _mm512_fmadd_ps(_mm512_loadu_ps(sums + r * kPanelRows + 16 * v),
+                                  _mm512_set1_ps(x_.unit[r]), lane[v]);
+    }
+    Panel::exchange(lane, row);
+    for (int64_t v = 0; v < 4 && 16 * v < count; ++v)
+      Avx512::store(y_ + m * w_.n + n + 16 * v, row[v], smaller(16, count - 16 * v));
+  }
+
+  const Weight& w_;
+  const Digits& x_;
+  const int32_t* totals_;
+  float* y_;
+};
+
+inline int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
+  return x.number * x.rows * (Segment::number(w) + kPanels * kPanelRows * workers);
+}
+
+inline void integers(const Weight& w, const Digits& x, float* y, float* scratch,
+                     const Parallel& parallel) {
+  const int64_t rows = x.number * x.rows;
+  float* const sums = scratch;
+  int32_t* const totals =
+      reinterpret_cast<int32_t*>(sums + parallel.workers * rows * kPanels * kPanelRows);
+  parallel(rows, [&](int64_t row, int64_t) {
+    Integers::sum_up(w, x, row, totals + row * Segment::number(w));
+  });
+  const Integers product(w, x, totals, y);
+  constexpr int64_t together = kPanels * kPanelRows;
+  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+    const int64_t n = i * together, count = smaller(together, w.n - n);
+    float* mine = sums + worker * rows * together;
+    switch (w.kind) {
+      case Codes::kInt8: return product.columns<Codes::kInt8>(n, count, mine);
+      case Codes::kNibbles: return product.columns<Codes::kNibbles>(n, count, mine);
+      case Codes::kQuarters: return product.columns<Codes::kQuarters>(n, count, mine);
+      case Codes::kTrits: return product.columns<Codes::kTrits>(n, count, mine);
+      case Codes::kBits: return product.columns<Codes::kBits>(n, count, mine);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace eqquant

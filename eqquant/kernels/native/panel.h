@@ -1,0 +1,103 @@
+// Panels of codes: some bytes of 64 rows of a weight, unpacked to one code to a byte, four
+// of each row together, as the products of 8-bit integers take them.
+//
+// Rows are not in order, for instructions that interleave do so within 128 bits: the 16
+// lanes of the vector `v` are the rows `16 i + 4 v + j`, of `i` and `j` below 4.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels.h"
+#include "simd_avx512.h"
+
+namespace eqquant {
+namespace {
+
+struct Panel {
+  // `count` rows, of which there are at most 64.
+  template <Codes kind>
+  static void unpack(const Weight& w, int64_t n, int64_t count, int64_t first,
+                     int64_t last, uint8_t* panel) {
+    constexpr int64_t per = codes_per_byte(kind), step = bytes_of_fours(kind);
+    const __mmask64 mask = count == 64 ? ~0ull : (1ull << count) - 1;
+    for (int64_t b = first; b < last; b += step) {
+      __m512i digit[step * per];
+      EQQUANT_UNROLL
+      for (int i = 0; i < step; ++i) {
+        const uint8_t* c = w.codes + (b + i) * w.n + n;
+        digits<kind>(b + i < last ? _mm512_maskz_loadu_epi8(mask, c)
+                                  : _mm512_setzero_si512(),
+                     digit + i * per);
+      }
+      EQQUANT_UNROLL
+      for (int q = 0; q < step * per / 4; ++q) {
+        interleave(digit + 4 * q, panel + 256 * q);
+      }
+      panel += 64 * step * per;
+    }
+  }
+
+  // Numbers in the order of rows, in that of the lanes of a panel; and back.
+  static void exchange(const __m512* from, __m512* to) {
+    const __m512 a = _mm512_shuffle_f32x4(from[0], from[1], 0x44);
+    const __m512 b = _mm512_shuffle_f32x4(from[0], from[1], 0xee);
+    const __m512 c = _mm512_shuffle_f32x4(from[2], from[3], 0x44);
+    const __m512 d = _mm512_shuffle_f32x4(from[2], from[3], 0xee);
+    to[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+    to[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    to[2] = _mm512_shuffle_f32x4(b, d, 0x88);
+    to[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+
+ private:
+  template <Codes kind>
+  static void digits(__m512i c, __m512i* found) {
+    if constexpr (kind == Codes::kInt8) {
+      // As unsigned integers, with 128 added.
+      found[0] = _mm512_xor_si512(c, _mm512_set1_epi8(static_cast<char>(0x80)));
+    } else if constexpr (kind == Codes::kTrits) {
+      trits(c, found);
+    } else {
+      constexpr int per = codes_per_byte(kind), bits = 8 / per;
+      const __m512i mask = _mm512_set1_epi8((1 << bits) - 1);
+      EQQUANT_UNROLL
+      for (int i = 0; i < per; ++i) {
+        found[i] = _mm512_and_si512(_mm512_srli_epi16(c, bits * i), mask);
+        // As 0 and 2, so that with 1 less they stand for -1 and 1.
+        if (kind == Codes::kBits) found[i] = _mm512_add_epi8(found[i], found[i]);
+      }
+    }
+  }
+
+  // The digits of base 3 of a byte. Its third, in 8 bits of 16 each: 171 / 512.
+  static void trits(__m512i c, __m512i* found) {
+    const __m512i low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
+    EQQUANT_UNROLL
+    for (int i = 0; i < 5; ++i) {
+      __m512i even = _mm512_srli_epi16(
+          _mm512_mullo_epi16(_mm512_and_si512(c, low), factor), 9);
+      __m512i odd = _mm512_srli_epi16(
+          _mm512_mullo_epi16(_mm512_srli_epi16(c, 8), factor), 9);
+      __m512i third = _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
+      __m512i twice = _mm512_add_epi8(third, third);
+      found[i] = _mm512_sub_epi8(c, _mm512_add_epi8(twice, third));
+      c = third;
+    }
+  }
+
+  static void interleave(const __m512i* code, uint8_t* panel) {
+    __m512i ab0 = _mm512_unpacklo_epi8(code[0], code[1]);
+    __m512i ab1 = _mm512_unpackhi_epi8(code[0], code[1]);
+    __m512i cd0 = _mm512_unpacklo_epi8(code[2], code[3]);
+    __m512i cd1 = _mm512_unpackhi_epi8(code[2], code[3]);
+    _mm512_storeu_si512(panel, _mm512_unpacklo_epi16(ab0, cd0));
+    _mm512_storeu_si512(panel + 64, _mm512_unpackhi_epi16(ab0, cd0));
+    _mm512_storeu_si512(panel + 128, _mm512_unpacklo_epi16(ab1, cd1));
+    _mm512_storeu_si512(panel + 192, _mm512_unpackhi_epi16(ab1, cd1));
+  }
+};
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,110 @@
+// Eight numbers at a time.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace eqquant {
+namespace {
+
+struct Avx2 {
+  using Floats = __m256;
+  using Ints = __m256i;
+  static constexpr int64_t width = 8;
+  static constexpr int64_t registers = 16;
+
+  static Floats zero() { return _mm256_setzero_ps(); }
+  static Floats all(float x) { return _mm256_set1_ps(x); }
+  static Floats load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+  static Floats add(Floats x, Floats y) { return _mm256_add_ps(x, y); }
+  static Floats mul(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
+  static Floats fma(Floats x, Floats y, Floats z) { return _mm256_fmadd_ps(x, y, z); }
+  static float sum(Floats x) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+
+  // The first `count` numbers, and zeros; or all of them for `width`.
+  static __m256i first(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static Floats load(const float* p, int64_t count) {
+    return _mm256_maskload_ps(p, first(count));
+  }
+  static void store(float* p, Floats x, int64_t count) {
+    _mm256_maskstore_ps(p, first(count), x);
+  }
+
+  // Bytes as integers, with or without a sign.
+  template <bool sign>
+  static Ints bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return sign ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x);
+  }
+  template <bool sign>
+  static Ints bytes(const uint8_t* p, int64_t count) {
+    uint8_t copy[8] = {};
+    std::memcpy(copy, p, static_cast<size_t>(count));
+    return bytes<sign>(copy);
+  }
+  template <int bits>
+  static Ints right(Ints x) {
+    return _mm256_srli_epi32(x, bits);
+  }
+  // Of integers below 2**15.
+  static Ints times(Ints x, int32_t y) {
+    return _mm256_madd_epi16(x, _mm256_set1_epi32(y));
+  }
+  static Ints minus(Ints x, Ints y) { return _mm256_sub_epi32(x, y); }
+  static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+
+  // Only the lowest bits of an index count: four, or five.
+  struct Table16 {
+    __m256 low, high;
+    explicit Table16(const float* p)
+        : low(_mm256_loadu_ps(p)), high(_mm256_loadu_ps(p + 8)) {}
+    Floats operator[](Ints i) const {
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, i),
+                              _mm256_permutevar8x32_ps(high, i),
+                              _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+    }
+  };
+  struct Table32 {
+    Table16 low, high;
+    explicit Table32(const float* p) : low(p), high(p + 16) {}
+    Floats operator[](Ints i) const {
+      return _mm256_blendv_ps(low[i], high[i],
+                              _mm256_castsi256_ps(_mm256_slli_epi32(i, 27)));
+    }
+  };
+
+  static Floats scales(const Weight& w, int64_t g, int64_t i, int64_t count) {
+    bool one = w.scale_columns == 1;
+    int64_t at = g * w.scale_columns + (one ? 0 : i);
+    size_t number = one ? 1 : static_cast<size_t>(count);
+    __m256 found;
+    if (w.scale_type == ScaleType::kFloat32) {
+      found = load(static_cast<const float*>(w.scale) + at,
+                   static_cast<int64_t>(number));
+    } else {
+      uint16_t copy[8] = {};
+      std::memcpy(copy, static_cast<const uint16_t*>(w.scale) + at, 2 * number);
+      __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(copy));
+      found = w.scale_type == ScaleType::kFloat16
+                  ? _mm256_cvtph_ps(half)
+                  : _mm256_castsi256_ps(
+                        _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+    return one ? _mm256_broadcastss_ps(_mm256_castps256_ps128(found)) : found;
+  }
+};
+
+}  // namespace
+}  // namespace eqquant

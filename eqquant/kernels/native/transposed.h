@@ -1,0 +1,177 @@
+// Products across the blocks, in float32: `y[m, k] = x[m, n] @ W[n, k]`.
+//
+// Each byte is decoded where it lies, some rows of `W` at a time, one to each lane. What
+// of `x` it meets is scaled first, once for all bytes of a block.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace eqquant {
+namespace {
+
+// What the digits of some bytes stand for.
+template <class V, Codes kind>
+class Decode {
+ public:
+  static constexpr int64_t per = codes_per_byte(kind);
+
+  explicit Decode(const Weight& w) : table_(entries(w).of) {}
+
+  void operator()(typename V::Ints c, typename V::Floats* point) const {
+    if constexpr (kind == Codes::kInt8) {
+      point[0] = V::to_floats(c);
+    } else if constexpr (kind == Codes::kTrits) {
+      EQQUANT_UNROLL
+      for (int i = 0; i < per; ++i) {
+        auto rest = V::template right<9>(V::times(c, 171));  // c / 3
+        point[i] = table_[V::minus(c, V::times(rest, 3))];
+        c = rest;
+      }
+    } else {
+      EQQUANT_UNROLL
+      for (int i = 0; i < per; ++i) {
+        point[i] = table_[c];
+        c = V::template right<8 / per>(c);
+      }
+    }
+  }
+
+ private:
+  struct Entries {
+    float of[16];
+  };
+
+  // The bits above those of a digit change nothing.
+  static Entries entries(const Weight& w) {
+    constexpr int base = kind == Codes::kBits ? 2 : kind == Codes::kQuarters ? 4 : 16;
+    Entries found;
+    for (int i = 0; i < 16; ++i)
+      found.of[i] = kind == Codes::kInt8 ? 0 : w.points[i % base];
+    return found;
+  }
+
+  typename V::Table16 table_;
+};
+
+// How many bytes of a row of `W`, and how many rows of it, meet what was scaled.
+constexpr int64_t kTransposedBytes = 32;
+constexpr int64_t kTransposedColumns = 1024;
+
+template <class V, Codes kind>
+class Transposed {
+ public:
+  static constexpr int64_t per = codes_per_byte(kind), W = V::width;
+  static constexpr bool sign = kind == Codes::kInt8;
+  static constexpr int R = V::registers / (per > 4 ? 16 : 8);
+
+  Transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k)
+      : w_(w), decode_(w), x_(x), y_(y), rows_(rows), k_(k) {}
+
+  // Those of one block, `g`.
+  void bytes(int64_t g, int64_t first, int64_t last) const {
+    for (int64_t n = 0; n < w_.n; n += kTransposedColumns) {
+      int64_t count = smaller(kTransposedColumns, w_.n - n);
+      int64_t r = 0;
+      for (; r + R <= rows_; r += R) rows<R>(r, g, first, last, n, count);
+      for (; r < rows_; ++r) rows<1>(r, g, first, last, n, count);
+    }
+  }
+
+ private:
+  template <int N>
+  void rows(int64_t row, int64_t g, int64_t first, int64_t last, int64_t n,
+            int64_t count) const {
+    float x[N * kTransposedColumns];
+    float less[N];
+    for (int r = 0; r < N; ++r)
+      less[r] = scaled(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
+    for (int64_t b = first; b < last; ++b) {
+      typename V::Floats sum[N * per];
+      EQQUANT_UNROLL
+      for (int i = 0; i < N * per; ++i) { sum[i] = V::zero(); }
+      const uint8_t* c = w_.codes + b * w_.n + n;
+      int64_t i = 0;
+      for (; i + W <= count; i += W) add<N>(V::template bytes<sign>(c + i), x + i, sum);
+      if (i < count) add<N>(V::template bytes<sign>(c + i, count - i), x + i, sum);
+      for (int r = 0; r < N; ++r)
+        for (int64_t j = 0; j < per && b * per + j < k_; ++j) {
+          float& y = y_[(row + r) * k_ + b * per + j];
+          y = (n == 0 ? 0 : y) + (V::sum(sum[r * per + j]) - less[r]);
+        }
+    }
+  }
+
+  template <int N>
+  void add(typename V::Ints c, const float* x, typename V::Floats* sum) const {
+    typename V::Floats point[per];
+    decode_(c, point);
+    EQQUANT_UNROLL
+    for (int r = 0; r < N; ++r) {
+      const auto mine = V::load(x + r * kTransposedColumns);
+      EQQUANT_UNROLL
+      for (int j = 0; j < per; ++j) {
+        sum[r * per + j] = V::fma(mine, point[j], sum[r * per + j]);
+      }
+    }
+  }
+
+  // `x` times the scales, with zeros up to a whole vector; and what zero-points take
+  // away from each sum.
+  float scaled(const float* x, int64_t g, int64_t n, int64_t count, float* found) const {
+    auto less = V::zero();
+    for (int64_t i = 0; i < count; i += W) {
+      int64_t part = smaller(W, count - i);
+      auto product = V::mul(V::load(x + n + i, part), V::scales(w_, g, n + i, part));
+      V::store(found + i, product);
+      if (w_.zero != nullptr) {
+        auto zero = V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + n + i, part));
+        less = V::fma(product, zero, less);
+      }
+    }
+    return V::sum(less);
+  }
+
+  const Weight& w_;
+  Decode<V, kind> decode_;
+  const float* x_;
+  float* y_;
+  int64_t rows_;
+  int64_t k_;
+};
+
+template <class V, Codes kind>
+void transposed_of(const Weight& w, const float* x, float* y, int64_t rows, int64_t k,
+                   const Parallel& parallel) {
+  const Transposed<V, kind> product(w, x, y, rows, k);
+  const int64_t size = smaller(kTransposedBytes, w.block);
+  const int64_t each = divided_up(w.block, size);
+  parallel(w.blocks * each, [&](int64_t i, int64_t) {
+    int64_t g = i / each, first = g * w.block + i % each * size;
+    int64_t last = smaller(smaller(first + size, (g + 1) * w.block), w.bytes);
+    if (first < last) product.bytes(g, first, last);
+  });
+}
+
+template <class V>
+void transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k,
+                const Parallel& parallel) {
+  switch (w.kind) {
+    case Codes::kInt8:
+      return transposed_of<V, Codes::kInt8>(w, x, y, rows, k, parallel);
+    case Codes::kNibbles:
+      return transposed_of<V, Codes::kNibbles>(w, x, y, rows, k, parallel);
+    case Codes::kQuarters:
+      return transposed_of<V, Codes::kQuarters>(w, x, y, rows, k, parallel);
+    case Codes::kTrits:
+      return transposed_of<V, Codes::kTrits>(w, x, y, rows, k, parallel);
+    case Codes::kBits:
+      return transposed_of<V, Codes::kBits>(w, x, y, rows, k, parallel);
+  }
+}
+
+}  // namespace
+}  // namespace eqquant

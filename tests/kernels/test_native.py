@@ -1,0 +1,230 @@
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+import eqquant.kernels._native_call as native_call
+import eqquant.kernels._native_library as library
+import eqquant.kernels._table as table
+
+from ..helpers import error, formats, native_formats, normal
+
+
+pytestmark = pytest.mark.skipif(
+    library.missing() is not None, reason="there is no native library here"
+)
+
+levels = ("avx2", "avx512", "avx512_bf16")
+available = levels[: 0 if library.missing() else library.level()]
+every_level = pytest.mark.parametrize("level", available)
+
+
+@pytest.fixture
+def at_level(level, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", level)
+
+
+def dense(q):
+    return np.asarray(q.dequantize(), np.float64)
+
+
+def kernels(x, q):
+    """The native kernels that do `x @ q`."""
+    problem = eqq.explain(x, q).problem
+    return [
+        kernel
+        for kernel in table._candidates(problem)
+        if kernel.name.startswith("native") and table._refusal(kernel, problem) is None
+    ]
+
+
+def rsr(k, ternary):
+    format = eqq.RSRTernary(k) if ternary else eqq.RSRBinary(k)
+    return pytest.param(format, id=f"{format}")
+
+
+# Tails of every kind: of vectors, panels, bytes, blocks, rows.
+sizes = ((1, 1), (5, 3), (130, 67), (640, 530))
+
+
+@every_level
+@pytest.mark.parametrize(
+    "format",
+    [formats[name] for name in ("nf4", "int4", "int4-affine", "int8", "int8-32")]
+    + [formats[name] for name in ("ternary", "ternary-2-bits", "ternary-tensor")]
+    + [formats["binary"], formats["binary-128"], eqq.Ternary(80)],
+    ids=str,
+)
+def test_products(format, at_level):
+    weights = [eqq.quantize(normal(*size), format) for size in sizes]
+    pairs = [
+        (normal(m, q.shape[0], seed=1), q)
+        for m in (1, 3, 34)
+        for w in weights
+        for q in (w, w.T)
+    ]
+
+    # Compiled anew: what is compiled keeps the level that it was for.
+    @jax.jit
+    def products(pairs):
+        return [
+            [eqq.qmatmul(x, q, kernel=kernel.name) for kernel in kernels(x, q)]
+            for x, q in pairs
+        ]
+
+    for (x, q), found in zip(pairs, products(pairs)):
+        for kernel, y in zip(kernels(x, q), found, strict=True):
+            bound = min(kernel.error, 1e-6 if kernel.name == "native" else 1)
+            assert error(y, np.asarray(x, np.float64), dense(q)) < bound, kernel.name
+
+
+def _forced(x, q, name):
+    return jax.jit(lambda x, q: eqq.qmatmul(x, q, kernel=name))(x, q)
+
+
+@pytest.mark.parametrize(
+    "format", (rsr(8, False), rsr(3, False), rsr(5, True), rsr(2, True))
+)
+def test_rsr_is_exact(format):
+    rng = np.random.default_rng(0)
+    w = rng.integers(format.domain[0], 2, (300, 70)).astype(np.float32)
+    q = eqq.quantize(jnp.asarray(w), format)
+    for q, w in ((q, w), (q.T, w.T)):
+        x = rng.integers(-1000, 1000, (5, w.shape[0])).astype(np.float32)
+        assert eqq.explain(jnp.asarray(x), q).kernel == "native"
+        assert np.array_equal(_forced(jnp.asarray(x), q, "native"), x @ w)
+
+
+def test_every_instruction_set_decodes_alike():
+    # Of one row each: what is left is the decoded weight.
+    q = eqq.quantize(normal(96, 40), formats["nf4-bfloat16-scales"])
+    found = _forced(jnp.eye(96), q, "native")
+    assert np.array_equal(found, q.dequantize())
+
+
+@native_formats
+def test_is_chosen(format):
+    q = eqq.quantize(normal(128, 64), format)
+    explained = eqq.explain(normal(1, 128), q)
+    if explained.kernel is None or not explained.kernel.startswith("native"):
+        reasons = dict(explained.refused)
+        assert "native" in reasons
+        assert "library" not in reasons["native"]
+
+
+def test_rounded_activations():
+    q = eqq.quantize(normal(200, 70), eqq.Int8(), activation=eqq.Int8())
+    for m in (1, 2, 7):
+        x = normal(m, 200, seed=m)
+        wanted = eqq.qmatmul(x, q, kernel="reference")
+        assert np.allclose(x @ q, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_inputs_that_are_not_finite():
+    q = eqq.quantize(normal(512, 512), "int8")
+    x = normal(20, 512).at[3, 5].set(jnp.nan).at[7, 1].set(jnp.inf)
+    y = x @ q
+    assert eqq.explain(x, q).kernel == "native_integers"
+    bad = ~np.isfinite(y)
+    assert bad[[3, 7]].all()
+    assert not np.delete(bad, [3, 7], axis=0).any()
+
+
+def test_stacks_are_one_call():
+    q = eqq.quantize(normal(3, 96, 50), "nf4", axis=-2)
+    x = normal(3, 4, 96, seed=1)
+    product = jax.jit(lambda x, q: x @ q)
+    text = product.lower(x, q).as_text()
+    assert text.count("custom_call @eqquant_forward") == 1
+    w = np.asarray(q.dequantize(), np.float64)
+    assert np.allclose(product(x, q), np.asarray(x, np.float64) @ w, atol=1e-4)
+
+
+def test_export_is_for_any_machine():
+    q = eqq.quantize(normal(64, 48), "nf4")
+    product = jax.jit(lambda x: x @ q)
+    x = normal(1, 64)
+    assert "eqquant_forward" in product.lower(x).as_text()
+    exported = jax.export.export(product)(x)
+    assert "eqquant_" not in exported.mlir_module()
+    assert np.allclose(exported.call(x), product(x), atol=1e-4)
+
+
+def test_precision_highest():
+    q = eqq.quantize(normal(256, 64), "int8")
+    x = normal(40, 256)
+    with jax.default_matmul_precision("highest"):
+        assert eqq.explain(x, q).kernel == "native"
+        y = jax.jit(lambda x, q: x @ q)(x, q)
+    assert error(y, np.asarray(x, np.float64), dense(q)) < 1e-6
+
+
+def test_same_bits_each_time_and_in_threads():
+    weights = [eqq.quantize(normal(512, 700, seed=i), "nf4") for i in range(2)]
+    x = normal(3, 512, seed=9)
+    product = jax.jit(lambda x, q: x @ q)
+    wanted = [np.asarray(product(x, q)) for q in weights]
+    wrong = []
+
+    def many(i):
+        for _ in range(50):
+            if not np.array_equal(product(x, weights[i]), wanted[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=many, args=(i % 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# What does not fit is an error of the library, not a crash.
+@pytest.mark.parametrize(
+    "changed, message",
+    (
+        (dict(codes=jnp.zeros((0, 16), jnp.uint8)), "empty"),
+        (dict(codes=jnp.zeros((32, 16), jnp.int8)), "matrix of bytes"),
+        (dict(scale=jnp.zeros((1, 15), jnp.uint32)), "scales for 1 blocks"),
+        (dict(scale=jnp.zeros((2, 16), jnp.uint32)), "scales for 1 blocks"),
+        (dict(scale=jnp.zeros((1, 16), jnp.uint16)), "bits of floats"),
+        (dict(zero=jnp.zeros((1, 3), jnp.uint8)), "zero-points"),
+        (dict(points=jnp.zeros((1, 15))), "16 points"),
+        (dict(x=jnp.zeros((2, 63))), "64 columns"),
+        (dict(kind=np.int32(9)), "unknown kind"),
+        (dict(block=np.int64(0)), "not be empty"),
+        (dict(level=np.int32(4)), "instructions of level 4"),
+    ),
+)
+def test_checks_what_it_is_given(changed, message):
+    given = dict(
+        x=jnp.zeros((2, 64)),
+        codes=jnp.zeros((32, 16), jnp.uint8),
+        scale=jnp.zeros((1, 16), jnp.uint32),
+        zero=jnp.zeros((0, 0), jnp.uint8),
+        points=jnp.zeros((1, 16)),
+        kind=np.int32(1),
+        block=np.int64(32),
+        scale_type=np.int32(0),
+        offset=np.int32(0),
+        level=np.int32(library.level()),
+    )
+    given = given | changed
+    operands = [given.pop(name) for name in ("x", "codes", "scale", "zero", "points")]
+    result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(
+            jax.ffi.ffi_call("eqquant_forward", result)(*operands, **given)
+        )
+
+
+def test_without_it(monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE", "0")
+    x, q = normal(1, 64), eqq.quantize(normal(64, 48), "nf4")
+    explained = eqq.explain(x, q)
+    assert not (explained.kernel or "native").startswith("native")
+    assert "`EQQUANT_NATIVE=0` turns off" in f"{explained}".replace("\n", " ")
+    assert native_call.refuse(explained.problem) == dict(explained.refused)["native"]

@@ -1,0 +1,173 @@
+import ctypes
+import functools as ft
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import jax
+import pytest
+
+import eqquant.kernels._native_library as library
+
+
+# As if this process were the first to ask.
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.delenv("EQQUANT_NATIVE", raising=False)
+    monkeypatch.delenv("EQQUANT_NATIVE_LEVEL", raising=False)
+    monkeypatch.setattr(library, "_load", ft.cache(library._load.__wrapped__))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "_folder", tmp_path)
+    return tmp_path
+
+
+stub = """
+#include "xla/ffi/api/c_api.h"
+extern "C" {
+int eqquant_interface_major() { return 0; }
+int eqquant_interface_minor() { return MINOR; }
+int eqquant_level() { return LEVEL; }
+XLA_FFI_Error* eqquant_forward(XLA_FFI_CallFrame* call) {
+  for (auto* part = call->extension_start; part != nullptr; part = part->next)
+    if (part->type == XLA_FFI_Extension_Metadata) {
+      auto* about = reinterpret_cast<XLA_FFI_Metadata_Extension*>(part)->metadata;
+      about->api_version.major_version = 0;
+      about->api_version.minor_version = MINOR;
+    }
+  return nullptr;
+}
+}
+"""
+
+
+def make_stub(folder, minor, level):
+    """A library that says it is for a version and a machine, and can do nothing."""
+    compiler = shutil.which("c++")
+    if sysconfig.get_platform() != "linux-x86_64" or compiler is None:
+        pytest.skip("needs a C++ compiler, on Linux")
+    source = folder / "stub.cpp"
+    source.write_text(stub)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", f"-DMINOR={minor}", f"-DLEVEL={level}", source]
+        + [f"-isystem{jax.ffi.include_dir()}", "-o", folder / "libeqquant.so"],
+        check=True,
+    )
+
+
+needs_linux = pytest.mark.skipif(
+    sysconfig.get_platform() != "linux-x86_64", reason="the library is for Linux"
+)
+
+
+@needs_linux
+def test_not_built(folder):
+    assert library.missing() == "needs the native library, which was not built"
+    (folder / "not_built.txt").write_text("no C++ compiler was found")
+    library._load.cache_clear()
+    expected = "which was not built: no C++ compiler was found"
+    assert library.missing() == f"needs the native library, {expected}"
+
+
+def test_other_platform(monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "macosx-14.0-arm64")
+    assert "for Linux on x86-64, not macosx-14.0-arm64" in (library.missing() or "")
+
+
+@needs_linux
+def test_not_a_library(folder):
+    (folder / "libeqquant.so").write_bytes(b"not a library")
+    assert "which the system cannot load" in (library.missing() or "")
+
+
+# These would keep JAX from starting, were they registered.
+@pytest.mark.parametrize("minor", (99, 0))
+def test_version(folder, minor):
+    make_stub(folder, minor, level=3)
+    running = library._interface()
+    assert running is not None
+    expected = (
+        f"or newer minor ones; that of jaxlib is {running[0]}.{running[1]}"
+        if minor == 99
+        else "which JAX does not take: "
+    )
+    assert expected in (library.missing() or "")
+
+
+def test_version_is_that_of_jaxlib():
+    major, minor = library._interface() or (0, 0)
+    assert (major, minor) > (0, 2)
+
+
+def test_interface_that_is_not_known(folder, monkeypatch):
+    make_stub(folder, 3, level=3)
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
+    assert "that of jaxlib is unknown" in (library.missing() or "")
+
+
+def test_processor_without_the_instructions(folder):
+    make_stub(folder, 3, level=0)
+    assert "for processors with AVX2" in (library.missing() or "")
+
+
+def test_off(monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE", "0")
+    monkeypatch.setattr(library, "_load", None)  # is not asked
+    expected = "needs the native library, which `EQQUANT_NATIVE=0` turns off"
+    assert library.missing() == expected
+
+
+@needs_linux
+def test_required(folder, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE", "require")
+    with pytest.raises(RuntimeError, match="`EQQUANT_NATIVE=require`.*was not built"):
+        library.missing()
+
+
+@pytest.mark.parametrize("value", ("", "2", "yes"))
+def test_other_values(monkeypatch, value):
+    monkeypatch.setenv("EQQUANT_NATIVE", value)
+    with pytest.raises(ValueError, match="should be '0', '1' or 'require'"):
+        library.missing()
+
+
+def test_level(monkeypatch):
+    monkeypatch.setattr(library, "_load", lambda: Machine(2))
+    assert library.level() == 2
+    for name, expected in (("avx2", 1), ("avx512", 2), ("avx512_bf16", 2)):
+        monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", name)
+        assert library.level() == expected
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx")
+    with pytest.raises(ValueError, match="EQQUANT_NATIVE_LEVEL.*'avx512_bf16'"):
+        library.level()
+
+
+class Machine(ctypes.CDLL):
+    def __init__(self, level):
+        self.eqquant_level = lambda: level
+
+
+# In a process of its own: nothing is loaded before a kernel is looked for, and then by
+# whichever thread is first, once.
+def test_loads_when_it_is_needed():
+    code = """
+import concurrent.futures as futures
+import pathlib
+import eqquant
+import eqquant.kernels._native_library as library
+
+maps = pathlib.Path("/proc/self/maps")
+assert "libeqquant" not in maps.read_text()
+with futures.ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda _: library.missing(), range(8)))
+assert len(set(found)) == 1
+assert library._load.cache_info().misses == 1
+assert ("libeqquant" in maps.read_text()) == (found[0] is None), found[0]
+"""
+    if not pathlib.Path("/proc/self/maps").exists():
+        pytest.skip("needs Linux")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

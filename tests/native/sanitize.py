@@ -1,0 +1,47 @@
+"""Runs the native kernels on random weights, compiled with sanitizers of addresses and
+undefined behaviour, and once more with that of threads, and compares what they compute
+with plain sums:
+
+    python -m tests.native.sanitize [SEED [CASES]]
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import eqquant
+from eqquant.kernels.native.build import compile_all, find_compiler, run
+
+
+kernels = pathlib.Path(eqquant.__file__).parent / "kernels" / "native"
+check = pathlib.Path(__file__).with_name("check.cpp")
+sources = ["avx2.cpp", "avx512.cpp", "avx512_bf16.cpp"]
+
+
+def main(seed: str = "0", cases: str = "300") -> int:
+    # Threads take longer, and do not depend on what they compute.
+    some = str(max(1, int(cases) // 4))
+    for sanitizers, number in (("address,undefined", cases), ("thread", some)):
+        with tempfile.TemporaryDirectory() as name:
+            code = _check(pathlib.Path(name), sanitizers, seed, number)
+        if code != 0:
+            return code
+    return 0
+
+
+def _check(folder, sanitizers, seed, cases):
+    compiler = find_compiler()
+    flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1"]
+    objects = compile_all(sources, compiler, kernels, folder, flags)
+    program = str(folder / "check")
+    run(
+        [*compiler, "-std=c++17", *flags, "-Wall", "-Wextra", "-Werror", "-pthread"]
+        + [f"-I{kernels}", str(check), *objects, "-o", program]
+    )
+    print(f"{sanitizers}: seed {seed}, {cases} cases", flush=True)
+    return subprocess.run([program, seed, cases]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
