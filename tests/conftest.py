@@ -9,6 +9,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 
@@ -27,3 +28,16 @@ def pytest_runtest_setup(item):
     if less != jax.config.read("jax_disable_most_optimizations"):
         jax.config.update("jax_disable_most_optimizations", less)
         jax.clear_caches()
+
+
+# Together, and last: what was compiled before is of no use to them.
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+
+
+# Users do not run the type checker, which stands before many errors here.
+@pytest.fixture
+def unchecked():
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

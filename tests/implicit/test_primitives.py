@@ -5,7 +5,7 @@ from jax import lax
 import eqquant as eqq
 from eqquant._implicit import implicit
 
-from ..helpers import formats, native_formats, normal
+from ..helpers import formats, main_formats, native_formats, normal
 from .same import assert_same
 
 
@@ -51,7 +51,7 @@ def computed(w):
     return [computes[name](w) for name in eformer]
 
 
-@native_formats
+@main_formats
 def test_computes_in_every_format(format):
     assert_same(computed, eqq.quantize(normal(48, 80), format))
 

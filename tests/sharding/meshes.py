@@ -33,12 +33,18 @@ _operation = re.compile(
 def collectives(fn: Any, *args: Any) -> dict[str, list[str]]:
     """What a compiled function sends between devices: by the name of the operation, the
     dtypes and shapes."""
+    return run(fn, *args)[1]
+
+
+def run(fn: Any, *args: Any) -> tuple[Any, dict[str, list[str]]]:
+    """What a compiled function returns, and what it sends between devices."""
     arrays, static = eqx.partition(args, eqx.is_array)
     jitted = jax.jit(lambda arrays: fn(*eqx.combine(arrays, static)))
+    compiled = jitted.lower(arrays).compile()
     found = collections.defaultdict(list)
-    for line in jitted.lower(arrays).compile().as_text().splitlines():
+    for line in compiled.as_text().splitlines():
         match = _operation.search(line)
         if match is not None:
             shapes, name = match.groups()
             found[name] += re.findall(r"\w+\[[\d,]*\]", shapes)
-    return dict(found)
+    return compiled(arrays), dict(found)

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import eqquant as eqq
 from eqquant import _quantize
 
-from ..helpers import formats, native_formats, normal
-from .meshes import collectives, kinds, mesh, put, shard
+from ..helpers import formats, main_formats, native_formats, normal
+from .meshes import collectives, kinds, mesh, put, run, shard
 
 
 all_kinds = pytest.mark.parametrize("kind", kinds)
@@ -59,10 +59,18 @@ def test_quantize_names_them_too(kind):
         eqq.quantize(w, eqq.NF4(128))
 
 
-# It stays where it is, nothing as large as it is sent, and it comes out the same.
-@all_kinds
 @native_formats
-def test_quantize(format, kind):
+def test_quantize(format):
+    assert_quantized_in_place(format, "auto")
+
+
+@main_formats
+def test_quantize_on_an_explicit_mesh(format):
+    assert_quantized_in_place(format, "explicit")
+
+
+def assert_quantized_in_place(format, kind):
+    """It stays where it is, nothing of its size is sent, and it comes out the same."""
     on = mesh(kind, 4, 2)
     k = 1280 if isinstance(format, eqq.Ternary) else 512
     k = 960 if format.block_size == 48 else k
@@ -75,8 +83,9 @@ def test_quantize(format, kind):
     sent = collectives(lambda w: _quantize._encode(w, format, -2, q.row_axis), sharded)
     assert set(sent) <= {"all-reduce"}
     assert f"f32[{k},16]" not in str(sent) and f"f32[16,{k}]" not in str(sent)
-    assert collectives(lambda q: q.dequantize(), q) == {}
-    np.testing.assert_array_equal(q.dequantize(), expected.dequantize())
+    decoded, sent = run(lambda q: q.dequantize(), q)
+    assert sent == {}
+    np.testing.assert_array_equal(decoded, expected.dequantize())
 
 
 @all_kinds

@@ -11,7 +11,7 @@ import eqquant as eqq
 from eqquant._placement import splits_evenly
 
 from ..helpers import error, formats, normal
-from .meshes import collectives, kinds, mesh, put, shard
+from .meshes import collectives, kinds, mesh, put, run, shard
 
 
 all_kinds = pytest.mark.parametrize("kind", kinds)
@@ -71,14 +71,13 @@ def test_collectives(case, name, kind):
     q, x = eqq.quantize(normal(k, n), formats[name]), normal(m, k)
     w = q.dequantize()
     sharded, placed = shard(q, on, *w_spec), put(x, on, *x_spec)
-    assert collectives(product, placed, sharded) == forward
-    y = jax.jit(product)(placed, sharded)
+    y, sent = run(product, placed, sharded)
+    assert sent == forward
     assert error(y, x, w) < 1e-6
     with jax.set_mesh(on):
-        if backward is not None:
-            assert collectives(gradient, placed, sharded) == backward
-        found = jax.jit(gradient)(placed, sharded)
-    np.testing.assert_allclose(found, gradient(x, w), atol=1e-5)
+        found, sent = run(gradient, placed, sharded)
+    assert backward is None or sent == backward
+    np.testing.assert_allclose(found, jax.jit(gradient)(x, w), atol=1e-5)
 
 
 # Fully sharded: the devices that have different rows send each other packed codes.
@@ -89,18 +88,19 @@ def test_codes_are_gathered(w_spec, kind):
     q, x = eqq.quantize(normal(k, n)), normal(96, k)
     sharded, placed = shard(q, on, *w_spec), put(x, on, "a")
     n_here = 64 if len(w_spec) == 2 else 256
-    sent = collectives(product, placed, sharded)
+    y, sent = run(product, placed, sharded)
     codes = [f"u8[256,{n_here}]", f"u32[8,{n_here}]"]
     assert {name: sorted(shapes) for name, shapes in sent.items()} == {
         "all-gather": sorted(codes)
     }
     with jax.set_mesh(on):
-        for shapes in collectives(gradient, placed, sharded).values():
-            assert f"f32[{k},{n_here}]" not in shapes
-            assert f"f32[{n_here},{k}]" not in shapes
-        found = jax.jit(gradient)(placed, sharded)
-    assert error(jax.jit(product)(placed, sharded), x, q.dequantize()) < 1e-6
-    np.testing.assert_allclose(found, gradient(x, q.dequantize()), atol=1e-5)
+        found, sent = run(gradient, placed, sharded)
+    for shapes in sent.values():
+        assert f"f32[{k},{n_here}]" not in shapes
+        assert f"f32[{n_here},{k}]" not in shapes
+    assert error(y, x, q.dequantize()) < 1e-6
+    expected = jax.jit(gradient)(x, q.dequantize())
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 # Where the result is to be split, what would be summed everywhere is not.
@@ -113,9 +113,10 @@ def test_reduce_scatter(spec):
     def fn(x, q):
         return lax.with_sharding_constraint(product(x, q), out)
 
-    (name,) = sent = collectives(fn, x, q)
+    y, sent = run(fn, x, q)
+    (name,) = sent
     assert name == "reduce-scatter" and len(sent[name]) == 1
-    assert error(jax.jit(fn)(x, q), normal(m, k), q.dequantize()) < 1e-6
+    assert error(y, normal(m, k), q.dequantize()) < 1e-6
 
 
 @all_kinds
@@ -126,10 +127,9 @@ def test_experts(spec, sums, kind):
     on = mesh(kind, 2, 4)
     q, x = eqq.quantize(normal(4, k, n), eqq.Int8(32)), normal(4, m, k)
     placed = put(x, on, "a", None, "b" if sums else None)
-    fn = jax.vmap(product)
-    sent = collectives(fn, placed, shard(q, on, *spec))
+    y, sent = run(jax.vmap(product), placed, shard(q, on, *spec))
     assert sent == ({"all-reduce": ["f32[2,16,256]"]} if sums else {})
-    y = np.asarray(jax.jit(fn)(placed, shard(q, on, *spec)))
+    y = np.asarray(y)
     for i in range(4):
         assert error(y[i], x[i], q[i].dequantize()) < 1e-6
 
@@ -141,8 +141,8 @@ def test_rows_of_any_rank(kind):
     q, x = eqq.quantize(normal(n, k), axis=-1), normal(4, 8, k)
     layer = jax.vmap(jax.vmap(lambda x, q: product(q, x), (0, None)), (0, None))
     placed, sharded = put(x, on, "a", "b"), shard(q, on)
-    assert collectives(layer, placed, sharded) == {}
-    y = jax.jit(layer)(placed, sharded)
+    y, sent = run(layer, placed, sharded)
+    assert sent == {}
     assert y.sharding.is_equivalent_to(placed.sharding, 3)
     assert error(y.reshape(32, n), x.reshape(32, k), q.dequantize().T) < 1e-6
 
