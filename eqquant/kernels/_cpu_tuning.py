@@ -1,6 +1,6 @@
 import jax
 
-from ..formats import AbstractFormat, Binary, Int8, NF4
+from ..formats import AbstractFormat, Binary, Int8
 
 
 # Which product is the fastest: as timed with the clock of `eqquant bench`, on two cores
@@ -25,10 +25,8 @@ def sweep_rows(format: AbstractFormat) -> int:
 
 # The same of the native library.
 
-
-def native_bfloat16_rows(format: AbstractFormat) -> int:
-    """From how many rows on products of bfloat16 are the fastest."""
-    return 16 if isinstance(format, NF4) else 32
+# From how many rows on products of bfloat16 are the fastest.
+native_bfloat16_rows = 16
 
 
 def native_integer_rows(format: AbstractFormat) -> int | None:

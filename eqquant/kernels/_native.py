@@ -104,10 +104,9 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
         return "needs a processor with products of bfloat16"
     if isinstance(problem.format, Int4) and not problem.format.symmetric:
         return f"is for formats without zero-points, got {problem.format}"
-    least = native_bfloat16_rows(problem.format)
     assert problem.rows is not None
-    if problem.rows < least:
-        return f"is for {least} rows or more, got {problem.rows}"
+    if problem.rows < native_bfloat16_rows:
+        return f"is for {native_bfloat16_rows} rows or more, got {problem.rows}"
     return refuse_small(problem)
 
 
@@ -119,22 +118,22 @@ def _of_integers(problem: Problem) -> str | None:
         return "needs a processor with products of 8-bit integers (AVX512, VNNI)"
     if not isinstance(problem.format, Int4) and integer_step(problem.format) is None:
         return f"needs points that are integers, not those of {problem.format}"
-    activation = problem.activation
-    if activation is not None:
-        if activation.block_size is not None:
-            return f"needs activations with one scale for each row, got {activation}"
-        return None
     least = native_integer_rows(problem.format)
     if least is None:
         return "is slower than the exact product of codes of one bit"
     assert problem.rows is not None
     if problem.rows < least:
         return f"is for {least} rows or more, got {problem.rows}"
-    return refuse_small(problem)
+    activation = problem.activation
+    if activation is None:
+        return refuse_small(problem)
+    if activation.block_size is not None:
+        return f"needs activations with one scale for each row, got {activation}"
+    return None
 
 
 for _type, _activation in it.product(
-    (AbstractGrid, Int4, AbstractRSR), (None, AbstractFormat)
+    (AbstractGrid, Int4, AbstractRSR), (None, Int8, AbstractFormat)
 ):
     _register = ft.partial(
         register_kernel,
