@@ -20,5 +20,10 @@ def default_cycle() -> int:
     return max(_least, 4 * (last_level_cache() or 0))
 
 
+def default_reading() -> int:
+    """How many bytes to read to find how fast memory is."""
+    return max(1 << 30, default_cycle())
+
+
 def number_of_copies(nbytes: int, cycle: int) -> int:
     return min(1024, max(1, math.ceil(cycle / max(1, nbytes))))

@@ -54,6 +54,7 @@ class Candidate:
     - `decoded`: gives the ordinary array that it stands for.
     - `fn`: from rows and `weight` to the product.
     - `operand`: makes the rows what `fn` takes.
+    - `result`: makes an array of NumPy of what `fn` returns.
     - `kernel`: gives the name of the one that is used, for such rows.
     - `compile`: of `fn`, for some rows and `weight`.
     - `copy`: of `weight`.
@@ -64,6 +65,7 @@ class Candidate:
     decoded: Callable[[], Float[np.ndarray, "k n"]]
     fn: Callable[[Any, Any], Any] = operator.matmul
     operand: Callable[[Float[np.ndarray, "m k"]], Any] = jnp.asarray
+    result: Callable[[Any], Float[np.ndarray, "m n"]] = np.asarray
     kernel: Callable[[Any], str | None] = lambda x: None
     compile: Callable[[Callable, Any, Any], Compiled] = compile
     copy: Callable[[Any], Any] = lambda w: jtu.tree_map(lambda a: a.copy(), w)

@@ -24,6 +24,8 @@ def _measurement(row: Measurement) -> dict[str, Any]:
         shape=f"{k}x{n}",
         kernel=row.kernel,
         **_times(row.times),
+        bandwidth=row.bandwidth,
+        memory_bytes_per_second=row.memory,
         bits_per_weight=row.bits_per_weight,
         temporary_bytes=row.temporary_bytes,
         error=row.error,

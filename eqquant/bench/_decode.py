@@ -11,10 +11,12 @@ import numpy as np
 from .._array import is_quantized
 from .._tree import tree_dequantize, tree_quantize
 from ..formats import AbstractFormat, as_format, Int4, Int8, NF4, Ternary
+from ..report import explain
 from ._clock import Clock
 from ._decoder import Decoder, empty_past, random_decoder, Size
 from ._formats import Quantization
 from ._meter import Meter, Show
+from ._native import without_native, xla
 from ._times import Times
 
 
@@ -26,7 +28,8 @@ _quantize = eqx.filter_jit(tree_quantize)
 class Decoding:
     """How fast a model writes, one token at a time.
 
-    - `name`: of the format that its weights are quantized in.
+    - `name`: of the format that its weights are quantized in. `", XLA"` is added where
+      this is without the native library, next to a model with it.
     - `parameters`: how many numbers the model stands for.
     - `bits_per_weight`: of the weights that are quantized, scales included.
     - `nbytes`: of the whole model.
@@ -63,7 +66,8 @@ def measure_decoding(
 ) -> list[Decoding]:
     """Measures one step of decoding with a transformer of random weights, on this
     machine, in float32 and with all weights but the embedding quantized. The models
-    are called in turn, in one process.
+    are called in turn, in one process. Those that have kernels of the native library
+    are measured without it, too.
 
     **Arguments:**
 
@@ -89,6 +93,10 @@ def measure_decoding(
         meter.add(8, f"decoding, compiling {name}")
         model = dense if format is None else _quantize(dense, format)
         steps.append(_Step(name, model, size))
+        with without_native():
+            if _kernels(model) != steps[-1].kernels:
+                meter.add(0, f"decoding, compiling {name}{xla}")
+                steps.append(_Step(name + xla, model, size))
     clock = Clock(budget, min_rounds)
     times = clock(steps, lambda seconds: meter.add(seconds, "decoding, timing"))
     return [step.row(its) for step, its in zip(steps, times)]
@@ -100,6 +108,7 @@ class _Step:
     def __init__(self, name: str, model: Decoder, size: Size):
         self.name = name
         self.model = model
+        self.kernels = _kernels(model)
         self.token = jnp.asarray(0), jnp.asarray(size.positions - 1)
         start = time.perf_counter()
         # The keys and values are updated in place.
@@ -131,6 +140,14 @@ class _Step:
             error=self.error,
             compile_seconds=self.compile_seconds,
         )
+
+
+def _kernels(model: Decoder) -> set[str | None]:
+    """The names of those that the products of its weights have."""
+    leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
+    weights = {a.shape: a for a in leaves if is_quantized(a)}
+    x = lambda a: jax.ShapeDtypeStruct((1, a.shape[1]), jnp.float32)
+    return {explain(x(a), a.T).kernel for a in weights.values()}
 
 
 def _nbytes(arrays):

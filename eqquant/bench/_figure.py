@@ -3,9 +3,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._measurement import Measurement
+from ._native import xla
 
 
 _markers = "os^DvP*X"
+_fills = ("full", "left", "top", "right", "bottom")
 
 
 def write_figure(path: pathlib.Path, rows: Sequence[Measurement]) -> None:
@@ -14,7 +16,8 @@ def write_figure(path: pathlib.Path, rows: Sequence[Measurement]) -> None:
 
 def figure(rows: Sequence[Measurement]) -> Any:
     """Plots how many times as fast as float32 each product is, against bits per weight,
-    in a panel for each number of rows.
+    in a panel for each number of rows. Hollow: without the native library, next to the
+    same with it.
 
     **Arguments:**
 
@@ -31,7 +34,10 @@ def figure(rows: Sequence[Measurement]) -> Any:
     numbers = _distinct(row.rows for row in rows)
     shapes = _distinct(row.shape for row in rows)
     styles = _styles(rows)
-    figure = Figure(figsize=(1.8 + 3.6 * len(numbers), 4.2), layout="constrained")
+    legend = _legend(styles, shapes)
+    # As high as its legend.
+    size = 1.8 + 3.6 * len(numbers), max(4.2, 0.5 + 0.2 * len(legend))
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
     for axes, m in zip(panels, numbers):
         _prepare(axes, "1 row" if m == 1 else f"{m} rows")
@@ -43,7 +49,6 @@ def figure(rows: Sequence[Measurement]) -> Any:
     panels[0].set_ylabel("times as fast as float32")
     if len(shapes) == 1:
         figure.suptitle("x @ w[{}, {}]".format(*shapes[0]), fontsize=11)
-    legend = _legend(styles, shapes)
     figure.legend(handles=legend, loc="outside right upper", frameon=False, fontsize=9)
     return figure
 
@@ -67,10 +72,11 @@ def _prepare(axes, title):
 def _styles(rows):
     first, *others = _distinct(row.name for row in rows)
     styles = {first: dict(color="k", linestyle="")}
-    for i, name in enumerate(others):
-        styles[name] = dict(color=f"C{i % 10}", linestyle="")
-        if i >= 10:
-            styles[name]["markerfacecolor"] = "none"
+    formats = _distinct(name.removesuffix(xla) for name in others)
+    for name in others:
+        i = formats.index(name.removesuffix(xla))
+        fill = "none" if name.endswith(xla) else _fills[i // 10 % len(_fills)]
+        styles[name] = dict(color=f"C{i % 10}", fillstyle=fill, linestyle="")
     return styles
 
 

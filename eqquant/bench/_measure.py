@@ -1,5 +1,6 @@
 import dataclasses
 import functools as ft
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..formats import AbstractFormat
-from ._cache import default_cycle
+from ._cache import default_cycle, default_reading
 from ._candidate import Candidate, rotating
 from ._clock import Clock
 from ._entries import entries, Entry, Failure
@@ -15,7 +16,9 @@ from ._error import product_error
 from ._formats import as_quantization, default_formats, Quantization
 from ._measurement import Measurement
 from ._meter import Meter, Show
+from ._native import by_xla, xla
 from ._operands import normal, with_outliers
+from ._reading import Reading
 
 
 def measure(
@@ -35,6 +38,11 @@ def measure(
 
     All of a kind are timed in turn, in one process. Each goes through copies of its
     weight, so that it comes from memory, as those of a model do, and not from a cache.
+    In turn with products of one row, a matrix of 1 GB or more in float32 is multiplied
+    with a vector, to find how fast memory can be read.
+
+    Where a kernel of the native library is chosen, the one that is chosen without it
+    is measured, too.
 
     !!! Example
 
@@ -64,6 +72,7 @@ def measure(
     float32, of bfloat16, of `formats`, and of other libraries.
     """
     _check(shapes, rows)
+    read = default_reading() if cycle is None else cycle
     cycle = default_cycle() if cycle is None else cycle
     formats = default_formats() if formats is None else formats
     wanted = entries([as_quantization(format) for format in formats], peers)
@@ -74,7 +83,7 @@ def measure(
     clock = Clock(budget, min_rounds, rest=0.005 if peers else 0)
     found = []
     for shape in shapes:
-        found.extend(_products(shape, rows, wanted, cycle, seed, clock, meter))
+        found.extend(_products(shape, rows, wanted, cycle, read, seed, clock, meter))
     return found
 
 
@@ -94,6 +103,7 @@ def _products(
     rows: Sequence[int],
     wanted: Sequence[Entry],
     cycle: int,
+    read: int,
     seed: int,
     clock: Clock,
     meter: Meter,
@@ -114,13 +124,16 @@ def _products(
             if not isinstance(its, Failure):
                 its = entry.attempt(ft.partial(_prepare, row, *its, x))
             if isinstance(its, Failure):
-                its = dataclasses.replace(row, failure=its.message), None
-            results.append(its)
+                its = [(dataclasses.replace(row, failure=its.message), None)]
+            results.extend(its)
         calls = [call for _, call in results if call is not None]
-        times = iter(clock(calls, lambda s: meter.add(s, f"{problem}, timing")))
+        readings = [Reading(read)] if m == 1 else []
+        timed = clock([*calls, *readings], lambda s: meter.add(s, f"{problem}, timing"))
+        memory = max((r.rate(timed.pop()) for r in readings), default=math.nan)
+        times = iter(timed)
         for row, call in results:
             known = row.times if call is None else next(times)
-            yield dataclasses.replace(row, times=known)
+            yield dataclasses.replace(row, times=known, memory=memory)
 
 
 def _store(
@@ -135,6 +148,21 @@ def _prepare(
     candidate: Candidate,
     weights: list[Any],
     x: Float[np.ndarray, "m k"],
+) -> list[tuple[Measurement, Callable[[], Any]]]:
+    """A product, and the same without the native library if its kernel is of that."""
+    prepared = [_prepare_one(row, candidate, weights, x)]
+    other, operand = by_xla(candidate), candidate.operand(x)
+    if other.kernel(operand) != candidate.kernel(operand):
+        row = dataclasses.replace(row, name=row.name + xla)
+        prepared.append(_prepare_one(row, other, weights, x))
+    return prepared
+
+
+def _prepare_one(
+    row: Measurement,
+    candidate: Candidate,
+    weights: list[Any],
+    x: Float[np.ndarray, "m k"],
 ) -> tuple[Measurement, Callable[[], Any]]:
     """What there is to say of a product but for its times, and a function to time."""
     operand = candidate.operand(x)
@@ -143,7 +171,7 @@ def _prepare(
     errors = []
     for rows in (x, with_outliers(x)):
         y = compiled.fn(candidate.operand(rows), candidate.weight)
-        errors.append(product_error(np.asarray(y), rows, decoded))
+        errors.append(product_error(candidate.result(y), rows, decoded))
     row = dataclasses.replace(
         row,
         kernel=candidate.kernel(operand),

@@ -36,6 +36,13 @@ _all = (
     Peer("qwix int4, 64", ("qwix",), _peers_jax.qwix("int4", tile=64)),
     Peer("bitsandbytes nf4", ("torch", "bitsandbytes"), _peers_torch.bitsandbytes),
     Peer(
+        "bitsandbytes nf4, bfloat16",
+        ("torch", "bitsandbytes"),
+        _peers_torch.bitsandbytes_bfloat16,
+    ),
+    Peer("torch int8, bfloat16", ("torch",), _peers_torch.int8),
+    Peer("torch int4, 64, bfloat16", ("torch",), _peers_torch.int4),
+    Peer(
         "torchao int8",
         ("torch", "torchao"),
         _peers_torch.torchao("Int8WeightOnlyConfig"),
@@ -45,7 +52,15 @@ _all = (
         ("torch", "torchao"),
         _peers_torch.torchao("Int8DynamicActivationInt8WeightConfig"),
     ),
-    Peer("onnxruntime int4, 64", ("onnx", "onnxruntime"), _peers_onnx.onnxruntime),
+    *[
+        Peer(
+            f"onnxruntime int{bits}, 64{', x int8' if rows else ''}",
+            ("onnx", "onnxruntime"),
+            _peers_onnx.onnxruntime(bits, rows),
+        )
+        for bits in (4, 8)
+        for rows in (False, True)
+    ],
 )
 
 

@@ -11,33 +11,43 @@ from ._candidate import Candidate, Compiled
 _block = 64
 
 
-def onnxruntime(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """Of the operator `MatMulNBits`, whose codes are unsigned, and 8 is zero."""
-    library = importlib.import_module("onnxruntime")
-    k, n = w.shape
-    blocks = np.zeros((n, -(-k // _block) * _block), np.float32)
-    blocks[:, :k] = w.T
-    blocks = blocks.reshape(n, -1, _block)
-    scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / 7
-    codes = np.round(blocks / np.where(scale == 0, 1, scale)).astype(np.int8) + 8
-    packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
-    model = _model(k, n, packed, scale.reshape(n, -1))
-    session = lambda model: library.InferenceSession(
-        model, providers=["CPUExecutionProvider"]
-    )
-    decoded = ((codes - 8) * scale).reshape(n, -1)[:, :k].T
-    return Candidate(
-        weight=session(model),
-        nbytes=packed.nbytes + scale.nbytes,
-        decoded=lambda: decoded,
-        fn=lambda x, session: session.run(None, {"x": x})[0],
-        operand=lambda x: x,
-        compile=_eager,
-        copy=lambda _: session(model),
-    )
+def onnxruntime(
+    bits: int, rows: bool
+) -> Callable[[Float[np.ndarray, "k n"]], Candidate]:
+    """Of the operator `MatMulNBits`, whose codes are unsigned, with zero in the middle.
+    It may round the rows to 8 bits or not."""
+
+    def make(w):
+        library = importlib.import_module("onnxruntime")
+        k, n = w.shape
+        zero = 1 << bits - 1
+        blocks = np.zeros((n, -(-k // _block) * _block), np.float32)
+        blocks[:, :k] = w.T
+        blocks = blocks.reshape(n, -1, _block)
+        scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / np.float32(zero - 1)
+        codes = np.round(blocks / np.where(scale == 0, 1, scale))
+        decoded = (codes * scale).reshape(n, -1)[:, :k].T
+        packed = (codes + zero).astype(np.uint8)
+        if bits == 4:
+            packed = packed[..., ::2] | packed[..., 1::2] << 4
+        model = _model(k, n, bits, rows, packed, scale.reshape(n, -1))
+        session = lambda: library.InferenceSession(
+            model, providers=["CPUExecutionProvider"]
+        )
+        return Candidate(
+            weight=session(),
+            nbytes=packed.nbytes + scale.nbytes,
+            decoded=lambda: decoded,
+            fn=lambda x, session: session.run(None, {"x": x})[0],
+            operand=lambda x: x,
+            compile=_eager,
+            copy=lambda _: session(),
+        )
+
+    return make
 
 
-def _model(k, n, packed, scale):
+def _model(k, n, bits, rows, packed, scale):
     onnx = importlib.import_module("onnx")
     helper, real = onnx.helper, onnx.TensorProto.FLOAT
     array = importlib.import_module("onnx.numpy_helper").from_array
@@ -48,8 +58,10 @@ def _model(k, n, packed, scale):
         domain="com.microsoft",
         K=k,
         N=n,
-        bits=4,
+        bits=bits,
         block_size=_block,
+        # Of what the rows may be rounded to: nothing said, or 8 bits.
+        accuracy_level=4 if rows else 0,
     )
     graph = helper.make_graph(
         [node],

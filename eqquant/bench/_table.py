@@ -14,10 +14,13 @@ from ._times import Times
 caption = (
     "Ratio: how many times as fast as float32 this is, by the medians of the times; "
     "p10, by their tenth percentiles. Spread: of the times, from the tenth to the "
-    "ninetieth percentile. Bits: per weight, scales included. Temp.: what the compiled "
-    "product allocates while it runs. Error: the largest one of the product with the "
-    "weight as it is stored, relative to |x| @ |w|, for normally distributed x; "
-    "outlier, for x with one number in each row set to 300. Compile: in seconds."
+    "ninetieth percentile. Mem.: the rate at which the weight is read, as a share of "
+    "that at which this machine reads memory, in the same rounds. Bits: per weight, "
+    "scales included. Temp.: what the compiled product allocates while it runs. Error: "
+    "the largest one of the product with the weight as it is stored, relative to "
+    "|x| @ |w|, for normally distributed x; outlier, for x with one number in each row "
+    "set to 300. Compile: in seconds. XLA: with the kernel that is chosen where there "
+    "is no native library."
 )
 decoding_caption = (
     "One step of a transformer of the shape of Llama, of random weights, that attends "
@@ -33,10 +36,13 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
     made = []
     for (shape, m), group in itertools.groupby(rows, lambda r: (r.shape, r.rows)):
         k, n = shape
+        group = list(group)
+        read = not math.isnan(group[0].memory)
+        rate = f"; memory: {group[0].memory / 1e9:.1f} GB/s" if read else ""
         table = _table(
-            f"x[{m}, {k}] @ w[{k}, {n}]",
-            ("format,\n  kernel", *_times, "bits", "temp.\nMB", "error")
-            + ("outl-\nier", "com-\npile"),
+            f"x[{m}, {k}] @ w[{k}, {n}]{rate}",
+            ("format,\n  kernel", *_times, *(["% of\nmem."] if read else []))
+            + ("bits", "temp.\nMB", "error,\noutlier", "com-\npile"),
         )
         for row in group:
             name = Text(row.name)
@@ -47,10 +53,10 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
             table.add_row(
                 name,
                 *_cells(row.times),
+                *([_number(100 * row.bandwidth, ".0f")] if read else []),
                 _number(row.bits_per_weight, ".2f"),
                 _megabytes(row.temporary_bytes),
-                _number(row.error, ".0e"),
-                _number(row.outlier_error, ".0e"),
+                _errors(row),
                 _number(row.compile_seconds, ".1f"),
             )
         made.append(table)
@@ -103,6 +109,11 @@ def _cells(times: Times) -> list[Text | str]:
         f"{times.ratio_p10:.2f}",
         Text(_rounded(1e3 * times.median)).append(spread, "dim"),
     ]
+
+
+def _errors(row: Measurement) -> Text:
+    outlier = f"\n{_number(row.outlier_error, '.0e')}"
+    return Text(_number(row.error, ".0e")).append(outlier, "dim")
 
 
 def _number(x: float | None, spec: str) -> str:

@@ -14,7 +14,7 @@ _size = bench.Size(vocabulary=32, width=32, hidden=32, depth=1, heads=2, positio
 
 
 def test_rows():
-    dense, row = bench.measure_decoding(
+    dense, row, *_ = bench.measure_decoding(
         ["int8"], size=_size, budget=0, min_rounds=3, seed=1
     )
     model = random_decoder(_size, 1)

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 import math
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from eqquant import bench
 from eqquant.bench import _machine, _measure, _peers, _run
 from eqquant.bench._candidate import Candidate
+from eqquant.bench._table import tables
 
 
 _size = bench.Size(vocabulary=32, width=32, hidden=32, depth=1, heads=2, positions=4)
@@ -47,23 +49,26 @@ def _read(path):
 def test_everything_is_shown_and_written(tiny, tmp_path):
     out = tmp_path / "new" / "folder"
     (products, decodings), text = _printed(
-        80, [(64, 96)], [1], ["int8", "int8:int8"], out=out
+        100, [(64, 96)], [1], ["int8", "int8:int8"], out=out
     )
     lines = text.splitlines()
-    assert max(map(len, text.split("\n\n")[1].splitlines())) <= 80
     assert f"JAX {jax.__version__}" in lines[0]
-    assert "x[1, 64] @ w[64, 96]" in text
+    memory = products[0].memory
+    assert f"x[1, 64] @ w[64, 96]; memory: {memory / 1e9:.1f} GB/s" in text
     assert "Decoding, 0 million parameters" in text
     first_table = text.split("\n\n")[1].splitlines()
     for row in products:
         # With a space, as the name of one format may begin with that of another.
-        (line,) = [line for line in first_table if line.startswith(f"{row.name} ")]
-        cells = line.removeprefix(row.name).split()
+        (i,) = [i for i, a in enumerate(first_table) if a.startswith(f"{row.name} ")]
+        cells = first_table[i].removeprefix(row.name).split()
         assert cells[0] == f"{row.times.ratio:.2f}"
         assert cells[1] == f"{row.times.ratio_p10:.2f}"
-        assert cells[5:7] == [f"{row.error:.0e}", f"{row.outlier_error:.0e}"]
+        assert cells[3] == f"{100 * row.bandwidth:.0f}"
+        assert cells[4] == f"{row.bits_per_weight:.2f}"
+        assert cells[6] == f"{row.error:.0e}"
+        assert first_table[i + 1].split()[-1] == f"{row.outlier_error:.0e}"
     table = _read(out / "products.csv")
-    assert len(table) == len(products) == 4
+    assert len(table) == len(products) >= 4
     for found, row in zip(table, products):
         assert (found["format"], found["shape"], found["rows"]) == (
             row.name,
@@ -73,15 +78,45 @@ def test_everything_is_shown_and_written(tiny, tmp_path):
         assert found["kernel"] == (row.kernel or "")
         assert float(found["ratio"]) == row.times.ratio
         assert float(found["median_seconds"]) == row.times.median
+        assert float(found["bandwidth"]) == row.bandwidth
+        assert float(found["memory_bytes_per_second"]) == memory
         assert float(found["error"]) == row.error
         assert float(found["outlier_error"]) == row.outlier_error
         assert int(found["rounds"]) == 3
     table = _read(out / "decoding.csv")
-    assert [row["format"] for row in table] == ["float32", "Int8()"]
+    assert [row["format"] for row in table][:2] == ["float32", "Int8()"]
     speeds = [float(row["tokens_per_second"]) for row in table]
     assert speeds == [row.tokens_per_second for row in decodings]
     assert (out / "products.png").read_bytes().startswith(b"\x89PNG")
     assert f"Wrote {out / 'products.csv'}, {out / 'decoding.csv'}, " in text
+
+
+@pytest.mark.parametrize("m", (1, 16))
+def test_tables_fit(m):
+    times = bench.Times((0.0123, 0.0117, 0.0131), (0.0123,) * 3)
+    names = ["float32", "Int8(), x Int8()", "Int8(), x Int8(), XLA"]
+    kernels = [None, "native_integers", "bfloat16_tiles"]
+    rows = [
+        bench.Measurement(
+            name, m, (4096, 11008), times, 1e10 if m == 1 else math.nan, kernel
+        )
+        for name, kernel in zip(names, kernels)
+    ]
+    rows = [
+        dataclasses.replace(
+            row, bits_per_weight=32.0, temporary_bytes=181_000_000, error=2e-7
+        )
+        for row in rows
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(*tables(rows))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for name, kernel in zip(names, kernels):
+        (i,) = [i for i, line in enumerate(lines) if line.startswith(f"{name}  ")]
+        assert lines[i].split()[-1] == "2e-07"
+        assert kernel is None or lines[i + 1].startswith(f"  {kernel} ")
+    assert ("mem." in lines[2]) == (m == 1)
 
 
 def test_nothing_is_written(tiny, monkeypatch, tmp_path):
@@ -144,8 +179,8 @@ def test_peers_that_raise(tiny, monkeypatch, tmp_path):
     (products, _), text = _printed(
         200, [(16, 16)], [1], ["int8"], peers=True, decode=False, out=tmp_path
     )
-    assert [row.name for row in products[3:]] == ["broken", "breaks later"]
-    for row in products[3:]:
+    assert [row.name for row in products[-2:]] == ["broken", "breaks later"]
+    for row in products[-2:]:
         assert row.failure == "RuntimeError: cannot do this"
         assert math.isnan(row.times.ratio) and math.isnan(row.error)
         assert row.name in text
@@ -153,10 +188,10 @@ def test_peers_that_raise(tiny, monkeypatch, tmp_path):
     assert text.count("RuntimeError: cannot do this") == 2
     assert "much more" not in text
     assert "Not installed, so not measured: no_such_package." in text
-    assert [row["failure"] for row in _read(tmp_path / "products.csv")][3:] == [
+    assert [row["failure"] for row in _read(tmp_path / "products.csv")][-2:] == [
         "RuntimeError: cannot do this"
     ] * 2
-    assert len(bench.figure(products).axes[0].lines) == 4
+    assert len(bench.figure(products).axes[0].lines) == len(products[:-2]) + 1
 
 
 def test_other_errors_are_raised(monkeypatch):
