@@ -250,10 +250,12 @@ void forward_of(const Weight& w, const float* x, float* y, int64_t rows, float* 
       terms = scratch;
     }
     const Forward<V, kind> product(w, mine, terms, y + m * w.n, count);
-    const int64_t tasks = larger(1, w.n / kForwardColumns);
+    // Several for each thread, if they do not become too narrow.
+    const int64_t each = divided_up(w.n, 4 * parallel.workers * 64) * 64;
+    const int64_t size = smaller(kForwardColumns, larger(128, each));
+    const int64_t tasks = larger(1, w.n / size);
     parallel(tasks, [&](int64_t i, int64_t) {
-      int64_t begin = i * kForwardColumns;
-      product.columns(begin, i + 1 == tasks ? w.n : begin + kForwardColumns);
+      product.columns(i * size, i + 1 == tasks ? w.n : (i + 1) * size);
     });
   }
 }
