@@ -56,8 +56,8 @@ class Buffer {
       const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
       const size_t inside = (bytes + page - 1) / page * page;
       mapped_ = inside + 2 * page;
-      char* all = static_cast<char*>(mmap(nullptr, mapped_, PROT_NONE,
-                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      char* all = static_cast<char*>(
+          mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
       if (mprotect(all + page, inside, PROT_READ | PROT_WRITE) != 0) std::abort();
       start_ = all;
       all += place == Place::kAfterGuard ? page : page + inside - bytes;
@@ -177,7 +177,8 @@ double float16_to_double(uint16_t bits) {
   return bits >> 15 ? -size : size;
 }
 
-// A random weight: as kernels take it, and the parts of its numbers in double precision.
+// A random weight: as kernels take it, and the parts of its numbers in double
+// precision.
 class Case {
  public:
   Case(Codes kind, bool integers)
@@ -215,22 +216,28 @@ class Case {
       std::memcpy(&scale32_[i], &scale, 4);
       // The sign, some exponent near 1, any mantissa.
       const int64_t sign = between(0, 1) << 15;
-      scale16_[i] = static_cast<uint16_t>(
-          scale_type_ == ScaleType::kFloat16
-              ? sign | between(10, 20) << 10 | between(0, 1023)
-              : sign | between(120, 130) << 7 | between(0, 127));
+      scale16_[i] =
+          static_cast<uint16_t>(scale_type_ == ScaleType::kFloat16
+                                    ? sign | between(10, 20) << 10 | between(0, 1023)
+                                    : sign | between(120, 130) << 7 | between(0, 127));
     }
   }
 
   Weight weight() const {
     const bool wide = scale_type_ == ScaleType::kFloat32;
-    return {kind_,        codes_.data(),
-            bytes_,       n_,
-            block_,       blocks_,
-            scale_type_,  wide ? static_cast<const void*>(scale32_.data())
-                               : static_cast<const void*>(scale16_.data()),
-            columns_,     has_zero_ ? zero_.data() : nullptr,
-            points_.data(), static_cast<int32_t>(offset_)};
+    return {kind_,
+            codes_.data(),
+            bytes_,
+            n_,
+            block_,
+            blocks_,
+            scale_type_,
+            wide ? static_cast<const void*>(scale32_.data())
+                 : static_cast<const void*>(scale16_.data()),
+            columns_,
+            has_zero_ ? zero_.data() : nullptr,
+            points_.data(),
+            static_cast<int32_t>(offset_)};
   }
 
   // What the code `k` of the row `i` stands for, not scaled.
@@ -275,10 +282,11 @@ class Case {
   bool for_bfloat16() const { return kind_ == Codes::kNibbles && !has_zero_; }
 
   void print() const {
-    std::printf("rows %ld, n %ld, bytes %ld, block %ld, kind %d, scales %ld of type %d, "
-                "zero-points %d, place %d\n",
-                rows_, n_, bytes_, block_, static_cast<int>(kind_), columns_,
-                static_cast<int>(scale_type_), has_zero_, static_cast<int>(place_));
+    std::printf(
+        "rows %ld, n %ld, bytes %ld, block %ld, kind %d, scales %ld of type %d, "
+        "zero-points %d, place %d\n",
+        rows_, n_, bytes_, block_, static_cast<int>(kind_), columns_,
+        static_cast<int>(scale_type_), has_zero_, static_cast<int>(place_));
   }
 
  private:
@@ -321,8 +329,8 @@ void fail(const Case& c, const char* set, const char* what) {
   c.print();
 }
 
-// Whether `y` is `x @ W.T`, or `x @ W` for some columns; for each number relative to the
-// sum of absolute values.
+// Whether `y` is `x @ W.T`, or `x @ W` for some columns; for each number relative to
+// the sum of absolute values.
 bool right(const Case& c, bool transposed, int64_t columns, const Numbers& x,
            const float* y, bool narrow = false) {
   const int64_t summed = transposed ? c.n() : c.k();
@@ -370,8 +378,7 @@ void check_forward(const Case& c, const Kernels& kernels, const char* set,
   check(
       c, set, "forward", pool, y,
       [&](const Parallel& parallel) {
-        const auto scratch =
-            c.buffer<float>(kernels.forward_scratch(w, c.rows()));
+        const auto scratch = c.buffer<float>(kernels.forward_scratch(w, c.rows()));
         kernels.forward(w, x.data(), y.data(), c.rows(), scratch.data(), parallel);
       },
       [&](const float* found) { return right(c, false, c.n(), exact, found); });
@@ -381,8 +388,8 @@ void check_forward(const Case& c, const Kernels& kernels, const char* set,
   check(
       c, set, "bfloat16", pool, y,
       [&](const Parallel& parallel) {
-        const auto scratch = c.buffer<float>(
-            kernels.bfloat16_scratch(w, c.rows(), parallel.workers));
+        const auto scratch =
+            c.buffer<float>(kernels.bfloat16_scratch(w, c.rows(), parallel.workers));
         kernels.bfloat16(w, x.data(), y.data(), c.rows(), scratch.data(), parallel);
       },
       [&](const float* found) { return right(c, false, c.n(), narrow, found, true); });
@@ -420,7 +427,8 @@ void check_integers(const Case& c, const Kernels& kernels, const char* set,
     for (int64_t i = 0; i < c.k(); ++i) {
       const int64_t at = m * stride + i, second = c.rows();
       one.push_back(double{unit[m]} * digit[at]);
-      two.push_back(one.back() + double{unit[second + m]} * digit[second * stride + at]);
+      two.push_back(one.back() +
+                    double{unit[second + m]} * digit[second * stride + at]);
       const double less = x[m * c.k() + i] - two.back();
       if (!(std::abs(less) <= 0.51 * unit[second + m])) return fail(c, set, "digits");
     }
@@ -431,11 +439,11 @@ void check_integers(const Case& c, const Kernels& kernels, const char* set,
     check(
         c, set, some->number == 2 ? "integers" : "rounded", pool, y,
         [&](const Parallel& parallel) {
-          const auto scratch = c.buffer<float>(
-              kernels.integers_scratch(w, *some, parallel.workers));
+          const auto scratch =
+              c.buffer<float>(kernels.integers_scratch(w, *some, parallel.workers));
           kernels.integers(w, *some, y.data(), scratch.data(), parallel);
         },
-        [&](const float* found) { 
+        [&](const float* found) {
           return right(c, false, c.n(), some->number == 2 ? two : one, found);
         });
   }
@@ -457,11 +465,10 @@ int main(int, char** argument) {
   const uint64_t seed = std::strtoull(argument[1], nullptr, 10);
   const int64_t cases = std::strtoll(argument[2], nullptr, 10);
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni");
+  const bool avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   const struct {
     bool runs;

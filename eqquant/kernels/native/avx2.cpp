@@ -7,8 +7,8 @@
 namespace eqquant {
 
 const Kernels avx2_kernels = {
-    forward_scratch, forward<Avx2>, transposed<Avx2>, nullptr, nullptr,
-    nullptr,         nullptr,       nullptr,
+    forward_scratch, forward<Avx2>, transposed<Avx2>, nullptr,
+    nullptr,         nullptr,       nullptr,          nullptr,
 };
 
 }  // namespace eqquant

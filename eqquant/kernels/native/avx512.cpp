@@ -8,8 +8,9 @@
 namespace eqquant {
 
 const Kernels avx512_kernels = {
-    forward_scratch, forward<Avx512>,  transposed<Avx512>, to_digits,
-    integers_scratch, integers, nullptr,            nullptr,
+    forward_scratch, forward<Avx512>,  transposed<Avx512>,
+    to_digits,       integers_scratch, integers,
+    nullptr,         nullptr,
 };
 
 }  // namespace eqquant

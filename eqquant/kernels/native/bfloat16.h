@@ -24,8 +24,8 @@ class Bfloat16 {
     uint32_t point[16];
     for (int i = 0; i < 16; ++i) point[i] = rounded(w.points[i]);
     const __m512i low = _mm512_loadu_si512(point);
-    // Both halves of each 32 bits are looked up at once, by five bits of which the fifth
-    // says nothing.
+    // Both halves of each 32 bits are looked up at once, by five bits of which the
+    // fifth says nothing.
     table_ = _mm512_permutex2var_epi16(low, pairs(), low);
   }
 
@@ -78,14 +78,14 @@ class Bfloat16 {
   }
 
   // The bytes from `first` to `last`, of the block `g`, of a panel.
-  void some(int64_t n, int64_t count, int64_t g, int64_t first, int64_t last, float* sums,
-            const Soon& soon) const {
+  void some(int64_t n, int64_t count, int64_t g, int64_t first, int64_t last,
+            float* sums, const Soon& soon) const {
     alignas(64) uint32_t panel[kBfloat16Bytes * kPanelRows];
     __m512 scale[4];
     for (int64_t v = 0; v < 4; ++v)
-      scale[v] = count <= 16 * v ? _mm512_setzero_ps()
-                                 : Avx512::scales(w_, g, n + 16 * v,
-                                                  smaller(16, count - 16 * v));
+      scale[v] = count <= 16 * v
+                     ? _mm512_setzero_ps()
+                     : Avx512::scales(w_, g, n + 16 * v, smaller(16, count - 16 * v));
     decode(n, count, first, last, panel);
     int64_t m = 0;
     auto rows = [&](auto number) {
@@ -174,8 +174,8 @@ inline int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) 
 inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
                      float* scratch, const Parallel& parallel) {
   float* const sums = scratch;
-  uint32_t* const pairs =
-      reinterpret_cast<uint32_t*>(sums + parallel.workers * rows * kPanels * kPanelRows);
+  uint32_t* const pairs = reinterpret_cast<uint32_t*>(sums + parallel.workers * rows *
+                                                                 kPanels * kPanelRows);
   parallel(rows, [&](int64_t m, int64_t) {
     Bfloat16::round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
   });

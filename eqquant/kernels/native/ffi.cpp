@@ -1,4 +1,6 @@
 // What XLA calls: checks of the operands, and threads of its own pool.
+#include "xla/ffi/api/ffi.h"
+
 #include <cpuid.h>
 #include <immintrin.h>
 
@@ -10,7 +12,6 @@
 #include <thread>
 
 #include "kernels.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace eqquant {
 namespace {
@@ -47,7 +48,8 @@ const Kernels* kernels_of(int32_t level) {
 // Runs tasks on the pool and on the thread that asks for them, whichever is first.
 void run_on_pool(const void* pool, int64_t tasks,
                  void (*task)(void* data, int64_t i, int64_t worker), void* data) {
-  auto& threads = *const_cast<ffi::ThreadPool*>(static_cast<const ffi::ThreadPool*>(pool));
+  auto& threads =
+      *const_cast<ffi::ThreadPool*>(static_cast<const ffi::ThreadPool*>(pool));
   struct State {
     std::atomic<int64_t> next{0}, done{0}, workers{1};
   };
@@ -122,8 +124,8 @@ class Weights {
       return "scales should be the bits of floats of 32 bits, or of 16";
     if (scale_.rows != blocks || (scale_.columns != n() && scale_.columns != 1))
       return "there should be scales for " + std::to_string(blocks) +
-             " blocks of each row or of all, got " + std::to_string(scale_.rows) + " x " +
-             std::to_string(scale_.columns);
+             " blocks of each row or of all, got " + std::to_string(scale_.rows) +
+             " x " + std::to_string(scale_.columns);
     if (zero_.each() != 0 && (zero_.rows != blocks || zero_.columns != n()))
       return "there should be zero-points for " + std::to_string(blocks) +
              " blocks of each row, got " + std::to_string(zero_.rows) + " x " +
@@ -211,7 +213,8 @@ ffi::Error no_memory() {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "eqquant: no scratch memory");
 }
 
-ffi::Error forward(const ffi::ThreadPool& pool, Floats x, Operands o, Result y, int32_t level) {
+ffi::Error forward(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
+                   int32_t level) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr) return no_level(level);
   const Weights weights(o);
@@ -222,12 +225,12 @@ ffi::Error forward(const ffi::ThreadPool& pool, Floats x, Operands o, Result y, 
   if (scratch.failed()) return no_memory();
   for (int64_t i = 0; i < weights.number(); ++i)
     kernels->forward(weights[i], x.typed_data() + i * xs.each(),
-                     y->typed_data() + i * ys.each(), xs.rows, scratch.get(),
-                     on(pool));
+                     y->typed_data() + i * ys.each(), xs.rows, scratch.get(), on(pool));
   return ffi::Error::Success();
 }
 
-ffi::Error transposed(const ffi::ThreadPool& pool, Floats x, Operands o, Result y, int32_t level) {
+ffi::Error transposed(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
+                      int32_t level) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr) return no_level(level);
   const Weights weights(o);
@@ -240,7 +243,8 @@ ffi::Error transposed(const ffi::ThreadPool& pool, Floats x, Operands o, Result 
   return ffi::Error::Success();
 }
 
-ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y, int32_t level) {
+ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
+                    int32_t level) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr || kernels->bfloat16 == nullptr) return no_level(level);
   const Weights weights(o);
@@ -266,7 +270,8 @@ bool has_whole_fours(const Weight& w) {
 }
 
 // Of `x` in two digits.
-ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y, int32_t level) {
+ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
+                    int32_t level) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr || kernels->integers == nullptr) return no_level(level);
   const Weights weights(o);
@@ -292,8 +297,8 @@ ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
 }
 
 // Of `x` in one digit, already rounded, `x[m, k] = unit[m, 1] * digit[m, k]`.
-ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats unit, Operands o, Result y,
-                   int32_t level) {
+ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats unit,
+                   Operands o, Result y, int32_t level) {
   const Kernels* kernels = kernels_of(level);
   if (kernels == nullptr || kernels->integers == nullptr) return no_level(level);
   const Weights weights(o);
@@ -317,21 +322,24 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
   return ffi::Error::Success();
 }
 
-template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result, int32_t)>
-ffi::Error of_floats(ffi::ThreadPool pool, Floats x,
-                     ffi::AnyBuffer codes, ffi::AnyBuffer scale,
-                     ffi::Buffer<ffi::U8> zero, Floats points, Result y, int32_t kind,
-                     int64_t block, int32_t scale_type, int32_t offset, int32_t level) {
-  return product(pool, x,
-                 {codes, scale, zero, points, kind, scale_type, offset, block}, y, level);
+template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result,
+                                int32_t)>
+ffi::Error of_floats(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
+                     ffi::AnyBuffer scale, ffi::Buffer<ffi::U8> zero, Floats points,
+                     Result y, int32_t kind, int64_t block, int32_t scale_type,
+                     int32_t offset, int32_t level) {
+  return product(pool, x, {codes, scale, zero, points, kind, scale_type, offset, block},
+                 y, level);
 }
 
-ffi::Error of_rounded(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, Floats unit, ffi::AnyBuffer codes,
-                      ffi::AnyBuffer scale, ffi::Buffer<ffi::U8> zero, Floats points,
-                      Result y, int32_t kind, int64_t block, int32_t scale_type,
-                      int32_t offset, int32_t level) {
+ffi::Error of_rounded(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, Floats unit,
+                      ffi::AnyBuffer codes, ffi::AnyBuffer scale,
+                      ffi::Buffer<ffi::U8> zero, Floats points, Result y, int32_t kind,
+                      int64_t block, int32_t scale_type, int32_t offset,
+                      int32_t level) {
   return rounded(pool, x, unit,
-                 {codes, scale, zero, points, kind, scale_type, offset, block}, y, level);
+                 {codes, scale, zero, points, kind, scale_type, offset, block}, y,
+                 level);
 }
 
 template <class Binding>
@@ -349,9 +357,7 @@ auto with_weight(Binding binding) {
       .template Attr<int32_t>("level");
 }
 
-auto bind() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>();
-}
+auto bind() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
 auto bind_floats() { return with_weight(bind().Arg<Floats>()); }
 

@@ -1,8 +1,8 @@
 // Products along the blocks, in float32: `y[m, n] = x[m, k] @ W[n, k].T`.
 //
 // Some columns of `y` are taken at a time, one to each lane. What a byte adds to a sum
-// comes from terms, some for each byte and row of `x`: the inputs themselves, or sums of
-// them that the byte's digits look up (the Method of Four Russians).
+// comes from terms, some for each byte and row of `x`: the inputs themselves, or sums
+// of them that the byte's digits look up (the Method of Four Russians).
 #pragma once
 
 #include <immintrin.h>
@@ -70,12 +70,11 @@ struct Step<V, Codes::kInt8> {
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
-                          typename V::Floats* sums) const {
+           typename V::Floats* sums) const {
     auto w = V::to_floats(c);
     EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r)
       sums[r * apart] = V::fma(w, V::all(terms[r * stride]), sums[r * apart]);
-    }
   }
 };
 
@@ -87,7 +86,7 @@ struct Step<V, Codes::kNibbles> {
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
-                          typename V::Floats* sums) const {
+           typename V::Floats* sums) const {
     auto low = table[c], high = table[V::template right<4>(c)];
     EQQUANT_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -104,7 +103,7 @@ struct Step {
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
-                          typename V::Floats* sums) const {
+           typename V::Floats* sums) const {
     typename V::Ints low = c, high;
     if constexpr (kind == Codes::kTrits) {
       high = V::template right<9>(V::times(c, 19));  // c / 27
@@ -193,7 +192,7 @@ class Forward {
     const float* terms = terms_ + row * stride;
     typename V::Floats sum[R * U];
     EQQUANT_UNROLL
-    for (int i = 0; i < R * U; ++i) { sum[i] = V::zero(); }
+    for (int i = 0; i < R * U; ++i) sum[i] = V::zero();
     for (int64_t b = first; b < last; ++b) {
       const uint8_t* c = w_.codes + b * w_.n + n;
       if constexpr (!part)
@@ -216,7 +215,8 @@ class Forward {
       for (int r = 0; r < R; ++r) {
         auto s = sum[r * U + u];
         if (w_.zero != nullptr) {
-          auto zero = V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + at, count));
+          auto zero =
+              V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + at, count));
           s = V::fma(zero, V::all(-less[r]), s);
         }
         float* y = y_ + (row + r) * w_.n + at;

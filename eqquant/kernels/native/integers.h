@@ -29,7 +29,9 @@ inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* seco
     strange |= _mm512_fpclass_ps_mask(a, 0x99);  // NaNs and infinities
   }
   float most = _mm512_reduce_max_ps(largest);
-  float size = most == 0 ? 1 : most / 127 < 1.17549435e-38f ? 1.17549435e-38f : most / 127;
+  float size = most == 0                      ? 1
+               : most / 127 < 1.17549435e-38f ? 1.17549435e-38f
+                                              : most / 127;
   const __m512 s = V::all(size);
   for (int64_t i = 0; i < k; i += 16) {
     __mmask16 mask = V::first(smaller(16, k - i));
@@ -54,7 +56,8 @@ inline void to_digits(const float* x, int64_t rows, int64_t k, Digits& digits,
   });
 }
 
-// A part of a block: some bytes of each row that share a scale, no more than a panel has.
+// A part of a block: some bytes of each row that share a scale, no more than a panel
+// has.
 struct Segment {
   int64_t block, first, last;
 
@@ -91,17 +94,16 @@ class Integers {
   // Rows of `W`, as many as `kPanels` panels have or fewer.
   template <Codes kind>
   void columns(int64_t n, int64_t count, float* sums) const {
-    const int64_t together = smaller(
-        kSegments,
-        larger(1, kIntegersCodes / codes_per_byte(kind) / Segment::bytes(w_)));
+    const int64_t together =
+        smaller(kSegments,
+                larger(1, kIntegersCodes / codes_per_byte(kind) / Segment::bytes(w_)));
     const int64_t panels = divided_up(count, kPanelRows), each = rows() * kPanelRows;
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
     for (int64_t i = 0; i < Segment::number(w_); i += together) {
       const int64_t end = smaller(i + together, Segment::number(w_));
       const int64_t last = Segment::of(w_, end - 1).last;
-      const Soon soon = {
-          w_.codes + last * w_.n + n, w_.n,
-          smaller(together * Segment::bytes(w_), w_.bytes - last)};
+      const Soon soon = {w_.codes + last * w_.n + n, w_.n,
+                         smaller(together * Segment::bytes(w_), w_.bytes - last)};
       for (int64_t p = 0; p < panels; ++p)
         some<kind>(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), i,
                    end, sums + p * each, soon.part(p, panels));
@@ -176,8 +178,8 @@ class Integers {
       for (; m + R <= rows(); m += R) {
         const Soon mine = soon.part(m / R, divided_up(rows(), R));
         for (int64_t i = 0; i < panels.number; ++i)
-          multiply<R>(m, panels.of[i], totals_ + panels.first + i, sums + m * kPanelRows,
-                      mine.part(i, panels.number));
+          multiply<R>(m, panels.of[i], totals_ + panels.first + i,
+                      sums + m * kPanelRows, mine.part(i, panels.number));
       }
     };
     some(std::integral_constant<int, 6>());
@@ -188,8 +190,8 @@ class Integers {
 
   // Adds to `sums` what each of `R` rows of digits gives with the 64 rows of a panel.
   template <int R>
-  EQQUANT_INNERMOST void multiply(int64_t m, const PanelOf& panel, const int32_t* totals,
-                                  float* sums, Soon soon) const {
+  EQQUANT_INNERMOST void multiply(int64_t m, const PanelOf& panel,
+                                  const int32_t* totals, float* sums, Soon soon) const {
     const int8_t* x = x_.digit + m * x_.stride + panel.k;
     const int64_t stride = x_.stride, fours = panel.fours;
     const int64_t each = fours == 0 ? 0 : divided_up(soon.bytes, fours);
@@ -213,7 +215,8 @@ class Integers {
         __builtin_memcpy(&four, x + r * stride, 4);
         const __m512i all = _mm512_set1_epi32(four);
         EQQUANT_UNROLL
-        for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], w[v], all);
+        for (int v = 0; v < 4; ++v)
+          sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], w[v], all);
       }
     }
     EQQUANT_UNROLL

@@ -56,8 +56,8 @@ constexpr int64_t codes_of(Codes codes, int64_t bytes) {
 enum class ScaleType : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 // A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
-// axis comes first. Each `block` bytes of a row share a scale, and a zero-point if there
-// are any; there are `blocks` of those, the last of which may be shorter.
+// axis comes first. Each `block` bytes of a row share a scale, and a zero-point if
+// there are any; there are `blocks` of those, the last of which may be shorter.
 struct Weight {
   Codes kind;
   const uint8_t* codes;
@@ -83,7 +83,8 @@ struct Parallel {
 
   template <class Task>
   void operator()(int64_t tasks, Task task) const {
-    run(pool, tasks,
+    run(
+        pool, tasks,
         [](void* data, int64_t i, int64_t worker) {
           (*static_cast<Task*>(data))(i, worker);
         },
@@ -95,7 +96,7 @@ struct Parallel {
 struct Digits {
   int64_t number;  // 1 or 2
   int64_t rows;
-  int64_t stride;       // `codes_of` the bytes of a row of the weight, padded with zeros
+  int64_t stride;  // `codes_of` the bytes of a row of the weight, padded with zeros
   const int8_t* digit;  // [number, rows, stride]
   const float* unit;    // [number, rows]
 };
@@ -123,8 +124,8 @@ struct Kernels {
   // Inputs and points in bfloat16, sums in float32. Null where the instruction set has
   // no such products.
   int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
-  void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
-                   const Parallel&);
+  void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows,
+                   float* scratch, const Parallel&);
 };
 
 extern const Kernels avx2_kernels;

@@ -1,5 +1,5 @@
-// Panels of codes: some bytes of 64 rows of a weight, unpacked to one code to a byte, four
-// of each row together, as the products of 8-bit integers take them.
+// Panels of codes: some bytes of 64 rows of a weight, unpacked to one code to a byte,
+// four of each row together, as the products of 8-bit integers take them.
 //
 // Rows are not in order, for instructions that interleave do so within 128 bits: the 16
 // lanes of the vector `v` are the rows `16 i + 4 v + j`, of `i` and `j` below 4.
@@ -27,9 +27,9 @@ struct Panel {
       EQQUANT_UNROLL
       for (int i = 0; i < step; ++i) {
         const uint8_t* c = w.codes + (b + i) * w.n + n;
-        digits<kind>(b + i < last ? _mm512_maskz_loadu_epi8(mask, c)
-                                  : _mm512_setzero_si512(),
-                     digit + i * per);
+        digits<kind>(
+            b + i < last ? _mm512_maskz_loadu_epi8(mask, c) : _mm512_setzero_si512(),
+            digit + i * per);
       }
       EQQUANT_UNROLL
       for (int q = 0; q < step * per / 4; ++q) {
@@ -76,10 +76,10 @@ struct Panel {
     const __m512i low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
     EQQUANT_UNROLL
     for (int i = 0; i < 5; ++i) {
-      __m512i even = _mm512_srli_epi16(
-          _mm512_mullo_epi16(_mm512_and_si512(c, low), factor), 9);
-      __m512i odd = _mm512_srli_epi16(
-          _mm512_mullo_epi16(_mm512_srli_epi16(c, 8), factor), 9);
+      __m512i even =
+          _mm512_srli_epi16(_mm512_mullo_epi16(_mm512_and_si512(c, low), factor), 9);
+      __m512i odd =
+          _mm512_srli_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(c, 8), factor), 9);
       __m512i third = _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
       __m512i twice = _mm512_add_epi8(third, third);
       found[i] = _mm512_sub_epi8(c, _mm512_add_epi8(twice, third));

@@ -91,16 +91,16 @@ struct Avx2 {
     size_t number = one ? 1 : static_cast<size_t>(count);
     __m256 found;
     if (w.scale_type == ScaleType::kFloat32) {
-      found = load(static_cast<const float*>(w.scale) + at,
-                   static_cast<int64_t>(number));
+      found =
+          load(static_cast<const float*>(w.scale) + at, static_cast<int64_t>(number));
     } else {
       uint16_t copy[8] = {};
       std::memcpy(copy, static_cast<const uint16_t*>(w.scale) + at, 2 * number);
       __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(copy));
-      found = w.scale_type == ScaleType::kFloat16
-                  ? _mm256_cvtph_ps(half)
-                  : _mm256_castsi256_ps(
-                        _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+      found =
+          w.scale_type == ScaleType::kFloat16
+              ? _mm256_cvtph_ps(half)
+              : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     }
     return one ? _mm256_broadcastss_ps(_mm256_castps256_ps128(found)) : found;
   }

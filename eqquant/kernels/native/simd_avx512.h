@@ -83,10 +83,10 @@ struct Avx512 {
     } else {
       __m256i half =
           _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(w.scale) + at);
-      found = w.scale_type == ScaleType::kFloat16
-                  ? _mm512_cvtph_ps(half)
-                  : _mm512_castsi512_ps(
-                        _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+      found =
+          w.scale_type == ScaleType::kFloat16
+              ? _mm512_cvtph_ps(half)
+              : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     }
     return w.scale_columns == 1 ? _mm512_broadcastss_ps(_mm512_castps512_ps128(found))
                                 : found;

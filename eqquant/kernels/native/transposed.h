@@ -1,7 +1,7 @@
 // Products across the blocks, in float32: `y[m, k] = x[m, n] @ W[n, k]`.
 //
-// Each byte is decoded where it lies, some rows of `W` at a time, one to each lane. What
-// of `x` it meets is scaled first, once for all bytes of a block.
+// Each byte is decoded where it lies, some rows of `W` at a time, one to each lane.
+// What of `x` it meets is scaled first, once for all bytes of a block.
 #pragma once
 
 #include <immintrin.h>
@@ -92,7 +92,7 @@ class Transposed {
     for (int64_t b = first; b < last; ++b) {
       typename V::Floats sum[N * per];
       EQQUANT_UNROLL
-      for (int i = 0; i < N * per; ++i) { sum[i] = V::zero(); }
+      for (int i = 0; i < N * per; ++i) sum[i] = V::zero();
       const uint8_t* c = w_.codes + b * w_.n + n;
       int64_t i = 0;
       for (; i + W <= count; i += W) add<N>(V::template bytes<sign>(c + i), x + i, sum);
@@ -113,22 +113,23 @@ class Transposed {
     for (int r = 0; r < N; ++r) {
       const auto mine = V::load(x + r * kTransposedColumns);
       EQQUANT_UNROLL
-      for (int j = 0; j < per; ++j) {
+      for (int j = 0; j < per; ++j)
         sum[r * per + j] = V::fma(mine, point[j], sum[r * per + j]);
-      }
     }
   }
 
   // `x` times the scales, with zeros up to a whole vector; and what zero-points take
   // away from each sum.
-  float scaled(const float* x, int64_t g, int64_t n, int64_t count, float* found) const {
+  float scaled(const float* x, int64_t g, int64_t n, int64_t count,
+               float* found) const {
     auto less = V::zero();
     for (int64_t i = 0; i < count; i += W) {
       int64_t part = smaller(W, count - i);
       auto product = V::mul(V::load(x + n + i, part), V::scales(w_, g, n + i, part));
       V::store(found + i, product);
       if (w_.zero != nullptr) {
-        auto zero = V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + n + i, part));
+        auto zero =
+            V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + n + i, part));
         less = V::fma(product, zero, less);
       }
     }
