@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, PartitionSpec as P
 
 import eqquant as eqq
+import eqquant.kernels._native_library as library
 
 from .helpers import error, formats, main_formats, normal
 
@@ -101,13 +102,20 @@ def test_rows_are_folded():
     assert _products(gradient, x) == [(105, 64), (105, 48)]
 
 
-def test_one_product_per_batch_in_the_compiled_program():
+@pytest.mark.parametrize("native", (False, True))
+def test_one_product_per_batch_in_the_compiled_program(native, monkeypatch):
+    if not native:
+        monkeypatch.setenv("EQQUANT_NATIVE", "0")
+    elif library.missing() is not None:
+        pytest.skip("there is no native library here")
     q = eqq.quantize(normal(64, 48), axis=-2)
     fn = jax.jit(jax.vmap(lambda x: x @ q))
     text = fn.lower(normal(9, 64)).as_text()
-    assert text.count("dot_general") == 1
+    name = "custom_call @eqquant_" if native else "dot_general"
+    weight = "32x48xui8" if native else "64x48xf32"
+    assert text.count(name) == 1
     assert "while" not in text
-    assert "tensor<9x64xf32>, tensor<64x48xf32>" in text
+    assert f"tensor<9x64xf32>, tensor<{weight}>" in text
 
 
 def test_weights_that_are_mapped_are_stacked():
