@@ -22,7 +22,7 @@ from ._cpu_tuning import (
     native_integer_rows,
     native_transposed_rows,
 )
-from ._native_call import by_digit, call, refuse, weight
+from ._native_call import by_digit, call, integer_offset, refuse, weight
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -116,8 +116,8 @@ def _of_integers(problem: Problem) -> str | None:
         return reason
     if library.level() < 2:
         return "needs a processor with products of 8-bit integers (AVX512, VNNI)"
-    if not isinstance(problem.format, Int4) and integer_step(problem.format) is None:
-        return f"needs points that are integers, not those of {problem.format}"
+    if integer_offset(problem.format) is None:
+        return f"needs points that are integers in a row, not those of {problem.format}"
     least = native_integer_rows(problem.format)
     if least is None:
         return "is slower than the exact product of codes of one bit"

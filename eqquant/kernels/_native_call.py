@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from ..formats import AbstractRSR, per_byte, Stored
+from ..formats import AbstractFormat, AbstractGrid, AbstractRSR, Int4, per_byte, Stored
 from . import _native_library as library
 from ._cpu_codes import grid, integer_step, point_table, radix, refuse_layout
 from ._problem import Problem
@@ -36,13 +36,14 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         base, used, size = format.levels, format.k, None
         digits = format.domain[0] + np.arange(base, dtype=np.float32)
         scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
-        scale_type = "float32"
+        scale_type, offset = "float32", None
     else:
         format = grid(problem)
         base, size = radix(format), format.block_size
         used = per_byte(base)
         digits = np.zeros(0, np.float32) if base == 256 else point_table(format)
         scale, scale_type = stored["scale"], format.scale_dtype.name
+        offset = integer_offset(format)
     table = np.zeros(16, np.float32)
     table[: len(digits)] = digits
     zero = stored.get("zero_point", jnp.zeros((0, 0), jnp.uint8))
@@ -50,11 +51,25 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         kind=np.int32(_kinds[base]),
         block=np.int64(codes.shape[0] if size is None else size // used),
         scale_type=np.int32(_scale_types[scale_type]),
-        offset=np.int32(128 if base == 256 else np.round(-table[0])),
+        offset=np.int32(offset or 0),
         level=np.int32(library.level()),
     )
     operands = (codes, scale, zero, jnp.asarray(table)[None])
     return Weight(operands, attributes, per_byte(base), used)
+
+
+def integer_offset(format: AbstractFormat) -> int | None:
+    """What products of 8-bit integers have to take from each code for it to be a point
+    of the grid, or from twice the code if that is a bit. `None` if that is not so."""
+    if isinstance(format, Int4):
+        return 8 if format.symmetric else 0
+    step = integer_step(format)
+    if not isinstance(format, AbstractGrid) or step is None:
+        return None
+    if step[0] != (2 if format.radix == 2 else 1):
+        return None
+    # (Codes of 8 bits are taken with 128 added.)
+    return 128 - step[1] if format.radix == 256 else -step[1]
 
 
 def call(

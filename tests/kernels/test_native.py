@@ -1,5 +1,7 @@
 import threading
+from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,40 @@ def test_products(format, at_level):
 
 def _forced(x, q, name):
     return jax.jit(lambda x, q: eqq.qmatmul(x, q, kernel=name))(x, q)
+
+
+class Evenly(eqq.AbstractGrid):
+    """A grid of someone's own."""
+
+    levels: int = eqx.field(static=True)
+    first: int = eqx.field(static=True)
+    step: int = eqx.field(static=True)
+    block_size: None = None
+    scale_dtype: ClassVar = np.dtype(np.float32)
+
+    def fit(self, blocks, size):
+        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True) / abs(self.first or 1)
+
+    def to_codes(self, blocks, size, scale):
+        codes = jnp.round((blocks / scale - self.first) / self.step)
+        return jnp.clip(codes, 0, self.levels - 1).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32) * self.step + self.first
+
+
+@pytest.mark.parametrize(
+    "format",
+    (Evenly(2, 0, 1), Evenly(2, -1, 2), Evenly(2, -3, 2), Evenly(3, 1, 1))
+    + (Evenly(4, -3, 2), Evenly(16, -24, 3), Evenly(16, -5, 1), Evenly(200, -100, 1)),
+    ids=str,
+)
+def test_grids_of_others(format):
+    q = eqq.quantize(normal(600, 520), format)
+    x = normal(20, 600, seed=1)
+    for kernel in kernels(x, q):
+        y = _forced(x, q, kernel.name)
+        assert error(y, np.asarray(x, np.float64), dense(q)) < kernel.error, kernel.name
 
 
 @pytest.mark.parametrize(
