@@ -185,7 +185,7 @@ class Case {
       : kind_(kind),
         per_(codes_per_byte(kind)),
         n_(some_n()),
-        bytes_(chance(0.1) ? between(1, 700) : between(1, 90)),
+        bytes_(chance(0.2) ? between(1, 1200) : between(1, 90)),
         block_(some_block(integers)),
         blocks_(divided_up(bytes_, block_)),
         rows_(chance(0.3) ? 1 : between(1, 40)),
@@ -291,7 +291,7 @@ class Case {
 
  private:
   static int64_t some_n() {
-    if (chance(0.05)) return between(500, 2300);
+    if (chance(0.05)) return between(500, 3300);
     return chance(0.5) ? between(1, 40) : between(1, 200);
   }
 

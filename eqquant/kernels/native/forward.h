@@ -1,8 +1,5 @@
-// Products along the blocks, in float32: `y[m, n] = x[m, k] @ W[n, k].T`.
-//
-// Some columns of `y` are taken at a time, one to each lane. What a byte adds to a sum
-// comes from terms, some for each byte and row of `x`: the inputs themselves, or sums
-// of them that the byte's digits look up (the Method of Four Russians).
+// Products along the blocks, in float32: `y[m, n] = x[m, k] @ W[n, k].T`. Some columns
+// of `y` are taken at a time, one to each lane.
 #pragma once
 
 #include <immintrin.h>
@@ -10,128 +7,111 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "terms.h"
 
 namespace eqquant {
 namespace {
 
-// What the digits of a byte stand for, taken apart: the byte's first digits index a
-// table of `low` entries, the others one of 16.
-struct Split {
-  int64_t first;  // how many digits the first table is for
-  int64_t low;    // how many entries it has
-  int64_t base;
+// Some bytes of each row of a weight, all of one block.
+struct Bytes {
+  int64_t block, first, last;
+
+  // At most `most` from `first`.
+  static Bytes of(const Weight& w, int64_t first, int64_t most, int64_t last) {
+    const int64_t block = first / w.block;
+    return {block, first, smaller(smaller(first + most, last), (block + 1) * w.block)};
+  }
 };
 
-constexpr Split split_of(Codes kind) {
-  switch (kind) {
-    case Codes::kQuarters: return {2, 16, 4};
-    case Codes::kTrits: return {3, 32, 3};
-    case Codes::kBits: return {4, 16, 2};
-    default: return {0, 0, 0};
+// Rows of inputs, and the terms of some bytes.
+struct Inputs {
+  const float* x;
+  int64_t x_stride;
+  const float* terms;
+  int64_t terms_stride;
+
+  Inputs row(int64_t r) const {
+    return {x + r * x_stride, x_stride, terms + r * terms_stride, terms_stride};
   }
-}
+};
 
-// How many terms a byte has.
-constexpr int64_t terms_of(Codes kind) {
-  return split_of(kind).low > 0 ? split_of(kind).low + 16 : codes_per_byte(kind);
-}
-
-inline int64_t power(int64_t base, int64_t exponent) {
-  return exponent == 0 ? 1 : base * power(base, exponent - 1);
-}
-
-// The table of all sums that a byte's digits can look up.
-template <Codes kind>
-void fill_terms(const Weight& w, const float* x, float* terms, int64_t bytes) {
-  constexpr Split split = split_of(kind);
-  constexpr int64_t per = codes_per_byte(kind), size = terms_of(kind);
-  alignas(64) float point[per][size] = {};
-  for (int64_t i = 0; i < per; ++i) {
-    bool low = i < split.first;
-    int64_t weight = power(split.base, low ? i : i - split.first);
-    for (int64_t e = 0; e < (low ? split.low : 16); ++e)
-      point[i][low ? e : split.low + e] = w.points[e / weight % split.base];
-  }
-  for (int64_t b = 0; b < bytes; ++b)
-    for (int64_t e = 0; e < size; ++e) {
-      float sum = 0;
-      for (int64_t i = 0; i < per; ++i) sum += point[i][e] * x[b * per + i];
-      terms[b * size + e] = sum;
-    }
-}
-
-// Adds what `U` vectors of bytes add to the sums of `R` rows.
+// What some bytes add to some columns of `y`.
 template <class V, Codes kind>
-struct Step;
+class Sums {
+ public:
+  // `scaled`: as their blocks are.
+  Sums(const Weight& w, bool scaled) : w_(w), step_(w), scaled_(scaled) {}
 
-template <class V>
-struct Step<V, Codes::kInt8> {
-  explicit Step(const Weight&) {}
-
-  template <int R, int apart>
-  void add(typename V::Ints c, const float* terms, int64_t stride,
-           typename V::Floats* sums) const {
-    auto w = V::to_floats(c);
-    EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r)
-      sums[r * apart] = V::fma(w, V::all(terms[r * stride]), sums[r * apart]);
-  }
-};
-
-template <class V>
-struct Step<V, Codes::kNibbles> {
-  typename V::Table16 table;
-
-  explicit Step(const Weight& w) : table(w.points) {}
-
-  template <int R, int apart>
-  void add(typename V::Ints c, const float* terms, int64_t stride,
-           typename V::Floats* sums) const {
-    auto low = table[c], high = table[V::template right<4>(c)];
-    EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      auto& sum = sums[r * apart];
-      sum = V::fma(low, V::all(terms[r * stride]), sum);
-      sum = V::fma(high, V::all(terms[r * stride + 1]), sum);
-    }
-  }
-};
-
-template <class V, Codes kind>
-struct Step {
-  explicit Step(const Weight&) {}
-
-  template <int R, int apart>
-  void add(typename V::Ints c, const float* terms, int64_t stride,
-           typename V::Floats* sums) const {
-    typename V::Ints low = c, high;
-    if constexpr (kind == Codes::kTrits) {
-      high = V::template right<9>(V::times(c, 19));  // c / 27
-      low = V::minus(c, V::times(high, 27));
-    } else {
-      high = V::template right<4>(c);
-    }
-    EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      auto& sum = sums[r * apart];
-      const float* mine = terms + r * stride;
-      sum = V::add(sum, lookup(mine, low));
-      sum = V::add(sum, typename V::Table16(mine + split_of(kind).low)[high]);
-    }
+  // Of `R` rows of `x`, and `U` vectors at a time. If `fresh`, `y` is not read.
+  template <int R, int U>
+  void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
+    constexpr int64_t per = codes_per_byte(kind);
+    float less[R] = {};
+    if (w_.zero != nullptr)
+      for (int r = 0; r < R; ++r)
+        for (int64_t k = b.first * per; k < b.last * per; ++k)
+          less[r] += x.x[r * x.x_stride + k];
+    int64_t n = some<R, U, false>(b, x, less, begin, end, y, fresh);
+    n = some<R, 1, false>(b, x, less, n, end, y, fresh);
+    some<R, 1, true>(b, x, less, n, end, y, fresh);
   }
 
  private:
-  static typename V::Floats lookup(const float* entries, typename V::Ints i) {
-    if constexpr (split_of(kind).low == 32)
-      return typename V::Table32(entries)[i];
-    else
-      return typename V::Table16(entries)[i];
+  // As many columns as whole vectors have, or, if `part`, what is left of one. Returns
+  // where the next column is.
+  template <int R, int U, bool part>
+  int64_t some(Bytes of, Inputs x, const float* less, int64_t n, int64_t end, float* y,
+               bool fresh) const {
+    constexpr int64_t W = V::width;
+    for (; part ? n < end : n + U * W <= end; n += U * W) {
+      const int64_t count = part ? end - n : W;
+      typename V::Floats sum[R * U];
+      EQQUANT_UNROLL
+      for (int i = 0; i < R * U; ++i) sum[i] = V::zero();
+      const float* terms = x.terms;
+      for (int64_t b = of.first; b < of.last; ++b, terms += terms_of(kind)) {
+        const uint8_t* c = w_.codes + b * w_.n + n;
+        if constexpr (!part)
+          // What comes next of these columns.
+          _mm_prefetch(reinterpret_cast<const char*>(c + (of.last - of.first) * w_.n),
+                       _MM_HINT_T0);
+        EQQUANT_UNROLL
+        for (int u = 0; u < U; ++u) {
+          constexpr bool sign = kind == Codes::kInt8;
+          auto codes = part ? V::template bytes<sign>(c, count)
+                            : V::template bytes<sign>(c + u * W);
+          step_.template add<R, U>(codes, terms, x.terms_stride, sum + u);
+        }
+      }
+      EQQUANT_UNROLL
+      for (int u = 0; u < U; ++u) {
+        const int64_t at = n + u * W;
+        const auto scale = scaled_ ? V::scales(w_, of.block, at, count) : V::all(1);
+        EQQUANT_UNROLL
+        for (int r = 0; r < R; ++r) {
+          auto s = sum[r * U + u];
+          if (w_.zero != nullptr) {
+            const uint8_t* zero = w_.zero + of.block * w_.n + at;
+            s = V::fma(V::to_floats(V::template bytes<false>(zero, count)),
+                       V::all(-less[r]), s);
+          }
+          float* mine = y + r * w_.n + at;
+          auto old = fresh ? V::zero() : V::load(mine, count);
+          V::store(mine, V::fma(s, scale, old), count);
+        }
+      }
+    }
+    return n;
   }
+
+  const Weight& w_;
+  Step<V, kind> step_;
+  bool scaled_;
 };
 
-// How many bytes of a row are added up before they are scaled, and of how many columns:
-// few enough that a float32 does not drift, and that the codes stay in a cache while
-// all rows of `x` meet them.
+// Many rows of `x` are bound by arithmetic. So many bytes, of so many columns, are
+// added up at a time: few enough that a float32 does not drift, and that the codes stay
+// in a cache while all rows of `x` meet them.
 constexpr int64_t kForwardBytes = 64;
 constexpr int64_t kForwardColumns = 512;
 
@@ -139,147 +119,160 @@ constexpr int64_t kForwardColumns = 512;
 constexpr int64_t kForwardRows = 16;
 
 template <class V, Codes kind>
-class Forward {
+void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
+                  float* scratch, const Parallel& parallel) {
+  constexpr int64_t size = terms_of(kind);
+  const int64_t stride = w.bytes * codes_per_byte(kind);
+  Inputs all = {x, stride, x, stride};
+  if constexpr (Terms<kind>::looked_up) {
+    const Terms<kind> terms(w);
+    parallel(rows, [&](int64_t r, int64_t) {
+      terms.fill(x + r * stride, scratch + r * w.bytes * size, w.bytes);
+    });
+    all.terms = scratch;
+    all.terms_stride = w.bytes * size;
+  }
+  const Sums<V, kind> sums(w, true);
+  const auto columns = [&](int64_t begin, int64_t end) {
+    for (Bytes b = {0, 0, 0}; b.last < w.bytes;) {
+      b = Bytes::of(w, b.last, kForwardBytes, w.bytes);
+      constexpr int wide = V::registers / 8;
+      const auto add = [&](auto number, int64_t r) {
+        constexpr int R = decltype(number)::value;
+        Inputs mine = all.row(r);
+        mine.terms += b.first * size;
+        sums.template add<R, R == 1 ? 4 : wide>(b, mine, begin, end, y + r * w.n,
+                                                b.first == 0);
+      };
+      int64_t r = 0;
+      for (; r + 4 <= rows; r += 4) add(Number<4>(), r);
+      switch (rows - r) {
+        case 3: add(Number<3>(), r); break;
+        case 2: add(Number<2>(), r); break;
+        case 1: add(Number<1>(), r); break;
+      }
+    }
+  };
+  // Several for each thread, if they do not become too narrow.
+  const int64_t each = divided_up(w.n, 4 * parallel.workers * 64) * 64;
+  const int64_t width = smaller(kForwardColumns, larger(128, each));
+  const int64_t tasks = larger(1, w.n / width);
+  parallel(tasks, [&](int64_t i, int64_t) {
+    columns(i * width, i + 1 == tasks ? w.n : (i + 1) * width);
+  });
+}
+
+// Few rows of `x` are bound by memory, which is read fastest in its order: a few bytes
+// of each row of the weight are swept through all columns. Parts of the rows are added
+// up apart.
+constexpr int64_t kSweepRows = 3;
+constexpr int64_t kSweepBytes = 8;
+
+inline int64_t sweep_parts(const Weight& w) {
+  return smaller(8, larger(1, w.bytes / 128));
+}
+
+template <class V, Codes kind, int R>
+class Sweep {
  public:
-  static constexpr int64_t per = codes_per_byte(kind), size = terms_of(kind);
+  Sweep(const Weight& w, const float* x, float* y, float* scratch)
+      : w_(w), x_(x), y_(y), scratch_(scratch), terms_(w), sums_(w, !late()) {}
 
-  Forward(const Weight& w, const float* x, const float* terms, float* y, int64_t rows)
-      : w_(w), step_(w), x_(x), terms_(terms), y_(y), rows_(rows) {}
+  void part(int64_t i, int64_t begin, int64_t end) const {
+    constexpr int64_t size = terms_of(kind), per = codes_per_byte(kind);
+    const int64_t each = divided_up(w_.bytes, sweep_parts(w_) * kSweepBytes);
+    const int64_t first = i * each * kSweepBytes, stride = w_.bytes * per;
+    const int64_t last = smaller(first + each * kSweepBytes, w_.bytes);
+    alignas(64) float terms[R * kSweepBytes * size];
+    for (Bytes b = {0, first, first}; b.last < last;) {
+      b = Bytes::of(w_, b.last, kSweepBytes, last);
+      const float* x = x_ + b.first * per;
+      Inputs inputs = {x_, stride, x, stride};
+      if constexpr (Terms<kind>::looked_up) {
+        inputs.terms = terms;
+        inputs.terms_stride = kSweepBytes * size;
+        for (int64_t r = 0; r < R; ++r)
+          terms_.fill(x + r * stride, terms + r * inputs.terms_stride,
+                      b.last - b.first);
+      }
+      sums_.template add<R, 4>(b, inputs, begin, end, of_part(i), b.first == first);
+    }
+  }
 
-  void columns(int64_t begin, int64_t end) const {
-    for (int64_t g = 0; g < w_.blocks; ++g) {
-      int64_t first = g * w_.block, last = smaller(first + w_.block, w_.bytes);
-      for (int64_t b = first; b < last; b += kForwardBytes)
-        bytes(g, b, smaller(b + kForwardBytes, last), begin, end);
+  // Once all parts are there.
+  void sum_up(int64_t begin, int64_t end) const {
+    const int64_t parts = sweep_parts(w_);
+    if (parts == 1 && !late()) return;
+    for (int64_t n = begin; n < end; n += V::width) {
+      const int64_t count = smaller(V::width, end - n);
+      const auto scale = late() ? V::scales(w_, 0, n, count) : V::all(1);
+      for (int64_t r = 0; r < R; ++r) {
+        auto sum = V::load(y_ + r * w_.n + n, count);
+        for (int64_t i = 1; i < parts; ++i)
+          sum = V::add(sum, V::load(of_part(i) + r * w_.n + n, count));
+        V::store(y_ + r * w_.n + n, V::mul(sum, scale), count);
+      }
     }
   }
 
  private:
-  void bytes(int64_t g, int64_t first, int64_t last, int64_t begin, int64_t end) const {
-    constexpr int wide = V::registers / 8;
-    int64_t r = 0;
-    for (; r + 4 <= rows_; r += 4) some<4, wide>(r, g, first, last, begin, end);
-    switch (rows_ - r) {
-      case 3: return some<3, wide>(r, g, first, last, begin, end);
-      case 2: return some<2, wide>(r, g, first, last, begin, end);
-      case 1: return some<1, 4>(r, g, first, last, begin, end);
-    }
-  }
-
-  // Of `R` rows, `U` vectors at a time.
-  template <int R, int U>
-  void some(int64_t row, int64_t g, int64_t first, int64_t last, int64_t begin,
-            int64_t end) const {
-    constexpr int64_t W = V::width;
-    float less[R] = {};
-    if (w_.zero != nullptr)
-      for (int r = 0; r < R; ++r) {
-        const float* x = x_ + (row + r) * w_.bytes * per;
-        for (int64_t k = first * per; k < last * per; ++k) less[r] += x[k];
-      }
-    int64_t n = begin;
-    for (; n + U * W <= end; n += U * W)
-      sums<R, U, false>(row, g, first, last, n, W, less);
-    for (; n + W <= end; n += W) sums<R, 1, false>(row, g, first, last, n, W, less);
-    if (n < end) sums<R, 1, true>(row, g, first, last, n, end - n, less);
-  }
-
-  template <int R, int U, bool part>
-  void sums(int64_t row, int64_t g, int64_t first, int64_t last, int64_t n,
-            int64_t count, const float* less) const {
-    constexpr int64_t W = V::width;
-    const int64_t stride = w_.bytes * size;
-    const float* terms = terms_ + row * stride;
-    typename V::Floats sum[R * U];
-    EQQUANT_UNROLL
-    for (int i = 0; i < R * U; ++i) sum[i] = V::zero();
-    for (int64_t b = first; b < last; ++b) {
-      const uint8_t* c = w_.codes + b * w_.n + n;
-      if constexpr (!part)
-        // What comes next of these columns.
-        _mm_prefetch(reinterpret_cast<const char*>(c + (last - first) * w_.n),
-                     _MM_HINT_T0);
-      EQQUANT_UNROLL
-      for (int u = 0; u < U; ++u) {
-        constexpr bool sign = kind == Codes::kInt8;
-        auto codes = part ? V::template bytes<sign>(c, count)
-                          : V::template bytes<sign>(c + u * W);
-        step_.template add<R, U>(codes, terms + b * size, stride, sum + u);
-      }
-    }
-    EQQUANT_UNROLL
-    for (int u = 0; u < U; ++u) {
-      const int64_t at = n + u * W;
-      const auto scale = V::scales(w_, g, at, count);
-      EQQUANT_UNROLL
-      for (int r = 0; r < R; ++r) {
-        auto s = sum[r * U + u];
-        if (w_.zero != nullptr) {
-          auto zero =
-              V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + at, count));
-          s = V::fma(zero, V::all(-less[r]), s);
-        }
-        float* y = y_ + (row + r) * w_.n + at;
-        auto old = first == 0 ? V::zero() : V::load(y, count);
-        V::store(y, V::fma(s, scale, old), count);
-      }
-    }
+  // One scale for each row can wait until there is one number to be scaled.
+  bool late() const { return w_.blocks == 1; }
+  float* of_part(int64_t i) const {
+    return i == 0 ? y_ : scratch_ + (i - 1) * R * w_.n;
   }
 
   const Weight& w_;
-  Step<V, kind> step_;
   const float* x_;
-  const float* terms_;
   float* y_;
-  int64_t rows_;
+  float* scratch_;
+  Terms<kind> terms_;
+  Sums<V, kind> sums_;
 };
+
+template <class V, Codes kind, int R>
+void forward_few(const Weight& w, const float* x, float* y, float* scratch,
+                 const Parallel& parallel) {
+  const Sweep<V, kind, R> sweep(w, x, y, scratch);
+  const int64_t parts = sweep_parts(w);
+  // More tasks for more threads, if their columns do not become too few.
+  const int64_t pieces =
+      larger(1, smaller(w.n / 1024, divided_up(4 * parallel.workers, parts)));
+  const auto columns = [&](int64_t i) { return divided_up(i * w.n, pieces * 64) * 64; };
+  parallel(parts * pieces, [&](int64_t i, int64_t) {
+    const int64_t piece = i % pieces;
+    sweep.part(i / pieces, columns(piece), smaller(columns(piece + 1), w.n));
+  });
+  parallel(pieces, [&](int64_t i, int64_t) {
+    sweep.sum_up(columns(i), smaller(columns(i + 1), w.n));
+  });
+}
 
 template <class V, Codes kind>
 void forward_of(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
                 const Parallel& parallel) {
-  constexpr int64_t size = terms_of(kind);
-  const int64_t row = w.bytes * codes_per_byte(kind);
-  for (int64_t m = 0; m < rows; m += kForwardRows) {
-    const int64_t count = smaller(kForwardRows, rows - m);
-    const float* mine = x + m * row;
-    const float* terms = mine;
-    if constexpr (split_of(kind).low > 0) {
-      parallel(count, [&](int64_t i, int64_t) {
-        fill_terms<kind>(w, mine + i * row, scratch + i * w.bytes * size, w.bytes);
-      });
-      terms = scratch;
-    }
-    const Forward<V, kind> product(w, mine, terms, y + m * w.n, count);
-    // Several for each thread, if they do not become too narrow.
-    const int64_t each = divided_up(w.n, 4 * parallel.workers * 64) * 64;
-    const int64_t size = smaller(kForwardColumns, larger(128, each));
-    const int64_t tasks = larger(1, w.n / size);
-    parallel(tasks, [&](int64_t i, int64_t) {
-      product.columns(i * size, i + 1 == tasks ? w.n : (i + 1) * size);
-    });
+  switch (rows) {
+    case 1: return forward_few<V, kind, 1>(w, x, y, scratch, parallel);
+    case 2: return forward_few<V, kind, 2>(w, x, y, scratch, parallel);
+    case 3: return forward_few<V, kind, 3>(w, x, y, scratch, parallel);
   }
+  for (int64_t m = 0; m < rows; m += kForwardRows)
+    forward_many<V, kind>(w, x + m * w.bytes * codes_per_byte(kind), y + m * w.n,
+                          smaller(kForwardRows, rows - m), scratch, parallel);
 }
 
 inline int64_t forward_scratch(const Weight& w, int64_t rows) {
-  bool looks_up = split_of(w.kind).low > 0;
-  return looks_up ? smaller(rows, kForwardRows) * w.bytes * terms_of(w.kind) : 0;
+  if (rows <= kSweepRows) return (sweep_parts(w) - 1) * rows * w.n;
+  const bool looked_up = split_of(w.kind).low > 0;
+  return looked_up ? smaller(rows, kForwardRows) * w.bytes * terms_of(w.kind) : 0;
 }
 
 template <class V>
 void forward(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
              const Parallel& parallel) {
-  switch (w.kind) {
-    case Codes::kInt8:
-      return forward_of<V, Codes::kInt8>(w, x, y, rows, scratch, parallel);
-    case Codes::kNibbles:
-      return forward_of<V, Codes::kNibbles>(w, x, y, rows, scratch, parallel);
-    case Codes::kQuarters:
-      return forward_of<V, Codes::kQuarters>(w, x, y, rows, scratch, parallel);
-    case Codes::kTrits:
-      return forward_of<V, Codes::kTrits>(w, x, y, rows, scratch, parallel);
-    case Codes::kBits:
-      return forward_of<V, Codes::kBits>(w, x, y, rows, scratch, parallel);
-  }
+  with_kind(w.kind, [&](auto kind) {
+    forward_of<V, decltype(kind)::value>(w, x, y, rows, scratch, parallel);
+  });
 }
 
 }  // namespace

@@ -281,13 +281,9 @@ inline void integers(const Weight& w, const Digits& x, float* y, float* scratch,
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
     const int64_t n = i * together, count = smaller(together, w.n - n);
     float* mine = sums + worker * rows * together;
-    switch (w.kind) {
-      case Codes::kInt8: return product.columns<Codes::kInt8>(n, count, mine);
-      case Codes::kNibbles: return product.columns<Codes::kNibbles>(n, count, mine);
-      case Codes::kQuarters: return product.columns<Codes::kQuarters>(n, count, mine);
-      case Codes::kTrits: return product.columns<Codes::kTrits>(n, count, mine);
-      case Codes::kBits: return product.columns<Codes::kBits>(n, count, mine);
-    }
+    with_kind(w.kind, [&](auto kind) {
+      product.columns<decltype(kind)::value>(n, count, mine);
+    });
   });
 }
 

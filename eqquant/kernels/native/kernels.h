@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 // Before a loop whose number of turns is known: what an array holds stays in registers.
 #define EQQUANT_UNROLL _Pragma("GCC unroll 32")
@@ -36,6 +37,21 @@ constexpr int64_t codes_per_byte(Codes codes) {
   return 0;
 }
 
+// Calls `f` with a constant of that kind.
+template <class F>
+void with_kind(Codes kind, F f) {
+  switch (kind) {
+    case Codes::kInt8: return f(std::integral_constant<Codes, Codes::kInt8>());
+    case Codes::kNibbles: return f(std::integral_constant<Codes, Codes::kNibbles>());
+    case Codes::kQuarters: return f(std::integral_constant<Codes, Codes::kQuarters>());
+    case Codes::kTrits: return f(std::integral_constant<Codes, Codes::kTrits>());
+    case Codes::kBits: return f(std::integral_constant<Codes, Codes::kBits>());
+  }
+}
+
+template <int n>
+using Number = std::integral_constant<int, n>;
+
 // How many bytes of a row make whole fours of codes.
 constexpr int64_t bytes_of_fours(Codes codes) {
   return codes_per_byte(codes) % 4 == 0 ? 1 : codes_per_byte(codes) == 2 ? 2 : 4;
@@ -66,8 +82,8 @@ struct Weight {
   int64_t block;
   int64_t blocks;
   ScaleType scale_type;
-  const void* scale;      // at `scale_at(g, i)`
-  int64_t scale_columns;  // `n`, or 1 if all rows share a scale
+  const void* scale;      // at `g * scale_columns + i`
+  int64_t scale_columns;  // `n`, or 1: then `i` is 0
   const uint8_t* zero;    // at `g * n + i`; null if there are none
   const float* points;    // what the digit `d` stands for, of 16; not of `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points

@@ -160,18 +160,9 @@ void transposed_of(const Weight& w, const float* x, float* y, int64_t rows, int6
 template <class V>
 void transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k,
                 const Parallel& parallel) {
-  switch (w.kind) {
-    case Codes::kInt8:
-      return transposed_of<V, Codes::kInt8>(w, x, y, rows, k, parallel);
-    case Codes::kNibbles:
-      return transposed_of<V, Codes::kNibbles>(w, x, y, rows, k, parallel);
-    case Codes::kQuarters:
-      return transposed_of<V, Codes::kQuarters>(w, x, y, rows, k, parallel);
-    case Codes::kTrits:
-      return transposed_of<V, Codes::kTrits>(w, x, y, rows, k, parallel);
-    case Codes::kBits:
-      return transposed_of<V, Codes::kBits>(w, x, y, rows, k, parallel);
-  }
+  with_kind(w.kind, [&](auto kind) {
+    transposed_of<V, decltype(kind)::value>(w, x, y, rows, k, parallel);
+  });
 }
 
 }  // namespace
