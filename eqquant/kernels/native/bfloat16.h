@@ -16,6 +16,29 @@ namespace {
 // How many bytes of each row of a panel are decoded at a time.
 constexpr int64_t kBfloat16Bytes = 64;
 
+// How many panels lie together, at most.
+constexpr int64_t kBfloat16Panels = 16;
+
+inline uint32_t rounded(float x) {
+  const __m256bh found = _mm512_cvtneps_pbh(_mm512_set1_ps(x));
+  uint16_t bits;
+  __builtin_memcpy(&bits, &found, 2);
+  return bits;
+}
+
+inline void round(const float* x, uint32_t* found, int64_t pairs) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(found);
+  for (int64_t i = 0; i < 2 * pairs; i += 16) {
+    const __mmask16 mask = Avx512::first(smaller(16, 2 * pairs - i));
+    const __m256bh some = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i));
+    __m256i bits;
+    __builtin_memcpy(&bits, &some, 32);
+    _mm256_mask_storeu_epi16(to + i, mask, bits);
+  }
+}
+
+// Of panels that lie together, at most so many.
+template <int64_t kTogether>
 class Bfloat16 {
  public:
   // `x` has a pair of numbers for each byte.
@@ -29,25 +52,7 @@ class Bfloat16 {
     table_ = _mm512_permutex2var_epi16(low, pairs(), low);
   }
 
-  static uint32_t rounded(float x) {
-    const __m256bh found = _mm512_cvtneps_pbh(_mm512_set1_ps(x));
-    uint16_t bits;
-    __builtin_memcpy(&bits, &found, 2);
-    return bits;
-  }
-
-  static void round(const float* x, uint32_t* found, int64_t pairs) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(found);
-    for (int64_t i = 0; i < 2 * pairs; i += 16) {
-      const __mmask16 mask = Avx512::first(smaller(16, 2 * pairs - i));
-      const __m256bh some = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i));
-      __m256i bits;
-      __builtin_memcpy(&bits, &some, 32);
-      _mm256_mask_storeu_epi16(to + i, mask, bits);
-    }
-  }
-
-  // Rows of `W`, as many as `kPanels` panels have or fewer.
+  // Of `count` rows of `W`, which are those of the panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kPanelRows), each = rows_ * kPanelRows;
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
@@ -55,8 +60,8 @@ class Bfloat16 {
       const int64_t end = smaller((g + 1) * w_.block, w_.bytes);
       for (int64_t b = g * w_.block; b < end; b += kBfloat16Bytes) {
         const int64_t last = smaller(b + kBfloat16Bytes, end);
-        const Soon soon = {w_.codes + last * w_.n + n, w_.n,
-                           smaller(last - b, w_.bytes - last)};
+        const int64_t next = smaller(last - b, w_.bytes - last);
+        const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
         for (int64_t p = 0; p < panels; ++p)
           some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), g, b,
                last, sums + p * each, soon.part(p, panels));
@@ -79,7 +84,7 @@ class Bfloat16 {
 
   // The bytes from `first` to `last`, of the block `g`, of a panel.
   void some(int64_t n, int64_t count, int64_t g, int64_t first, int64_t last,
-            float* sums, const Soon& soon) const {
+            float* sums, const Soon<kTogether>& soon) const {
     alignas(64) uint32_t panel[kBfloat16Bytes * kPanelRows];
     __m512 scale[4];
     for (int64_t v = 0; v < 4; ++v)
@@ -94,10 +99,10 @@ class Bfloat16 {
         multiply<R>(x_ + m * w_.bytes + first, panel, last - first, scale,
                     sums + m * kPanelRows, soon.part(m / R, divided_up(rows_, R)));
     };
-    rows(std::integral_constant<int, 6>());
-    rows(std::integral_constant<int, 4>());
-    rows(std::integral_constant<int, 2>());
-    rows(std::integral_constant<int, 1>());
+    rows(Number<6>());
+    rows(Number<4>());
+    rows(Number<2>());
+    rows(Number<1>());
   }
 
   void decode(int64_t n, int64_t count, int64_t first, int64_t last,
@@ -121,7 +126,7 @@ class Bfloat16 {
   template <int R>
   EQQUANT_INNERMOST void multiply(const uint32_t* x, const uint32_t* panel,
                                   int64_t bytes, const __m512* scale, float* sums,
-                                  Soon soon) const {
+                                  Soon<kTogether> soon) const {
     const int64_t stride = w_.bytes;
     const int64_t each = divided_up(soon.bytes, bytes);
     __m512 sum[R][4];
@@ -167,24 +172,35 @@ class Bfloat16 {
   __m512i table_;
 };
 
+// How many rows of `W` a task has.
+inline int64_t bfloat16_together(const Weight& w, int64_t rows, int64_t workers) {
+  return kPanelRows * panels_together(kBfloat16Panels, w, rows, workers);
+}
+
 inline int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
-  return rows * (kPanels * kPanelRows * workers + w.bytes);
+  return rows * (bfloat16_together(w, rows, workers) * workers + w.bytes);
 }
 
 inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
                      float* scratch, const Parallel& parallel) {
+  const int64_t together = bfloat16_together(w, rows, parallel.workers);
   float* const sums = scratch;
-  uint32_t* const pairs = reinterpret_cast<uint32_t*>(sums + parallel.workers * rows *
-                                                                 kPanels * kPanelRows);
+  uint32_t* const pairs =
+      reinterpret_cast<uint32_t*>(sums + parallel.workers * rows * together);
   parallel(rows, [&](int64_t m, int64_t) {
-    Bfloat16::round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
+    round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
   });
-  const Bfloat16 product(w, pairs, y, rows);
-  constexpr int64_t together = kPanels * kPanelRows;
-  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
-    product.columns(i * together, smaller(together, w.n - i * together),
-                    sums + worker * rows * together);
-  });
+  const auto multiply = [&](auto number) {
+    const Bfloat16<decltype(number)::value> product(w, pairs, y, rows);
+    parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+      product.columns(i * together, smaller(together, w.n - i * together),
+                      sums + worker * rows * together);
+    });
+  };
+  if (together == kBfloat16Panels * kPanelRows)
+    multiply(Number<kBfloat16Panels>());
+  else
+    multiply(Number<kFewPanels>());
 }
 
 }  // namespace

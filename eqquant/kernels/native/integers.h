@@ -17,6 +17,9 @@ namespace {
 // the offset adds) the 24 that a float32 holds.
 constexpr int64_t kIntegersCodes = 256;
 
+// How many panels lie together, at most.
+constexpr int64_t kIntegersPanels = 8;
+
 // The numbers of a row in one digit or two: `unit (first + second / 254)`.
 inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* second,
                           float* unit, float* unit2) {
@@ -77,23 +80,36 @@ struct Segment {
   }
 };
 
+inline int32_t total(const int8_t* x, int64_t fours) {
+  __m512i sum = _mm512_setzero_si512();
+  const __m512i ones = _mm512_set1_epi8(1);
+  for (int64_t q = 0; q < fours; q += 16) {
+    const __mmask16 mask = Avx512::first(smaller(16, fours - q));
+    sum = _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi32(mask, x + 4 * q));
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+
+// Of a row of digits, the sums over the codes of each segment.
+inline void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* totals) {
+  for (int64_t i = 0; i < Segment::number(w); ++i) {
+    const Segment s = Segment::of(w, i);
+    totals[i] = total(x.digit + row * x.stride + s.first * codes_per_byte(w.kind),
+                      codes_of(w.kind, s.last - s.first) / 4);
+  }
+}
+
+// Of panels that lie together, at most so many.
+template <int64_t kTogether>
 class Integers {
  public:
-  // `totals`: of each row of digits, the sums over the codes of each segment.
+  // `totals`: what `sum_up` makes of each row of digits.
   Integers(const Weight& w, const Digits& x, const int32_t* totals, float* y)
       : w_(w), x_(x), totals_(totals), y_(y) {}
 
-  static void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* totals) {
-    for (int64_t i = 0; i < Segment::number(w); ++i) {
-      const Segment s = Segment::of(w, i);
-      totals[i] = total(x.digit + row * x.stride + s.first * codes_per_byte(w.kind),
-                        codes_of(w.kind, s.last - s.first) / 4);
-    }
-  }
-
-  // Rows of `W`, as many as `kPanels` panels have or fewer.
+  // Of `count` rows of `W`, which are those of the panels.
   template <Codes kind>
-  void columns(int64_t n, int64_t count, float* sums) const {
+  EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t together =
         smaller(kSegments,
                 larger(1, kIntegersCodes / codes_per_byte(kind) / Segment::bytes(w_)));
@@ -102,8 +118,8 @@ class Integers {
     for (int64_t i = 0; i < Segment::number(w_); i += together) {
       const int64_t end = smaller(i + together, Segment::number(w_));
       const int64_t last = Segment::of(w_, end - 1).last;
-      const Soon soon = {w_.codes + last * w_.n + n, w_.n,
-                         smaller(together * Segment::bytes(w_), w_.bytes - last)};
+      const int64_t next = smaller(together * Segment::bytes(w_), w_.bytes - last);
+      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
       for (int64_t p = 0; p < panels; ++p)
         some<kind>(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), i,
                    end, sums + p * each, soon.part(p, panels));
@@ -133,8 +149,8 @@ class Integers {
 
   // The segments from `begin` to `end` of a panel.
   template <Codes kind>
-  void some(int64_t n, int64_t count, int64_t begin, int64_t end, float* sums,
-            const Soon& soon) const {
+  EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
+                              float* sums, const Soon<kTogether>& soon) const {
     alignas(64) uint8_t codes[(kIntegersCodes + 20 * kSegments) * kPanelRows];
     Panels panels;
     panels.number = end - begin;
@@ -171,27 +187,28 @@ class Integers {
   // Of all digits of a row of `x`, one row each.
   int64_t rows() const { return x_.number * x_.rows; }
 
-  void add(const Panels& panels, float* sums, const Soon& soon) const {
+  void add(const Panels& panels, float* sums, const Soon<kTogether>& soon) const {
     int64_t m = 0;
     auto some = [&](auto number) {
       constexpr int R = decltype(number)::value;
       for (; m + R <= rows(); m += R) {
-        const Soon mine = soon.part(m / R, divided_up(rows(), R));
+        const Soon<kTogether> mine = soon.part(m / R, divided_up(rows(), R));
         for (int64_t i = 0; i < panels.number; ++i)
           multiply<R>(m, panels.of[i], totals_ + panels.first + i,
                       sums + m * kPanelRows, mine.part(i, panels.number));
       }
     };
-    some(std::integral_constant<int, 6>());
-    some(std::integral_constant<int, 4>());
-    some(std::integral_constant<int, 2>());
-    some(std::integral_constant<int, 1>());
+    some(Number<6>());
+    some(Number<4>());
+    some(Number<2>());
+    some(Number<1>());
   }
 
   // Adds to `sums` what each of `R` rows of digits gives with the 64 rows of a panel.
   template <int R>
   EQQUANT_INNERMOST void multiply(int64_t m, const PanelOf& panel,
-                                  const int32_t* totals, float* sums, Soon soon) const {
+                                  const int32_t* totals, float* sums,
+                                  Soon<kTogether> soon) const {
     const int8_t* x = x_.digit + m * x_.stride + panel.k;
     const int64_t stride = x_.stride, fours = panel.fours;
     const int64_t each = fours == 0 ? 0 : divided_up(soon.bytes, fours);
@@ -234,17 +251,8 @@ class Integers {
     }
   }
 
-  static int32_t total(const int8_t* x, int64_t fours) {
-    __m512i sum = _mm512_setzero_si512();
-    const __m512i ones = _mm512_set1_epi8(1);
-    for (int64_t q = 0; q < fours; q += 16) {
-      const __mmask16 mask = Avx512::first(smaller(16, fours - q));
-      sum = _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi32(mask, x + 4 * q));
-    }
-    return _mm512_reduce_add_epi32(sum);
-  }
-
-  void write(int64_t m, int64_t n, int64_t count, const float* sums) const {
+  EQQUANT_INNERMOST void write(int64_t m, int64_t n, int64_t count,
+                               const float* sums) const {
     __m512 lane[4], row[4];
     for (int v = 0; v < 4; ++v) {
       lane[v] = _mm512_setzero_ps();
@@ -263,28 +271,40 @@ class Integers {
   float* y_;
 };
 
+// How many rows of `W` a task has.
+inline int64_t integers_together(const Weight& w, const Digits& x, int64_t workers) {
+  return kPanelRows * panels_together(kIntegersPanels, w, x.number * x.rows, workers);
+}
+
 inline int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
-  return x.number * x.rows * (Segment::number(w) + kPanels * kPanelRows * workers);
+  return x.number * x.rows *
+         (Segment::number(w) + integers_together(w, x, workers) * workers);
 }
 
 inline void integers(const Weight& w, const Digits& x, float* y, float* scratch,
                      const Parallel& parallel) {
   const int64_t rows = x.number * x.rows;
+  const int64_t together = integers_together(w, x, parallel.workers);
   float* const sums = scratch;
   int32_t* const totals =
-      reinterpret_cast<int32_t*>(sums + parallel.workers * rows * kPanels * kPanelRows);
+      reinterpret_cast<int32_t*>(sums + parallel.workers * rows * together);
   parallel(rows, [&](int64_t row, int64_t) {
-    Integers::sum_up(w, x, row, totals + row * Segment::number(w));
+    sum_up(w, x, row, totals + row * Segment::number(w));
   });
-  const Integers product(w, x, totals, y);
-  constexpr int64_t together = kPanels * kPanelRows;
-  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
-    const int64_t n = i * together, count = smaller(together, w.n - n);
-    float* mine = sums + worker * rows * together;
-    with_kind(w.kind, [&](auto kind) {
-      product.columns<decltype(kind)::value>(n, count, mine);
+  const auto multiply = [&](auto number) {
+    const Integers<decltype(number)::value> product(w, x, totals, y);
+    parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+      const int64_t n = i * together, count = smaller(together, w.n - n);
+      float* mine = sums + worker * rows * together;
+      with_kind(w.kind, [&](auto kind) {
+        product.template columns<decltype(kind)::value>(n, count, mine);
+      });
     });
-  });
+  };
+  if (together == kIntegersPanels * kPanelRows)
+    multiply(Number<kIntegersPanels>());
+  else
+    multiply(Number<kFewPanels>());
 }
 
 }  // namespace

@@ -93,12 +93,23 @@ struct Avx512 {
   }
 };
 
-// How many rows of a weight a panel has, and how many panels lie side by side.
+// How many rows of a weight a panel has.
 constexpr int64_t kPanelRows = 64;
-constexpr int64_t kPanels = 4;
 
-// What will be needed soon: some bytes of each panel. It is asked for a bit at a time,
-// while something else is computed.
+// How many panels lie side by side: `most`, since memory is read fastest in its order;
+// or few, if threads would have none, or the sums of `rows` would not stay in a cache.
+constexpr int64_t kFewPanels = 4;
+
+inline int64_t panels_together(int64_t most, const Weight& w, int64_t rows,
+                               int64_t workers) {
+  const int64_t each = divided_up(w.n, 2 * workers * kPanelRows);
+  const bool cached = most * rows * kPanelRows <= 1 << 17;
+  return cached && most <= each ? most : smaller(kFewPanels, each);
+}
+
+// What will be needed soon: some bytes of panels that lie together. It is asked for a
+// bit at a time, while something else is computed.
+template <int64_t panels>
 struct Soon {
   const uint8_t* at;
   int64_t stride;
@@ -111,9 +122,11 @@ struct Soon {
   }
 
   void ask(int64_t number) {
-    for (; number > 0 && bytes > 0; --number, --bytes, at += stride)
-      for (int64_t i = 0; i < kPanels; ++i)
+    for (; number > 0 && bytes > 0; --number, --bytes, at += stride) {
+      EQQUANT_UNROLL
+      for (int64_t i = 0; i < panels; ++i)
         _mm_prefetch(reinterpret_cast<const char*>(at + i * kPanelRows), _MM_HINT_T0);
+    }
   }
 };
 
