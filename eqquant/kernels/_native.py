@@ -117,7 +117,9 @@ def _of_integers(problem: Problem) -> str | None:
     if library.level() < 2:
         return "needs a processor with products of 8-bit integers (AVX512, VNNI)"
     if integer_offset(problem.format) is None:
-        return f"needs points that are integers in a row, not those of {problem.format}"
+        return (
+            f"needs points that are consecutive integers, not those of {problem.format}"
+        )
     least = native_integer_rows(problem.format)
     if least is None:
         return "is slower than the exact product of codes of one bit"
