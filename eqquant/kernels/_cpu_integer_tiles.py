@@ -45,9 +45,10 @@ def integer_tiles(
     x = x.reshape(number * m, k)
 
     def decode(codes, part):
-        if per(format) == 1:
+        if codes.dtype == jnp.int8:
             return [codes]
-        found = digits(codes, radix(format))
+        found = [codes] if per(format) == 1 else digits(codes, radix(format))
+        # (What wraps around comes back, for all points have 8 bits.)
         return [d.astype(jnp.int8) * a + b for d in found]
 
     def finish(y):
