@@ -1,4 +1,5 @@
 import os
+import pathlib
 
 
 # Before JAX is imported: sharding is tested on eight devices that one machine plays.
@@ -33,6 +34,16 @@ def pytest_runtest_setup(item):
 # Together, and last: what was compiled before is of no use to them.
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+
+
+# What is compiled is mapped into memory, some maps for each program. Linux lets a
+# process have 65530 of them, and beyond that XLA crashes.
+@pytest.fixture(scope="module", autouse=True)
+def limit_maps():
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
 
 
 # Users do not run the type checker, which stands before many errors here.

@@ -120,7 +120,7 @@ def _of_integers(problem: Problem) -> str | None:
         return (
             f"needs points that are consecutive integers, not those of {problem.format}"
         )
-    least = native_integer_rows(problem.format)
+    least = native_integer_rows(problem.format, tiles=library.level() >= 4)
     if least is None:
         return "is slower than the exact product of codes of one bit"
     assert problem.rows is not None

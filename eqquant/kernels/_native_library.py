@@ -12,7 +12,7 @@ import jax
 _folder = pathlib.Path(__file__).with_name("native")
 _functions = ("forward", "transposed", "integers", "rounded", "bfloat16")
 # Each has the instructions of those before it.
-_levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3}
+_levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}
 _lock = threading.Lock()
 
 
@@ -45,9 +45,9 @@ def missing() -> str | None:
 
 def level() -> int:
     """Which instructions may be used, if nothing is missing: 1 for AVX2, 2 for AVX512
-    with VNNI, 3 for those of bfloat16, too. `EQQUANT_NATIVE_LEVEL` in the environment
-    limits it to `avx2`, `avx512` or `avx512_bf16`."""
-    most = os.environ.get("EQQUANT_NATIVE_LEVEL", "avx512_bf16")
+    with VNNI, 3 for those of bfloat16, too, 4 for AMX. `EQQUANT_NATIVE_LEVEL` in the
+    environment limits it to `avx2`, `avx512`, `avx512_bf16` or `amx`."""
+    most = os.environ.get("EQQUANT_NATIVE_LEVEL", "amx")
     if most not in _levels:
         raise ValueError(
             "The environment variable `EQQUANT_NATIVE_LEVEL` should be one of "

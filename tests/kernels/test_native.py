@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
-levels = ("avx2", "avx512", "avx512_bf16")
+levels = ("avx2", "avx512", "avx512_bf16", "amx")
 available = levels[: 0 if library.missing() else library.level()]
 every_level = pytest.mark.parametrize("level", available)
 
@@ -235,7 +235,7 @@ def test_same_bits_each_time_and_in_threads():
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
         (dict(kind=np.int32(9)), "unknown kind"),
         (dict(block=np.int64(0)), "not be empty"),
-        (dict(level=np.int32(4)), "instructions of level 4"),
+        (dict(level=np.int32(5)), "instructions of level 5"),
     ),
 )
 def test_checks_what_it_is_given(changed, message):

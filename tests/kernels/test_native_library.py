@@ -138,7 +138,7 @@ def test_other_values(monkeypatch, value):
 def test_level(monkeypatch):
     monkeypatch.setattr(library, "_load", lambda: Machine(2))
     assert library.level() == 2
-    for name, expected in (("avx2", 1), ("avx512", 2), ("avx512_bf16", 2)):
+    for name, expected in (("avx2", 1), ("avx512", 2), ("avx512_bf16", 2), ("amx", 2)):
         monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", name)
         assert library.level() == expected
     monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx")

@@ -3,10 +3,13 @@
 //
 //     check SEED CASES
 //
+// Tiles are emulated where there are none.
+//
 // Made to be compiled with sanitizers. These do not see what instructions with masks
 // read, so some of the buffers end where a page begins that nothing may touch, and some
 // begin where one ends.
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulated_tiles.h"
 #include "kernels.h"
 
 namespace eqquant {
@@ -177,6 +181,9 @@ double float16_to_double(uint16_t bits) {
   return bits >> 15 ? -size : size;
 }
 
+// What of a weight is rounded to bfloat16.
+enum class Rounded { kNothing, kPoints, kNumbers };
+
 // A random weight: as kernels take it, and the parts of its numbers in double
 // precision.
 class Case {
@@ -240,24 +247,11 @@ class Case {
             static_cast<int32_t>(offset_)};
   }
 
-  // What the code `k` of the row `i` stands for, not scaled.
-  double point(int64_t i, int64_t k, bool narrow) const {
-    const uint8_t byte = codes_[k / per_ * n_ + i];
-    if (kind_ == Codes::kInt8) return static_cast<int8_t>(byte);
-    int64_t digit = byte;
-    for (int64_t j = 0; j < k % per_; ++j) digit /= base_of(kind_);
-    const float found = points_[digit % base_of(kind_)];
-    const double less = has_zero_ ? zero_[k / per_ / block_ * n_ + i] : 0;
-    return (narrow ? rounded_to_bfloat16(found) : found) - less;
-  }
-
-  double scale(int64_t i, int64_t k) const {
-    const int64_t at = k / per_ / block_ * columns_ + (columns_ == 1 ? 0 : i);
-    if (scale_type_ == ScaleType::kFloat16) return float16_to_double(scale16_[at]);
-    if (scale_type_ == ScaleType::kBfloat16) return bfloat16_to_double(scale16_[at]);
-    float found;
-    std::memcpy(&found, &scale32_[at], 4);
-    return found;
+  // The number `k` of the row `i`.
+  double number(int64_t i, int64_t k, Rounded rounded) const {
+    const double found = point(i, k, rounded == Rounded::kPoints) * scale(i, k);
+    return rounded == Rounded::kNumbers ? rounded_to_bfloat16(static_cast<float>(found))
+                                        : found;
   }
 
   template <class T>
@@ -290,6 +284,26 @@ class Case {
   }
 
  private:
+  // What the code `k` of the row `i` stands for, not scaled.
+  double point(int64_t i, int64_t k, bool narrow) const {
+    const uint8_t byte = codes_[k / per_ * n_ + i];
+    if (kind_ == Codes::kInt8) return static_cast<int8_t>(byte);
+    int64_t digit = byte;
+    for (int64_t j = 0; j < k % per_; ++j) digit /= base_of(kind_);
+    const float found = points_[digit % base_of(kind_)];
+    const double less = has_zero_ ? zero_[k / per_ / block_ * n_ + i] : 0;
+    return (narrow ? rounded_to_bfloat16(found) : found) - less;
+  }
+
+  double scale(int64_t i, int64_t k) const {
+    const int64_t at = k / per_ / block_ * columns_ + (columns_ == 1 ? 0 : i);
+    if (scale_type_ == ScaleType::kFloat16) return float16_to_double(scale16_[at]);
+    if (scale_type_ == ScaleType::kBfloat16) return bfloat16_to_double(scale16_[at]);
+    float found;
+    std::memcpy(&found, &scale32_[at], 4);
+    return found;
+  }
+
   static int64_t some_n() {
     if (chance(0.05)) return between(500, 3300);
     return chance(0.5) ? between(1, 40) : between(1, 200);
@@ -332,13 +346,13 @@ void fail(const Case& c, const char* set, const char* what) {
 // Whether `y` is `x @ W.T`, or `x @ W` for some columns; for each number relative to
 // the sum of absolute values.
 bool right(const Case& c, bool transposed, int64_t columns, const Numbers& x,
-           const float* y, bool narrow = false) {
+           const float* y, Rounded rounded = Rounded::kNothing) {
   const int64_t summed = transposed ? c.n() : c.k();
   Numbers w(static_cast<size_t>(summed));
   for (int64_t i = 0; i < columns; ++i) {
     for (int64_t j = 0; j < summed; ++j) {
       const int64_t n = transposed ? j : i, k = transposed ? i : j;
-      w[static_cast<size_t>(j)] = c.point(n, k, narrow) * c.scale(n, k);
+      w[static_cast<size_t>(j)] = c.number(n, k, rounded);
     }
     for (int64_t m = 0; m < c.rows(); ++m) {
       double sum = 0, size = 0;
@@ -392,7 +406,10 @@ void check_forward(const Case& c, const Kernels& kernels, const char* set,
             c.buffer<float>(kernels.bfloat16_scratch(w, c.rows(), parallel.workers));
         kernels.bfloat16(w, x.data(), y.data(), c.rows(), scratch.data(), parallel);
       },
-      [&](const float* found) { return right(c, false, c.n(), narrow, found, true); });
+      [&](const float* found) {
+        return right(c, false, c.n(), narrow, found,
+                     &kernels == &amx_kernels ? Rounded::kNumbers : Rounded::kPoints);
+      });
 }
 
 void check_transposed(const Case& c, const Kernels& kernels, const char* set,
@@ -446,6 +463,14 @@ void check_integers(const Case& c, const Kernels& kernels, const char* set,
         [&](const float* found) {
           return right(c, false, c.n(), some->number == 2 ? two : one, found);
         });
+    if (&kernels != &amx_kernels) continue;
+    const auto same = c.buffer<float>(c.rows() * c.n());
+    const Parallel parallel = pool.parallel();
+    const auto scratch =
+        c.buffer<float>(avx512_kernels.integers_scratch(w, *some, parallel.workers));
+    avx512_kernels.integers(w, *some, same.data(), scratch.data(), parallel);
+    if (std::memcmp(same.data(), y.data(), y.size() * sizeof(float)) != 0)
+      fail(c, set, "not the same bits as in registers");
   }
 }
 
@@ -470,13 +495,16 @@ int main(int, char** argument) {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vnni");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool tiles = bf16 && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  if (!tiles) emulated::install();
   const struct {
     bool runs;
     const Kernels& kernels;
     const char* name;
   } sets[] = {{avx2, avx2_kernels, "AVX2"},
               {avx512, avx512_kernels, "AVX512"},
-              {bf16, avx512_bf16_kernels, "AVX512-BF16"}};
+              {bf16, avx512_bf16_kernels, "AVX512-BF16"},
+              {bf16, amx_kernels, tiles ? "AMX" : "AMX, emulated"}};
   // How much lies together depends on the number of threads, too.
   const Pool pools[] = {Pool(3), Pool(0)};
   for (const auto& set : sets) {

@@ -16,7 +16,7 @@ from eqquant.kernels.native.build import compile_all, find_compiler, run
 
 kernels = pathlib.Path(eqquant.__file__).parent / "kernels" / "native"
 check = pathlib.Path(__file__).with_name("check.cpp")
-sources = ["avx2.cpp", "avx512.cpp", "avx512_bf16.cpp"]
+sources = ["avx2.cpp", "avx512.cpp", "avx512_bf16.cpp", "amx.cpp"]
 
 
 def main(seed: str = "0", cases: str = "300") -> int:

@@ -1,4 +1,5 @@
-// Kernels for AVX512 with products of 8-bit integers (VNNI).
+// Kernels for AVX512 with products of 8-bit integers (VNNI), and tables of those with
+// more.
 #include "forward.h"
 #include "integers.h"
 #include "kernels.h"
@@ -8,9 +9,30 @@
 namespace eqquant {
 
 const Kernels avx512_kernels = {
-    forward_scratch, forward<Avx512>,  transposed<Avx512>,
-    to_digits,       integers_scratch, integers,
-    nullptr,         nullptr,
+    forward_scratch,
+    forward<Avx512>,
+    transposed<Avx512>,
+    to_digits,
+    integers_scratch<IntegersInRegisters>,
+    integers<IntegersInRegisters>,
+    nullptr,
+    nullptr,
+};
+
+const Kernels avx512_bf16_kernels = {
+    forward_scratch,
+    forward<Avx512>,
+    transposed<Avx512>,
+    to_digits,
+    integers_scratch<IntegersInRegisters>,
+    integers<IntegersInRegisters>,
+    avx512_bf16::bfloat16_scratch,
+    avx512_bf16::bfloat16,
+};
+
+const Kernels amx_kernels = {
+    forward_scratch,       forward<Avx512>, transposed<Avx512>,    to_digits,
+    amx::integers_scratch, amx::integers,   amx::bfloat16_scratch, amx::bfloat16,
 };
 
 }  // namespace eqquant

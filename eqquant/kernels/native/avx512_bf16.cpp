@@ -1,16 +1,18 @@
 // Kernels for AVX512 with products of bfloat16.
 #include "bfloat16.h"
-#include "forward.h"
-#include "integers.h"
 #include "kernels.h"
-#include "simd_avx512.h"
-#include "transposed.h"
 
 namespace eqquant {
+namespace avx512_bf16 {
 
-const Kernels avx512_bf16_kernels = {
-    forward_scratch,  forward<Avx512>, transposed<Avx512>, to_digits,
-    integers_scratch, integers,        bfloat16_scratch,   bfloat16,
-};
+int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
+  return eqquant::bfloat16_scratch(w, rows, workers);
+}
 
+void bfloat16(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
+              const Parallel& parallel) {
+  eqquant::bfloat16(w, x, y, rows, scratch, parallel);
+}
+
+}  // namespace avx512_bf16
 }  // namespace eqquant

@@ -5,8 +5,8 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
 
+#include "columns.h"
 #include "kernels.h"
 #include "simd_avx512.h"
 
@@ -16,8 +16,8 @@ namespace {
 // How many bytes of each row of a panel are decoded at a time.
 constexpr int64_t kBfloat16Bytes = 64;
 
-// How many panels lie together, at most.
-constexpr int64_t kBfloat16Panels = 16;
+// How many panels lie side by side, at most.
+constexpr int kBfloat16Panels = 16;
 
 inline uint32_t rounded(float x) {
   const __m256bh found = _mm512_cvtneps_pbh(_mm512_set1_ps(x));
@@ -172,35 +172,23 @@ class Bfloat16 {
   __m512i table_;
 };
 
-// How many rows of `W` a task has.
-inline int64_t bfloat16_together(const Weight& w, int64_t rows, int64_t workers) {
-  return kPanelRows * panels_together(kBfloat16Panels, w, rows, workers);
-}
-
 inline int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
-  return rows * (bfloat16_together(w, rows, workers) * workers + w.bytes);
+  return rows * w.bytes + sums_of_columns<kBfloat16Panels>(w, rows, workers);
 }
 
 inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
                      float* scratch, const Parallel& parallel) {
-  const int64_t together = bfloat16_together(w, rows, parallel.workers);
   float* const sums = scratch;
-  uint32_t* const pairs =
-      reinterpret_cast<uint32_t*>(sums + parallel.workers * rows * together);
+  uint32_t* const pairs = reinterpret_cast<uint32_t*>(
+      sums + sums_of_columns<kBfloat16Panels>(w, rows, parallel.workers));
   parallel(rows, [&](int64_t m, int64_t) {
     round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
   });
-  const auto multiply = [&](auto number) {
-    const Bfloat16<decltype(number)::value> product(w, pairs, y, rows);
-    parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
-      product.columns(i * together, smaller(together, w.n - i * together),
-                      sums + worker * rows * together);
-    });
-  };
-  if (together == kBfloat16Panels * kPanelRows)
-    multiply(Number<kBfloat16Panels>());
-  else
-    multiply(Number<kFewPanels>());
+  over_columns<kBfloat16Panels>(
+      w, rows, sums, parallel, [&](auto panels, int64_t n, int64_t count, float* mine) {
+        const Bfloat16<decltype(panels)::value> product(w, pairs, y, rows);
+        product.columns(n, count, mine);
+      });
 }
 
 }  // namespace

@@ -30,12 +30,15 @@ _library, _reason = "libeqquant.so", "not_built.txt"
 
 _avx2 = ["-mavx2", "-mfma", "-mf16c"]
 _avx512 = [*_avx2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
+_avx512_bf16 = [*_avx512, "-mavx512bf16"]
+_amx = [*_avx512_bf16, *(f"-mamx-{part}" for part in ("tile", "int8", "bf16"))]
 # What is compiled, and for which instruction sets. The library chooses among them when
 # it runs.
 _sources = {
     "avx2.cpp": _avx2,
     "avx512.cpp": _avx512,
-    "avx512_bf16.cpp": [*_avx512, "-mavx512bf16"],
+    "avx512_bf16.cpp": _avx512_bf16,
+    "amx.cpp": _amx,
     "ffi.cpp": [],
 }
 

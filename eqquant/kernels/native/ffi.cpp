@@ -3,6 +3,8 @@
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -19,7 +21,16 @@ namespace {
 namespace ffi = xla::ffi;
 
 // The instruction sets, each of which has all those before it.
-enum Level : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3 };
+enum Level : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4 };
+
+// Whether there are tiles, with products of 8-bit integers and of bfloat16, and Linux
+// lets this process have them: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
+bool may_use_tiles() {
+  constexpr unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;
+  unsigned a, b, c, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & wanted) == wanted &&
+         syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
 
 Level level_of_machine() {
   unsigned a, b, c = 0, d;
@@ -31,7 +42,8 @@ Level level_of_machine() {
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
       !__builtin_cpu_supports("avx512vnni"))
     return kAvx2;
-  return __builtin_cpu_supports("avx512bf16") ? kAvx512Bf16 : kAvx512;
+  if (!__builtin_cpu_supports("avx512bf16")) return kAvx512;
+  return may_use_tiles() ? kAmx : kAvx512Bf16;
 }
 
 const Kernels* kernels_of(int32_t level) {
@@ -41,6 +53,7 @@ const Kernels* kernels_of(int32_t level) {
     case kAvx2: return &avx2_kernels;
     case kAvx512: return &avx512_kernels;
     case kAvx512Bf16: return &avx512_bf16_kernels;
+    case kAmx: return &amx_kernels;
     default: return nullptr;
   }
 }

@@ -4,8 +4,8 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
 
+#include "columns.h"
 #include "kernels.h"
 #include "panel.h"
 #include "simd_avx512.h"
@@ -17,8 +17,8 @@ namespace {
 // the offset adds) the 24 that a float32 holds.
 constexpr int64_t kIntegersCodes = 256;
 
-// How many panels lie together, at most.
-constexpr int64_t kIntegersPanels = 8;
+// How many panels lie side by side, at most.
+constexpr int kIntegersPanels = 8;
 
 // The numbers of a row in one digit or two: `unit (first + second / 254)`.
 inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* second,
@@ -99,103 +99,64 @@ inline void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* total
   }
 }
 
-// Of panels that lie together, at most so many.
-template <int64_t kTogether>
-class Integers {
+// A segment of the 64 rows of a panel: the codes, how many fours of them, where they
+// meet `x`, and scales and zero-points in the order of lanes.
+struct Unpacked {
+  const uint8_t* codes;
+  int64_t segment, fours, k;
+  __m512 scale[4], zero[4];
+};
+
+// How many segments of a panel are unpacked together, at most.
+constexpr int64_t kSegments = 16;
+
+struct UnpackedSegments {
+  int64_t number;
+  Unpacked of[kSegments];
+
+  const Unpacked* begin() const { return of; }
+  const Unpacked* end() const { return of + number; }
+};
+
+// Adds to `sums` what a vector of lanes gives, of `products` with codes less the
+// offset, and of digits that add up to `total`.
+inline void add_scaled(const Weight& w, const Unpacked& codes, int v, __m512i products,
+                       int32_t total, float* sums) {
+  __m512 sum = _mm512_cvtepi32_ps(products);
+  if (w.zero != nullptr)
+    sum =
+        _mm512_fnmadd_ps(codes.zero[v], _mm512_set1_ps(static_cast<float>(total)), sum);
+  _mm512_storeu_ps(sums, _mm512_fmadd_ps(sum, codes.scale[v], _mm512_loadu_ps(sums)));
+}
+
+// Multiplies panels with rows of digits, some rows at a time, in registers.
+class IntegersInRegisters {
  public:
+  // Segments are filled up with zeros, to a multiple of so many codes.
+  static constexpr int64_t kWhole = 4;
+  // What a thread has while it multiplies.
+  struct Scope {};
+
+  static int64_t scratch(const Weight&, const Digits&) { return 0; }
+
   // `totals`: what `sum_up` makes of each row of digits.
-  Integers(const Weight& w, const Digits& x, const int32_t* totals, float* y)
-      : w_(w), x_(x), totals_(totals), y_(y) {}
-
-  // Of `count` rows of `W`, which are those of the panels.
-  template <Codes kind>
-  EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
-    const int64_t together =
-        smaller(kSegments,
-                larger(1, kIntegersCodes / codes_per_byte(kind) / Segment::bytes(w_)));
-    const int64_t panels = divided_up(count, kPanelRows), each = rows() * kPanelRows;
-    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
-    for (int64_t i = 0; i < Segment::number(w_); i += together) {
-      const int64_t end = smaller(i + together, Segment::number(w_));
-      const int64_t last = Segment::of(w_, end - 1).last;
-      const int64_t next = smaller(together * Segment::bytes(w_), w_.bytes - last);
-      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
-      for (int64_t p = 0; p < panels; ++p)
-        some<kind>(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), i,
-                   end, sums + p * each, soon.part(p, panels));
-    }
-    for (int64_t p = 0; p < panels; ++p)
-      for (int64_t m = 0; m < x_.rows; ++m)
-        write(m, n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows),
-              sums + p * each);
-  }
-
- private:
-  // How many segments are unpacked together, at most.
-  static constexpr int64_t kSegments = 16;
-
-  // A segment of 64 rows: the codes, how many fours of them, where they meet `x`, and
-  // scales and zero-points in the order of lanes.
-  struct PanelOf {
-    const uint8_t* codes;
-    int64_t fours, k;
-    __m512 scale[4], zero[4];
-  };
-
-  struct Panels {
-    int64_t number, first;
-    PanelOf of[kSegments];
-  };
-
-  // The segments from `begin` to `end` of a panel.
-  template <Codes kind>
-  EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
-                              float* sums, const Soon<kTogether>& soon) const {
-    alignas(64) uint8_t codes[(kIntegersCodes + 20 * kSegments) * kPanelRows];
-    Panels panels;
-    panels.number = end - begin;
-    panels.first = begin;
-    uint8_t* at = codes;
-    for (int64_t i = 0; i < panels.number; ++i) {
-      const Segment s = Segment::of(w_, begin + i);
-      PanelOf& panel = panels.of[i];
-      panel.codes = at;
-      panel.fours = codes_of(kind, s.last - s.first) / 4;
-      panel.k = s.first * codes_per_byte(kind);
-      set_columns(s.block, n, count, panel);
-      Panel::unpack<kind>(w_, n, count, s.first, s.last, at);
-      at += panel.fours * 4 * kPanelRows;
-    }
-    add(panels, sums, soon);
-  }
-
-  void set_columns(int64_t block, int64_t n, int64_t count, PanelOf& panel) const {
-    __m512 scale[4], zero[4];
-    for (int64_t v = 0; v < 4; ++v) {
-      const int64_t here = larger(0, smaller(16, count - 16 * v)), at = n + 16 * v;
-      scale[v] = zero[v] = _mm512_setzero_ps();
-      if (here == 0) continue;
-      scale[v] = Avx512::scales(w_, block, at, here);
-      if (w_.zero != nullptr)
-        zero[v] =
-            _mm512_cvtepi32_ps(Avx512::bytes<false>(w_.zero + block * w_.n + at, here));
-    }
-    Panel::exchange(scale, panel.scale);
-    Panel::exchange(zero, panel.zero);
-  }
+  IntegersInRegisters(const Weight& w, const Digits& x, const int32_t* totals, float*,
+                      const Parallel&)
+      : w_(w), x_(x), totals_(totals) {}
 
   // Of all digits of a row of `x`, one row each.
-  int64_t rows() const { return x_.number * x_.rows; }
-
-  void add(const Panels& panels, float* sums, const Soon<kTogether>& soon) const {
+  template <int64_t panels>
+  void add(const UnpackedSegments& segments, float* sums,
+           const Soon<panels>& soon) const {
+    const int64_t rows = x_.number * x_.rows;
     int64_t m = 0;
     auto some = [&](auto number) {
       constexpr int R = decltype(number)::value;
-      for (; m + R <= rows(); m += R) {
-        const Soon<kTogether> mine = soon.part(m / R, divided_up(rows(), R));
-        for (int64_t i = 0; i < panels.number; ++i)
-          multiply<R>(m, panels.of[i], totals_ + panels.first + i,
-                      sums + m * kPanelRows, mine.part(i, panels.number));
+      for (; m + R <= rows; m += R) {
+        const auto mine = soon.part(m / R, divided_up(rows, R));
+        int64_t i = 0;
+        for (const Unpacked& codes : segments)
+          multiply<R>(m, codes, sums + m * kPanelRows, mine.part(i++, segments.number));
       }
     };
     some(Number<6>());
@@ -204,20 +165,20 @@ class Integers {
     some(Number<1>());
   }
 
+ private:
   // Adds to `sums` what each of `R` rows of digits gives with the 64 rows of a panel.
-  template <int R>
-  EQQUANT_INNERMOST void multiply(int64_t m, const PanelOf& panel,
-                                  const int32_t* totals, float* sums,
-                                  Soon<kTogether> soon) const {
-    const int8_t* x = x_.digit + m * x_.stride + panel.k;
-    const int64_t stride = x_.stride, fours = panel.fours;
+  template <int R, int64_t panels>
+  EQQUANT_INNERMOST void multiply(int64_t m, const Unpacked& unpacked, float* sums,
+                                  Soon<panels> soon) const {
+    const int8_t* x = x_.digit + m * x_.stride + unpacked.k;
+    const int64_t stride = x_.stride, fours = unpacked.fours;
     const int64_t each = fours == 0 ? 0 : divided_up(soon.bytes, fours);
-    const uint8_t* codes = panel.codes;
+    const uint8_t* codes = unpacked.codes;
     int32_t total[R];
     __m512i sum[R][4];
     EQQUANT_UNROLL
     for (int r = 0; r < R; ++r) {
-      total[r] = totals[(m + r) * Segment::number(w_)];
+      total[r] = totals_[(m + r) * Segment::number(w_) + unpacked.segment];
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_set1_epi32(-w_.offset * total[r]);
     }
@@ -241,14 +202,90 @@ class Integers {
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) {
         EQQUANT_ADDED_UP(sum[r][v]);
-        __m512 s = _mm512_cvtepi32_ps(sum[r][v]);
-        if (w_.zero != nullptr)
-          s = _mm512_fnmadd_ps(panel.zero[v],
-                               _mm512_set1_ps(static_cast<float>(total[r])), s);
-        float* y = sums + r * kPanelRows + 16 * v;
-        _mm512_storeu_ps(y, _mm512_fmadd_ps(s, panel.scale[v], _mm512_loadu_ps(y)));
+        add_scaled(w_, unpacked, v, sum[r][v], total[r],
+                   sums + r * kPanelRows + 16 * v);
       }
     }
+  }
+
+  const Weight& w_;
+  const Digits& x_;
+  const int32_t* totals_;
+};
+
+// Of so many panels that lie side by side, at most. `Rows` multiply them with digits.
+template <int64_t kTogether, class Rows>
+class Integers {
+ public:
+  Integers(const Weight& w, const Digits& x, const Rows& rows, float* y)
+      : w_(w), x_(x), rows_(rows), y_(y) {}
+
+  // Of `count` rows of `W`, which are those of the panels.
+  template <Codes kind>
+  EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
+    const int64_t codes = whole(codes_of(kind, Segment::bytes(w_)));
+    const int64_t together = smaller(kSegments, kIntegersCodes / codes);
+    const int64_t panels = divided_up(count, kPanelRows);
+    const int64_t each = x_.number * x_.rows * kPanelRows;
+    [[maybe_unused]] const typename Rows::Scope scope;
+    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    for (int64_t i = 0; i < Segment::number(w_); i += together) {
+      const int64_t end = smaller(i + together, Segment::number(w_));
+      const int64_t last = Segment::of(w_, end - 1).last;
+      const int64_t next = smaller(together * Segment::bytes(w_), w_.bytes - last);
+      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
+      for (int64_t p = 0; p < panels; ++p)
+        some<kind>(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), i,
+                   end, sums + p * each, soon.part(p, panels));
+    }
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t m = 0; m < x_.rows; ++m)
+        write(m, n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows),
+              sums + p * each);
+  }
+
+ private:
+  static int64_t whole(int64_t codes) {
+    return divided_up(codes, Rows::kWhole) * Rows::kWhole;
+  }
+
+  // The segments from `begin` to `end` of a panel.
+  template <Codes kind>
+  EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
+                              float* sums, const Soon<kTogether>& soon) const {
+    alignas(64) uint8_t codes[kIntegersCodes * kPanelRows];
+    UnpackedSegments segments;
+    segments.number = end - begin;
+    uint8_t* at = codes;
+    for (int64_t i = 0; i < segments.number; ++i) {
+      const Segment s = Segment::of(w_, begin + i);
+      Unpacked& unpacked = segments.of[i];
+      unpacked.codes = at;
+      unpacked.segment = begin + i;
+      unpacked.fours = codes_of(kind, s.last - s.first) / 4;
+      unpacked.k = s.first * codes_per_byte(kind);
+      set_columns(s.block, n, count, unpacked);
+      Panel::unpack<kind>(w_, n, count, s.first, s.last, at);
+      uint8_t* const last = at + whole(4 * unpacked.fours) * kPanelRows;
+      for (at += unpacked.fours * 4 * kPanelRows; at < last; at += 64)
+        _mm512_store_si512(at, _mm512_setzero_si512());
+    }
+    rows_.add(segments, sums, soon);
+  }
+
+  void set_columns(int64_t block, int64_t n, int64_t count, Unpacked& unpacked) const {
+    __m512 scale[4], zero[4];
+    for (int64_t v = 0; v < 4; ++v) {
+      const int64_t here = larger(0, smaller(16, count - 16 * v)), at = n + 16 * v;
+      scale[v] = zero[v] = _mm512_setzero_ps();
+      if (here == 0) continue;
+      scale[v] = Avx512::scales(w_, block, at, here);
+      if (w_.zero != nullptr)
+        zero[v] =
+            _mm512_cvtepi32_ps(Avx512::bytes<false>(w_.zero + block * w_.n + at, here));
+    }
+    Panel::exchange(scale, unpacked.scale);
+    Panel::exchange(zero, unpacked.zero);
   }
 
   EQQUANT_INNERMOST void write(int64_t m, int64_t n, int64_t count,
@@ -256,7 +293,7 @@ class Integers {
     __m512 lane[4], row[4];
     for (int v = 0; v < 4; ++v) {
       lane[v] = _mm512_setzero_ps();
-      for (int64_t r = m; r < rows(); r += x_.rows)
+      for (int64_t r = m; r < x_.number * x_.rows; r += x_.rows)
         lane[v] = _mm512_fmadd_ps(_mm512_loadu_ps(sums + r * kPanelRows + 16 * v),
                                   _mm512_set1_ps(x_.unit[r]), lane[v]);
     }
@@ -267,44 +304,36 @@ class Integers {
 
   const Weight& w_;
   const Digits& x_;
-  const int32_t* totals_;
+  const Rows& rows_;
   float* y_;
 };
 
-// How many rows of `W` a task has.
-inline int64_t integers_together(const Weight& w, const Digits& x, int64_t workers) {
-  return kPanelRows * panels_together(kIntegersPanels, w, x.number * x.rows, workers);
-}
-
-inline int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
-  return x.number * x.rows *
-         (Segment::number(w) + integers_together(w, x, workers) * workers);
-}
-
-inline void integers(const Weight& w, const Digits& x, float* y, float* scratch,
-                     const Parallel& parallel) {
+template <class Rows>
+int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
   const int64_t rows = x.number * x.rows;
-  const int64_t together = integers_together(w, x, parallel.workers);
-  float* const sums = scratch;
-  int32_t* const totals =
-      reinterpret_cast<int32_t*>(sums + parallel.workers * rows * together);
-  parallel(rows, [&](int64_t row, int64_t) {
+  return rows * Segment::number(w) + Rows::scratch(w, x) +
+         sums_of_columns<kIntegersPanels>(w, rows, workers);
+}
+
+template <class Rows>
+void integers(const Weight& w, const Digits& x, float* y, float* scratch,
+              const Parallel& parallel) {
+  const int64_t number = x.number * x.rows;
+  float* const sums = scratch + Rows::scratch(w, x);
+  int32_t* const totals = reinterpret_cast<int32_t*>(
+      sums + sums_of_columns<kIntegersPanels>(w, number, parallel.workers));
+  parallel(number, [&](int64_t row, int64_t) {
     sum_up(w, x, row, totals + row * Segment::number(w));
   });
-  const auto multiply = [&](auto number) {
-    const Integers<decltype(number)::value> product(w, x, totals, y);
-    parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
-      const int64_t n = i * together, count = smaller(together, w.n - n);
-      float* mine = sums + worker * rows * together;
-      with_kind(w.kind, [&](auto kind) {
-        product.template columns<decltype(kind)::value>(n, count, mine);
+  const Rows rows(w, x, totals, scratch, parallel);
+  over_columns<kIntegersPanels>(
+      w, number, sums, parallel,
+      [&](auto panels, int64_t n, int64_t count, float* mine) {
+        const Integers<decltype(panels)::value, Rows> product(w, x, rows, y);
+        with_kind(w.kind, [&](auto kind) {
+          product.template columns<decltype(kind)::value>(n, count, mine);
+        });
       });
-    });
-  };
-  if (together == kIntegersPanels * kPanelRows)
-    multiply(Number<kIntegersPanels>());
-  else
-    multiply(Number<kFewPanels>());
 }
 
 }  // namespace

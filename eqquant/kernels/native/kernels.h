@@ -147,5 +147,21 @@ struct Kernels {
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 extern const Kernels avx512_bf16_kernels;
+extern const Kernels amx_kernels;
+
+// What the last two tables have that the one before does not.
+namespace avx512_bf16 {
+int64_t bfloat16_scratch(const Weight&, int64_t rows, int64_t workers);
+void bfloat16(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
+              const Parallel&);
+}  // namespace avx512_bf16
+
+namespace amx {
+int64_t integers_scratch(const Weight&, const Digits&, int64_t workers);
+void integers(const Weight&, const Digits&, float* y, float* scratch, const Parallel&);
+int64_t bfloat16_scratch(const Weight&, int64_t rows, int64_t workers);
+void bfloat16(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
+              const Parallel&);
+}  // namespace amx
 
 }  // namespace eqquant

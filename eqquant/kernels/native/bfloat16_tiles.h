@@ -1,0 +1,171 @@
+// Products along the blocks of a weight whose bytes are pairs of nibbles, in bfloat16,
+// by tiles. The numbers of the weight are scaled before they are rounded, so that sums
+// need not be.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "columns.h"
+#include "kernels.h"
+#include "simd_avx512.h"
+#include "tiles.h"
+
+namespace eqquant {
+namespace {
+
+// How many bytes of each row of a panel are decoded at a time.
+constexpr int64_t kBfloat16TilesBytes = 64;
+
+// How many panels lie side by side, at most.
+constexpr int kBfloat16TilesPanels = 16;
+
+// A byte is a pair of numbers, and a row of a tile has 16 of them.
+inline int64_t bfloat16_tiles(const Weight& w) { return divided_up(w.bytes, 16); }
+
+// Rows of `x` as tiles of pairs: those of the first 16 rows, then those of the next.
+inline void round_to_tiles(const Weight& w, const float* x, int64_t rows,
+                           uint8_t* tiles, const Parallel& parallel) {
+  const int64_t k = 2 * w.bytes;
+  parallel(divided_up(rows, kTileRows), [&](int64_t group, int64_t) {
+    uint8_t* to = tiles + group * bfloat16_tiles(w) * kTileSize;
+    for (int64_t i = 0; i < k; i += 32)
+      for (int64_t r = group * kTileRows; r < (group + 1) * kTileRows; ++r) {
+        const int64_t here = r < rows ? smaller(32, k - i) : 0;
+        const float* const from = x + r * k + i;
+        const __m512 low = Avx512::load(from, smaller(16, here));
+        const __m512 high = Avx512::load(from + 16, larger(0, here - 16));
+        const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
+        __builtin_memcpy(to, &pairs, kTileBytes);
+        to += kTileBytes;
+      }
+  });
+}
+
+// Of so many panels that lie side by side, at most.
+template <int64_t kTogether>
+class Bfloat16Tiles {
+ public:
+  Bfloat16Tiles(const Weight& w, const uint8_t* x, float* y, int64_t rows)
+      : w_(w), x_(x), y_(y), rows_(rows), points_(w.points) {
+    uint16_t at[32];
+    for (uint16_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+    in_pairs_ = _mm512_loadu_si512(at);
+  }
+
+  // Of `count` rows of `W`, which are those of the panels.
+  void columns(int64_t n, int64_t count, float* sums) const {
+    const Tiles tiles;
+    const int64_t panels = divided_up(count, kPanelRows);
+    const int64_t each = groups() * kTileRows * kPanelRows;
+    for (int64_t first = 0; first < w_.bytes; first += kBfloat16TilesBytes) {
+      const int64_t last = smaller(first + kBfloat16TilesBytes, w_.bytes);
+      const int64_t next = smaller(kBfloat16TilesBytes, w_.bytes - last);
+      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
+      for (int64_t p = 0; p < panels; ++p)
+        some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), first,
+             last, sums + p * each, soon.part(p, panels));
+    }
+    for (int64_t i = 0; i < count; i += 16)
+      for (int64_t m = 0; m < rows_; ++m)
+        Avx512::store(y_ + m * w_.n + n + i,
+                      Avx512::load(sums + i / kPanelRows * each + m * kPanelRows +
+                                   i % kPanelRows),
+                      smaller(16, count - i));
+  }
+
+ private:
+  int64_t groups() const { return divided_up(rows_, kTileRows); }
+
+  // The bytes from `first` to `last` of a panel.
+  void some(int64_t n, int64_t count, int64_t first, int64_t last, float* sums,
+            const Soon<kTogether>& soon) const {
+    alignas(64) uint32_t panel[kBfloat16TilesBytes * kPanelRows];
+    decode(n, count, first, last, panel);
+    for (int64_t group = 0; group < groups(); ++group)
+      multiply(group, panel, first, last, sums + group * kTileRows * kPanelRows,
+               soon.part(group, groups()));
+  }
+
+  void decode(int64_t n, int64_t count, int64_t first, int64_t last,
+              uint32_t* panel) const {
+    __m512 scale[4];
+    int64_t block_end = first;
+    for (int64_t b = first; b < last; ++b) {
+      if (b == block_end || b == first) {
+        const int64_t block = b / w_.block;
+        block_end = (block + 1) * w_.block;
+        for (int64_t v = 0; v < 4; ++v)
+          scale[v] = count <= 16 * v ? _mm512_setzero_ps()
+                                     : Avx512::scales(w_, block, n + 16 * v,
+                                                      smaller(16, count - 16 * v));
+      }
+      const uint8_t* const c = w_.codes + b * w_.n + n;
+      for (int64_t v = 0; v < 4; ++v, panel += 16) {
+        const int64_t here = larger(0, smaller(16, count - 16 * v));
+        const __m512i codes = Avx512::bytes<false>(c + 16 * v, here);
+        const __m512 low = _mm512_mul_ps(points_[codes], scale[v]);
+        const __m512 high = _mm512_mul_ps(points_[Avx512::right<4>(codes)], scale[v]);
+        const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+        __m512i bits;
+        __builtin_memcpy(&bits, &both, 64);
+        _mm512_store_si512(panel, _mm512_permutexvar_epi16(in_pairs_, bits));
+      }
+    }
+    for (int64_t b = last; (b - first) % kTileRows != 0; ++b)
+      for (int64_t v = 0; v < 4; ++v, panel += 16)
+        _mm512_store_si512(panel, _mm512_setzero_si512());
+  }
+
+  EQQUANT_INNERMOST void multiply(int64_t group, const uint32_t* panel, int64_t first,
+                                  int64_t last, float* sums,
+                                  Soon<kTogether> soon) const {
+    const int64_t steps = divided_up(last - first, kTileRows);
+    const int64_t each = divided_up(soon.bytes, steps);
+    const uint8_t* x =
+        x_ + (group * bfloat16_tiles(w_) + first / kTileRows) * kTileSize;
+    if (first == 0)
+      Tiles::clear();
+    else
+      Tiles::load(sums);
+    for (int64_t i = 0; i < steps; ++i) {
+      soon.ask(each);
+      Tiles::add_bfloat16(x, panel);
+      x += kTileSize;
+      panel += kTileRows * kPanelRows;
+    }
+    Tiles::store(sums);
+  }
+
+  const Weight& w_;
+  const uint8_t* x_;
+  float* y_;
+  int64_t rows_;
+  Avx512::Table16 points_;
+  __m512i in_pairs_;
+};
+
+inline int64_t bfloat16_tiles_scratch(const Weight& w, int64_t rows, int64_t workers) {
+  const int64_t whole = divided_up(rows, kTileRows) * kTileRows;
+  return whole / kTileRows * bfloat16_tiles(w) * kTileSize / 4 +
+         sums_of_columns<kBfloat16TilesPanels>(w, whole, workers);
+}
+
+inline void bfloat16_by_tiles(const Weight& w, const float* x, float* y, int64_t rows,
+                              float* scratch, const Parallel& parallel) {
+  const int64_t whole = divided_up(rows, kTileRows) * kTileRows;
+  float* const sums = scratch;
+  uint8_t* const tiles = reinterpret_cast<uint8_t*>(
+      sums + sums_of_columns<kBfloat16TilesPanels>(w, whole, parallel.workers));
+  round_to_tiles(w, x, rows, tiles, parallel);
+  over_columns<kBfloat16TilesPanels>(
+      w, whole, sums, parallel,
+      [&](auto panels, int64_t n, int64_t count, float* mine) {
+        const Bfloat16Tiles<decltype(panels)::value> product(w, tiles, y, rows);
+        product.columns(n, count, mine);
+      });
+}
+
+}  // namespace
+}  // namespace eqquant
