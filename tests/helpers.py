@@ -1,4 +1,7 @@
+import equinox as eqx
+import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import pytest
 
@@ -76,6 +79,15 @@ def normal(*shape, seed=0, dtype=np.float32):
     """Numbers of a normal distribution, made by numpy: the same on every version."""
     w = np.random.default_rng(seed).standard_normal(shape)
     return jnp.asarray(w, dtype)
+
+
+def trees_equal(*trees):
+    """`equinox.tree_equal` by numpy: for which nothing is compiled."""
+
+    def by_numpy(leaf):
+        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+    return eqx.tree_equal(*(jtu.tree_map(by_numpy, tree) for tree in trees))
 
 
 def error(y, x, w):

@@ -1,4 +1,3 @@
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -8,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
 
-from .helpers import formats, native_formats, normal
+from .helpers import formats, native_formats, normal, trees_equal
 
 
 some_formats = pytest.mark.parametrize(
@@ -17,7 +16,7 @@ some_formats = pytest.mark.parametrize(
 
 
 def same(a, b):
-    return isinstance(a, eqq.QuantizedArray) and bool(eqx.tree_equal(a, b))
+    return isinstance(a, eqq.QuantizedArray) and trees_equal(a, b)
 
 
 # Matrices that were quantized one by one, or all at once.

@@ -33,14 +33,16 @@ def integer_tiles(
     if not forward:
         x = x * scale
     if problem.activation is None:
-        x, units = _two_digits(x)
+        x, unit = _two_digits(x)
+        parts = (1, 1 / 254)
     else:
         assert isinstance(problem.activation, Int8)
         rounded = problem.activation.encode(x)
-        x, units = rounded["codes"][None], problem.activation.scales(rounded, 0)[None]
+        x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
+        parts = (1,)
         if problem.rows == 1:
             # XLA rewrites the product of one row, and widens the weight for it.
-            x, units = jnp.concatenate([x, x]), jnp.concatenate([units, units]) / 2
+            x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
     number, m, k = x.shape
     x = x.reshape(number * m, k)
 
@@ -53,7 +55,7 @@ def integer_tiles(
 
     def finish(y):
         y = y.reshape(number, m, y.shape[1]).astype(jnp.float32)
-        return ft.reduce(operator.add, (y[i] * units[i] for i in range(number)))
+        return ft.reduce(operator.add, map(operator.mul, y, parts)) * unit
 
     y = tiled(x, codes, decode, problem, per(format), finish)
     return (y * scale if forward else y).astype(problem.dtype)
@@ -68,8 +70,7 @@ def _two_digits(x: Float[Array, "m k"]):
     second = jnp.round((x / unit - first) * 254)
     # (A maximum drops NaNs.)
     unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
-    digits = jnp.stack([first, second]).astype(jnp.int8)
-    return digits, jnp.stack([unit, unit / 254])
+    return jnp.stack([first, second]).astype(jnp.int8), unit
 
 
 def _integers(problem: Problem) -> str | None:

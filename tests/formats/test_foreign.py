@@ -13,7 +13,7 @@ from jax import lax
 import eqquant as eqq
 from eqquant.formats import as_format
 
-from ..helpers import error, foreign_formats, formats, normal
+from ..helpers import error, foreign_formats, formats, normal, trees_equal
 
 
 # The largest error of normal numbers, relative to their norm, by the bits of a code.
@@ -64,7 +64,7 @@ def test_round_trip(format, shape, axis, dtype):
     assert relative_error(q, w) < bound(format)
     if dtype == jnp.float16:
         again = eqq.quantize(w.astype(jnp.float32), format, axis=axis)
-        assert eqx.tree_equal(again.stored, q.stored)
+        assert trees_equal(again.stored, q.stored)
 
 
 @foreign_formats
@@ -78,9 +78,9 @@ def test_empty(format):
 def test_zeros(format):
     w = jnp.ones((300, 5)).at[:, 2].set(0).at[:256, 3].set(0)
     decoded = eqq.quantize(w, format).dequantize()
-    assert jnp.all(decoded[w == 0] == 0)
+    assert np.all(decoded[w == 0] == 0)
     np.testing.assert_allclose(decoded, w, rtol=0.34 if format.bits == 2 else 0.04)
-    assert jnp.all(eqq.quantize(0 * w, format).dequantize() == 0)
+    assert np.all(eqq.quantize(0 * w, format).dequantize() == 0)
 
 
 @jax.jit(static_argnums=1)
@@ -155,7 +155,7 @@ def test_stacks(format):
     dense = np.asarray(stack.dequantize())
     layers = [stack[i] for i in range(3)]
     np.testing.assert_array_equal(layers[1].dequantize(), dense[1])
-    assert eqx.tree_equal(jtu.tree_map(lambda *a: jnp.stack(a), *layers), stack)
+    assert trees_equal(jtu.tree_map(lambda *a: jnp.stack(a), *layers), stack)
     x = normal(3, 2, 300, seed=1)
 
     @jax.jit
@@ -187,7 +187,7 @@ def test_rows(format):
     for index in (2, slice(1, 5, 2), jnp.array([[3, 0], [3, 4]])):
         np.testing.assert_array_equal(q[index], dense[index])
     np.testing.assert_array_equal(q.mT.dequantize(), dense.T)
-    assert eqx.tree_equal(q.mT.mT, q)
+    assert trees_equal(q.mT.mT, q)
     if isinstance(format, eqq.AbstractScaled):
         blocks = 1 if format.block_size is None else -(-300 // format.block_size)
         rows = 1 if format == formats["fp8-e5m2-tensor"] else 5
@@ -208,7 +208,7 @@ def test_save(tmp_path):
     tree["mT"] = tree["q4_k"].mT
     path = tmp_path / "model.safetensors"
     eqq.save(path, tree)
-    assert eqx.tree_equal(eqq.load(path, like=tree), tree)
+    assert trees_equal(eqq.load(path, like=tree), tree)
 
 
 # The largest number of each block is one that is stored.

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 import eqquant as eqq
 from eqquant.formats import as_format, known_formats
 
-from ..helpers import normal
+from ..helpers import normal, trees_equal
 from .rsr import draw, every_format, every_kind, integers, some_formats
 
 
@@ -59,7 +59,7 @@ def test_round_trip(kind, array, dtype, k, concrete):
     assert (q.shape, q.dtype) == (shape, expected)
     assert (q.dequantize().shape, q.dequantize().dtype) == (shape, expected)
     np.testing.assert_array_equal(np.asarray(q.dequantize(), np.float32), w)
-    assert eqx.tree_equal(q, again)
+    assert trees_equal(q, again)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.uint32, np.int16])
@@ -80,7 +80,7 @@ def test_empty(format):
         for axis in range(-len(shape), 0):
             q = eqq.quantize(jnp.zeros(shape, np.int8), format, axis=axis)
             assert q.shape == q.dequantize().shape == shape
-    assert jnp.all(jnp.ones((2, 0)) @ eqq.quantize(jnp.zeros((0, 3)), format) == 0)
+    assert np.all(jnp.ones((2, 0)) @ eqq.quantize(jnp.zeros((0, 3)), format) == 0)
     assert (jnp.ones((2, 3)) @ eqq.quantize(jnp.zeros((3, 0)), format)).shape == (2, 0)
 
 
@@ -88,9 +88,9 @@ def test_empty(format):
 def test_layout(format):
     w = draw(format, 4, 37, 20)
     q = eqq.quantize(w, format)
-    assert eqx.tree_equal(q.mT.mT, q)
-    assert eqx.tree_equal(q[1], eqq.quantize(w[1], format))
-    assert eqx.tree_equal(q[1:3], eqq.quantize(w[1:3], format))
+    assert trees_equal(q.mT.mT, q)
+    assert trees_equal(q[1], eqq.quantize(w[1], format))
+    assert trees_equal(q[1:3], eqq.quantize(w[1:3], format))
     np.testing.assert_array_equal(q.mT.dequantize(), w.mT)
     rows = eqq.quantize(w[0], format, axis=-1)
     np.testing.assert_array_equal(rows[5], w[0][5])
@@ -110,8 +110,8 @@ def test_save_and_load(format, tmp_path):
         q = eqq.quantize(draw(format, 37, 20, dtype=np.int8), format, axis=axis)
         tree = {"q": q, "v": eqq.quantize(draw(format, 30), format)}
         eqq.save(path, tree)
-        assert eqx.tree_equal(eqq.load(path), tree)
-        assert eqx.tree_equal(eqq.load(path, like=tree), tree)
+        assert trees_equal(eqq.load(path), tree)
+        assert trees_equal(eqq.load(path, like=tree), tree)
 
 
 def test_in_a_model():

@@ -84,7 +84,7 @@ def test_segments(format):
 def test_code_book():
     w = normal(64, 48).at[3].set(0.0)
     q = eqq.quantize(w, "nf4")
-    assert not jnp.any(implicit(lambda w: w[3] + 0.0)(q))
+    assert not np.any(implicit(lambda w: w[3] + 0.0)(q))
     largest = implicit(lambda w: jnp.max(jnp.abs(w), axis=0))(q)
     assert_close(largest, jnp.max(jnp.abs(w), axis=0), 1e-6)
 

@@ -362,7 +362,7 @@ def test_what_is_beside(path):
     for name, x in dense.items():
         found = checkpoint[name]
         assert isinstance(found, jax.Array) and found.dtype == x.dtype
-        assert bool(jnp.all(found == x))
+        assert np.all(found == x)
         np.testing.assert_array_equal(checkpoint.entries[name].numpy(), arrays[name])
     below = checkpoint["model.layers.0.self_attn"]
     assert set(below) == {"q_proj.weight", "q_proj.bias"}

@@ -33,14 +33,16 @@ def dense(q):
     return np.asarray(q.dequantize(), np.float64)
 
 
-def kernels(x, q):
-    """The native kernels that do `x @ q`."""
+def every_kernel(x, q):
+    """All kernels that do `x @ q`."""
     problem = eqq.explain(x, q).problem
-    return [
-        kernel
-        for kernel in table._candidates(problem)
-        if kernel.name.startswith("native") and table._refusal(kernel, problem) is None
-    ]
+    found = table._candidates(problem)
+    return [kernel for kernel in found if table._refusal(kernel, problem) is None]
+
+
+def kernels(x, q):
+    """The native ones."""
+    return [k for k in every_kernel(x, q) if k.name.startswith("native")]
 
 
 def rsr(k, ternary):
@@ -64,7 +66,7 @@ def test_products(format, at_level):
     weights = [eqq.quantize(normal(*size), format) for size in sizes]
     pairs = [
         (normal(m, q.shape[0], seed=1), q)
-        for m in (1, 3, 34)
+        for m in (3, 34)
         for w in weights
         for q in (w, w.T)
     ]
@@ -172,6 +174,36 @@ def test_inputs_that_are_not_finite():
     assert not np.delete(bad, [3, 7], axis=0).any()
 
 
+# The fractions of them that a digit stands for would not be normal numbers.
+def test_inputs_that_are_tiny():
+    q = eqq.quantize(normal(512, 512), "int8")
+    x = 1e-35 * normal(20, 512, seed=1)
+    assert {"native_integers", "integer_tiles"} <= {k.name for k in every_kernel(x, q)}
+    for kernel in every_kernel(x, q):
+        assert error(_forced(x, q, kernel.name), x, dense(q)) < kernel.error
+
+
+@pytest.mark.parametrize("name", ("binary", "ternary-2-bits", "nf4", "int8"))
+def test_inputs_that_are_infinite(name):
+    q = eqq.quantize(normal(96, 40), formats[name])
+    x = normal(1, 96).at[0, 5].set(jnp.inf)
+    with np.errstate(invalid="ignore"):
+        wanted = np.asarray(x) @ np.asarray(q.dequantize())
+    assert np.isinf(wanted).any()
+    np.testing.assert_array_equal(_forced(x, q, "native"), wanted)
+
+
+# Nearly all of the weight is zero, which is the largest code.
+def test_zero_points_that_are_large():
+    w = -15 * jnp.zeros((640, 70)).at[::64].set(1)
+    q = eqq.quantize(w, eqq.Int4(64, symmetric=False))
+    x = (1 + 0.3 * normal(20, 640)).at[:, ::64].multiply(1e-3)
+    for x, q in ((x, q), (normal(3, 70), q.T)):
+        for kernel in every_kernel(x, q):
+            found = _forced(x, q, kernel.name)
+            assert error(found, x, dense(q)) < kernel.error, kernel.name
+
+
 def test_stacks_are_one_call():
     q = eqq.quantize(normal(3, 96, 50), "nf4", axis=-2)
     x = normal(3, 4, 96, seed=1)
@@ -235,6 +267,8 @@ def test_same_bits_each_time_and_in_threads():
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
         (dict(kind=np.int32(9)), "unknown kind"),
         (dict(block=np.int64(0)), "not be empty"),
+        (dict(kind=np.int32(2), zero=jnp.zeros((1, 16), jnp.uint8)), "for nibbles"),
+        (dict(offset=np.int32(2**30)), "offset should have 8 bits"),
         (dict(level=np.int32(5)), "instructions of level 5"),
     ),
 )
@@ -258,6 +292,14 @@ def test_checks_what_it_is_given(changed, message):
         jax.block_until_ready(
             jax.ffi.ffi_call("eqquant_forward", result)(*operands, **given)
         )
+
+
+def test_blocks_that_are_longer_than_a_row():
+    q = eqq.quantize(normal(70, 16), eqq.Int4(2**16))
+    x = normal(64, 70, seed=1)
+    for kernel in kernels(x, q):
+        y = _forced(x, q, kernel.name)
+        assert error(y, x, dense(q)) < kernel.error, kernel.name
 
 
 def test_without_it(monkeypatch):

@@ -1,4 +1,3 @@
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -8,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 
-from ..helpers import error, formats, normal
+from ..helpers import error, formats, normal, trees_equal
 
 
 def mesh(kind, *shape):
@@ -43,7 +42,7 @@ def test_placement(name, k, kind, shape, spec):
     assert sharded.T.placement.is_equivalent_to(
         NamedSharding(sharding.mesh, P(*reversed((*spec, None)[:2]))), 2
     )
-    assert eqx.tree_equal(jax.device_get(sharded.stored), jax.device_get(q.stored))
+    assert trees_equal(jax.device_get(sharded.stored), jax.device_get(q.stored))
     codes = max(jtu.tree_leaves(sharded), key=lambda a: a.size)
     assert all(8 * shard.data.size == codes.size for shard in codes.addressable_shards)
 
@@ -78,7 +77,7 @@ def test_sharded_stack():
     expected = NamedSharding(d, P(None, "a"))
     assert matrix.placement.is_equivalent_to(expected, 2)
     assert matrix.sharding.is_equivalent_to(expected, 2)
-    assert eqx.tree_equal(matrix.with_sharding(matrix.sharding), matrix)
+    assert trees_equal(matrix.with_sharding(matrix.sharding), matrix)
     again = jtu.tree_map(lambda *leaves: jnp.stack(leaves), matrix, matrix)
     expected = NamedSharding(d, P(None, None, "a"))
     assert again.placement.is_equivalent_to(expected, 3)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import eqquant as eqq
 from eqquant import _quantize
 
-from ..helpers import formats, main_formats, native_formats, normal
+from ..helpers import formats, main_formats, native_formats, normal, trees_equal
 from .meshes import collectives, kinds, mesh, put, run, shard
 
 
@@ -19,7 +19,7 @@ all_kinds = pytest.mark.parametrize("kind", kinds)
 
 
 def _same(a, b):
-    return eqx.tree_equal(jax.device_get(a.stored), jax.device_get(b.stored))
+    return trees_equal(jax.device_get(a.stored), jax.device_get(b.stored))
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ dtypes = pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float1
 def test_forward_is_what_is_stored(format, shape, axis):
     w = normal(*shape)
     expected = eqq.quantize(w, format, axis=axis).dequantize()
-    for run in (straight_through, eqx.filter_jit(straight_through)):
-        assert jnp.array_equal(run(w, format, axis=axis), expected)
+    run = eqx.filter_jit(straight_through)
+    assert np.array_equal(run(w, format, axis=axis), expected)
     if axis == -2 or len(shape) == 1:
-        assert jnp.array_equal(straight_through(w, format), expected)
+        assert np.array_equal(straight_through(w, format), expected)
 
 
 @main_formats
@@ -37,10 +37,10 @@ def test_derivative_is_that_of_the_identity(format, dtype):
     fn = lambda w: straight_through(w, format)
     y, tangent = jax.jvp(fn, (w,), (v,))
     assert y.dtype == dtype and y.shape == w.shape
-    assert jnp.array_equal(tangent, v)
+    assert np.array_equal(tangent, v)
     y, pull = jax.vjp(fn, w)
     (cotangent,) = pull(c)
-    assert cotangent.dtype == dtype and jnp.array_equal(cotangent, c)
+    assert cotangent.dtype == dtype and np.array_equal(cotangent, c)
 
 
 # Of `sum(c * q(w) ** 3)` with `dq = dw`: the gradient `3 c q ** 2`, the product of the
@@ -60,9 +60,9 @@ def test_vmap(format):
     w = normal(3, 70, 5)
     fn = lambda w: straight_through(w, format)
     each = jnp.stack([fn(w[i]) for i in range(3)])
-    assert jnp.array_equal(jax.vmap(fn)(w), each)
+    assert np.array_equal(jax.vmap(fn)(w), each)
     gradients = jax.vmap(jax.grad(lambda w: jnp.sum(fn(w))))(w)
-    assert jnp.array_equal(gradients, jnp.ones_like(w))
+    assert np.array_equal(gradients, jnp.ones_like(w))
 
 
 @main_formats
@@ -77,7 +77,7 @@ def test_clip(format):
     # The largest of a block, which has the scale, is not beyond it.
     if not isinstance(format, eqq.Nested) and inside.all():
         np.testing.assert_array_equal(got, c)
-    assert jnp.array_equal(fn(w), straight_through(w, format, axis=-1))
+    assert np.array_equal(fn(w), straight_through(w, format, axis=-1))
     _, tangent = jax.jvp(fn, (w,), (c,))
     np.testing.assert_array_equal(tangent, got)
 
@@ -142,8 +142,8 @@ def test_random_rounding_of_points_and_of_dtypes():
         w = normal(64, 5, dtype=dtype)
         fn = lambda w: straight_through(w, "nf4", key=key)
         assert fn(w).dtype == dtype
-        assert jnp.array_equal(jax.vjp(fn, w)[1](w)[0], w)
-    assert not jnp.array_equal(fn(w), straight_through(w, "nf4", key=jr.key(1)))
+        assert np.array_equal(jax.vjp(fn, w)[1](w)[0], w)
+    assert not np.array_equal(fn(w), straight_through(w, "nf4", key=jr.key(1)))
 
 
 def test_not_finite_becomes_nan():
@@ -166,7 +166,7 @@ def test_convolution():
     w = normal(6, 4, 3, 3)
     axis = (-3, -2, -1)
     y = straight_through(w, "int4", axis=axis, clip=True)
-    assert jnp.array_equal(y, eqq.quantize(w, "int4", axis=axis).dequantize())
+    assert np.array_equal(y, eqq.quantize(w, "int4", axis=axis).dequantize())
 
 
 def test_errors():
@@ -204,7 +204,7 @@ def test_formats_without_a_grid():
     fn = lambda w: straight_through(w, Halves())
     y, tangent = jax.jvp(fn, (w,), (w,))
     np.testing.assert_allclose(y, np.round(2 * np.asarray(w)) / 2)
-    assert jnp.array_equal(tangent, w)
+    assert np.array_equal(tangent, w)
     for kwargs in (dict(clip=True), dict(key=jr.key(0))):
         with pytest.raises(
             ValueError, match="`format` should be a scale times.*Halves"

@@ -93,7 +93,7 @@ class Bfloat16Tiles {
     __m512 scale[4];
     int64_t block_end = first;
     for (int64_t b = first; b < last; ++b) {
-      if (b == block_end || b == first) {
+      if (b == block_end) {
         const int64_t block = b / w_.block;
         block_end = (block + 1) * w_.block;
         for (int64_t v = 0; v < 4; ++v)

@@ -50,7 +50,8 @@ struct Soon {
 // How many floats `over_columns` needs for sums.
 template <int most>
 int64_t sums_of_columns(const Weight& w, int64_t rows, int64_t workers) {
-  return workers * rows * kPanelRows * panels_together(most, w, rows, workers);
+  const int64_t together = kPanelRows * panels_together(most, w, rows, workers);
+  return smaller(workers, divided_up(w.n, together)) * rows * together;
 }
 
 // Calls `columns(panels, n, count, sums)` for all rows of a weight, `count` of them at

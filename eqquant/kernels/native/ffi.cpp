@@ -32,7 +32,7 @@ bool may_use_tiles() {
          syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-Level level_of_machine() {
+Level find_level() {
   unsigned a, b, c = 0, d;
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   __builtin_cpu_init();
@@ -46,9 +46,14 @@ Level level_of_machine() {
   return may_use_tiles() ? kAmx : kAvx512Bf16;
 }
 
+// Asked for once, since Linux may come to another answer.
+Level level_of_machine() {
+  static const Level found = find_level();
+  return found;
+}
+
 const Kernels* kernels_of(int32_t level) {
-  static const Level machine = level_of_machine();
-  if (level > machine) return nullptr;
+  if (level > level_of_machine()) return nullptr;
   switch (level) {
     case kAvx2: return &avx2_kernels;
     case kAvx512: return &avx512_kernels;
@@ -78,7 +83,7 @@ void run_on_pool(const void* pool, int64_t tasks,
   for (int64_t i = 0; i < helpers; ++i)
     threads.Schedule([state, work] { work(state->workers.fetch_add(1)); });
   work(0);
-  for (int spins = 0; state->done.load(std::memory_order_acquire) < tasks; ++spins)
+  for (int64_t spins = 0; state->done.load(std::memory_order_acquire) < tasks; ++spins)
     spins < 4096 ? _mm_pause() : std::this_thread::yield();
 }
 
@@ -130,7 +135,7 @@ class Weights {
       return "codes should be a matrix of bytes, signed if each is one code";
     if (codes_.rows < 1 || codes_.columns < 1 || o_.block < 1)
       return "codes and blocks should not be empty";
-    const int64_t blocks = divided_up(codes_.rows, o_.block);
+    const int64_t blocks = divided_up(codes_.rows, block());
     const bool wide = o_.scale_type == static_cast<int32_t>(ScaleType::kFloat32);
     if (o_.scale_type < 0 || o_.scale_type > 2 ||
         o_.scale.element_type() != (wide ? ffi::U32 : ffi::U16))
@@ -143,6 +148,10 @@ class Weights {
       return "there should be zero-points for " + std::to_string(blocks) +
              " blocks of each row, got " + std::to_string(zero_.rows) + " x " +
              std::to_string(zero_.columns);
+    if (zero_.each() != 0 && kind() != Codes::kNibbles)
+      return "zero-points are for nibbles";
+    if (o_.offset < -255 || o_.offset > 255)
+      return "the offset should have 8 bits, got " + std::to_string(o_.offset);
     if (points_.each() != 16) return "there should be 16 points";
     for (int64_t number : {scale_.number, zero_.number, points_.number})
       if (number != codes_.number)
@@ -158,7 +167,7 @@ class Weights {
         static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
         codes_.rows,
         n(),
-        o_.block,
+        block(),
         scale_.rows,
         static_cast<ScaleType>(o_.scale_type),
         static_cast<const uint8_t*>(o_.scale.untyped_data()) +
@@ -172,6 +181,8 @@ class Weights {
 
  private:
   Codes kind() const { return static_cast<Codes>(o_.kind); }
+  // No longer than a row.
+  int64_t block() const { return smaller(o_.block, codes_.rows); }
 
   const Operands& o_;
   Matrices codes_, scale_, zero_, points_;
@@ -295,7 +306,7 @@ ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
   const Parallel parallel = on(pool);
   const int64_t stride = codes_of(weights[0].kind, weights[0].bytes);
   const Scratch<int8_t> digit(2 * xs.rows * stride);
-  const Scratch<float> unit(2 * xs.rows);
+  const Scratch<float> unit(xs.rows);
   Digits digits = {2, xs.rows, stride, digit.get(), unit.get()};
   const Scratch<float> scratch(
       kernels->integers_scratch(weights[0], digits, parallel.workers));

@@ -23,16 +23,10 @@ struct Bytes {
   }
 };
 
-// Rows of inputs, and the terms of some bytes.
+// The terms of some bytes, of rows of inputs.
 struct Inputs {
-  const float* x;
-  int64_t x_stride;
   const float* terms;
-  int64_t terms_stride;
-
-  Inputs row(int64_t r) const {
-    return {x + r * x_stride, x_stride, terms + r * terms_stride, terms_stride};
-  }
+  int64_t stride;
 };
 
 // What some bytes add to some columns of `y`.
@@ -45,29 +39,36 @@ class Sums {
   // Of `R` rows of `x`, and `U` vectors at a time. If `fresh`, `y` is not read.
   template <int R, int U>
   void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
-    constexpr int64_t per = codes_per_byte(kind);
-    float less[R] = {};
-    if (w_.zero != nullptr)
-      for (int r = 0; r < R; ++r)
-        for (int64_t k = b.first * per; k < b.last * per; ++k)
-          less[r] += x.x[r * x.x_stride + k];
-    int64_t n = some<R, U, false>(b, x, less, begin, end, y, fresh);
-    n = some<R, 1, false>(b, x, less, n, end, y, fresh);
-    some<R, 1, true>(b, x, less, n, end, y, fresh);
+    if constexpr (kind == Codes::kNibbles)
+      if (w_.zero != nullptr) return add<R, U, true>(b, x, begin, end, y, fresh);
+    add<R, U, false>(b, x, begin, end, y, fresh);
   }
 
  private:
+  template <int R, int U, bool zeros>
+  void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
+    int64_t n = some<R, U, zeros, false>(b, x, begin, end, y, fresh);
+    n = some<R, 1, zeros, false>(b, x, n, end, y, fresh);
+    some<R, 1, zeros, true>(b, x, n, end, y, fresh);
+  }
+
   // As many columns as whole vectors have, or, if `part`, what is left of one. Returns
   // where the next column is.
-  template <int R, int U, bool part>
-  int64_t some(Bytes of, Inputs x, const float* less, int64_t n, int64_t end, float* y,
-               bool fresh) const {
+  template <int R, int U, bool zeros, bool part>
+  int64_t some(Bytes of, Inputs x, int64_t n, int64_t end, float* y, bool fresh) const {
     constexpr int64_t W = V::width;
     for (; part ? n < end : n + U * W <= end; n += U * W) {
       const int64_t count = part ? end - n : W;
       typename V::Floats sum[R * U];
       EQQUANT_UNROLL
       for (int i = 0; i < R * U; ++i) sum[i] = V::zero();
+      typename V::Floats zero[U];
+      if constexpr (zeros) {
+        EQQUANT_UNROLL
+        for (int u = 0; u < U; ++u)
+          zero[u] = V::to_floats(
+              V::template bytes<false>(w_.zero + of.block * w_.n + n + u * W, count));
+      }
       const float* terms = x.terms;
       for (int64_t b = of.first; b < of.last; ++b, terms += terms_of(kind)) {
         const uint8_t* c = w_.codes + b * w_.n + n;
@@ -80,7 +81,10 @@ class Sums {
           constexpr bool sign = kind == Codes::kInt8;
           auto codes = part ? V::template bytes<sign>(c, count)
                             : V::template bytes<sign>(c + u * W);
-          step_.template add<R, U>(codes, terms, x.terms_stride, sum + u);
+          if constexpr (zeros)
+            step_.template add_less<R, U>(zero[u], codes, terms, x.stride, sum + u);
+          else
+            step_.template add<R, U>(codes, terms, x.stride, sum + u);
         }
       }
       EQQUANT_UNROLL
@@ -89,15 +93,9 @@ class Sums {
         const auto scale = scaled_ ? V::scales(w_, of.block, at, count) : V::all(1);
         EQQUANT_UNROLL
         for (int r = 0; r < R; ++r) {
-          auto s = sum[r * U + u];
-          if (w_.zero != nullptr) {
-            const uint8_t* zero = w_.zero + of.block * w_.n + at;
-            s = V::fma(V::to_floats(V::template bytes<false>(zero, count)),
-                       V::all(-less[r]), s);
-          }
           float* mine = y + r * w_.n + at;
           auto old = fresh ? V::zero() : V::load(mine, count);
-          V::store(mine, V::fma(s, scale, old), count);
+          V::store(mine, V::fma(sum[r * U + u], scale, old), count);
         }
       }
     }
@@ -123,14 +121,13 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
                   float* scratch, const Parallel& parallel) {
   constexpr int64_t size = terms_of(kind);
   const int64_t stride = w.bytes * codes_per_byte(kind);
-  Inputs all = {x, stride, x, stride};
+  Inputs all = {x, stride};
   if constexpr (Terms<kind>::looked_up) {
     const Terms<kind> terms(w);
     parallel(rows, [&](int64_t r, int64_t) {
       terms.fill(x + r * stride, scratch + r * w.bytes * size, w.bytes);
     });
-    all.terms = scratch;
-    all.terms_stride = w.bytes * size;
+    all = {scratch, w.bytes * size};
   }
   const Sums<V, kind> sums(w, true);
   const auto columns = [&](int64_t begin, int64_t end) {
@@ -139,8 +136,7 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
       constexpr int wide = V::registers / 8;
       const auto add = [&](auto number, int64_t r) {
         constexpr int R = decltype(number)::value;
-        Inputs mine = all.row(r);
-        mine.terms += b.first * size;
+        const Inputs mine = {all.terms + r * all.stride + b.first * size, all.stride};
         sums.template add<R, R == 1 ? 4 : wide>(b, mine, begin, end, y + r * w.n,
                                                 b.first == 0);
       };
@@ -187,13 +183,11 @@ class Sweep {
     for (Bytes b = {0, first, first}; b.last < last;) {
       b = Bytes::of(w_, b.last, kSweepBytes, last);
       const float* x = x_ + b.first * per;
-      Inputs inputs = {x_, stride, x, stride};
+      Inputs inputs = {x, stride};
       if constexpr (Terms<kind>::looked_up) {
-        inputs.terms = terms;
-        inputs.terms_stride = kSweepBytes * size;
+        inputs = {terms, kSweepBytes * size};
         for (int64_t r = 0; r < R; ++r)
-          terms_.fill(x + r * stride, terms + r * inputs.terms_stride,
-                      b.last - b.first);
+          terms_.fill(x + r * stride, terms + r * inputs.stride, b.last - b.first);
       }
       sums_.template add<R, 4>(b, inputs, begin, end, of_part(i), b.first == first);
     }

@@ -14,6 +14,8 @@
 namespace eqquant {
 namespace {
 
+// The rows of a tile are some rows of `x`: the first digits of all of them, then the
+// second ones, if there are any.
 class IntegersInTiles {
  public:
   static constexpr int64_t kWhole = kTileBytes;
@@ -36,9 +38,8 @@ class IntegersInTiles {
       uint8_t* at = reinterpret_cast<uint8_t*>(scratch) + group * size_of_group();
       for (int64_t i = 0; i < Segment::number(w); ++i, at += size(w)) {
         const Segment s = Segment::of(w, i);
-        const int64_t k = s.first * codes_per_byte(w.kind);
-        to_tiles(x.digit + group * kTileRows * x.stride + k, rows_of(group), x.stride,
-                 codes_of(w.kind, s.last - s.first), at);
+        fill(group, s.first * codes_per_byte(w.kind),
+             codes_of(w.kind, s.last - s.first), at);
       }
     });
   }
@@ -48,17 +49,22 @@ class IntegersInTiles {
            const Soon<panels>& soon) const {
     for (int64_t group = 0; group < groups(x_); ++group) {
       const auto mine = soon.part(group, groups(x_));
+      float* const to = sums + group * each(x_) * kPanelRows;
       int64_t i = 0;
-      for (const Unpacked& codes : segments)
-        multiply(group, codes, sums + group * kTileRows * kPanelRows,
-                 mine.part(i++, segments.number));
+      for (const Unpacked& codes : segments) {
+        const auto some = mine.part(i++, segments.number);
+        if (x_.number == 2)
+          multiply<2>(group, codes, to, some);
+        else
+          multiply<1>(group, codes, to, some);
+      }
     }
   }
 
  private:
-  static int64_t groups(const Digits& x) {
-    return divided_up(x.number * x.rows, kTileRows);
-  }
+  // How many rows of `x` a tile has.
+  static int64_t each(const Digits& x) { return kTileRows / x.number; }
+  static int64_t groups(const Digits& x) { return divided_up(x.rows, each(x)); }
 
   // Of the tiles of a segment, in bytes.
   static int64_t size(const Weight& w) {
@@ -66,35 +72,52 @@ class IntegersInTiles {
   }
   int64_t size_of_group() const { return Segment::number(w_) * size(w_); }
 
-  int64_t rows_of(int64_t group) const {
-    return smaller(kTileRows, x_.number * x_.rows - group * kTileRows);
+  // The tiles of some digits of a group, from `k` on.
+  void fill(int64_t group, int64_t k, int64_t codes, uint8_t* tiles) const {
+    for (int64_t i = 0; i < codes; i += kTileBytes)
+      for (int64_t r = 0; r < kTileRows; ++r, tiles += kTileBytes) {
+        const int64_t m = group * each(x_) + r % each(x_);
+        const int64_t here = m < x_.rows ? smaller(kTileBytes, codes - i) : 0;
+        const __mmask64 mask = here == 64 ? ~0ull : (1ull << here) - 1;
+        const int64_t row = r / each(x_) * x_.rows + m;
+        _mm512_storeu_si512(
+            tiles, _mm512_maskz_loadu_epi8(mask, x_.digit + row * x_.stride + k + i));
+      }
   }
 
-  template <int64_t panels>
+  template <int digits, int64_t panels>
   EQQUANT_INNERMOST void multiply(int64_t group, const Unpacked& unpacked, float* sums,
                                   Soon<panels> soon) const {
     const int64_t steps = divided_up(4 * unpacked.fours, kTileBytes);
-    const int64_t each = steps == 0 ? 0 : divided_up(soon.bytes, steps);
+    const int64_t some = steps == 0 ? 0 : divided_up(soon.bytes, steps);
     const uint8_t* x = tiles_ + group * size_of_group() + unpacked.segment * size(w_);
     const uint8_t* codes = unpacked.codes;
     Tiles::clear();
     for (int64_t i = 0; i < steps; ++i) {
-      soon.ask(each);
+      soon.ask(some);
       Tiles::add_integers(x, codes);
       x += kTileSize;
       codes += kTileBytes * kPanelRows;
     }
-    alignas(64) int32_t products[kTileRows * kPanelRows];
-    Tiles::store(products);
-    for (int64_t r = 0; r < rows_of(group); ++r) {
-      const int64_t row = group * kTileRows + r;
-      const int32_t total = totals_[row * Segment::number(w_) + unpacked.segment];
-      const __m512i offset = _mm512_set1_epi32(w_.offset * total);
+    alignas(64) int32_t found[kTileRows * kPanelRows];
+    Tiles::store(found);
+    constexpr int64_t rows = kTileRows / digits;
+    const int64_t first = group * rows;
+    for (int64_t r = 0; r < smaller(rows, x_.rows - first); ++r) {
+      int32_t total[digits];
+      for (int d = 0; d < digits; ++d)
+        total[d] =
+            totals_[(d * x_.rows + first + r) * Segment::number(w_) + unpacked.segment];
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) {
-        const int64_t at = r * kPanelRows + 16 * v;
-        const __m512i sum = _mm512_sub_epi32(_mm512_load_si512(products + at), offset);
-        add_scaled(w_, unpacked, v, sum, total, sums + at);
+        __m512i products[digits];
+        EQQUANT_UNROLL
+        for (int d = 0; d < digits; ++d)
+          products[d] = _mm512_sub_epi32(
+              _mm512_load_si512(found + (d * rows + r) * kPanelRows + 16 * v),
+              _mm512_set1_epi32(w_.offset * total[d]));
+        add_scaled<digits>(w_, unpacked, v, products, total,
+                           sums + r * kPanelRows + 16 * v);
       }
     }
   }

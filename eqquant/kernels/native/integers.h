@@ -20,9 +20,8 @@ constexpr int64_t kIntegersCodes = 256;
 // How many panels lie side by side, at most.
 constexpr int kIntegersPanels = 8;
 
-// The numbers of a row in one digit or two: `unit (first + second / 254)`.
 inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* second,
-                          float* unit, float* unit2) {
+                          float* unit) {
   using V = Avx512;
   __m512 largest = _mm512_setzero_ps();
   __mmask16 strange = 0;
@@ -45,17 +44,16 @@ inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* seco
     _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask, _mm512_cvtps_epi32(rest));
   }
   *unit = strange ? __builtin_nanf("") : size;
-  *unit2 = *unit / 254;
 }
 
-inline void to_digits(const float* x, int64_t rows, int64_t k, Digits& digits,
+inline void to_digits(const float* x, int64_t rows, int64_t k, const Digits& digits,
                       int8_t* digit, float* unit, const Parallel& parallel) {
   const int64_t stride = digits.stride;
   parallel(rows, [&](int64_t m, int64_t) {
     int8_t* first = digit + m * stride;
     int8_t* second = first + rows * stride;
     for (int64_t i = k; i < stride; ++i) first[i] = second[i] = 0;
-    row_to_digits(x + m * k, k, first, second, unit + m, unit + rows + m);
+    row_to_digits(x + m * k, k, first, second, unit + m);
   });
 }
 
@@ -118,15 +116,23 @@ struct UnpackedSegments {
   const Unpacked* end() const { return of + number; }
 };
 
-// Adds to `sums` what a vector of lanes gives, of `products` with codes less the
-// offset, and of digits that add up to `total`.
-inline void add_scaled(const Weight& w, const Unpacked& codes, int v, __m512i products,
-                       int32_t total, float* sums) {
-  __m512 sum = _mm512_cvtepi32_ps(products);
-  if (w.zero != nullptr)
-    sum =
-        _mm512_fnmadd_ps(codes.zero[v], _mm512_set1_ps(static_cast<float>(total)), sum);
-  _mm512_storeu_ps(sums, _mm512_fmadd_ps(sum, codes.scale[v], _mm512_loadu_ps(sums)));
+// Adds to `sums` what a vector of lanes gives: of `products` of codes, less the offset,
+// with one digit or two, which add up to `totals`.
+template <int digits>
+inline void add_scaled(const Weight& w, const Unpacked& codes, int v,
+                       const __m512i* products, const int32_t* totals, float* sums) {
+  __m512 sum[digits];
+  EQQUANT_UNROLL
+  for (int d = 0; d < digits; ++d) {
+    sum[d] = _mm512_cvtepi32_ps(products[d]);
+    if (w.zero != nullptr)
+      sum[d] = _mm512_fnmadd_ps(codes.zero[v],
+                                _mm512_set1_ps(static_cast<float>(totals[d])), sum[d]);
+  }
+  if constexpr (digits == 2)
+    sum[0] = _mm512_fmadd_ps(sum[1], _mm512_set1_ps(1.0f / 254), sum[0]);
+  _mm512_storeu_ps(sums,
+                   _mm512_fmadd_ps(sum[0], codes.scale[v], _mm512_loadu_ps(sums)));
 }
 
 // Multiplies panels with rows of digits, some rows at a time, in registers.
@@ -144,41 +150,48 @@ class IntegersInRegisters {
                       const Parallel&)
       : w_(w), x_(x), totals_(totals) {}
 
-  // Of all digits of a row of `x`, one row each.
   template <int64_t panels>
   void add(const UnpackedSegments& segments, float* sums,
            const Soon<panels>& soon) const {
-    const int64_t rows = x_.number * x_.rows;
     int64_t m = 0;
-    auto some = [&](auto number) {
-      constexpr int R = decltype(number)::value;
-      for (; m + R <= rows; m += R) {
-        const auto mine = soon.part(m / R, divided_up(rows, R));
+    auto some = [&](auto rows, auto digits) {
+      constexpr int R = decltype(rows)::value;
+      for (; m + R <= x_.rows; m += R) {
+        const auto mine = soon.part(m / R, divided_up(x_.rows, R));
         int64_t i = 0;
         for (const Unpacked& codes : segments)
-          multiply<R>(m, codes, sums + m * kPanelRows, mine.part(i++, segments.number));
+          multiply<R, decltype(digits)::value>(m, codes, sums + m * kPanelRows,
+                                               mine.part(i++, segments.number));
       }
     };
-    some(Number<6>());
-    some(Number<4>());
-    some(Number<2>());
-    some(Number<1>());
+    if (x_.number == 2) {
+      some(Number<3>(), Number<2>());
+      some(Number<2>(), Number<2>());
+      some(Number<1>(), Number<2>());
+    } else {
+      some(Number<6>(), Number<1>());
+      some(Number<4>(), Number<1>());
+      some(Number<2>(), Number<1>());
+      some(Number<1>(), Number<1>());
+    }
   }
 
  private:
-  // Adds to `sums` what each of `R` rows of digits gives with the 64 rows of a panel.
-  template <int R, int64_t panels>
+  // Adds to `sums` what each of `R` rows gives with the 64 rows of a panel.
+  template <int R, int digits, int64_t panels>
   EQQUANT_INNERMOST void multiply(int64_t m, const Unpacked& unpacked, float* sums,
                                   Soon<panels> soon) const {
-    const int8_t* x = x_.digit + m * x_.stride + unpacked.k;
-    const int64_t stride = x_.stride, fours = unpacked.fours;
+    const int64_t fours = unpacked.fours;
     const int64_t each = fours == 0 ? 0 : divided_up(soon.bytes, fours);
     const uint8_t* codes = unpacked.codes;
-    int32_t total[R];
-    __m512i sum[R][4];
+    const int8_t* x = x_.digit + m * x_.stride + unpacked.k;
+    const int64_t stride = x_.stride, second = x_.rows * stride;
+    int32_t total[R * digits];
+    __m512i sum[R * digits][4];
     EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      total[r] = totals_[(m + r) * Segment::number(w_) + unpacked.segment];
+    for (int r = 0; r < R * digits; ++r) {
+      const int64_t row = r % digits * x_.rows + m + r / digits;
+      total[r] = totals_[row * Segment::number(w_) + unpacked.segment];
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_set1_epi32(-w_.offset * total[r]);
     }
@@ -188,9 +201,9 @@ class IntegersInRegisters {
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) w[v] = _mm512_load_si512(codes + v * 64);
       EQQUANT_UNROLL
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < R * digits; ++r) {
         int32_t four;
-        __builtin_memcpy(&four, x + r * stride, 4);
+        __builtin_memcpy(&four, x + r / digits * stride + r % digits * second, 4);
         const __m512i all = _mm512_set1_epi32(four);
         EQQUANT_UNROLL
         for (int v = 0; v < 4; ++v)
@@ -201,9 +214,14 @@ class IntegersInRegisters {
     for (int r = 0; r < R; ++r) {
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) {
-        EQQUANT_ADDED_UP(sum[r][v]);
-        add_scaled(w_, unpacked, v, sum[r][v], total[r],
-                   sums + r * kPanelRows + 16 * v);
+        __m512i products[digits];
+        EQQUANT_UNROLL
+        for (int d = 0; d < digits; ++d) {
+          products[d] = sum[r * digits + d][v];
+          EQQUANT_ADDED_UP(products[d]);
+        }
+        add_scaled<digits>(w_, unpacked, v, products, total + r * digits,
+                           sums + r * kPanelRows + 16 * v);
       }
     }
   }
@@ -226,7 +244,7 @@ class Integers {
     const int64_t codes = whole(codes_of(kind, Segment::bytes(w_)));
     const int64_t together = smaller(kSegments, kIntegersCodes / codes);
     const int64_t panels = divided_up(count, kPanelRows);
-    const int64_t each = x_.number * x_.rows * kPanelRows;
+    const int64_t each = x_.rows * kPanelRows;
     [[maybe_unused]] const typename Rows::Scope scope;
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
     for (int64_t i = 0; i < Segment::number(w_); i += together) {
@@ -291,12 +309,9 @@ class Integers {
   EQQUANT_INNERMOST void write(int64_t m, int64_t n, int64_t count,
                                const float* sums) const {
     __m512 lane[4], row[4];
-    for (int v = 0; v < 4; ++v) {
-      lane[v] = _mm512_setzero_ps();
-      for (int64_t r = m; r < x_.number * x_.rows; r += x_.rows)
-        lane[v] = _mm512_fmadd_ps(_mm512_loadu_ps(sums + r * kPanelRows + 16 * v),
-                                  _mm512_set1_ps(x_.unit[r]), lane[v]);
-    }
+    for (int v = 0; v < 4; ++v)
+      lane[v] = _mm512_mul_ps(_mm512_loadu_ps(sums + m * kPanelRows + 16 * v),
+                              _mm512_set1_ps(x_.unit[m]));
     Panel::exchange(lane, row);
     for (int64_t v = 0; v < 4 && 16 * v < count; ++v)
       Avx512::store(y_ + m * w_.n + n + 16 * v, row[v], smaller(16, count - 16 * v));
@@ -310,24 +325,22 @@ class Integers {
 
 template <class Rows>
 int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
-  const int64_t rows = x.number * x.rows;
-  return rows * Segment::number(w) + Rows::scratch(w, x) +
-         sums_of_columns<kIntegersPanels>(w, rows, workers);
+  return x.number * x.rows * Segment::number(w) + Rows::scratch(w, x) +
+         sums_of_columns<kIntegersPanels>(w, x.rows, workers);
 }
 
 template <class Rows>
 void integers(const Weight& w, const Digits& x, float* y, float* scratch,
               const Parallel& parallel) {
-  const int64_t number = x.number * x.rows;
   float* const sums = scratch + Rows::scratch(w, x);
   int32_t* const totals = reinterpret_cast<int32_t*>(
-      sums + sums_of_columns<kIntegersPanels>(w, number, parallel.workers));
-  parallel(number, [&](int64_t row, int64_t) {
+      sums + sums_of_columns<kIntegersPanels>(w, x.rows, parallel.workers));
+  parallel(x.number * x.rows, [&](int64_t row, int64_t) {
     sum_up(w, x, row, totals + row * Segment::number(w));
   });
   const Rows rows(w, x, totals, scratch, parallel);
   over_columns<kIntegersPanels>(
-      w, number, sums, parallel,
+      w, x.rows, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {
         const Integers<decltype(panels)::value, Rows> product(w, x, rows, y);
         with_kind(w.kind, [&](auto kind) {

@@ -84,13 +84,13 @@ struct Weight {
   ScaleType scale_type;
   const void* scale;      // at `g * scale_columns + i`
   int64_t scale_columns;  // `n`, or 1: then `i` is 0
-  const uint8_t* zero;    // at `g * n + i`; null if there are none
+  const uint8_t* zero;    // at `g * n + i`; null if there are none; of nibbles only
   const float* points;    // what the digit `d` stands for, of 16; not of `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points
 };
 
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on many threads. No two that
-// run at the same time have the same `worker`.
+// run at the same time have the same `worker`, which is below `workers` and `tasks`.
 struct Parallel {
   void (*run)(const void* pool, int64_t tasks,
               void (*task)(void* data, int64_t i, int64_t worker), void* data);
@@ -108,13 +108,14 @@ struct Parallel {
   }
 };
 
-// Rows of inputs, as 8-bit integers: `x[m, k] = sum_d unit[d, m] * digit[d, m, k]`.
+// Rows of inputs, as 8-bit integers: `x[m, k] = unit[m] * digit[0, m, k]`, or with a
+// second digit, `unit[m] * (digit[0, m, k] + digit[1, m, k] / 254)`.
 struct Digits {
   int64_t number;  // 1 or 2
   int64_t rows;
   int64_t stride;  // `codes_of` the bytes of a row of the weight, padded with zeros
   const int8_t* digit;  // [number, rows, stride]
-  const float* unit;    // [number, rows]
+  const float* unit;    // [rows]
 };
 
 // All of them add to nothing that another task writes, so that results do not depend on
@@ -131,8 +132,8 @@ struct Kernels {
                      const Parallel&);
 
   // Products of integers. Null where the instruction set has none.
-  void (*to_digits)(const float* x, int64_t rows, int64_t k, Digits&, int8_t* digit,
-                    float* unit, const Parallel&);
+  void (*to_digits)(const float* x, int64_t rows, int64_t k, const Digits&,
+                    int8_t* digit, float* unit, const Parallel&);
   int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
   void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
                    const Parallel&);

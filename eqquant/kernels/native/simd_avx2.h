@@ -22,6 +22,7 @@ struct Avx2 {
   static Floats load(const float* p) { return _mm256_loadu_ps(p); }
   static void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
   static Floats add(Floats x, Floats y) { return _mm256_add_ps(x, y); }
+  static Floats sub(Floats x, Floats y) { return _mm256_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm256_fmadd_ps(x, y, z); }
   static float sum(Floats x) {

@@ -21,6 +21,7 @@ struct Avx512 {
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
   static Floats add(Floats x, Floats y) { return _mm512_add_ps(x, y); }
+  static Floats sub(Floats x, Floats y) { return _mm512_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
   static float sum(Floats x) { return _mm512_reduce_add_ps(x); }

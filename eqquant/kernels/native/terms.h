@@ -42,10 +42,10 @@ template <Codes kind>
 class Terms {
  public:
   static constexpr int64_t per = codes_per_byte(kind), size = terms_of(kind);
-  static constexpr bool looked_up = split_of(kind).low > 0;
+  static constexpr Split split = split_of(kind);
+  static constexpr bool looked_up = split.low > 0;
 
   explicit Terms(const Weight& w) {
-    constexpr Split split = split_of(kind);
     if constexpr (looked_up)
       for (int64_t i = 0; i < per; ++i) {
         bool low = i < split.first;
@@ -56,15 +56,23 @@ class Terms {
   }
 
   void fill(const float* x, float* terms, int64_t bytes) const {
-    for (int64_t b = 0; b < bytes; ++b)
-      for (int64_t e = 0; e < size; ++e) {
-        float sum = 0;
-        for (int64_t i = 0; i < per; ++i) sum += point_[i][e] * x[b * per + i];
-        terms[b * size + e] = sum;
-      }
+    for (int64_t b = 0; b < bytes; ++b, x += per, terms += size) {
+      fill<0, split.first, 0, split.low>(x, terms);
+      fill<split.first, per, split.low, size>(x, terms);
+    }
   }
 
  private:
+  // One of the two tables. (Inputs that others meet may be infinite.)
+  template <int64_t i, int64_t i_end, int64_t e, int64_t e_end>
+  void fill(const float* x, float* terms) const {
+    for (int64_t k = e; k < e_end; ++k) {
+      float sum = 0;
+      for (int64_t j = i; j < i_end; ++j) sum += point_[j][k] * x[j];
+      terms[k] = sum;
+    }
+  }
+
   alignas(64) float point_[per][size] = {};
 };
 
@@ -88,14 +96,26 @@ struct Step<V, Codes::kInt8> {
 
 template <class V>
 struct Step<V, Codes::kNibbles> {
-  typename V::Table16 table;
-
   explicit Step(const Weight& w) : table(w.points) {}
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
            typename V::Floats* sums) const {
-    auto low = table[c], high = table[V::template right<4>(c)];
+    add<R, apart>(table[c], table[V::template right<4>(c)], terms, stride, sums);
+  }
+
+  // Less a zero-point.
+  template <int R, int apart>
+  void add_less(typename V::Floats zero, typename V::Ints c, const float* terms,
+                int64_t stride, typename V::Floats* sums) const {
+    const auto low = table[c], high = table[V::template right<4>(c)];
+    add<R, apart>(V::sub(low, zero), V::sub(high, zero), terms, stride, sums);
+  }
+
+ private:
+  template <int R, int apart>
+  static void add(typename V::Floats low, typename V::Floats high, const float* terms,
+                  int64_t stride, typename V::Floats* sums) {
     EQQUANT_UNROLL
     for (int r = 0; r < R; ++r) {
       auto& sum = sums[r * apart];
@@ -103,6 +123,8 @@ struct Step<V, Codes::kNibbles> {
       sum = V::fma(high, V::all(terms[r * stride + 1]), sum);
     }
   }
+
+  typename V::Table16 table;
 };
 
 template <class V, Codes kind>

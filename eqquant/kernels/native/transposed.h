@@ -1,7 +1,7 @@
 // Products across the blocks, in float32: `y[m, k] = x[m, n] @ W[n, k]`.
 //
 // Each byte is decoded where it lies, some rows of `W` at a time, one to each lane.
-// What of `x` it meets is scaled first, once for all bytes of a block.
+// What of `x` it meets is scaled first, once for some bytes of a block.
 #pragma once
 
 #include <immintrin.h>
@@ -86,29 +86,38 @@ class Transposed {
   void rows(int64_t row, int64_t g, int64_t first, int64_t last, int64_t n,
             int64_t count) const {
     float x[N * kTransposedColumns];
-    float less[N];
     for (int r = 0; r < N; ++r)
-      less[r] = scaled(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
+      scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
+    const uint8_t* zero = w_.zero == nullptr ? nullptr : w_.zero + g * w_.n + n;
     for (int64_t b = first; b < last; ++b) {
       typename V::Floats sum[N * per];
       EQQUANT_UNROLL
       for (int i = 0; i < N * per; ++i) sum[i] = V::zero();
       const uint8_t* c = w_.codes + b * w_.n + n;
       int64_t i = 0;
-      for (; i + W <= count; i += W) add<N>(V::template bytes<sign>(c + i), x + i, sum);
-      if (i < count) add<N>(V::template bytes<sign>(c + i, count - i), x + i, sum);
+      for (; i + W <= count; i += W)
+        add<N>(V::template bytes<sign>(c + i), zero, i, W, x + i, sum);
+      if (i < count)
+        add<N>(V::template bytes<sign>(c + i, count - i), zero, i, count - i, x + i,
+               sum);
       for (int r = 0; r < N; ++r)
         for (int64_t j = 0; j < per && b * per + j < k_; ++j) {
           float& y = y_[(row + r) * k_ + b * per + j];
-          y = (n == 0 ? 0 : y) + (V::sum(sum[r * per + j]) - less[r]);
+          y = (n == 0 ? 0 : y) + V::sum(sum[r * per + j]);
         }
     }
   }
 
   template <int N>
-  void add(typename V::Ints c, const float* x, typename V::Floats* sum) const {
+  void add(typename V::Ints c, const uint8_t* zero, int64_t i, int64_t count,
+           const float* x, typename V::Floats* sum) const {
     typename V::Floats point[per];
     decode_(c, point);
+    if constexpr (kind == Codes::kNibbles)
+      if (zero != nullptr) {
+        const auto less = V::to_floats(V::template bytes<false>(zero + i, count));
+        for (int j = 0; j < per; ++j) point[j] = V::sub(point[j], less);
+      }
     EQQUANT_UNROLL
     for (int r = 0; r < N; ++r) {
       const auto mine = V::load(x + r * kTransposedColumns);
@@ -118,22 +127,13 @@ class Transposed {
     }
   }
 
-  // `x` times the scales, with zeros up to a whole vector; and what zero-points take
-  // away from each sum.
-  float scaled(const float* x, int64_t g, int64_t n, int64_t count,
-               float* found) const {
-    auto less = V::zero();
+  // `x` times the scales, with zeros up to a whole vector.
+  void scale(const float* x, int64_t g, int64_t n, int64_t count, float* found) const {
     for (int64_t i = 0; i < count; i += W) {
       int64_t part = smaller(W, count - i);
-      auto product = V::mul(V::load(x + n + i, part), V::scales(w_, g, n + i, part));
-      V::store(found + i, product);
-      if (w_.zero != nullptr) {
-        auto zero =
-            V::to_floats(V::template bytes<false>(w_.zero + g * w_.n + n + i, part));
-        less = V::fma(product, zero, less);
-      }
+      V::store(found + i,
+               V::mul(V::load(x + n + i, part), V::scales(w_, g, n + i, part)));
     }
-    return V::sum(less);
   }
 
   const Weight& w_;
