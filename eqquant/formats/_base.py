@@ -92,11 +92,11 @@ class AbstractFormat(eqx.Module):
             return
         wanted = (
             "`block_size` should be None (one scale for the whole contracted axis) or "
-            "a positive multiple of 16. Got "
+            "a positive multiple of 16 below 2**31. Got "
         )
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise TypeError(f"{wanted}{size!r}, of type {type(size).__name__}.")
-        if size <= 0 or size % 16 != 0:
+        if not 0 < size < 2**31 or size % 16 != 0:
             raise ValueError(f"{wanted}{size}.")
 
     def __pdoc__(self, **kwargs):

@@ -14,7 +14,7 @@ formats_of_blocks = (eqq.NF4, eqq.Int8, eqq.Int4, eqq.Ternary, eqq.Binary)
 
 
 @pytest.mark.parametrize("format", formats_of_blocks)
-@pytest.mark.parametrize("size", (0, -16, 24, 8, 1, 65))
+@pytest.mark.parametrize("size", (0, -16, 24, 8, 1, 65, 2**31))
 def test_block_size(format, size):
     with raises(ValueError, "block_size", "a positive multiple of 16", f"Got {size}"):
         format(size)

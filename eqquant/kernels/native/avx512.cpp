@@ -1,5 +1,6 @@
 // Kernels for AVX512 with products of 8-bit integers (VNNI), and tables of those with
 // more.
+#include "digits.h"
 #include "forward.h"
 #include "integers.h"
 #include "kernels.h"

@@ -67,12 +67,7 @@ class Bfloat16 {
                last, sums + p * each, soon.part(p, panels));
       }
     }
-    for (int64_t i = 0; i < count; i += 16)
-      for (int64_t m = 0; m < rows_; ++m)
-        Avx512::store(y_ + m * w_.n + n + i,
-                      _mm512_loadu_ps(sums + i / kPanelRows * each + m * kPanelRows +
-                                      i % kPanelRows),
-                      smaller(16, count - i));
+    store_columns(w_, sums, each, rows_, n, count, y_);
   }
 
  private:
@@ -87,10 +82,7 @@ class Bfloat16 {
             float* sums, const Soon<kTogether>& soon) const {
     alignas(64) uint32_t panel[kBfloat16Bytes * kPanelRows];
     __m512 scale[4];
-    for (int64_t v = 0; v < 4; ++v)
-      scale[v] = count <= 16 * v
-                     ? _mm512_setzero_ps()
-                     : Avx512::scales(w_, g, n + 16 * v, smaller(16, count - 16 * v));
+    scales_of_panel(w_, g, n, count, scale);
     decode(n, count, first, last, panel);
     int64_t m = 0;
     auto rows = [&](auto number) {

@@ -67,12 +67,7 @@ class Bfloat16Tiles {
         some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), first,
              last, sums + p * each, soon.part(p, panels));
     }
-    for (int64_t i = 0; i < count; i += 16)
-      for (int64_t m = 0; m < rows_; ++m)
-        Avx512::store(y_ + m * w_.n + n + i,
-                      Avx512::load(sums + i / kPanelRows * each + m * kPanelRows +
-                                   i % kPanelRows),
-                      smaller(16, count - i));
+    store_columns(w_, sums, each, rows_, n, count, y_);
   }
 
  private:
@@ -96,10 +91,7 @@ class Bfloat16Tiles {
       if (b == block_end) {
         const int64_t block = b / w_.block;
         block_end = (block + 1) * w_.block;
-        for (int64_t v = 0; v < 4; ++v)
-          scale[v] = count <= 16 * v ? _mm512_setzero_ps()
-                                     : Avx512::scales(w_, block, n + 16 * v,
-                                                      smaller(16, count - 16 * v));
+        scales_of_panel(w_, block, n, count, scale);
       }
       const uint8_t* const c = w_.codes + b * w_.n + n;
       for (int64_t v = 0; v < 4; ++v, panel += 16) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "simd_avx512.h"
 
 namespace eqquant {
 namespace {
@@ -46,6 +47,26 @@ struct Soon {
     }
   }
 };
+
+// The scales of a block, of `count` rows of a panel and of no others.
+inline void scales_of_panel(const Weight& w, int64_t block, int64_t n, int64_t count,
+                            __m512* scale) {
+  for (int64_t v = 0; v < 4; ++v)
+    scale[v] = count <= 16 * v
+                   ? _mm512_setzero_ps()
+                   : Avx512::scales(w, block, n + 16 * v, smaller(16, count - 16 * v));
+}
+
+// Copies what is in `sums`, `each` for a panel, to the columns of `y`.
+inline void store_columns(const Weight& w, const float* sums, int64_t each,
+                          int64_t rows, int64_t n, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; i += 16)
+    for (int64_t m = 0; m < rows; ++m)
+      Avx512::store(
+          y + m * w.n + n + i,
+          Avx512::load(sums + i / kPanelRows * each + m * kPanelRows + i % kPanelRows),
+          smaller(16, count - i));
+}
 
 // How many floats `over_columns` needs for sums.
 template <int most>

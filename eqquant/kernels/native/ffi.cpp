@@ -288,7 +288,7 @@ ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
   return ffi::Error::Success();
 }
 
-// Or else what is read of a row of digits would end with those of the next.
+// Or else the last four of a block would reach into the digits of the next one.
 bool has_whole_fours(const Weight& w) {
   return w.block >= w.bytes || w.block % bytes_of_fours(w.kind) == 0;
 }
