@@ -66,7 +66,7 @@ def test_products(format, at_level):
     weights = [eqq.quantize(normal(*size), format) for size in sizes]
     pairs = [
         (normal(m, q.shape[0], seed=1), q)
-        for m in (3, 34)
+        for m in (1, 3, 34)
         for w in weights
         for q in (w, w.T)
     ]
