@@ -23,12 +23,14 @@ class Kernel(NamedTuple):
     - `fn`: `(x, stored, problem) -> y`.
     - `supports`: `None` for a problem that it can do, or a sentence that says why not.
     - `error`: a bound on its error, relative to `|x| |W|`.
+    - `provided`: what has to hold for the bound to. Nothing, if this is empty.
     """
 
     name: str
     fn: Callable[[Float[Array, "m _"], Stored, Problem], Float[Array, "m _"]]
     supports: Callable[[Problem], str | None]
     error: float
+    provided: str = ""
 
     @property
     def about(self) -> str:
@@ -64,6 +66,7 @@ def register_kernel(
     priority: int | float = 0,
     supports: Callable[[Problem], str | None] = lambda problem: None,
     error: float = 1e-5,
+    provided: str = "",
 ) -> Callable[[Callable], Callable]:
     """Enters a kernel into the table that every product of a quantized array goes
     through. Used as a decorator of a function `(x, stored, problem) -> y`, in which
@@ -89,6 +92,9 @@ def register_kernel(
         decoded weight, relative to the product of absolute values `|x| |W|`. (Rounding
         `y` to a narrow dtype comes on top.) Kernels above `1e-5` are passed over where
         `precision="highest"` is asked for.
+    - `provided`: what has to hold of the operands for that bound to, as in a sentence:
+        `"the weights are not smaller where the inputs are larger"`. By default it holds
+        for all of them.
 
     **Returns:**
 
@@ -118,7 +124,7 @@ def register_kernel(
                 f"{format_type.__name__} on {platform!r} with `priority={priority}`. "
                 "Pass another `priority`."
             )
-        _table[key] = Kernel(fn.__name__, fn, supports, error)
+        _table[key] = Kernel(fn.__name__, fn, supports, error, provided)
         if platform in _chosen:
             # Programs that were compiled before hold choices that may now be others.
             jax.clear_caches()

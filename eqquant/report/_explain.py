@@ -22,6 +22,7 @@ class Explanation:
     - `problem`: what a kernel was looked for to do.
     - `kernel`: the name of the one that runs.
     - `error`: the bound that it declares on its error, relative to `|x| @ |w|`.
+    - `provided`: what has to hold for that bound to. Empty if it holds for all inputs.
     - `about`: how it works.
     - `refused`: the names of those that were asked before it, and why they refused.
 
@@ -34,6 +35,7 @@ class Explanation:
     problem: Problem | None
     kernel: str | None
     error: float | None
+    provided: str
     about: str
     refused: list[tuple[str, str]]
 
@@ -51,7 +53,8 @@ class Explanation:
             "The kernel ",
             (f"`{self.kernel}`", "bold"),
             f" computes the {self.problem}, from the packed codes. Its error is at "
-            f"most {self.error:.0e} of |x| @ |w|.",
+            f"most {self.error:.0e} of |x| @ |w|"
+            + (f", provided that {self.provided}." if self.provided else "."),
         )
         if self.about:
             yield Text(self.about)
@@ -113,10 +116,12 @@ def explain(
     found = uses(jaxpr.jaxpr, [frozenset()] * len(jaxpr.jaxpr.invars))
     problem = next((use.problem for use in found if use.problem is not None), None)
     if problem is None:
-        return Explanation(w, None, None, None, "", [])
+        return Explanation(w, None, None, None, "", "", [])
     kernel, refused = choose(problem)
     refused = [(other.name, reason) for other, reason in refused]
-    return Explanation(w, problem, kernel.name, kernel.error, kernel.about, refused)
+    return Explanation(
+        w, problem, kernel.name, kernel.error, kernel.provided, kernel.about, refused
+    )
 
 
 def _dense_product(w: QuantizedArray) -> str:
