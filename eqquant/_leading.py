@@ -59,8 +59,15 @@ def along(
 
 
 def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> QuantizedArray:
-    """Some places of a leading axis, beginning at one that need not be known."""
-    return along(q, axis, lambda a, i: lax.dynamic_slice_in_dim(a, start, size, i))
+    """Some places of a leading axis, beginning at one that need not be known. Where it
+    is negative, this begins at the first: it does not count from the end."""
+
+    def take(a, index):
+        return lax.dynamic_slice_in_dim(
+            a, start, size, index, allow_negative_indices=False
+        )
+
+    return along(q, axis, take)
 
 
 def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
