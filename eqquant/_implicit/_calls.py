@@ -1,4 +1,5 @@
 import functools as ft
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -6,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.core import Tracer
 from jax.extend.core import JaxprEqn, Literal
 
 from .._array import is_quantized
 from .._loud import policy
-from ._interpreter import as_arrays, bind, Interpreter, Value
+from ._interpreter import as_arrays, bind, inside, Interpreter, Value
+from ._program import constants_of, is_placed
 from ._table import add_rule
 from ._trace import trace
 
@@ -22,33 +23,37 @@ from ._trace import trace
 @add_rule("jit", "pjit")
 def _jit(interpreter, eqn, values):
     values = as_arrays(eqn, values)
-    jaxpr = eqn.params["jaxpr"]
-    placed = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
-    if any(isinstance(s, jax.sharding.Sharding) for s in placed):
+    if is_placed(eqn):
         return NotImplemented
+    given = interpreter.given(constants_of(eqn.params["jaxpr"]))
+    jaxpr, final = eqn.params["jaxpr"], interpreter.final
+    run = ft.partial(_compiled(jaxpr), policy(), final, given=given)
     with jax.named_scope(eqn.params["name"]), eqn.ctx.manager:
-        known = interpreter.decoded(values)
-        # (Of a program, XLA removes what is not used; and there is one function less.)
-        traced = any(isinstance(a, Tracer) for a in jtu.tree_leaves(values))
-        wanted = tuple(
-            dense is None and (traced or interpreter.is_read_later(value))
-            for value, dense in zip(values, known, strict=True)
-        )
-        results, decoded = _jitted(jaxpr, policy(), wanted, values, known)
-        interpreter.remember(values, decoded)
-        return results
+        return interpreter.call(run, values)
 
 
-# The same functions of similar operands are traced, and compiled, once. What is decoded
-# here serves there, too: `known` was before, and `wanted` will be read later.
-@ft.partial(jax.jit, static_argnums=(0, 1, 2))
-def _jitted(jaxpr, policy, wanted, values, known):
-    del policy
-    inside = Interpreter(kept=[v for v, is_wanted in zip(values, wanted) if is_wanted])
-    inside.remember(values, known)
-    results = inside.evaluate(jaxpr, values)
-    decoded = zip(inside.decoded(values), wanted)
-    return results, [dense if is_wanted else None for dense, is_wanted in decoded]
+# The same functions of similar operands are traced, and compiled, once; as long as
+# there is the function.
+_functions: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
+
+
+def _compiled(jaxpr):
+    if jaxpr not in _functions:
+        _functions[jaxpr] = _evaluating(weakref.ref(jaxpr))
+    return _functions[jaxpr]
+
+
+def _evaluating(reference):
+    @ft.partial(jax.jit, static_argnums=(0, 1, 2))
+    def _jitted(policy, final, wanted, values, known, given):
+        del policy
+        jaxpr = reference()
+        constants = constants_of(jaxpr)
+        tracers = {id(a): new for a, new in zip(constants, given, strict=True)}
+        evaluate = lambda interpreter: interpreter.evaluate(jaxpr, values)
+        return inside(wanted, values, known, evaluate, final, tracers)
+
+    return _jitted
 
 
 @add_rule("core_call", "closed_call", "core_closed_call")
@@ -59,14 +64,16 @@ def _call(interpreter, eqn, values):
 @add_rule("checkpoint", "remat", "remat2")
 def _checkpoint(interpreter, eqn, values):
     values = as_arrays(eqn, values)
+    differentiated = eqn.params["differentiated"]
+    if interpreter.final and not differentiated:
+        return interpreter.inline(eqn.params["jaxpr"], values)
 
     def call(new):
         return interpreter.nested(eqn, eqn.params["jaxpr"], new)
 
-    fn = jax.checkpoint(
-        call, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
-    )
-    if not eqn.params["differentiated"]:
+    policy = None if interpreter.final else eqn.params["policy"]
+    fn = jax.checkpoint(call, prevent_cse=eqn.params["prevent_cse"], policy=policy)
+    if not differentiated:
         return fn(values)
     # Part of a derivative already: there it is told apart from what it repeats.
     jaxpr = jax.make_jaxpr(fn)(values)
@@ -84,12 +91,14 @@ def _checkpoint(interpreter, eqn, values):
 def _custom_jvp(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     places = _differentiable(eqn, values)
-    if not places:
+    if interpreter.final or not places:
         return interpreter.inline(eqn.params["call_jaxpr"], values)
 
     @jax.custom_jvp
     def call(values):
         return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
+
+    later = Interpreter()  # What is given here will be gone by then.
 
     @call.defjvp
     def jvp(primals, tangents):
@@ -103,7 +112,7 @@ def _custom_jvp(interpreter, eqn, values):
             return new, [y for y in out if y.dtype != jax.dtypes.float0]
 
         jaxpr = trace(fn, [*values, *tangents])
-        results = interpreter.nested(eqn, jaxpr, [*values, *tangents])
+        results = later.nested(eqn, jaxpr, [*values, *tangents])
         y, rest = results[: len(eqn.outvars)], iter(results[len(eqn.outvars) :])
         return y, [next(rest) if _inexact(a) else _float0(a.shape) for a in y]
 
@@ -114,13 +123,15 @@ def _custom_jvp(interpreter, eqn, values):
 def _custom_vjp(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     places = _differentiable(eqn, values)
-    if not places:
+    if interpreter.final or not places:
         return interpreter.inline(eqn.params["call_jaxpr"], values)
     vjp_tree: Any = None
 
     @jax.custom_vjp
     def call(values):
         return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
+
+    later = Interpreter()  # What is given here will be gone by then.
 
     def forward(values):
         def fn(*operands):
@@ -134,7 +145,7 @@ def _custom_vjp(interpreter, eqn, values):
         number = len(eqn.outvars)
         jaxpr = trace(fn, values)
         dense = [i < number for i in range(len(jaxpr.out_avals))]
-        results = interpreter.nested(eqn, jaxpr, values, dense)
+        results = later.nested(eqn, jaxpr, values, dense)
         return results[:number], (results[number:], [None if q else 0 for q in dense])
 
     def backward(residuals, cotangents):
@@ -147,7 +158,7 @@ def _custom_vjp(interpreter, eqn, values):
             return vjp([next(rest) if _inexact(ct) else ct for ct in cotangents])
 
         operands = [*residuals, *some]
-        found = interpreter.nested(eqn, trace(fn, operands), operands)
+        found = later.nested(eqn, trace(fn, operands), operands)
         out: list[Any] = [None] * len(like)
         for i, ct in zip(places, found, strict=True):
             out[i] = ct

@@ -1,6 +1,9 @@
-from collections.abc import Sequence
+import functools as ft
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax
+import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jax.core import Tracer
@@ -10,6 +13,7 @@ from jaxtyping import Array
 from .._array import dequantize_for, is_quantized, QuantizedArray
 from .._loud import policy, say
 from .._marks import source_of
+from ._program import has_jaxprs, Program, program_of
 from ._table import rules_of
 
 
@@ -22,11 +26,20 @@ class Interpreter:
     quantized array. The rules are told which one is at work: it dequantizes for them,
     and evaluates the jaxprs that are inside of this one."""
 
-    def __init__(self, kept: Sequence[Value] = ()):
+    def __init__(
+        self,
+        kept: Sequence[Value] = (),
+        final: bool = False,
+        given: dict[int, Any] | None = None,
+    ):
         # Quantized arrays that are still read when this is done, and those that are
         # after the equation at work.
         self._kept = [*kept]
         self._later = [*kept]
+        # Whether nothing that this gives is differentiated.
+        self.final = final
+        # What stands in the place of constants, by the identity of these.
+        self._given = {} if given is None else given
         # By identity. (Each is kept alive, so that no other takes its identity.)
         self._decoded: dict[int, tuple[QuantizedArray, Array]] = {}
         self._constants: dict[Any, Any] = {}
@@ -36,7 +49,7 @@ class Interpreter:
     ) -> list[Value]:
         """The results of a jaxpr."""
         jaxpr, constants = opened(jaxpr)
-        env = dict(zip(jaxpr.constvars, constants, strict=True))
+        env = dict(zip(jaxpr.constvars, self.given(constants), strict=True))
         self._constants.update(env)
         env.update(zip(jaxpr.invars, values, strict=True))
         for eqn, dead in _schedule(jaxpr):
@@ -45,15 +58,44 @@ class Interpreter:
                 env.pop(var, None)
             if any(map(is_quantized, inputs)):
                 self._later = [*self._kept, *filter(is_quantized, env.values())]
-                outputs = self._apply(eqn, inputs)
+                outputs = self.apply(eqn, inputs)
                 self._later += outputs
                 self._forget(inputs)
             else:
-                outputs = bind(eqn, inputs)
+                outputs = self.apply(eqn, inputs)
                 self._note(eqn)
             new = zip(eqn.outvars, outputs, strict=True)
             env.update((var, value) for var, value in new if var not in dead)
         return [_as_array(atom, _read(env, atom)) for atom in jaxpr.outvars]
+
+    def apply(self, eqn: JaxprEqn, inputs: Sequence[Value]) -> Sequence[Value]:
+        """The results of an equation."""
+        program = None
+        if not self.final and policy() == "allow":
+            program = program_of(eqn, inputs)
+        if program is not None:
+            run = ft.partial(_run, program, given=program.constants)
+            outputs = self.call(run, inputs)
+            program.forget()
+            return outputs
+        if any(map(is_quantized, inputs)) or (self.final and has_jaxprs(eqn)):
+            return self._apply(eqn, inputs)
+        return bind(eqn, inputs)
+
+    def call(self, fn: Callable[..., Any], values: Sequence[Value]) -> list[Value]:
+        """Calls a compiled function `(wanted, values, known) -> (results, decoded)`. It
+        is told what is decoded already, and which values it should give the ordinary
+        arrays of, if it makes them."""
+        known = self.decoded(values)
+        # (Of a program, XLA removes what is not used; and there is one function less.)
+        traced = any(isinstance(a, Tracer) for a in jtu.tree_leaves(values))
+        wanted = tuple(
+            dense is None and (traced or self.is_read_later(value))
+            for value, dense in zip(values, known, strict=True)
+        )
+        results, decoded = fn(wanted, values, known)
+        self.remember(values, decoded)
+        return results
 
     def nested(
         self,
@@ -64,7 +106,7 @@ class Interpreter:
     ) -> list[Value]:
         """Evaluates a jaxpr inside of a transformation. `dense` says which of the
         results should be dequantized."""
-        inside = Interpreter()
+        inside = Interpreter(final=self.final, given=self._given)
         outputs = inside.evaluate(jaxpr, values)
         dense = [dense] * len(outputs) if isinstance(dense, bool) else dense
         return [
@@ -91,7 +133,8 @@ class Interpreter:
         self, jaxpr: ClosedJaxpr | Jaxpr, values: Sequence[Value]
     ) -> list[Value]:
         """Evaluates a jaxpr as if its equations were some of this one's."""
-        inside = Interpreter(kept=[*filter(self.is_read_later, values)])
+        kept = [*filter(self.is_read_later, values)]
+        inside = Interpreter(kept, self.final, self._given)
         inside._decoded = self._decoded
         return inside.evaluate(jaxpr, values)
 
@@ -119,6 +162,10 @@ class Interpreter:
         is_number = value is not None and np.ndim(value) == 0
         return value if is_number and not isinstance(value, Tracer) else None
 
+    def given(self, constants: Sequence[Any]) -> list[Any]:
+        """What stands in the place of constants of a jaxpr."""
+        return [self._given.get(id(constant), constant) for constant in constants]
+
     def _note(self, eqn):
         if eqn.primitive.name == "broadcast_in_dim":
             value = self.constant(eqn.invars[0])
@@ -138,6 +185,32 @@ class Interpreter:
         for value in values:
             if not self.is_read_later(value):
                 self._decoded.pop(id(value), None)
+
+
+def inside(
+    wanted: Sequence[bool],
+    values: Sequence[Value],
+    known: Sequence[Array | None],
+    evaluate: Callable[[Interpreter], list[Value]],
+    final: bool,
+    given: dict[int, Any],
+) -> tuple[list[Value], list[Array | None]]:
+    """What functions for `Interpreter.call` do."""
+    kept = [v for v, is_wanted in zip(values, wanted) if is_wanted]
+    interpreter = Interpreter(kept, final, given)
+    interpreter.remember(values, known)
+    results = evaluate(interpreter)
+    decoded = zip(interpreter.decoded(values), wanted)
+    return results, [dense if is_wanted else None for dense, is_wanted in decoded]
+
+
+@ft.partial(jax.jit, static_argnums=(0, 1))
+def _run(program: Program, wanted, values, known, given):
+    eqn = program.eqn
+    assert eqn is not None
+    tracers = {id(a): new for a, new in zip(program.constants, given, strict=True)}
+    run = lambda interpreter: list(interpreter.apply(eqn, values))
+    return inside(wanted, values, known, run, True, tracers)
 
 
 def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:

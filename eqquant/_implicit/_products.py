@@ -1,3 +1,5 @@
+import jax.numpy as jnp
+
 from .._array import is_quantized
 from .._conv import conv
 from .._dot import dot, precision_name
@@ -51,6 +53,7 @@ def _conv(interpreter, eqn, values):
 @add_rule("ragged_dot", "ragged_dot_general")
 def _ragged_dot(interpreter, eqn, values):
     x, q, group_sizes = values
+    group_sizes = jnp.asarray(group_sizes)  # of NumPy, perhaps
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (x_axes, q_axes), (batch, _) = numbers.dot_dimension_numbers
     if not is_quantized(q) or len(x_axes) != 1:

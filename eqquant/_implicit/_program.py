@@ -1,0 +1,184 @@
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_context, Tracer
+from jax.extend.core import (
+    ClosedJaxpr,
+    get_opaque_trace_state,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+)
+from jax.extend.linear_util import WrappedFun
+from jax.sharding import AbstractMesh, Mesh
+
+from ._table import rules_of
+
+
+# Loops, branches and functions inside of a function that is not compiled itself are
+# compiled, each as one program. A program is the same again if it does the same: the
+# jaxprs are compared by what is in them, for they are traced anew each time. So what is
+# compiled is kept, but neither the jaxprs nor the arrays that they have as constants,
+# which are given to the program as operands.
+
+
+class Program:
+    """An equation that has jaxprs, as the static argument of a compiled function. It is
+    equal to any that does the same; and holds the equation only while that is traced.
+    """
+
+    def __init__(self, eqn: JaxprEqn, key: Hashable, constants: list[Any]):
+        self.eqn: JaxprEqn | None = eqn
+        self.constants: list[Any] = constants
+        self._key = key
+        self._hash = hash(key)
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        return isinstance(other, Program) and self._key == other._key
+
+    def forget(self) -> None:
+        self.eqn = None
+        self.constants = []
+
+
+def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
+    """The program of an equation, if it has jaxprs and everything is known now."""
+    if not has_jaxprs(eqn) or not rules_of(eqn.primitive):
+        return None
+    constants = _constants_of_eqn(eqn)
+    known = not any(isinstance(a, Tracer) for a in [*values, *constants])
+    if not known or get_opaque_trace_state() != _not_traced:
+        return None
+    places = {id(constant): i for i, constant in enumerate(constants)}
+    try:
+        atoms = [(isinstance(a, Literal), a.aval) for a in eqn.invars]
+        return Program(eqn, (*atoms, *_key_of_eqn(eqn, places)), constants)
+    # (Only `hash` knows of what is in a parameter of a primitive.)
+    except (TypeError, _NoKey):
+        return None
+
+
+with eval_context():
+    _not_traced = get_opaque_trace_state()
+
+
+def has_jaxprs(eqn: JaxprEqn) -> bool:
+    return any(True for _ in _jaxprs(eqn))
+
+
+def constants_of(jaxpr: ClosedJaxpr | Jaxpr) -> list[Any]:
+    """The arrays that are constants of a jaxpr, and of those inside of it. Not single
+    numbers, which may decide what is done."""
+    found: dict[int, Any] = {}
+    _collect(jaxpr, found)
+    return list(found.values())
+
+
+def _collect(jaxpr, found):
+    for constant in jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ():
+        if not _is_number(constant):
+            found[id(constant)] = constant
+    for eqn in jaxpr.eqns:
+        for inner in _jaxprs(eqn):
+            _collect(inner, found)
+
+
+def _constants_of_eqn(eqn):
+    found = {}
+    for jaxpr in _jaxprs(eqn):
+        _collect(jaxpr, found)
+    return list(found.values())
+
+
+def _jaxprs(eqn):
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
+                yield item
+
+
+class _NoKey(Exception):
+    """There is something in a jaxpr that is the same as nothing else: a function."""
+
+
+# What is of derivatives alone, of which there will be none.
+_of_derivatives = {
+    "custom_jvp_call": ("jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
+    "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"),
+    "checkpoint": ("policy",),
+    "remat": ("policy",),
+    "remat2": ("policy",),
+}
+
+
+def _key_of_eqn(eqn, places):
+    name = eqn.primitive.name
+    if has_jaxprs(eqn) and places:
+        # Else the constants would stay in the program.
+        given = rules_of(eqn.primitive) and not (name == "jit" and is_placed(eqn))
+        if not given and _constants_of_eqn(eqn):
+            raise _NoKey
+    params = [
+        (key, _key(value, places))
+        for key, value in sorted(eqn.params.items())
+        if key not in _of_derivatives.get(name, ())
+    ]
+    outs = [var.aval for var in eqn.outvars]
+    return eqn.primitive, eqn.ctx, tuple(outs), tuple(params)
+
+
+def _key_of_jaxpr(jaxpr, places):
+    constants = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    numbers = {}
+
+    def new(var):
+        numbers[var] = len(numbers)
+        return var.aval
+
+    def atom(a):
+        return _key(a.val, places) + (a.aval,) if isinstance(a, Literal) else numbers[a]
+
+    key: list[Any] = [len(jaxpr.constvars), len(jaxpr.invars)]
+    key += [_key(constant, places) for constant in constants]
+    key += [new(var) for var in (*jaxpr.constvars, *jaxpr.invars)]
+    for eqn in jaxpr.eqns:
+        key.append(tuple(map(atom, eqn.invars)))
+        key.append(_key_of_eqn(eqn, places))
+        for var in eqn.outvars:
+            new(var)
+    return (*key, *map(atom, jaxpr.outvars))
+
+
+def _key(x, places):
+    if isinstance(x, Jaxpr | ClosedJaxpr):
+        return _key_of_jaxpr(x, places)
+    if type(x) in (tuple, list):
+        return tuple(_key(item, places) for item in x)
+    if type(x) is dict:
+        return tuple((key, _key(value, places)) for key, value in x.items())
+    if id(x) in places:
+        return "constant", places[id(x)], jax.typeof(x)
+    if isinstance(x, jax.Array | np.ndarray | np.generic | int | float | complex):
+        x = np.asarray(x)
+        return x.dtype, x.shape, x.tobytes()
+    function = callable(x) and not isinstance(x, type | Mesh | AbstractMesh)
+    if function or isinstance(x, WrappedFun):
+        raise _NoKey
+    return (x,)
+
+
+def _is_number(x):
+    return np.ndim(x) == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def is_placed(eqn: JaxprEqn) -> bool:
+    """Whether a `jit` says where its operands or results should be."""
+    shardings = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
+    return any(isinstance(s, jax.sharding.Sharding) for s in shardings)
