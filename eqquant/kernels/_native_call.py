@@ -52,6 +52,8 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         block=np.int64(codes.shape[0] if size is None else size // used),
         scale_type=np.int32(_scale_types[scale_type]),
         offset=np.int32(offset or 0),
+        used=np.int32(used),
+        k=np.int64(problem.k),
         level=np.int32(library.level()),
     )
     operands = (codes, scale, zero, jnp.asarray(table)[None])

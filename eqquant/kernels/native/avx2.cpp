@@ -1,14 +1,15 @@
 // Kernels for AVX2 with FMA and F16C: any x86-64 since 2013.
 #include "forward.h"
 #include "kernels.h"
+#include "mend.h"
 #include "simd_avx2.h"
 #include "transposed.h"
 
 namespace eqquant {
 
 const Kernels avx2_kernels = {
-    forward_scratch, forward<Avx2>, transposed<Avx2>, nullptr,
-    nullptr,         nullptr,       nullptr,          nullptr,
+    forward_scratch, forward<Avx2>, transposed<Avx2>, mend<Avx2>, mend_transposed<Avx2>,
+    nullptr,         nullptr,       nullptr,          nullptr,    nullptr,
 };
 
 }  // namespace eqquant

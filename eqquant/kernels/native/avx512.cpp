@@ -4,6 +4,7 @@
 #include "forward.h"
 #include "integers.h"
 #include "kernels.h"
+#include "mend.h"
 #include "simd_avx512.h"
 #include "transposed.h"
 
@@ -13,6 +14,8 @@ const Kernels avx512_kernels = {
     forward_scratch,
     forward<Avx512>,
     transposed<Avx512>,
+    mend<Avx512>,
+    mend_transposed<Avx512>,
     to_digits,
     integers_scratch<IntegersInRegisters>,
     integers<IntegersInRegisters>,
@@ -24,6 +27,8 @@ const Kernels avx512_bf16_kernels = {
     forward_scratch,
     forward<Avx512>,
     transposed<Avx512>,
+    mend<Avx512>,
+    mend_transposed<Avx512>,
     to_digits,
     integers_scratch<IntegersInRegisters>,
     integers<IntegersInRegisters>,
@@ -32,8 +37,9 @@ const Kernels avx512_bf16_kernels = {
 };
 
 const Kernels amx_kernels = {
-    forward_scratch,       forward<Avx512>, transposed<Avx512>,    to_digits,
-    amx::integers_scratch, amx::integers,   amx::bfloat16_scratch, amx::bfloat16,
+    forward_scratch,         forward<Avx512>, transposed<Avx512>,    mend<Avx512>,
+    mend_transposed<Avx512>, to_digits,       amx::integers_scratch, amx::integers,
+    amx::bfloat16_scratch,   amx::bfloat16,
 };
 
 }  // namespace eqquant

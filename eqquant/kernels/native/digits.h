@@ -11,40 +11,112 @@
 namespace eqquant {
 namespace {
 
-inline void row_to_digits(const float* x, int64_t k, int8_t* first, int8_t* second,
-                          float* unit) {
-  using V = Avx512;
-  __m512 largest = _mm512_setzero_ps();
-  __mmask16 strange = 0;
-  for (int64_t i = 0; i < k; i += 16) {
-    __m512 a = _mm512_abs_ps(V::load(x + i, smaller(16, k - i)));
-    largest = _mm512_max_ps(largest, a);
-    strange |= _mm512_fpclass_ps_mask(a, 0x99);  // NaNs and infinities
-  }
-  float most = _mm512_reduce_max_ps(largest);
-  float size = most == 0                      ? 1
-               : most / 127 < 1.17549435e-38f ? 1.17549435e-38f
-                                              : most / 127;
-  const __m512 s = V::all(size);
-  for (int64_t i = 0; i < k; i += 16) {
-    __mmask16 mask = V::first(smaller(16, k - i));
-    __m512 v = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, x + i), s);
-    __m512 r = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 rest = _mm512_mul_ps(_mm512_sub_ps(v, r), V::all(254));
-    _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
-    _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask, _mm512_cvtps_epi32(rest));
-  }
-  *unit = strange ? __builtin_nanf("") : size;
+// An input is an outlier from 64 times the geometric mean of its row on, of those that
+// are not zero; as a logarithm, in 128ths. Less 12, since that of a number is up to 11
+// more than its bits say.
+constexpr int64_t kOutlierRange = 6 * 128 - 12;
+
+constexpr int32_t kInfinity = 0x7f800000, kSmallest = 0x00800000;
+
+// The bits of absolute values, which are in the order of these.
+inline __m512i absolute(const float* x, int64_t count) {
+  return _mm512_and_si512(_mm512_castps_si512(Avx512::load(x, count)),
+                          _mm512_set1_epi32(0x7fffffff));
 }
 
-inline void to_digits(const float* x, int64_t rows, int64_t k, const Digits& digits,
-                      int8_t* digit, float* unit, const Parallel& parallel) {
-  const int64_t stride = digits.stride;
+inline float as_float(int32_t bits) {
+  float found;
+  __builtin_memcpy(&found, &bits, 4);
+  return found;
+}
+
+// The largest number of a row, and from what on its numbers are outliers; as bits.
+struct Range {
+  int32_t largest, limit;
+
+  static Range of(const float* x, int64_t k) {
+    __m512i largest = _mm512_setzero_si512();
+    const __m512i smallest = _mm512_set1_epi32(kSmallest);
+    const __m512i some = _mm512_set1_epi32(kInfinity - kSmallest);
+    int64_t total = 0, number = 0;
+    for (int64_t i = 0; i < k;) {
+      // No sum leaves 32 bits.
+      __m512i sum = _mm512_setzero_si512();
+      for (const int64_t end = smaller(i + (1 << 15), k); i < end; i += 16) {
+        const __m512i a = absolute(x + i, smaller(16, k - i));
+        largest = _mm512_max_epi32(largest, a);
+        const __mmask16 mask =
+            _mm512_cmplt_epu32_mask(_mm512_sub_epi32(a, smallest), some);
+        sum = _mm512_mask_add_epi32(sum, mask, sum, _mm512_srli_epi32(a, 16));
+        number += __builtin_popcount(mask);
+      }
+      total += _mm512_reduce_add_epi32(sum);
+    }
+    int64_t limit = kInfinity;
+    if (number != 0) limit = smaller(limit, (total / number + kOutlierRange) << 16);
+    return {_mm512_reduce_max_epi32(largest), static_cast<int32_t>(limit)};
+  }
+};
+
+// The largest number of a row below a limit, and how many are not.
+inline int64_t count_outliers(const float* x, int64_t k, Range& range) {
+  __m512i largest = _mm512_setzero_si512();
+  const __m512i limit = _mm512_set1_epi32(range.limit);
+  int64_t number = 0;
+  for (int64_t i = 0; i < k; i += 16) {
+    const __m512i a = absolute(x + i, smaller(16, k - i));
+    const __mmask16 mask = _mm512_cmpge_epi32_mask(a, limit);
+    largest = _mm512_mask_max_epi32(largest, static_cast<__mmask16>(~mask), largest, a);
+    number += __builtin_popcount(mask);
+  }
+  range.largest = _mm512_reduce_max_epi32(largest);
+  return number;
+}
+
+// The digits of a row, and its outliers.
+inline void write_digits(const float* x, int64_t k, int32_t limit, float unit,
+                         int8_t* first, int8_t* second, Outlier* outlier) {
+  const __m512 s = _mm512_set1_ps(unit);
+  for (int64_t i = 0; i < k; i += 16) {
+    const __mmask16 mask = Avx512::first(smaller(16, k - i));
+    const __mmask16 large = _mm512_cmpge_epi32_mask(absolute(x + i, smaller(16, k - i)),
+                                                    _mm512_set1_epi32(limit));
+    const __mmask16 inside = static_cast<__mmask16>(mask & ~large);
+    const __m512 v =
+        _mm512_maskz_div_ps(inside, _mm512_maskz_loadu_ps(inside, x + i), s);
+    const __m512 r =
+        _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 rest = _mm512_mul_ps(_mm512_sub_ps(v, r), _mm512_set1_ps(254));
+    _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
+    _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask, _mm512_cvtps_epi32(rest));
+    for (uint32_t left = large; left != 0; left &= left - 1) {
+      const int64_t at = i + __builtin_ctz(left);
+      *outlier++ = {static_cast<int32_t>(at), x[at] / unit};
+    }
+  }
+}
+
+inline void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* digit,
+                      float* unit, int32_t* outliers, Outlier* outlier,
+                      const Parallel& parallel) {
+  const int64_t rows = digits.rows, stride = digits.stride;
   parallel(rows, [&](int64_t m, int64_t) {
-    int8_t* first = digit + m * stride;
-    int8_t* second = first + rows * stride;
-    for (int64_t i = k; i < stride; ++i) first[i] = second[i] = 0;
-    row_to_digits(x + m * k, k, first, second, unit + m);
+    const float* const mine = x + m * k;
+    int8_t* const first = digit + m * stride;
+    int8_t* const second = first + rows * stride;
+    Range range = Range::of(mine, k);
+    const bool any = range.largest >= range.limit;
+    const int64_t number = any ? count_outliers(mine, k, range) : 0;
+    const float most = as_float(range.largest) / 127;
+    // (There are numbers that are not normal, which a thread may take as zeros.)
+    const bool tiny = range.largest >= kSmallest && most < as_float(kSmallest);
+    const bool none = number > digits.most || tiny;
+    outliers[m] = none ? kNoDigits : static_cast<int32_t>(number);
+    unit[m] = none || range.largest < kSmallest ? 1 : most;
+    const int64_t written = none ? 0 : k;
+    write_digits(mine, written, range.limit, unit[m], first, second,
+                 outlier + m * digits.most);
+    for (int64_t i = written; i < stride; ++i) first[i] = second[i] = 0;
   });
 }
 

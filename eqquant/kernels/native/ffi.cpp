@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels.h"
+#include "products.h"
 
 namespace eqquant {
 namespace {
@@ -108,8 +109,8 @@ struct Operands {
   ffi::AnyBuffer codes, scale;
   ffi::Buffer<ffi::U8> zero;
   ffi::Buffer<ffi::F32> points;
-  int32_t kind, scale_type, offset;
-  int64_t block;
+  int32_t kind, scale_type, offset, used;
+  int64_t block, k;
 };
 
 // The weights of a product, side by side.
@@ -153,6 +154,10 @@ class Weights {
     if (o_.offset < -255 || o_.offset > 255)
       return "the offset should have 8 bits, got " + std::to_string(o_.offset);
     if (points_.each() != 16) return "there should be 16 points";
+    if (o_.used < 1 || o_.used > codes_per_byte(kind()) || o_.k < 1 ||
+        o_.k > codes_.rows * o_.used)
+      return "bytes should have room for codes, got " + std::to_string(o_.used) +
+             " in each and " + std::to_string(o_.k) + " in all";
     for (int64_t number : {scale_.number, zero_.number, points_.number})
       if (number != codes_.number)
         return "there should be as many weights in each operand, got " +
@@ -176,6 +181,8 @@ class Weights {
         zero_.each() == 0 ? nullptr : o_.zero.typed_data() + i * zero_.each(),
         o_.points.typed_data() + i * points_.each(),
         o_.offset,
+        o_.used,
+        o_.k,
     };
   }
 
@@ -237,6 +244,17 @@ ffi::Error no_memory() {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "eqquant: no scratch memory");
 }
 
+// Calls `one(product, i)` for each of the weights.
+template <class One>
+ffi::Error multiply(const Kernels& kernels, const Weights& weights, int64_t rows,
+                    const ffi::ThreadPool& pool, One one) {
+  for (int64_t i = 0; i < weights.number(); ++i) {
+    const Weight w = weights[i];
+    if (!one(Products<Scratch>(kernels, w, rows, on(pool)), i)) return no_memory();
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error forward(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
                    int32_t level) {
   const Kernels* kernels = kernels_of(level);
@@ -245,12 +263,11 @@ ffi::Error forward(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
   const Matrices xs(x.dimensions()), ys(y->dimensions());
   if (auto p = check(weights, xs, ys, weights.k(), weights.n()); !p.empty())
     return wrong(p);
-  const Scratch<float> scratch(kernels->forward_scratch(weights[0], xs.rows));
-  if (scratch.failed()) return no_memory();
-  for (int64_t i = 0; i < weights.number(); ++i)
-    kernels->forward(weights[i], x.typed_data() + i * xs.each(),
-                     y->typed_data() + i * ys.each(), xs.rows, scratch.get(), on(pool));
-  return ffi::Error::Success();
+  return multiply(*kernels, weights, xs.rows, pool,
+                  [&](const auto& product, int64_t i) {
+                    return product.forward(x.typed_data() + i * xs.each(),
+                                           y->typed_data() + i * ys.each());
+                  });
 }
 
 ffi::Error transposed(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
@@ -261,10 +278,11 @@ ffi::Error transposed(const ffi::ThreadPool& pool, Floats x, Operands o, Result 
   const Matrices xs(x.dimensions()), ys(y->dimensions());
   const int64_t k = smaller(ys.columns, weights.k());
   if (auto p = check(weights, xs, ys, weights.n(), k); !p.empty()) return wrong(p);
-  for (int64_t i = 0; i < weights.number(); ++i)
-    kernels->transposed(weights[i], x.typed_data() + i * xs.each(),
-                        y->typed_data() + i * ys.each(), xs.rows, k, on(pool));
-  return ffi::Error::Success();
+  return multiply(*kernels, weights, xs.rows, pool,
+                  [&](const auto& product, int64_t i) {
+                    return product.transposed(x.typed_data() + i * xs.each(),
+                                              y->typed_data() + i * ys.each(), k);
+                  });
 }
 
 ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
@@ -277,15 +295,11 @@ ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
     return wrong(p);
   if (weights[0].kind != Codes::kNibbles || weights[0].zero != nullptr)
     return wrong("products of bfloat16 are for nibbles without zero-points");
-  const Parallel parallel = on(pool);
-  const Scratch<float> scratch(
-      kernels->bfloat16_scratch(weights[0], xs.rows, parallel.workers));
-  if (scratch.failed()) return no_memory();
-  for (int64_t i = 0; i < weights.number(); ++i)
-    kernels->bfloat16(weights[i], x.typed_data() + i * xs.each(),
-                      y->typed_data() + i * ys.each(), xs.rows, scratch.get(),
-                      parallel);
-  return ffi::Error::Success();
+  return multiply(*kernels, weights, xs.rows, pool,
+                  [&](const auto& product, int64_t i) {
+                    return product.bfloat16(x.typed_data() + i * xs.each(),
+                                            y->typed_data() + i * ys.each());
+                  });
 }
 
 // Or else the last four of a block would reach into the digits of the next one.
@@ -303,21 +317,11 @@ ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
   if (auto p = check(weights, xs, ys, weights.k(), weights.n()); !p.empty())
     return wrong(p);
   if (!has_whole_fours(weights[0])) return wrong("blocks should be of whole fours");
-  const Parallel parallel = on(pool);
-  const int64_t stride = codes_of(weights[0].kind, weights[0].bytes);
-  const Scratch<int8_t> digit(2 * xs.rows * stride);
-  const Scratch<float> unit(xs.rows);
-  Digits digits = {2, xs.rows, stride, digit.get(), unit.get()};
-  const Scratch<float> scratch(
-      kernels->integers_scratch(weights[0], digits, parallel.workers));
-  if (digit.failed() || unit.failed() || scratch.failed()) return no_memory();
-  for (int64_t i = 0; i < weights.number(); ++i) {
-    kernels->to_digits(x.typed_data() + i * xs.each(), xs.rows, xs.columns, digits,
-                       digit.get(), unit.get(), parallel);
-    kernels->integers(weights[i], digits, y->typed_data() + i * ys.each(),
-                      scratch.get(), parallel);
-  }
-  return ffi::Error::Success();
+  return multiply(*kernels, weights, xs.rows, pool,
+                  [&](const auto& product, int64_t i) {
+                    return product.integers(x.typed_data() + i * xs.each(),
+                                            y->typed_data() + i * ys.each());
+                  });
 }
 
 // Of `x` in one digit, already rounded, `x[m, k] = unit[m, 1] * digit[m, k]`.
@@ -332,18 +336,12 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
   if (units.number != xs.number || units.rows != xs.rows || units.columns != 1)
     return wrong("there should be a unit for each row");
   if (!has_whole_fours(weights[0])) return wrong("blocks should be of whole fours");
-  const Parallel parallel = on(pool);
-  Digits digits = {1, xs.rows, xs.columns, nullptr, nullptr};
-  const Scratch<float> scratch(
-      kernels->integers_scratch(weights[0], digits, parallel.workers));
-  if (scratch.failed()) return no_memory();
-  for (int64_t i = 0; i < weights.number(); ++i) {
-    digits.digit = x.typed_data() + i * xs.each();
-    digits.unit = unit.typed_data() + i * xs.rows;
-    kernels->integers(weights[i], digits, y->typed_data() + i * ys.each(),
-                      scratch.get(), parallel);
-  }
-  return ffi::Error::Success();
+  return multiply(*kernels, weights, xs.rows, pool,
+                  [&](const auto& product, int64_t i) {
+                    return product.rounded(x.typed_data() + i * xs.each(),
+                                           unit.typed_data() + i * xs.rows,
+                                           y->typed_data() + i * ys.each());
+                  });
 }
 
 template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result,
@@ -351,19 +349,20 @@ template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result
 ffi::Error of_floats(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
                      ffi::AnyBuffer scale, ffi::Buffer<ffi::U8> zero, Floats points,
                      Result y, int32_t kind, int64_t block, int32_t scale_type,
-                     int32_t offset, int32_t level) {
-  return product(pool, x, {codes, scale, zero, points, kind, scale_type, offset, block},
+                     int32_t offset, int32_t used, int64_t k, int32_t level) {
+  return product(pool, x,
+                 {codes, scale, zero, points, kind, scale_type, offset, used, block, k},
                  y, level);
 }
 
 ffi::Error of_rounded(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, Floats unit,
                       ffi::AnyBuffer codes, ffi::AnyBuffer scale,
                       ffi::Buffer<ffi::U8> zero, Floats points, Result y, int32_t kind,
-                      int64_t block, int32_t scale_type, int32_t offset,
-                      int32_t level) {
+                      int64_t block, int32_t scale_type, int32_t offset, int32_t used,
+                      int64_t k, int32_t level) {
   return rounded(pool, x, unit,
-                 {codes, scale, zero, points, kind, scale_type, offset, block}, y,
-                 level);
+                 {codes, scale, zero, points, kind, scale_type, offset, used, block, k},
+                 y, level);
 }
 
 template <class Binding>
@@ -378,6 +377,8 @@ auto with_weight(Binding binding) {
       .template Attr<int64_t>("block")
       .template Attr<int32_t>("scale_type")
       .template Attr<int32_t>("offset")
+      .template Attr<int32_t>("used")
+      .template Attr<int64_t>("k")
       .template Attr<int32_t>("level");
 }
 

@@ -1,5 +1,5 @@
 // Products of panels with rows of digits, by tiles. They have the same bits as those in
-// registers.
+// registers, but for rows with outliers.
 #pragma once
 
 #include <immintrin.h>

@@ -98,6 +98,82 @@ inline void add_scaled(const Weight& w, const Unpacked& codes, int v,
                    _mm512_fmadd_ps(sum[0], codes.scale[v], _mm512_loadu_ps(sums)));
 }
 
+// The outliers of rows of digits, by the segments of a weight that they meet.
+class Outliers {
+ public:
+  // In numbers of 32 bits.
+  static int64_t scratch(const Weight& w, const Digits& x) {
+    return x.outliers == nullptr ? 0 : (Segment::number(w) + 1) * x.rows;
+  }
+
+  Outliers(const Weight& w, const Digits& x, int32_t* scratch, const Parallel& parallel)
+      : w_(w), x_(x), first_(scratch) {
+    if (none()) return;
+    parallel(x.rows, [&](int64_t m, int64_t) {
+      const Outlier* const mine = x.outlier + m * x.most;
+      int32_t i = 0;
+      for (int64_t s = 0; s <= Segment::number(w); ++s) {
+        const int64_t k = s == Segment::number(w)
+                              ? w.bytes * codes_per_byte(w.kind)
+                              : Segment::of(w, s).first * codes_per_byte(w.kind);
+        while (i < x.outliers[m] && mine[i].k < k) ++i;
+        scratch[s * x.rows + m] = i;
+      }
+    });
+  }
+
+  bool none() const { return x_.outliers == nullptr; }
+
+  // What they give with some segments, which follow each other.
+  void add(const UnpackedSegments& segments, float* sums) const {
+    const int32_t* const first = first_ + segments.of[0].segment * x_.rows;
+    const int32_t* const last = first + segments.number * x_.rows;
+    for (int64_t m = 0; m < x_.rows; ++m)
+      if (first[m] != last[m])
+        for (const Unpacked& codes : segments) add(codes, m, sums + m * kPanelRows);
+  }
+
+ private:
+  void add(const Unpacked& unpacked, int64_t m, float* sums) const {
+    const int32_t* const first = first_ + unpacked.segment * x_.rows + m;
+    if (first[0] == first[x_.rows]) return;
+    const Outlier* const last = x_.outlier + m * x_.most + first[x_.rows];
+    const __m512 offset = _mm512_set1_ps(static_cast<float>(w_.offset));
+    __m512 less[4], sum[4];
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      less[v] = _mm512_add_ps(unpacked.zero[v], offset);
+      sum[v] = _mm512_setzero_ps();
+    }
+    for (const Outlier* at = x_.outlier + m * x_.most + first[0]; at < last; ++at) {
+      const int64_t k = at->k - unpacked.k;
+      const uint8_t* const codes = unpacked.codes + k / 4 * 4 * kPanelRows;
+      // One byte of each four.
+      const __m512i which =
+          _mm512_add_epi32(_mm512_setr4_epi32(0, 4, 8, 12),
+                           _mm512_set1_epi32(static_cast<int32_t>(0x80808000 + k % 4)));
+      const __m512 x = _mm512_set1_ps(at->x);
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        const __m512i code =
+            _mm512_shuffle_epi8(_mm512_load_si512(codes + v * 64), which);
+        sum[v] = _mm512_fmadd_ps(_mm512_sub_ps(_mm512_cvtepi32_ps(code), less[v]), x,
+                                 sum[v]);
+      }
+    }
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      float* const to = sums + 16 * v;
+      _mm512_storeu_ps(to,
+                       _mm512_fmadd_ps(sum[v], unpacked.scale[v], _mm512_loadu_ps(to)));
+    }
+  }
+
+  const Weight& w_;
+  const Digits& x_;
+  const int32_t* first_;
+};
+
 // Multiplies panels with rows of digits, some rows at a time, in registers.
 class IntegersInRegisters {
  public:
@@ -198,8 +274,9 @@ class IntegersInRegisters {
 template <int64_t kTogether, class Rows>
 class Integers {
  public:
-  Integers(const Weight& w, const Digits& x, const Rows& rows, float* y)
-      : w_(w), x_(x), rows_(rows), y_(y) {}
+  Integers(const Weight& w, const Digits& x, const Rows& rows, const Outliers& outliers,
+           float* y)
+      : w_(w), x_(x), rows_(rows), outliers_(outliers), y_(y) {}
 
   // Of `count` rows of `W`, which are those of the panels.
   template <Codes kind>
@@ -252,6 +329,7 @@ class Integers {
         _mm512_store_si512(at, _mm512_setzero_si512());
     }
     rows_.add(segments, sums, soon);
+    if (!outliers_.none()) outliers_.add(segments, sums);
   }
 
   void set_columns(int64_t block, int64_t n, int64_t count, Unpacked& unpacked) const {
@@ -282,13 +360,14 @@ class Integers {
   const Weight& w_;
   const Digits& x_;
   const Rows& rows_;
+  const Outliers& outliers_;
   float* y_;
 };
 
 template <class Rows>
 int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
-  return x.number * x.rows * Segment::number(w) + Rows::scratch(w, x) +
-         sums_of_columns<kIntegersPanels>(w, x.rows, workers);
+  return x.number * x.rows * Segment::number(w) + Outliers::scratch(w, x) +
+         Rows::scratch(w, x) + sums_of_columns<kIntegersPanels>(w, x.rows, workers);
 }
 
 template <class Rows>
@@ -300,11 +379,13 @@ void integers(const Weight& w, const Digits& x, float* y, float* scratch,
   parallel(x.number * x.rows, [&](int64_t row, int64_t) {
     sum_up(w, x, row, totals + row * Segment::number(w));
   });
+  const Outliers outliers(w, x, totals + x.number * x.rows * Segment::number(w),
+                          parallel);
   const Rows rows(w, x, totals, scratch, parallel);
   over_columns<kIntegersPanels>(
       w, x.rows, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {
-        const Integers<decltype(panels)::value, Rows> product(w, x, rows, y);
+        const Integers<decltype(panels)::value, Rows> product(w, x, rows, outliers, y);
         with_kind(w.kind, [&](auto kind) {
           product.template columns<decltype(kind)::value>(n, count, mine);
         });

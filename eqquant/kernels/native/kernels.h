@@ -87,6 +87,8 @@ struct Weight {
   const uint8_t* zero;    // at `g * n + i`; null if there are none; of nibbles only
   const float* points;    // what the digit `d` stands for, of 16; not of `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points
+  int64_t used;           // how many digits of a byte are codes: the first ones
+  int64_t k;              // how many codes a row has; what else meets inputs of zero
 };
 
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on many threads. No two that
@@ -108,18 +110,39 @@ struct Parallel {
   }
 };
 
+// An input of a row of digits that is too large for them, which are 0 there.
+struct Outlier {
+  int32_t k;
+  float x;  // in units of the row
+};
+
+// Instead of how many outliers a row has: too many, or it is too small for digits. Its
+// digits are 0, and say nothing.
+constexpr int32_t kNoDigits = -1;
+
 // Rows of inputs, as 8-bit integers: `x[m, k] = unit[m] * digit[0, m, k]`, or with a
 // second digit, `unit[m] * (digit[0, m, k] + digit[1, m, k] / 254)`.
 struct Digits {
   int64_t number;  // 1 or 2
   int64_t rows;
   int64_t stride;  // `codes_of` the bytes of a row of the weight, padded with zeros
-  const int8_t* digit;  // [number, rows, stride]
-  const float* unit;    // [rows]
+  const int8_t* digit;      // [number, rows, stride]
+  const float* unit;        // [rows]
+  int64_t most;             // how many outliers a row may have
+  const int32_t* outliers;  // [rows], how many it has; null if no row has any
+  const Outlier* outlier;   // [rows, most], in the order of `k`
+};
+
+// Rows of inputs, as they are, or if `x` is null, as one digit.
+struct AnyRows {
+  const float* x;  // [rows, stride]
+  int64_t stride;
+  const int8_t* digit;
+  const float* unit;
 };
 
 // All of them add to nothing that another task writes, so that results do not depend on
-// how many threads there are.
+// how many threads there are. `products.h` puts them together.
 struct Kernels {
   // y[m, n] = x[m, per * bytes] @ W[n, per * bytes].T, in float32. `scratch` has
   // `forward_scratch` floats.
@@ -131,9 +154,18 @@ struct Kernels {
   void (*transposed)(const Weight&, const float* x, float* y, int64_t rows, int64_t k,
                      const Parallel&);
 
-  // Products of integers. Null where the instruction set has none.
-  void (*to_digits)(const float* x, int64_t rows, int64_t k, const Digits&,
-                    int8_t* digit, float* unit, const Parallel&);
+  // Computes once more what is not finite of `y`, each number of the weight scaled on
+  // its own. All others scale sums instead, which may be too large, or hide a sum of
+  // infinities of both signs.
+  void (*mend)(const Weight&, const AnyRows& x, float* y, int64_t rows,
+               const Parallel&);
+  void (*mend_transposed)(const Weight&, const float* x, float* y, int64_t rows,
+                          int64_t k, const Parallel&);
+
+  // Products of integers. Null where the instruction set has none. The last four
+  // pointers are to what the digits will consist of.
+  void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
+                    float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
   int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
   void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
                    const Parallel&);

@@ -43,6 +43,14 @@ struct Avx2 {
     _mm256_maskstore_ps(p, first(count), x);
   }
 
+  static Floats only(Floats x, int64_t count) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(first(count)));
+  }
+  // A bit for each that is no number.
+  static uint32_t nans(Floats x) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  }
+
   // Bytes as integers, with or without a sign.
   template <bool sign>
   static Ints bytes(const uint8_t* p) {

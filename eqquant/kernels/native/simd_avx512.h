@@ -37,6 +37,12 @@ struct Avx512 {
     _mm512_mask_storeu_ps(p, first(count), x);
   }
 
+  static Floats only(Floats x, int64_t count) {
+    return _mm512_maskz_mov_ps(first(count), x);
+  }
+  // A bit for each that is no number.
+  static uint32_t nans(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
+
   // Bytes as integers, with or without a sign.
   template <bool sign>
   static Ints widened(__m128i x) {

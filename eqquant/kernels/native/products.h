@@ -1,0 +1,127 @@
+// Whole products: kernels, and what they leave to each other. All return whether there
+// was memory.
+//
+// `Memory<T>(number)` has `get()`, and `failed()` if there is none for so many.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace eqquant {
+namespace {
+
+// A row with more outliers than this part of it is multiplied exactly: they take about
+// as long.
+constexpr int64_t kOutlierShare = 16;
+
+template <template <class> class Memory>
+class Products {
+ public:
+  Products(const Kernels& kernels, const Weight& w, int64_t rows, Parallel parallel)
+      : kernels_(kernels), w_(w), rows_(rows), parallel_(parallel) {}
+
+  bool forward(const float* x, float* y) const {
+    if (!exact(x, y, rows_)) return false;
+    mend({x, k(), nullptr, nullptr}, y);
+    return true;
+  }
+
+  bool transposed(const float* x, float* y, int64_t k) const {
+    kernels_.transposed(w_, x, y, rows_, k, parallel_);
+    kernels_.mend_transposed(w_, x, y, rows_, k, parallel_);
+    return true;
+  }
+
+  bool bfloat16(const float* x, float* y) const {
+    const Memory<float> scratch(
+        kernels_.bfloat16_scratch(w_, rows_, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.bfloat16(w_, x, y, rows_, scratch.get(), parallel_);
+    mend({x, k(), nullptr, nullptr}, y);
+    return true;
+  }
+
+  // Of `x` in two digits.
+  bool integers(const float* x, float* y) const {
+    const int64_t stride = codes_of(w_.kind, w_.bytes), most = k() / kOutlierShare;
+    const Memory<int8_t> digit(2 * rows_ * stride);
+    const Memory<float> unit(rows_);
+    const Memory<int32_t> number(rows_);
+    const Memory<Outlier> outlier(rows_ * most);
+    if (digit.failed() || unit.failed() || number.failed() || outlier.failed())
+      return false;
+    Digits digits = {2,          rows_, stride,  digit.get(),
+                     unit.get(), most,  nullptr, outlier.get()};
+    kernels_.to_digits(x, k(), digits, digit.get(), unit.get(), number.get(),
+                       outlier.get(), parallel_);
+    int64_t left = 0;
+    for (int64_t m = 0; m < rows_; ++m) {
+      if (number.get()[m] > 0) digits.outliers = number.get();
+      if (number.get()[m] == kNoDigits) ++left;
+    }
+    if (left == rows_) return forward(x, y);
+    if (!of_digits(digits, y)) return false;
+    if (left > 0 && !without_digits(x, y, number.get(), left)) return false;
+    mend({x, k(), nullptr, nullptr}, y);
+    return true;
+  }
+
+  // Of `x` in one digit, already rounded, `x[m, k] = unit[m] * digit[m, k]`.
+  bool rounded(const int8_t* digit, const float* unit, float* y) const {
+    const int64_t stride = codes_of(w_.kind, w_.bytes);
+    if (!of_digits({1, rows_, stride, digit, unit, 0, nullptr, nullptr}, y))
+      return false;
+    mend({nullptr, stride, digit, unit}, y);
+    return true;
+  }
+
+ private:
+  int64_t k() const { return w_.bytes * codes_per_byte(w_.kind); }
+
+  void mend(const AnyRows& x, float* y) const {
+    kernels_.mend(w_, x, y, rows_, parallel_);
+  }
+
+  bool exact(const float* x, float* y, int64_t rows) const {
+    const Memory<float> scratch(kernels_.forward_scratch(w_, rows));
+    if (scratch.failed()) return false;
+    kernels_.forward(w_, x, y, rows, scratch.get(), parallel_);
+    return true;
+  }
+
+  bool of_digits(const Digits& x, float* y) const {
+    const Memory<float> scratch(kernels_.integers_scratch(w_, x, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.integers(w_, x, y, scratch.get(), parallel_);
+    return true;
+  }
+
+  // The rows that have none, which are so many.
+  bool without_digits(const float* x, float* y, const int32_t* outliers,
+                      int64_t rows) const {
+    const Memory<float> some_x(rows * k()), some_y(rows * w_.n);
+    if (some_x.failed() || some_y.failed()) return false;
+    const auto over = [&](auto copy) {
+      for (int64_t m = 0, i = 0; m < rows_; ++m)
+        if (outliers[m] == kNoDigits) copy(m, i++);
+    };
+    over([&](int64_t m, int64_t i) {
+      std::copy_n(x + m * k(), k(), some_x.get() + i * k());
+    });
+    if (!exact(some_x.get(), some_y.get(), rows)) return false;
+    over([&](int64_t m, int64_t i) {
+      std::copy_n(some_y.get() + i * w_.n, w_.n, y + m * w_.n);
+    });
+    return true;
+  }
+
+  const Kernels& kernels_;
+  const Weight& w_;
+  int64_t rows_;
+  Parallel parallel_;
+};
+
+}  // namespace
+}  // namespace eqquant
