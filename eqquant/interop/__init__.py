@@ -1,3 +1,4 @@
+from . import _exported as _exported, _pickled as _pickled
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
 from ._converting import convert as convert, Outcome as Outcome
 from ._load import load as load, load_struct as load_struct

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._array import is_quantized
@@ -130,7 +130,7 @@ class _Writer:
             "axis": q.axis,
             "tail": repacked_struct(q, format, q.row_axis).tail,
             "inner": q.inner,
-            "sharding": _spec_to_json(q.sharding),
+            "sharding": spec_to_json(q.sharding),
             "stored": self.node(_in_file(q, format), path),
         }
 
@@ -184,7 +184,15 @@ def _key_to_json(key):
     return key
 
 
-def _spec_to_json(sharding):
+def spec_to_json(
+    sharding: NamedSharding | PartitionSpec | None,
+) -> list[Any] | None:
+    """The names of axes, of what was declared.
+
+    **Raises:**
+
+    A `ValueError` if there is more to it than these.
+    """
     if sharding is None:
         return None
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding

@@ -69,10 +69,12 @@ def _quantized(name, json, arrays):
     q = QuantizedArray(
         stored=_node(json["stored"], arrays, {}),
         format=format_from_json(json["format"]),
-        axis=_tuple(json["axis"]),
+        axis=tuple_from_json(json["axis"]),
         tail=json["tail"],
         row_axis=-2,
-        sharding=None if sharding is None else PartitionSpec(*map(_tuple, sharding)),
+        sharding=None
+        if sharding is None
+        else PartitionSpec(*map(tuple_from_json, sharding)),
         activation=None if activation is None else format_from_json(activation),
         dtype=as_dtype(json["dtype"]),
         inner=tuple(json["inner"]),
@@ -85,5 +87,6 @@ def _quantized(name, json, arrays):
     return q
 
 
-def _tuple(json):
+def tuple_from_json(json: Any) -> Any:
+    """What JSON has made a list, as the tuple that it was."""
     return tuple(json) if isinstance(json, list) else json

@@ -7,6 +7,7 @@ from . import (
     _gpu_float as _gpu_float,
     _gpu_int8 as _gpu_int8,
     _native as _native,
+    _native_library as _native_library,
     _tpu_blocks as _tpu_blocks,
     _tpu_tiles as _tpu_tiles,
     _tpu_xla as _tpu_xla,
@@ -19,3 +20,6 @@ from ._table import (
     platforms as platforms,
     register_kernel as register_kernel,
 )
+
+
+_native_library.register_at_import()

@@ -13,6 +13,9 @@ _folder = pathlib.Path(__file__).with_name("native")
 _functions = ("forward", "transposed", "integers", "rounded", "bfloat16")
 # Each has the instructions of those before it.
 _levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}
+# The newest interface of which it is known that it takes libraries for the oldest one
+# that jaxlib may have here. It is not for a jaxlib to say which it takes.
+_known_to_take = (0, 5)
 _lock = threading.Lock()
 
 
@@ -63,9 +66,38 @@ def _library() -> ctypes.CDLL | str:
         return _load()
 
 
+def register_at_import() -> None:
+    """Makes the functions known to JAX before any kernel is asked: programs that were
+    compiled in another process call them by their names.
+
+    JAX may not have started, and must not: it is to be configured still. So this is not
+    done for an interface that is newer than all that are known, which might refuse the
+    functions when JAX starts; with one of those, they are known once a kernel is asked.
+    """
+    if os.environ.get("EQQUANT_NATIVE") == "0":
+        return
+    found = _checked()
+    if not isinstance(found, str) and (_interface() or (0, 0)) <= _known_to_take:
+        _register(found)
+
+
 @ft.cache
 def _load() -> ctypes.CDLL | str:
     """The library, with its functions made known to JAX, or what keeps it from that."""
+    library = _checked()
+    if isinstance(library, str):
+        return library
+    try:
+        # JAX has started, then, and refuses without harm.
+        jax.local_devices(backend="cpu")
+        _register(library)
+    except RuntimeError as e:
+        return f"which JAX does not take: {e}"
+    return library
+
+
+def _checked() -> ctypes.CDLL | str:
+    # The library, or why there is none that could be registered.
     platform = sysconfig.get_platform()
     if platform != "linux-x86_64":
         return f"which is for Linux on x86-64, not {platform}"
@@ -88,15 +120,13 @@ def _load() -> ctypes.CDLL | str:
             f"which is for version {_text(compiled)} of the interface of XLA, or newer "
             f"minor ones; that of jaxlib is {_text(running)}"
         )
-    try:
-        # JAX has started, then, and refuses without harm.
-        jax.local_devices(backend="cpu")
-        for name in _functions:
-            function = jax.ffi.pycapsule(getattr(library, f"eqquant_{name}"))
-            jax.ffi.register_ffi_target(f"eqquant_{name}", function, platform="cpu")
-    except RuntimeError as e:
-        return f"which JAX does not take: {e}"
     return library
+
+
+def _register(library):
+    for name in _functions:
+        function = jax.ffi.pycapsule(getattr(library, f"eqquant_{name}"))
+        jax.ffi.register_ffi_target(f"eqquant_{name}", function, platform="cpu")
 
 
 def _interface() -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 import ctypes
 import functools as ft
-import pathlib
+import os
 import shutil
 import subprocess
 import sys
@@ -151,23 +151,57 @@ class Machine(ctypes.CDLL):
         self.eqquant_level = lambda: level
 
 
-# In a process of its own: nothing is loaded before a kernel is looked for, and then by
-# whichever thread is first, once.
-def test_loads_when_it_is_needed():
+# What a compiled program calls by its name is there from the import on; and JAX, which
+# may be configured still, has not started.
+@needs_linux
+@pytest.mark.parametrize("value", ("1", "0", "require"))
+def test_registered_at_import(value):
     code = """
 import concurrent.futures as futures
+import os
 import pathlib
+import jax
 import eqquant
 import eqquant.kernels._native_library as library
 
-maps = pathlib.Path("/proc/self/maps")
-assert "libeqquant" not in maps.read_text()
+is_loaded = "libeqquant" in pathlib.Path("/proc/self/maps").read_text()
+jax.config.update("jax_num_cpu_devices", 3)
+assert len(jax.devices()) == 3
+os.environ["EQQUANT_NATIVE"] = "1"
 with futures.ThreadPoolExecutor(8) as pool:
     found = list(pool.map(lambda _: library.missing(), range(8)))
 assert len(set(found)) == 1
 assert library._load.cache_info().misses == 1
-assert ("libeqquant" in maps.read_text()) == (found[0] is None), found[0]
+print(is_loaded, found[0] is None)
 """
-    if not pathlib.Path("/proc/self/maps").exists():
-        pytest.skip("needs Linux")
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    environment = os.environ | {"EQQUANT_NATIVE": value}
+    environment.pop("XLA_FLAGS", None)
+    python = [sys.executable, "-W", "ignore", "-c", code]
+    out = subprocess.run(
+        python, check=True, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    is_loaded, is_there = out.stdout.split()
+    assert is_loaded == ("False" if value == "0" else is_there)
+
+
+# The newest of them that the tests run on, at least, is known.
+def test_interface_is_known():
+    assert (library._interface() or (9, 9)) <= library._known_to_take
+
+
+# JAX could not start if it refused what was registered before.
+@pytest.mark.parametrize("newest, registered", (((0, 5), True), ((0, 2), False)))
+def test_not_registered_at_import_if_it_may_be_refused(
+    folder, monkeypatch, newest, registered
+):
+    make_stub(folder, 3, level=3)
+    monkeypatch.setattr(library, "_known_to_take", newest)
+    asked = []
+    monkeypatch.setattr(library, "_register", asked.append)
+    library.register_at_import()
+    assert bool(asked) == registered
+
+
+def test_nothing_to_register_at_import(folder, monkeypatch):
+    monkeypatch.setattr(library, "_register", None)  # is not called
+    library.register_at_import()

@@ -1,0 +1,119 @@
+import json
+from typing import Any
+
+import jax
+import jax.export
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .._array import QuantizedArray
+from ._formats import format_from_json, format_to_json
+from ._save import spec_to_json
+from ._skeleton import tuple_from_json
+from ._tensors import as_dtype
+
+
+# What `jax.export` writes of a quantized array that a function takes or gives: all that
+# is static of it, as JSON. The stored arrays are children of the tree.
+_name, _version = "eqquant.QuantizedArray", 1
+
+
+def _to_json(aux: Any) -> bytes:
+    # What Equinox made `aux` of, by what JAX would make of it again.
+    leaf = jtu.tree_structure(0)
+    treedef = jtu.PyTreeDef.from_node_data_and_children(
+        jtu.default_registry, (QuantizedArray, aux), [leaf]
+    )
+    q = jtu.tree_unflatten(treedef, [None])
+    written = {
+        "version": _version,
+        "format": format_to_json(q.format),
+        "activation": None if q.activation is None else format_to_json(q.activation),
+        "axis": q.axis,
+        "tail": q.tail,
+        "inner": q.inner,
+        "row_axis": q.row_axis,
+        "dtype": q.dtype.name,
+        "sharding": _sharding_to_json(q.sharding),
+    }
+    return json.dumps(written).encode()
+
+
+def _from_json(text: bytes | bytearray) -> dict[str, Any]:
+    static = json.loads(text)
+    if static["version"] > _version:
+        raise ValueError(
+            f"The export has version {static['version']} of quantized arrays, of which "
+            f"this version of eqquant knows those up to {_version}. Use a later one."
+        )
+    activation = static["activation"]
+    return {
+        "format": format_from_json(static["format"]),
+        "activation": None if activation is None else format_from_json(activation),
+        "axis": tuple_from_json(static["axis"]),
+        "tail": static["tail"],
+        "inner": tuple(static["inner"]),
+        "row_axis": static["row_axis"],
+        "dtype": as_dtype(static["dtype"]),
+        "sharding": _sharding_from_json(static["sharding"]),
+    }
+
+
+def _sharding_to_json(sharding):
+    if sharding is None:
+        return None
+    written: dict[str, Any] = {"spec": spec_to_json(sharding)}
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        written |= {
+            "axes": mesh.axis_names,
+            "sizes": mesh.axis_sizes,
+            "types": [type.name for type in mesh.axis_types],
+            "memory": sharding.memory_kind,
+            "devices": [device.id for device in mesh.devices.flat]
+            if isinstance(mesh, Mesh)
+            else None,
+        }
+        if _sharding_from_json(written) != sharding:
+            raise ValueError(
+                f"The sharding {sharding} of a quantized array would not come back. "
+                "Declare its `PartitionSpec` alone, by `with_sharding`."
+            )
+    return written
+
+
+def _sharding_from_json(written):
+    if written is None:
+        return None
+    spec = PartitionSpec(*map(tuple_from_json, written["spec"]))
+    if "axes" not in written:
+        return spec
+    sizes, axes = tuple(written["sizes"]), tuple(written["axes"])
+    types = tuple(AxisType[name] for name in written["types"])
+    if written["devices"] is None:
+        mesh = AbstractMesh(sizes, axes, axis_types=types)
+    else:
+        known = {device.id: device for device in jax.devices()}
+        if not known.keys() >= {*written["devices"]}:
+            raise ValueError(
+                f"A quantized array of the export is on the devices "
+                f"{written['devices']}, and JAX has {[*known]}."
+            )
+        devices = np.array([known[i] for i in written["devices"]])
+        mesh = Mesh(devices.reshape(sizes), axes, axis_types=types)
+    return NamedSharding(mesh, spec, memory_kind=written["memory"])
+
+
+def _from_children(static, children):
+    (stored,) = children
+    return QuantizedArray(stored=stored, **static)
+
+
+jax.export.register_pytree_node_serialization(
+    QuantizedArray,
+    serialized_name=_name,
+    serialize_auxdata=_to_json,
+    deserialize_auxdata=_from_json,
+    from_children=_from_children,
+)
