@@ -9,7 +9,8 @@ from typing import Any
 # - "version": of this layout, and of what each format stores.
 # - "tree": {"dict": [[key, tree], ...]}, {"list": [tree, ...]}, {"array": name},
 #   {"quantized": name}, {"complex": [real, imaginary]}, or a boolean, a number or null.
-# - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds.
+# - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds. With
+#   "numpy", which is "array" or "scalar", if it was one of NumPy's.
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
 #   "inner", "sharding", "stored"}}, of which "stored" is a tree.
 #

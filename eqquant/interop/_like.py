@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +13,12 @@ from ..formats import AbstractFormat
 from ._nodes import dotted, is_data, leaves, python_scalar
 
 
-def match(found: PyTree, like: PyTree) -> list[tuple[Any, Any]]:
+def match(
+    found: PyTree, like: PyTree, kind_of_numpy: Callable[[Any], str | None]
+) -> list[tuple[Any, Any]]:
     """For each leaf of `like`, in order: the leaf of `found` at the same place, or
-    itself if it is not data; and itself.
+    itself if it is not data; and itself. What a leaf of `found` was of NumPy has to be
+    told.
 
     **Raises:**
 
@@ -28,7 +32,7 @@ def match(found: PyTree, like: PyTree) -> list[tuple[Any, Any]]:
         f"\n- {dotted(path) or 'as a whole'}: expected "
         f"{_text(expected.get(path))}, got {_text(got.get(path))}."
         for path in paths
-        if _type(expected.get(path)) != _type(got.get(path))
+        if not _fits(got.get(path), expected.get(path), kind_of_numpy)
     ]
     if problems:
         raise ValueError(f"it does not match `like`:{''.join(problems)}")
@@ -77,6 +81,20 @@ def _has_sharding(x):
     if isinstance(x, Tracer):
         return False
     return isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+
+
+def _fits(found, like, kind_of_numpy):
+    if _type(found) == _type(like):
+        return True
+    kind = None if found is None or like is None else kind_of_numpy(found)
+    if kind == "scalar" and python_scalar(like) is not None:
+        # Some of NumPy's are Python's as well.
+        return issubclass(found.dtype.type, python_scalar(like))
+    if kind is not None and isinstance(like, jax.ShapeDtypeStruct):
+        # A skeleton has the dtypes that JAX would have.
+        dtype = jax.dtypes.canonicalize_dtype(found.dtype)
+        return (found.shape, dtype) == _type(like)
+    return False
 
 
 def _type(leaf):

@@ -14,7 +14,7 @@ from ._header import from_header
 from ._layouts import checked_skeleton
 from ._like import layout, match, named_sharding
 from ._opened import opened
-from ._read import read_array
+from ._read import read_array, read_numpy
 from ._repacked import whole_along
 from ._skeleton import Skeleton
 
@@ -46,12 +46,13 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     **Returns:**
 
     A PyTree like `like`. Without that, one of dictionaries and lists, in which
-    attributes go by their names. NumPy's arrays come back as JAX's.
+    attributes go by their names. What was an array, or a scalar, of NumPy is one again,
+    of the same dtype; but it is JAX's where `like` says how to place it.
 
     **Raises:**
 
     A `ValueError` if this is not a file of ours, or a damaged one; if it has a format
-    that is not known; if it has 64-bit numbers and JAX is not to use them; or if it
+    that is not known; if JAX had 64-bit numbers, and is not to use them; or if it
     differs from `like`, with every place where it does. A `FileNotFoundError` if there
     is no file.
     """
@@ -60,7 +61,7 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         reader = _Reader(file)
         if like is None:
             return _map(reader.leaf, reader.skeleton.tree)
-        pairs = match(reader.skeleton.tree, like)
+        pairs = match(reader.skeleton.tree, like, reader.kind_of_numpy)
         leaves = [reader.leaf(found, leaf) for found, leaf in pairs]
         treedef = jtu.tree_structure(like, is_leaf=is_quantized)
         return jtu.tree_unflatten(treedef, leaves)
@@ -92,7 +93,14 @@ class _Reader:
         name, sharding = self._names[id(x)], named_sharding(like)
         if is_quantized(x):
             return self._once(self._quantized, name, sharding, *layout(like, x))
-        return self._once(self._array, name, sharding)
+        kind = self.kind_of_numpy(x)
+        if kind is None or sharding is not None:
+            return self._once(self._array, name, sharding)
+        return self._once(self._numpy, name, kind)
+
+    def kind_of_numpy(self, x: Any) -> str | None:
+        """What a leaf of the skeleton was of NumPy, if anything."""
+        return self.skeleton.numpy.get(self._names.get(id(x), ""))
 
     def _once(self, read, *args):
         if (read, args) not in self._done:
@@ -102,6 +110,10 @@ class _Reader:
     def _array(self, name, sharding, swapped=False):
         type, tensor = self.skeleton.types[name], self._file.get_slice(name)
         return read_array(type, tensor, sharding, swapped)
+
+    def _numpy(self, name, kind):
+        x = read_numpy(self.skeleton.types[name], self._file.get_slice(name))
+        return x[()] if kind == "scalar" else x
 
     def _quantized(self, name, sharding, format, row_axis):
         q = self.skeleton.quantized[name]

@@ -1,11 +1,12 @@
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from .._placement import full_spec
-from ._tensors import ArrayType, from_tensor
+from ._tensors import ArrayType, as_dtype, from_tensor
 
 
 def read_array(
@@ -13,8 +14,13 @@ def read_array(
 ) -> Array:
     """An array from the slice that safetensors gives of a tensor, placed as `sharding`
     says: each device's part is read by itself, and no other is. The last two axes are
-    `swapped` on the way."""
-    shape = type.data.shape
+    `swapped` on the way.
+
+    **Raises:**
+
+    A `ValueError` if JAX is not to use numbers of this dtype.
+    """
+    shape, dtype = type.data.shape, as_dtype(type.data.dtype)
     if swapped:
         shape = _swapped(shape)
 
@@ -28,11 +34,16 @@ def read_array(
         if type.implementation is not None:
             # The data of a key lie along an axis more.
             sharding = sharding.update(spec=full_spec(sharding.spec, len(shape)))
-        dtype = type.data.struct.dtype
         data = jax.make_array_from_callback(shape, sharding, read, dtype)
     if type.implementation is None:
         return data
     return jax.random.wrap_key_data(data, impl=type.implementation)
+
+
+def read_numpy(type: ArrayType, tensor: Any) -> np.ndarray:
+    """The same as an array of NumPy, that can be written to."""
+    index = (slice(None),) * len(type.data.shape)
+    return np.array(from_tensor(type, _sliced(tensor, index)))
 
 
 def _swapped(entries):

@@ -14,7 +14,7 @@ from ._formats import format_to_json
 from ._header import to_header
 from ._nodes import children, dotted, is_data, is_sequence, Path, python_scalar
 from ._repacked import repacked, repacked_struct
-from ._tensors import ArrayType, type_of
+from ._tensors import ArrayType, kind_of_numpy, type_of
 from ._write import Tensor, write
 
 
@@ -34,8 +34,8 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     - `path`: of the file. One that is there already is replaced at once and as a whole;
         if anything fails then it is left as it was. (If the process is killed, then
         what it had written stays beside it, as `.eqquant-*.tmp`.)
-    - `m`: the PyTree. Its arrays are written and its Python scalars; of each quantized
-        array, the stored arrays, the format and how it was declared to be sharded (the
+    - `m`: the PyTree. Its arrays are written, those of NumPy as such, and its Python
+        scalars; of each quantized array, the stored arrays, the format and how it was declared to be sharded (the
         names of axes, not the devices). An array that is in several places is written
         once. Functions, and other leaves that are not data, are not written.
 
@@ -56,9 +56,12 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     write(path, *described(m))
 
 
-def described(m: PyTree) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that [`eqquant.save`][] writes, and the metadata."""
-    writer = _Writer()
+def described(
+    m: PyTree, numpy: bool = True
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that [`eqquant.save`][] writes, and the metadata. Arrays of NumPy are
+    to come back as such if that is said, and else as JAX's."""
+    writer = _Writer(numpy)
     try:
         tree = writer.node(m, ())
     except ValueError as e:
@@ -72,7 +75,8 @@ def described(m: PyTree) -> tuple[dict[str, Tensor], dict[str, str]]:
 class _Writer:
     """Collects tensors, and what there is to say of them."""
 
-    def __init__(self):
+    def __init__(self, numpy: bool):
+        self._numpy = numpy
         self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, Any] = {}
         self.quantized: dict[str, Any] = {}
@@ -99,7 +103,8 @@ class _Writer:
                 self._written[id(x)] = name, x
                 self.quantized[name] = self._describe(x, path)
             return {"quantized": self._written[id(x)][0]}
-        scalar = python_scalar(x)
+        numpy = kind_of_numpy(x) if self._numpy else None
+        scalar = python_scalar(x) if numpy is None else None
         if scalar is complex:
             return {"complex": [x.real, x.imag]}
         if scalar is not None:
@@ -108,12 +113,14 @@ class _Writer:
             _check_concrete(x)
             x = Tensor(x, type_of(x))
         if isinstance(x, Tensor):
-            key = id(x.array), x.type, x.swapped
+            key = id(x.array), x.type, x.swapped, numpy
             if key not in self._written:
                 name = _new_name(path, self.arrays)
                 self._written[key] = name, x
                 self.tensors[name] = x
                 self.arrays[name] = {"dtype": x.type.dtype, "shape": x.type.shape}
+                if numpy is not None:
+                    self.arrays[name]["numpy"] = numpy
             return {"array": self._written[key][0]}
         # In a list, what is not written keeps its place.
         return None

@@ -12,12 +12,14 @@ from ._tensors import ArrayType, as_dtype
 
 class Skeleton(NamedTuple):
     """What a file holds, without the numbers: a tree whose arrays are structs. The same
-    struct, or quantized array, in two places is the same array in both."""
+    struct, or quantized array, in two places is the same array in both. What was of
+    NumPy, `numpy` tells of: `"array"` or `"scalar"`."""
 
     tree: PyTree
     types: dict[str, ArrayType]
     arrays: dict[str, jax.ShapeDtypeStruct]
     quantized: dict[str, QuantizedArray]
+    numpy: dict[str, str]
 
 
 def to_skeleton(layout: dict[str, Any]) -> Skeleton:
@@ -37,8 +39,14 @@ def to_skeleton(layout: dict[str, Any]) -> Skeleton:
         name: _quantized(name, json, arrays)
         for name, json in layout["quantized"].items()
     }
+    numpy = {
+        name: json["numpy"]
+        for name, json in layout["arrays"].items()
+        if "numpy" in json
+    }
+    assert {"array", "scalar"}.issuperset(numpy.values()), numpy
     tree = _node(layout["tree"], arrays, quantized)
-    return Skeleton(tree, types, arrays, quantized)
+    return Skeleton(tree, types, arrays, quantized, numpy)
 
 
 def _node(json, arrays, quantized) -> Any:

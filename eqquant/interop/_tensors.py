@@ -1,5 +1,5 @@
 import functools as ft
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class ArrayType(NamedTuple):
     def struct(self) -> jax.ShapeDtypeStruct:
         """The array, without its numbers."""
         if self.implementation is None:
-            return jax.ShapeDtypeStruct(self.shape, as_dtype(self.dtype))
+            return jax.ShapeDtypeStruct(self.shape, known_dtype(self.dtype))
         key, _ = _key_structs(self.implementation)
         return jax.ShapeDtypeStruct(self.shape, key.dtype)
 
@@ -80,16 +80,26 @@ class ArrayType(NamedTuple):
         return _plain[dtype], shape
 
 
-def as_dtype(name: str) -> np.dtype:
+def known_dtype(name: str) -> np.dtype:
     """The dtype of this name.
+
+    **Raises:**
+
+    A `ValueError` if there is none.
+    """
+    if name not in _dtypes:
+        raise ValueError(f"it holds arrays of an unknown dtype, {name!r}.")
+    return jnp.dtype(name)
+
+
+def as_dtype(name: str) -> np.dtype:
+    """The dtype of this name, for an array of JAX.
 
     **Raises:**
 
     A `ValueError` if there is none, or if JAX would make it another one.
     """
-    if name not in _dtypes:
-        raise ValueError(f"it holds arrays of an unknown dtype, {name!r}.")
-    dtype = jnp.dtype(name)
+    dtype = known_dtype(name)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
             f"it holds arrays of {name}, which JAX is not to use. Load it inside of "
@@ -101,6 +111,20 @@ def as_dtype(name: str) -> np.dtype:
 def is_key(x: Any) -> bool:
     """Whether this is an array of random keys, or a struct of one."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def kind_of_numpy(x: Any) -> Literal["array", "scalar"] | None:
+    """What a leaf is of NumPy, to come back as that; `None` if it is of JAX.
+
+    **Raises:**
+
+    A `ValueError` if it is more than its numbers.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError("it should be an array without a mask. Save that beside it.")
+    if isinstance(x, np.ndarray):
+        return "array"
+    return "scalar" if isinstance(x, np.generic) else None
 
 
 def type_of(x: Any) -> ArrayType:
@@ -134,7 +158,7 @@ def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
     dtype = type.data.dtype
     shape = tensor.shape[:-1] if dtype in _complex else tensor.shape
     flat = np.asarray(tensor, order="C").reshape(-1)
-    return flat.view(as_dtype(dtype)).reshape(shape)
+    return flat.view(known_dtype(dtype)).reshape(shape)
 
 
 @ft.cache

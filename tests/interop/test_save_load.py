@@ -144,14 +144,12 @@ def test_numpy(path):
     ]
     save(path, tree)
     loaded = load(path)
-    assert all(isinstance(x, jax.Array) for x in loaded)
-    assert same(loaded, [jnp.asarray(x) for x in tree])
+    assert [type(x) for x in loaded] == [np.ndarray] * 3 + [np.float32] + [
+        np.ndarray
+    ] * 2
+    assert all(map(np.array_equal, loaded, tree))
+    assert [x.dtype for x in loaded] == [x.dtype for x in tree]
     assert same(load(path, like=tree), loaded)
-
-
-def test_scalars_of_numpy_that_are_python_scalars(path):
-    save(path, [np.float64(0.1), np.complex128(1 - 2j)])
-    assert same(load(path), [0.1, 1 - 2j])
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -169,16 +167,6 @@ def test_key_of_another_implementation_is_kept(path):
     save(path, jr.key(0, impl="rbg"))
     with pytest.raises(ValueError, match=r"expected key<fry>\[\], got key<rbg>\[\]"):
         load(path, like=jr.key(0))
-
-
-def test_64_bit_numbers_are_not_narrowed(path):
-    numbers = np.array([1 + 2**-40])
-    save(path, {"a": numbers})
-    with pytest.raises(ValueError, match=r"float64.*jax\.enable_x64\(True\)"):
-        load(path)
-    with jax.enable_x64(True):
-        (loaded,) = load(path)["a"]
-    assert loaded.dtype == jnp.float64 and float(loaded) == numbers[0]
 
 
 def test_attributes_and_sequences(path):

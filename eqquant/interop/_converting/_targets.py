@@ -97,7 +97,7 @@ def _gguf(metadata):
 
 def _own(stand_ins, index):
     # The files that `save` would write.
-    tensors, header = described(nested(stand_ins))
+    tensors, header = described(nested(stand_ins), numpy=False)
     names = {id(tensor.array): name for name, tensor in tensors.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
