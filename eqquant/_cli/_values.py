@@ -1,5 +1,4 @@
 import argparse
-import ast
 import re
 from typing import Any
 
@@ -50,30 +49,4 @@ def format_from_text(text: str) -> Any:
     """
     from ..formats import as_format
 
-    if text.lower() == "none":
-        return None
-    if re.fullmatch(r"\w+", text):
-        return as_format(text)
-    try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, TypeError) as e:
-        raise ValueError(
-            f"a format should be a name, or as in 'NF4(128)'. Got {text!r}: {e}"
-        ) from e
-
-
-def _value(node):
-    from ..formats import known_formats
-
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        known = known_formats()
-        name = node.func.id.lower()
-        if name not in known:
-            raise ValueError(
-                f"there is no format {node.func.id!r}. The known names are "
-                f"{', '.join(sorted(known))}."
-            )
-        named = {str(word.arg): _value(word.value) for word in node.keywords}
-        return known[name](*map(_value, node.args), **named)
-    # The names of dtypes, such as `bfloat16`.
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    return None if text.lower() == "none" else as_format(text)

@@ -1,4 +1,6 @@
+import ast
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,17 +21,14 @@ def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
 
 
 def as_format(format: AbstractFormat | str | Any) -> AbstractFormat:
-    """A format from itself, or from its name."""
+    """A format from itself, from its name, or from how it is written in Python."""
     if isinstance(format, AbstractFormat):
         return format
     known = known_formats()
     if isinstance(format, str):
-        if format.lower() in known:
-            return known[format.lower()]()
-        raise ValueError(
-            f"Unknown format name {format!r}. The known names are "
-            f"{', '.join(sorted(known))}."
-        )
+        if re.fullmatch(r"\w+", format):
+            return _by_name(format)()
+        return _from_text(format)
     if isinstance(format, type) and issubclass(format, AbstractFormat):
         raise TypeError(
             "`format` should be a value, not a class. Got the class "
@@ -38,4 +37,57 @@ def as_format(format: AbstractFormat | str | Any) -> AbstractFormat:
     raise TypeError(
         "`format` should be a format such as `NF4(block_size=64)`, or the name of one: "
         f"{', '.join(sorted(known))}. Got {format!r}."
+    )
+
+
+def _by_name(name):
+    known = known_formats()
+    if name.lower() not in known:
+        raise ValueError(
+            f"Unknown format name {name!r}. The known names are "
+            f"{', '.join(sorted(known))}."
+        )
+    return known[name.lower()]
+
+
+# Of modules, as they are written before a dtype and before a format.
+_of_dtypes = ("np", "jnp", "numpy", "jax.numpy", "ml_dtypes")
+_of_formats = ("eqq", "eqquant")
+
+
+def _from_text(text):
+    wanted = f"A format should be a name, or as in 'NF4(128)'. Got {text!r}"
+    try:
+        format = _value(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError as e:
+        raise ValueError(f"{wanted}, which is not Python: {e.msg}.") from e
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{wanted}: {e}") from e
+    if not isinstance(format, AbstractFormat):
+        raise ValueError(f"{wanted}.")
+    return format
+
+
+def _value(node):
+    # Nothing is run but formats, with what is written as it is.
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _value(node.operand)
+        if isinstance(number, int | float):
+            return -number
+    if isinstance(node, ast.Call):
+        module, _, name = ast.unparse(node.func).rpartition(".")
+        if name == "dtype" and module in ("", *_of_dtypes) and len(node.args) == 1:
+            return _value(node.args[0])
+        if module in ("", *_of_formats) and all(word.arg for word in node.keywords):
+            named = {str(word.arg): _value(word.value) for word in node.keywords}
+            return _by_name(name)(*map(_value, node.args), **named)
+    if isinstance(node, ast.Name | ast.Attribute):
+        # The name of a dtype, such as `bfloat16`, or of a format.
+        module, _, name = ast.unparse(node).rpartition(".")
+        if module in ("", *_of_dtypes):
+            return name
+    raise ValueError(
+        f"`{ast.unparse(node)}` is none of a number, a text, a dtype and a format."
     )

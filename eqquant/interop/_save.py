@@ -35,9 +35,10 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
         if anything fails then it is left as it was. (If the process is killed, then
         what it had written stays beside it, as `.eqquant-*.tmp`.)
     - `m`: the PyTree. Its arrays are written, those of NumPy as such, and its Python
-        scalars; of each quantized array, the stored arrays, the format and how it was declared to be sharded (the
-        names of axes, not the devices). An array that is in several places is written
-        once. Functions, and other leaves that are not data, are not written.
+        scalars; of each quantized array, the stored arrays, the format and how it was
+        declared to be sharded (the names of axes, not the devices). An array that is in
+        several places is written once. Functions, and other leaves that are not data,
+        are not written.
 
     Arrays that are split over devices are written part by part, and never put together
     in memory. If there are arrays on devices of several processes then all of these
