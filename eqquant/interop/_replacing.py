@@ -4,6 +4,8 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
+from ._folder import check_folder
+
 
 def temporary_path(path: str | os.PathLike[str], token: str) -> str:
     """Where [`replacing`][] has its temporary file."""
@@ -17,16 +19,26 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     """The path of a temporary file that, at the end, takes the place of the file at
     `path`. If anything fails then it is removed, and what was there is left as it was.
     Its name is made of the token, which should be a new one.
+
+    **Raises:**
+
+    An `OSError` that names the folder, if nothing can be made there; and an
+    `IsADirectoryError` if there is a folder in its place.
     """
     temporary = temporary_path(path, token)
-    path = os.path.realpath(path)
     if os.path.isdir(path):
         raise IsADirectoryError(
-            f"`path` should be that of a file. Got {path}, a folder."
+            f"`path` should be that of a file. Got {os.fspath(path)}, a folder."
         )
-    with open(temporary, "xb"):
-        # It has the permissions that the umask leaves.
-        mode = os.stat(path if os.path.exists(path) else temporary).st_mode
+    check_folder(path)
+    path = os.path.realpath(path)
+    try:
+        with open(temporary, "xb"):
+            # It has the permissions that the umask leaves.
+            mode = os.stat(path if os.path.exists(path) else temporary).st_mode
+    except OSError as e:
+        text = f"{e.strerror} (while making a file in this folder)"
+        raise OSError(e.errno, text, os.path.dirname(path)) from e
     try:
         yield temporary
         with open(temporary, "rb+") as file:

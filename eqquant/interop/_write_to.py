@@ -10,6 +10,7 @@ from typing import Any
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import parse
+from ._folder import make_folder
 from ._nodes import dotted, is_data, leaves, python_scalar
 from ._rename import renamed
 from ._replacing import replacing
@@ -134,7 +135,7 @@ def _write_folder(path, tensors, parts_of, config_of, metadata):
     )
     if is_folder and beside.is_file():
         config = {**parse(beside.read_bytes(), repr(str(beside))), **config}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     layout = safetensors_layout({k: part.type for k, part in parts.items()}, metadata)
     _write(path, tensors, parts_of, parts, layout)
     if config:

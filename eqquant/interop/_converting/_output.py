@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._containers import journal_name
+from .._folder import make_folder
 from .._writing import Part, TensorFile
 from ._journal import is_finished, Journal, lock, sync
 from ._shards import Shard
@@ -44,7 +45,8 @@ class Output:
         _check_own(self._folder)
         if fresh and is_there(self._folder):
             _discard(self._folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
+        self._folder.mkdir(exist_ok=True)
         self._journal = Journal(self._folder / journal_name, about)
         self._files.mkdir(exist_ok=True)
         self._owners = {key: shard for shard in shards for key in shard.parts}
