@@ -108,6 +108,11 @@ def draw_format(case: Case) -> eqq.AbstractFormat:
     return families[case.pick(_every)](case)
 
 
+def draw_often(case: Case) -> eqq.AbstractFormat:
+    """One of those that have kernels that round."""
+    return families[case.pick((*_often, eqq.Q8_0, eqq.Q4_0, eqq.TQ1_0))](case)
+
+
 def draw_activation(case: Case) -> eqq.AbstractFormat | None:
     if case.chance(0.8):
         return None

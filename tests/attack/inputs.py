@@ -7,7 +7,15 @@ from .case import Case
 
 
 # What the rows of inputs, and of cotangents, are made of.
-ordinary = ("normal", "heavy tails", "zeros", "one-hot", "subnormal", "tiny", "integers")
+ordinary = (
+    "normal",
+    "heavy tails",
+    "zeros",
+    "one-hot",
+    "subnormal",
+    "tiny",
+    "integers",
+)
 outlying = ("outliers", "own outliers", "one outlier")
 wild = ("NaN", "inf", "huge")
 kinds = ("normal", *ordinary, *outlying, *outlying, *wild, "NaN", "inf")

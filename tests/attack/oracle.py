@@ -7,6 +7,8 @@ import numpy as np
 
 _tiny = float(np.finfo(np.float32).tiny)
 _largest = float(np.finfo(np.float32).max)
+# What is wrong where numbers that are not finite are, but others.
+unlike = "NaN where infinite, or the other way round"
 
 
 @dataclasses.dataclass
@@ -75,7 +77,9 @@ def allowed(expected: Expected, error: float, dtype: Any) -> np.ndarray:
     info = jnp.finfo(dtype)
     off = error * expected.size + expected.slack
     rounding = 0.51 * float(info.eps) * (np.abs(expected.value) + off)
-    return off + rounding + float(info.tiny) * (1 if info.bits == 32 else float(info.eps))
+    return (
+        off + rounding + float(info.tiny) * (1 if info.bits == 32 else float(info.eps))
+    )
 
 
 def wrong(
@@ -99,19 +103,24 @@ def wrong(
     if np.any(spoiled := must_be_finite & ~finite):
         return f"{spoiled.sum()} of {y.size} NaN or infinite, should be finite"
     if np.any(other := _differs(y, wild) & safe & ~expected.unsure):
-        return f"{other.sum()} of {y.size} NaN where infinite, or the other way round"
+        return f"{other.sum()} of {y.size} {unlike}"
     compared = (wild == 0) & finite & ~expected.unsure
     far = compared & (np.abs(y - value) > off)
     if np.any(far):
         size = np.where(expected.size == 0, 1, expected.size)
         ratio = np.max(np.abs(y - value) / size, where=far, initial=0)
-        return f"off by {ratio:.2g} of |x||W|, declared {error:.0e}, {far.sum()} of {y.size}"
+        return (
+            f"off by {ratio:.2g} of |x||W|, declared {error:.0e}, {far.sum()} of "
+            f"{y.size}"
+        )
     return None
 
 
 def _differs(y, wild):
     nan = np.isnan(wild)
-    return (wild != 0) & (np.isnan(y) != nan) | np.isinf(wild) & (y != wild) & ~np.isnan(y)
+    return (wild != 0) & (np.isnan(y) != nan) | np.isinf(wild) & (
+        y != wild
+    ) & ~np.isnan(y)
 
 
 def loosened(x: Any, w: Any, expected: Expected) -> Expected:

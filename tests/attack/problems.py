@@ -19,16 +19,27 @@ def kernels(problem: Problem) -> list[Any]:
     return [kernel for kernel in every if table._refusal(kernel, problem) is None]
 
 
-def largest_error(problem: Problem, flipped: bool) -> tuple[float, str]:
-    """The bound that holds whichever kernel is chosen, of however many rows, and what
-    it is provided by. Of the transposed product if `flipped`, as in a derivative."""
-    if flipped:
-        product = "matmul" if problem.product != "matmul" else "matmul_transposed"
-        problem = dataclasses.replace(problem, product=product, activation=None)
+def largest_error(
+    problem: Problem, flips: tuple[bool, ...] = (False,), rounds: bool = True
+) -> tuple[float, str]:
+    """The bound that holds whichever kernels are chosen, of however many rows, and what
+    it is provided by. The products are transposed or not, as `flips` says. Where `x` is
+    not rounded, as in a derivative, activation formats play no part."""
     found = [
         kernel
+        for flipped in flips
         for rows in (1, 2, 9, 16, 64, problem.rows)
-        for kernel in kernels(dataclasses.replace(problem, rows=rows))
+        for kernel in kernels(_changed(problem, flipped, rounds, rows))
     ]
     conditions = [kernel.provided for kernel in found if kernel.provided]
     return max(kernel.error for kernel in found), "; ".join(sorted(set(conditions)))
+
+
+def _changed(problem, flipped, rounds, rows):
+    others = {"matmul": "matmul_transposed", "matmul_transposed": "matmul"}
+    return dataclasses.replace(
+        problem,
+        product=others[problem.product] if flipped else problem.product,
+        activation=problem.activation if rounds else None,
+        rows=rows,
+    )

@@ -2,22 +2,36 @@ import collections
 import pathlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 
 from .case import Case
 from .products import products
+from .programs import programs
+from .round_trips import round_trips
+from .sharding import manual, sharding
+from .training import adapters, training
 
 
 # What is attacked, and how often each is drawn.
-kinds: dict[Callable[[Case], None], int] = {products: 6}
+kinds: dict[Callable[[Case], None], int] = {
+    products: 8,
+    programs: 6,
+    round_trips: 4,
+    sharding: 2,
+    manual: 1,
+    training: 1,
+    adapters: 1,
+}
 _drawn = [kind for kind, times in kinds.items() for _ in range(times)]
 
 
-def run_case(seed: int, number: int, verbose: bool = False) -> Case:
+def run_case(
+    seed: int, number: int, verbose: bool = False, lenient: bool = False
+) -> Case:
     """Draws and checks one case. What raises an error has failed."""
-    case = Case(seed, number)
+    case = Case(seed, number, lenient)
     kind = case.pick(_drawn)
     if verbose:
         print(f"--seed {seed} --case {number}: {kind.__name__}", flush=True)
@@ -35,14 +49,14 @@ def run_case(seed: int, number: int, verbose: bool = False) -> Case:
 
 
 def run(
-    seconds: float, seed: int, verbose: bool = False
+    seconds: float, seed: int, verbose: bool = False, lenient: bool = False
 ) -> tuple[collections.Counter, list[tuple[int, str]]]:
     """Cases one after another until the time is over: what they met, and what failed,
     with the number of the case."""
     met, failures = collections.Counter(), []
     start, number = time.monotonic(), 0
     while time.monotonic() - start < seconds:
-        case = run_case(seed, number, verbose)
+        case = run_case(seed, number, verbose, lenient)
         met += case.met
         failures += [(number, line) for line in case.failures]
         if verbose:

@@ -13,16 +13,18 @@ class Transform(NamedTuple):
     """Something that JAX does with `x @ q`.
 
     - `fn`: of `x`, `v` and `q`, where `v` is of the shape of `x @ q`.
-    - `stack`: how many leading axes `q` should have at least.
+    - `stack`, `most`: how many leading axes `q` should have at least and at most.
     - `expected`: from the same, and `w` in the place of `q`.
-    - `of_x`: whether the result is a product of `x`; or else of `v`, or of a tangent,
-      which no activation format rounds.
+    - `rounds`: whether an activation format rounds `x`, as it does no tangents.
+    - `flips`: which products there are, by whether they are transposed.
     """
 
     fn: Callable[..., Any]
     stack: int
     expected: Callable[..., Expected]
-    of_x: bool = True
+    rounds: bool = True
+    flips: tuple[bool, ...] = (False,)
+    most: int = 9
 
 
 def _forward(x, v, w):
@@ -98,17 +100,39 @@ def _while(x, v, q):
     return lax.while_loop(lambda carry: carry[1] < 1, step, (v, 0, q))[0]
 
 
+def _hvp(x, v, q):
+    x = x.astype(jnp.float32)
+    loss = lambda x: jnp.sum((x @ q) ** 2) / 2
+    return jax.jvp(jax.grad(loss), (x,), (x,))[1]
+
+
+def _twice(x, v, w):
+    # What is wrong with the first product is multiplied by the second.
+    first, across = product(x, w), np.swapaxes(w, -1, -2)
+    known = np.where(first.wild == 0, first.value, first.wild)
+    second = product(known, across)
+    weight = np.abs(np.where(np.isfinite(across), across, 0))
+    size, slack = first.size @ weight, first.slack @ weight
+    slack = slack + second.slack + 1e-7 * size
+    unsure = np.any(first.size > 1e37, axis=-1, keepdims=True) | second.unsure
+    unsure |= np.any(first.unsure, axis=-1, keepdims=True)
+    return Expected(second.value, 2 * size, slack, second.wild, unsure)
+
+
 transforms = {
     "jit": Transform(lambda x, v, q: x @ q, 0, _forward),
     "left": Transform(lambda x, v, q: (q.mT @ x.mT).mT, 0, _forward),
     "vmap over rows": Transform(
-        lambda x, v, q: jax.vmap(lambda r: r @ q, -2, -2)(x), -1, _forward
+        lambda x, v, q: jax.vmap(lambda r: r @ q, -2, -2)(x), 0, _forward, most=0
     ),
     "vmap over rows, twice": Transform(
-        lambda x, v, q: jax.vmap(jax.vmap(lambda r: q.mT @ r))(x[None])[0], -1, _forward
+        lambda x, v, q: jax.vmap(jax.vmap(lambda r: q.mT @ r))(x[None])[0],
+        0,
+        _forward,
+        most=0,
     ),
     "vmap": Transform(lambda x, v, q: jax.vmap(_matmul)(x, q), 1, _forward),
-    "vmap, nested": Transform(_nested, 1, _forward),
+    "vmap, nested": Transform(_nested, 1, _forward, most=1),
     "vmap over axis 1": Transform(_second_axis, 2, _forward),
     "vmap over q": Transform(_row_of_weights, 1, lambda x, v, w: product(x[0], w)),
     "scan": Transform(_scan, 1, _forward),
@@ -118,19 +142,16 @@ transforms = {
     "jvp": Transform(
         lambda x, v, q: jax.jvp(lambda x: x @ q, (x,), (x,))[1], 0, _forward, False
     ),
-    "vjp": Transform(_vjp, 0, _backward, False),
-    "linear_transpose": Transform(_linear_transpose, 0, _backward, False),
-    "vmap of vjp": Transform(_vmapped_vjp, 1, _backward, False),
-    "vjp of vmap": Transform(_vjp_of_vmap, 1, _backward, False),
-    "vjp of remat": Transform(_rematerialized, 0, _backward, False),
-    "vjp of scan": Transform(_vjp_of_scan, 1, _backward, False),
+    "hvp": Transform(_hvp, 0, _twice, False, (False, True)),
+    "vjp": Transform(_vjp, 0, _backward, False, (True,)),
+    "linear_transpose": Transform(_linear_transpose, 0, _backward, False, (True,)),
+    "vmap of vjp": Transform(_vmapped_vjp, 1, _backward, False, (True,)),
+    "vjp of vmap": Transform(_vjp_of_vmap, 1, _backward, False, (True,)),
+    "vjp of remat": Transform(_rematerialized, 0, _backward, False, (True,)),
+    "vjp of scan": Transform(_vjp_of_scan, 1, _backward, False, (True,)),
 }
 
 
 def fits(transform: Transform, stack: tuple[int, ...]) -> bool:
-    """Whether it is for weights with these leading axes. (-1 is for none.)"""
-    if transform.stack == -1:
-        return len(stack) == 0
-    if transform.stack == 0:
-        return True
-    return len(stack) >= transform.stack and 0 not in stack
+    """Whether it is for weights with these leading axes."""
+    return transform.stack <= len(stack) <= transform.most

@@ -18,7 +18,11 @@ sparse = ("zeros", "sparse", "outliers")
 
 
 def draw_weight(
-    case: Case, shape: tuple[int, ...], kind: str, format: eqq.AbstractFormat, dtype: Any
+    case: Case,
+    shape: tuple[int, ...],
+    kind: str,
+    format: eqq.AbstractFormat,
+    dtype: Any,
 ) -> Any:
     """Numbers that the format is made to take."""
     rng = case.rng
