@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -159,7 +160,8 @@ def _saved(case, q, d, w):
         loaded, like = eqq.load(path), eqq.load(path, like=tree)
     plain = eqq.tree_prepack(tree, "cpu")
     for name, found in (("load", loaded), ("load like", like)):
-        yield f"{name}, quantized", same(found["a.b"], plain["a.b"])
+        packed = eqq.tree_prepack(found["a.b"], "cpu")
+        yield f"{name}, quantized", same(packed, plain["a.b"])
         yield f"{name}, nested", equal(found["a"]["b"], d)
         yield f"{name}, dense", same(found["c"][0], d)
 
@@ -264,6 +266,22 @@ def _mapped_axes(case, q, d, w):
             yield f"vmap over axis {axis}", equal(fn(), expected)
 
 
+def _exported(case, q, d, w):
+    # In a program, and as its argument.
+    if q.ndim != 2 or q.activation is not None:
+        return
+    x = jnp.asarray(case.rng.standard_normal((3, q.shape[0])), jnp.float32)
+    run = lambda x, q: eqq.qmatmul(x, q, kernel="reference")
+    expected = jax.jit(run)(x, q)
+    inside = jax.export.export(jax.jit(lambda x: run(x, q)))(x)
+    inside = jax.export.deserialize(inside.serialize())
+    yield "inside", np.allclose(inside.call(x), expected, 1e-5, 1e-5, equal_nan=True)
+    outside = jax.export.export(jax.jit(run))(x, q)
+    outside = jax.export.deserialize(outside.serialize())
+    found = outside.call(x, q)
+    yield "argument", np.allclose(found, expected, 1e-5, 1e-5, equal_nan=True)
+
+
 _laws = (_layout, _prepacked, _stacked, _indexed, _compared, _saved, _again)
 _laws += (_quantized_inside, _not_finite, _finite_or_refused, _of_any_size)
-_laws += (_mapped_axes,)
+_laws += (_mapped_axes, _exported)

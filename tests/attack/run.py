@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 
 from .case import Case
+from .optimizers import optimizers
 from .products import products
 from .programs import programs
 from .round_trips import round_trips
@@ -23,6 +24,7 @@ kinds: dict[Callable[[Case], None], int] = {
     manual: 1,
     training: 1,
     adapters: 1,
+    optimizers: 1,
 }
 _drawn = [kind for kind, times in kinds.items() for _ in range(times)]
 
