@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 levels = ("avx2", "avx512", "avx512_bf16", "amx")
 available = levels[: 0 if library.missing() else library.level()]
-names = ("nf4", "int4", "int4-affine", "int8", "int8-32", "ternary", "ternary-2-bits")
+names = ("nf4", "int4-affine", "int8", "int8-32", "ternary")
 
 
 @pytest.fixture(params=available)
@@ -104,7 +104,7 @@ def test_sums_that_are_too_large_before_they_are_scaled(name, at_level):
     q = eqq.quantize(1e-3 * normal(640, 530), formats[name])
     for rows in (1, 3, 20):
         check_close(1e37 * normal(rows, 640, seed=1), q)
-    check_close(1e-37 * normal(3, 640, seed=1), eqq.quantize(1e30 * q, formats[name]))
+    check_close(1e-30 * normal(3, 640, seed=1), eqq.quantize(1e30 * q, formats[name]))
 
 
 def test_inputs_that_are_too_large_once_they_are_scaled(at_level):
@@ -116,7 +116,7 @@ def test_inputs_that_are_too_large_once_they_are_scaled(at_level):
         assert error(y[:, 1:], x, q.dequantize()[:, 1:]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ("int8", "int8-32", "int4", "int4-affine", "ternary"))
+@pytest.mark.parametrize("name", ("int8", "int8-32", "int4-affine", "ternary"))
 def test_inputs_that_are_far_from_the_others_of_their_row(name, at_level):
     rng = np.random.default_rng(0)
     w, x = np.array(normal(640, 530)), np.array(normal(40, 640, seed=1))
@@ -126,7 +126,7 @@ def test_inputs_that_are_far_from_the_others_of_their_row(name, at_level):
     for row in x[10:20]:
         row[rng.choice(640, 6, replace=False)] *= 1e6
     x[20, ::5] *= 1e6
-    x[21] *= 1e-36
+    x[21] *= 1e-30
     x[22] = 0
     x[23] *= 1e30
     x[24, 100:] = 0
@@ -134,8 +134,8 @@ def test_inputs_that_are_far_from_the_others_of_their_row(name, at_level):
     x[26] = np.exp(5 * x[26])
     q = eqq.quantize(jnp.asarray(w), formats[name])
     check_close(jnp.asarray(x), q)
-    # Those that any way of rounding would lose.
-    assert "native_integers" in {k.name for k in kernels(x, q)} or library.level() < 2
+    if library.level() >= 2:
+        assert "native_integers" in {kernel.name for kernel in kernels(x, q)}
 
 
 def test_a_bound_that_depends_on_the_weights_says_so():
@@ -146,3 +146,13 @@ def test_a_bound_that_depends_on_the_weights_says_so():
         assert "the weights are on average no smaller where" in f"{explained}".replace(
             "\n", " "
         )
+
+
+def test_rounded_activations_that_are_not_finite(at_level):
+    w = normal(640, 530).at[5].set(0).at[70, ::2].set(0)
+    q = eqq.quantize(w, "int8", activation="int8")
+    x = normal(20, 640, seed=1).at[3, 5].set(jnp.nan).at[7, 70].set(jnp.inf)
+    wanted = np.asarray(eqq.qmatmul(x, q, kernel="reference"))
+    for _, y in products(x, q):
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)

@@ -43,21 +43,21 @@ void fail(const Case& c, const char* set, const char* what) {
 
 // Whether `y` is close to a sum of products, relative to their absolute values.
 //
-// Products of bfloat16 take inputs as zeros that are not normal, and so are some inputs
-// times what codes stand for, before they are scaled.
+// Numbers that are not normal are less exact, or taken as zeros: inputs, weights, and
+// inputs times what codes stand for, before they are scaled.
 bool close(float y, const double* x, const Numbers& w) {
-  double sum = 0, size = 0, weights = 0;
+  double sum = 0, size = 0, all = 1;
   for (size_t j = 0; j < w.size(); ++j) {
     const double product = x[j] * w[j];
     sum += product;
     size += std::isfinite(product) ? std::abs(product) : 0;
-    weights += std::abs(w[j]);
+    all += std::abs(w[j]) + std::abs(x[j]);
   }
   if (std::isnan(sum)) return std::isnan(y);
   // In float32, so is what would be infinite then.
   if (size > 1e38) return true;
   if (std::isinf(sum)) return y == sum;
-  return std::abs(y - sum) <= bound * size + 1e-36 * (weights + 1);
+  return std::abs(y - sum) <= bound * size + 1e-36 * all;
 }
 
 // Inputs, and what a weight is rounded to before they are multiplied with it.
