@@ -132,6 +132,14 @@ def calls_as_registered(owner: eqx.Module, field: str) -> bool:
     return cls is not None and _call_of(type(owner)) is _call_of(cls)
 
 
+def calls_as_equinox(module: eqx.Module) -> bool:
+    """Whether a module is called as some class of Equinox's own is: by calls of the
+    layers in it."""
+    bases = type(module).__mro__
+    cls = next((base for base in bases if "__call__" in vars(base)), object)
+    return cls.__module__.split(".")[0] == eqx.__name__
+
+
 def _call_of(cls):
     return getattr(cls, "__call__", None)
 

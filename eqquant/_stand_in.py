@@ -2,6 +2,7 @@ import abc
 import functools as ft
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -27,9 +28,21 @@ def _reflected(op: Callable) -> Callable:
     return _arithmetic(ft.wraps(op)(lambda self, other: op(other, self)))
 
 
+def _of_dense(name: str) -> Callable:
+    # A method of arrays, whose result is an ordinary array.
+    def method(self, *args, **kwargs):
+        args = [dense_for(x, name) for x in args]
+        return getattr(self._dense_for(name), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = "As of an ordinary array, which this gives."
+    return method
+
+
 class AbstractStandIn(eqx.Module):
-    """Stands where an array of some shape and dtype stood. Arithmetic makes it that
-    array; what products, transposes and indices give is for a subclass to say."""
+    """Stands where an array of some shape and dtype stood, and has the members of one.
+    Arithmetic makes it that array, and so do its methods; what products, transposes and
+    indices give is for a subclass to say."""
 
     # So that `numpy_array @ w` is left to `w`.
     __array_ufunc__ = None
@@ -91,11 +104,93 @@ class AbstractStandIn(eqx.Module):
     def __bool__(self) -> bool:
         return bool(self._dense_for("bool"))
 
+    @property
+    def at(self) -> Any:
+        """For updates, as of an ordinary array; what they give is one."""
+        return self._dense_for("at").at
+
+    @property
+    def itemsize(self) -> int:
+        """How many bytes each number of the ordinary array takes."""
+        return self.dtype.itemsize
+
+    @property
+    def real(self) -> Array:
+        return self._dense_for("real").real
+
+    @property
+    def imag(self) -> Array:
+        return self._dense_for("imag").imag
+
     def __array__(self, dtype=None, copy=None):
-        raise TypeError(
-            f"A `{type(self).__name__}` is not made an ordinary array unless you say "
-            "so: use `q.dequantize()`. Products, `x @ q` and `q @ x`, need not."
+        raise TypeError(self._not_an_array())
+
+    # What JAX says of something that is not an array names neither which it is nor what
+    # would do. But before that it asks for this, and writes it out: then more is said.
+    # (Its operators ask as well. They, and everyone else, learn that there is none.)
+    @property
+    def __jax_array__(self):
+        if _asked_by_jax("_arraylike"):
+            raise TypeError(self._not_an_array())
+        raise AttributeError("There is no `__jax_array__`.")
+
+    def __str__(self) -> str:
+        if _asked_by_jax("bind", "typeof", "asarray"):
+            # (JAX would put another `TypeError` in the place of one.)
+            raise ValueError(self._not_an_array())
+        return repr(self)
+
+    def _not_an_array(self) -> str:
+        kind = type(self).__name__
+        return (
+            f"A `{kind}` is not made an ordinary array unless you say so, and "
+            f"this takes no other. Got one of shape {self.shape}. Products, `x @ w` "
+            "and `w @ x`, arithmetic, indices and the methods of arrays need not be "
+            "said. A module that gives a quantized weight to other functions should "
+            "run as by `eqquant.implicit`: pass `unsupported='on_call'` to "
+            "`eqquant.tree_quantize`, or leave this weight out by a rule. Elsewhere, "
+            "there are `eqquant.implicit(function)` and `w.dequantize()`."
         )
+
+    all = _of_dense("all")
+    any = _of_dense("any")
+    argmax = _of_dense("argmax")
+    argmin = _of_dense("argmin")
+    argpartition = _of_dense("argpartition")
+    argsort = _of_dense("argsort")
+    choose = _of_dense("choose")
+    clip = _of_dense("clip")
+    compress = _of_dense("compress")
+    conj = _of_dense("conj")
+    conjugate = _of_dense("conjugate")
+    copy = _of_dense("copy")
+    cumprod = _of_dense("cumprod")
+    cumsum = _of_dense("cumsum")
+    diagonal = _of_dense("diagonal")
+    dot = _of_dense("dot")
+    flatten = _of_dense("flatten")
+    item = _of_dense("item")
+    max = _of_dense("max")
+    mean = _of_dense("mean")
+    min = _of_dense("min")
+    nonzero = _of_dense("nonzero")
+    prod = _of_dense("prod")
+    ptp = _of_dense("ptp")
+    ravel = _of_dense("ravel")
+    repeat = _of_dense("repeat")
+    reshape = _of_dense("reshape")
+    round = _of_dense("round")
+    searchsorted = _of_dense("searchsorted")
+    sort = _of_dense("sort")
+    squeeze = _of_dense("squeeze")
+    std = _of_dense("std")
+    sum = _of_dense("sum")
+    swapaxes = _of_dense("swapaxes")
+    take = _of_dense("take")
+    tolist = _of_dense("tolist")
+    trace = _of_dense("trace")
+    transpose = _of_dense("transpose")
+    var = _of_dense("var")
 
     __add__ = _arithmetic(operator.add)
     __radd__ = _reflected(operator.add)
@@ -118,6 +213,25 @@ class AbstractStandIn(eqx.Module):
     __le__ = _arithmetic(operator.le)
     __gt__ = _arithmetic(operator.gt)
     __ge__ = _arithmetic(operator.ge)
+    __divmod__ = _arithmetic(divmod)
+    __rdivmod__ = _reflected(divmod)
+    __round__ = _of_dense("__round__")
+
+
+# Between a function and who asked for it there may be others: of Equinox, whose modules
+# say how their members are found; and of the type checkers.
+_between = (__name__.split(".")[0], "equinox", "jaxtyping", "beartype")
+
+
+def _asked_by_jax(*functions: str) -> bool:
+    asker = sys._getframe(1)
+    while asker.f_back and _module(asker).split(".")[0] in _between:
+        asker = asker.f_back
+    return _module(asker).startswith("jax.") and asker.f_code.co_name in functions
+
+
+def _module(frame):
+    return frame.f_globals.get("__name__", "")
 
 
 def dense_for(x: Any, reason: str) -> Any:

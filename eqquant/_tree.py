@@ -15,6 +15,7 @@ from ._array import as_dense, is_quantized
 from ._axes import Axis, normalise_axis
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
 from ._owners import (
+    calls_as_equinox,
     calls_as_registered,
     convolutions,
     LeafInfo,
@@ -40,8 +41,8 @@ class _Wish(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What becomes of a leaf: the format that it is to be quantized in, and the module
-    that then is to run as by `implicit`, if any. Or else why it is left as it is, and
+    """What becomes of a leaf: the format that it is to be quantized in, and the modules
+    that then are to run as by `implicit`, if any. Or else why it is left as it is, and
     what would change that."""
 
     leaf: Any
@@ -49,7 +50,7 @@ class Decision:
     format: AbstractFormat | None
     reason: str = ""
     way_out: str = ""
-    on_call: eqx.Module | None = None
+    on_call: tuple[eqx.Module, ...] = ()
 
 
 Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
@@ -107,7 +108,10 @@ def tree_quantize(
 
         - `"skip"` leaves their weights as they are.
         - `"on_call"` quantizes them, and lets the layers run as by
-            [`eqquant.implicit`][]. They stay instances of their classes.
+            [`eqquant.implicit`][]. So do the modules that a quantized weight is in,
+            other than those of Equinox, for their calls may read it themselves:
+            `jax.lax.ragged_dot(x, self.experts.weight, sizes)`. All stay instances of
+            their classes.
         - `"error"` raises an error for a convolution.
     - `strict`: whether a rule that matches nothing is an error.
 
@@ -127,7 +131,7 @@ def tree_quantize(
     # The same array in two places becomes the same quantized array in both.
     done = {}
     leaves = []
-    callers = {id(decision.on_call) for decision in decisions if decision.on_call}
+    callers = {id(module) for decision in decisions for module in decision.on_call}
     for decision in _progress(decisions):
         leaf = decision.leaf
         if decision.format is not None and decision.info is not None:
@@ -180,7 +184,8 @@ def decide(
         caller = _caller(info) if unsupported == "on_call" else None
         obstacle = _obstacle(leaf, info, wish, min_size, embeddings, caller)
         if obstacle is None:
-            decisions.append(Decision(leaf, info, wish.format, on_call=caller))
+            readers = _readers(info, caller) if unsupported == "on_call" else ()
+            decisions.append(Decision(leaf, info, wish.format, on_call=readers))
             continue
         reason, way_out = obstacle
         if info and unsupported == "error" and reason.startswith(_unsupported):
@@ -228,6 +233,14 @@ def _caller(info):
     if known and not isinstance(info.owner, convolutions):
         return None
     return info.owner if callable(info.owner) else None
+
+
+def _readers(info, caller):
+    # And those that may read the weight past the layer that it is of: an outer one runs
+    # as by `implicit` with all that is inside. The layers of Equinox call each other.
+    modules = info.ancestors if info.owner is None else info.ancestors[:-1]
+    readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
+    return tuple(readers) if caller is None else (*readers, caller)
 
 
 def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str] | None:

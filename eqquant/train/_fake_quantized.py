@@ -30,7 +30,7 @@ class FakeQuantized(AbstractStandIn):
     - `step_size`: the scale of each block, which trains too; or `None`, where the
         format finds the scales anew from the weight each time.
     - `format`, `axis`, `activation`: as of [`eqquant.quantize`][].
-    - `clip`: as of [`eqquant.straight_through`][].
+    - `clips`: as `clip` of [`eqquant.straight_through`][].
     """
 
     weight: Float[Array, "..."]
@@ -38,7 +38,7 @@ class FakeQuantized(AbstractStandIn):
     format: AbstractFormat = eqx.field(static=True)
     axis: Axis = eqx.field(static=True)
     activation: AbstractFormat | None = eqx.field(static=True)
-    clip: bool = eqx.field(static=True)
+    clips: bool = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,6 +58,10 @@ class FakeQuantized(AbstractStandIn):
             )
         return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
 
+    def astype(self, dtype: Any) -> Array:
+        """The array after rounding, of another dtype."""
+        return self.dequantize().astype(dtype)
+
     def with_sharding(self, sharding: NamedSharding) -> "FakeQuantized":
         """Places the master weight, and the step sizes along with it. A block, or a
         byte, is not split, so that `freeze` may leave everything where it is."""
@@ -76,7 +80,7 @@ class FakeQuantized(AbstractStandIn):
         """The array after rounding: the one that `freeze` will stand for."""
         if self.step_size is None:
             return straight_through(
-                self.weight, self.format, axis=self.axis, clip=self.clip
+                self.weight, self.format, axis=self.axis, clip=self.clips
             )
         return learned_step_size(
             self.weight, self.step_size, self.format, axis=self.axis
@@ -156,7 +160,7 @@ def fake_quantized(
         format=format,
         axis=axis,
         activation=packed.activation,
-        clip=clip,
+        clips=clip,
     )
 
 

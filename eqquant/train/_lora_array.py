@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, UInt32
 
 from .._array import as_dense, is_quantized, QuantizedArray
 from .._placement import full_spec, placed
-from .._stand_in import AbstractStandIn
+from .._stand_in import AbstractStandIn, dense_for
 from ..formats import from_bits, to_bits
 
 
@@ -111,12 +111,14 @@ class LoRA(AbstractStandIn):
         return self.dequantize()
 
     def __matmul__(self, x: Any) -> Array:
+        x = dense_for(x, "matmul")
         if not eqx.is_array(x):
             return NotImplemented
         x = jnp.asarray(x)
         return x @ self.mT if x.ndim == 1 else (x.mT @ self.mT).mT
 
     def __rmatmul__(self, x: Any) -> Array:
+        x = dense_for(x, "matmul")
         if not eqx.is_array(x):
             return NotImplemented
         x = jnp.asarray(x)
