@@ -36,6 +36,11 @@ def _at(axis, index):
     return (*[slice(None)] * axis, index)
 
 
+def _about(index, size):
+    # From twice the size below zero to twice above: within, and beyond either end.
+    return index % (4 * max(1, size)) - 2 * max(1, size)
+
+
 def _transposed(case: Case, shape) -> Step:
     order = tuple(int(i) for i in case.rng.permutation(len(shape)))
     return lambda w, ids: w.transpose(order)
@@ -91,7 +96,9 @@ def _index(case: Case, shape) -> Step | None:
 
 def _traced_index(case: Case, shape) -> Step | None:
     i, j = _axis(case, shape), case.integer(0, integers - 1)
-    return None if shape[i] == 0 else lambda w, ids: w[_at(i, ids[j])]
+    if shape[i] == 0:
+        return None
+    return lambda w, ids: w[_at(i, _about(ids[j], shape[i]))]
 
 
 def _dynamic_slice(case: Case, shape) -> Step:
@@ -105,14 +112,23 @@ def _dynamic_slice(case: Case, shape) -> Step:
     signs = {}
     if _takes_signs and case.chance(0.4):
         signs["allow_negative_indices"] = case.chance(0.5)
-    return lambda w, ids: lax.dynamic_slice(w, list(ids[at]), sizes, **signs)
+
+    def fn(w, ids):
+        starts = [_about(i, size) for i, size in zip(ids[at], shape)]
+        return lax.dynamic_slice(w, starts, sizes, **signs)
+
+    return fn
 
 
 def _dynamic_index(case: Case, shape) -> Step | None:
     i, j, keeps = _axis(case, shape), case.integer(0, integers - 1), case.chance(0.5)
     if shape[i] == 0:
         return None
-    return lambda w, ids: lax.dynamic_index_in_dim(w, ids[j], i, keeps)
+
+    def fn(w, ids):
+        return lax.dynamic_index_in_dim(w, _about(ids[j], shape[i]), i, keeps)
+
+    return fn
 
 
 def _take(case: Case, shape) -> Step | None:
@@ -123,7 +139,8 @@ def _take(case: Case, shape) -> Step | None:
         return None
 
     def fn(w, ids):
-        some = ids[at].reshape(2, 2) if square else ids[at]
+        some = _about(ids[at], shape[i])
+        some = some.reshape(2, 2) if square else some
         return jnp.take(w, some, axis=i, mode=mode)
 
     return fn
@@ -133,9 +150,13 @@ def _gathered(case: Case, shape) -> Step | None:
     i, at = _axis(case, shape), _some(case, 3)
     if 0 in shape:
         return None
-    if i + 1 < len(shape) and case.chance(0.3):
-        return lambda w, ids: w[_at(i, ids[at])[: i + 1] + (ids[at],)]
-    return lambda w, ids: w[_at(i, ids[at])]
+    number = 2 if i + 1 < len(shape) and case.chance(0.3) else 1
+
+    def fn(w, ids):
+        some = [_about(ids[at], size) for size in shape[i : i + number]]
+        return w[(*[slice(None)] * i, *some)]
+
+    return fn
 
 
 def _flipped(case: Case, shape) -> Step:
