@@ -20,7 +20,7 @@ def optimizers(case: Case) -> None:
     """Steps of 8-bit optimizers: wherever a parameter is, the same."""
     name = case.pick([*_makers])
     optimizer = _makers[name](1e-3)
-    shape = case.pick(((64, 64), (128, 48), (4, 64, 32), (8192,)))
+    shape = case.pick(((64, 64), (128, 48), (8, 64, 32), (8192,)))
     type = case.pick((AxisType.Auto, AxisType.Explicit))
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(type, type))
     spec = P(*case.pick(_specs)[: len(shape)])
