@@ -12,7 +12,7 @@ from .formats import draw_activation, draw_format, name_of
 from .oracle import product, wrong
 from .problems import largest_error, problem_of
 from .products import rounded
-from .round_trips import equal
+from .same import equal
 
 
 _sizes = ((512, 64), (256, 128), (768, 32), (512, 640), (1280, 32), (320, 48))

@@ -11,7 +11,7 @@ import eqquant as eqq
 from . import inputs
 from .case import Case
 from .formats import draw_format, name_of
-from .round_trips import equal, same
+from .same import equal, same
 
 
 class _Model(eqx.Module):
