@@ -34,6 +34,7 @@ from ._nested import Nested as Nested
 from ._nf4 import NF4 as NF4
 from ._nvfp4 import NVFP4 as NVFP4
 from ._packing import (
+    as_product as as_product,
     digits as digits,
     pack as pack,
     per_byte as per_byte,

@@ -58,13 +58,13 @@ def digits(packed: Integer[Array, "*j"], levels: int) -> list[Integer[Array, "*j
 
 
 def _divided(x, divisor):
-    factor, shift = _as_product(divisor)
+    factor, shift = as_product(divisor)
     return (x * np.uint16(factor)) >> np.uint16(shift)
 
 
 @ft.cache
-def _as_product(divisor):
-    # The factor and the shift that divide every byte, without leaving 16 bits.
+def as_product(divisor: int) -> tuple[int, int]:
+    """The factor and the shift that divide every byte, without leaving 16 bits."""
     x = np.arange(256)
     for shift in range(16):
         factor = -(-(2**shift) // divisor)

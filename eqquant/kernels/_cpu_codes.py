@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Shaped
 
-from ..formats import AbstractFormat, AbstractGrid, digits, from_bits, Int4, per_byte
+from ..formats import (
+    AbstractFormat,
+    AbstractGrid,
+    as_product,
+    from_bits,
+    Int4,
+    per_byte,
+)
 from ._problem import Problem
 
 
@@ -42,14 +49,37 @@ def zero_points(stored: dict[str, Array]) -> Float[Array, "g n"] | None:
     return None
 
 
-def points(codes: Integer[Array, "*s"], format: Grid) -> list[Float[Array, "*s"]]:
-    """What the first code of each byte stands for, the second and so on; less the
-    scale, and the zero-point if there is one."""
-    found = digits(codes, radix(format))
+def codes_of(
+    packed: Integer[Array, "j n"], radix: int, p: int
+) -> Integer[Array, "_ n"]:
+    """The codes of some bytes, which are their first `p` digits base `radix`. Each has
+    a row of its own.
+
+    (It is one expression for all digits of a byte: XLA compiles that once.)
+    """
+    if p == 1:
+        return packed
+    j, n = packed.shape
+    of_digit = lambda a: jnp.asarray(a)[None, :, None]
+    if radix & (radix - 1) == 0:
+        bits = radix.bit_length() - 1
+        shift = np.arange(0, bits * p, bits, dtype=np.uint8)
+        codes = (packed[:, None] >> of_digit(shift)) & np.uint8(radix - 1)
+    else:
+        factors, shifts = np.array([as_product(radix**i) for i in range(p)]).T
+        wide = packed.astype(jnp.uint16)[:, None] * of_digit(factors.astype(np.uint16))
+        wide = wide >> of_digit(shifts.astype(np.uint16))
+        factor, shift = map(np.uint16, as_product(radix))
+        less = ((wide * factor) >> shift) * np.uint16(radix)
+        codes = (wide - less).astype(jnp.uint8)
+    return codes.reshape(j * p, n)
+
+
+def points(codes: Integer[Array, "*s"], format: Grid) -> Float[Array, "*s"]:
+    """What each code stands for, less the scale, and the zero-point if there is one."""
     if isinstance(format, Int4):
-        less = np.float32(8 if format.symmetric else 0)
-        return [code.astype(jnp.float32) - less for code in found]
-    return [format.to_points(code) for code in found]
+        return codes.astype(jnp.float32) - np.float32(8 if format.symmetric else 0)
+    return format.to_points(codes)
 
 
 def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
@@ -62,7 +92,7 @@ def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
 def point_table(format: Grid) -> Float[np.ndarray, " r"]:
     """What each code stands for, as `points` says, of a format that packs them."""
     codes = np.arange(radix(format), dtype=np.uint8)
-    return _now(lambda: points(jnp.asarray(codes), format)[0])
+    return _now(lambda: points(jnp.asarray(codes), format))
 
 
 def _now(fn):

@@ -6,7 +6,16 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
-from ._cpu_codes import grid, per, points, refuse_layout, scales, zero_points
+from ._cpu_codes import (
+    codes_of,
+    grid,
+    per,
+    points,
+    radix,
+    refuse_layout,
+    scales,
+    zero_points,
+)
 from ._cpu_tiles import refuse_small, tiled
 from ._cpu_tuning import bfloat16_rows, multiplies_bfloat16
 from ._problem import Problem
@@ -26,28 +35,24 @@ def _float_tiles(x, stored, problem, dtype):
         x = x * scale
 
     def decode(codes, part):
-        def finish(i, w):
-            w = w if zero is None else w - part(_by_byte(zero, i, problem, j))
-            w = w if one else w * part(_by_byte(scale, i, problem, j))
-            return w if dtype == jnp.float32 else _to_bfloat16(w)
-
-        return [finish(i, w) for i, w in enumerate(points(codes, format))]
+        w = points(codes_of(codes, radix(format), per(format)), format)
+        w = w if zero is None else w - part(_by_code(zero, format, j))
+        w = w if one else w * part(_by_code(scale, format, j))
+        return w if dtype == jnp.float32 else _to_bfloat16(w)
 
     y = tiled(x.astype(dtype), codes, decode, problem, per(format))
     return (y * scale if one and forward else y).astype(problem.dtype)
 
 
-def _by_byte(a, i, problem, j):
-    # From one for each block to one for the code number `i` of each byte.
-    block, p = problem.format.block_size, per(grid(problem))
+def _by_code(a, format, j):
+    # From one for each block to one for each code of all bytes.
+    k = j * per(format)
     if a.shape[0] == 1:
-        return jnp.broadcast_to(a, (j, a.shape[1]))
-    if block % p == 0:
-        return jnp.repeat(a, block // p, axis=0)[:j]
-    # (Not by an index, which XLA would not fuse.)
-    a = jnp.pad(a, ((0, 1), (0, 0)))
-    each = jnp.broadcast_to(a[:, None], (a.shape[0], block, a.shape[1]))
-    return each.reshape(-1, a.shape[1])[i : p * j : p]
+        return jnp.broadcast_to(a, (k, a.shape[1]))
+    # (The last byte may have room for some of a block that there is not.)
+    missing = -(-k // format.block_size) - a.shape[0]
+    a = jnp.pad(a, ((0, missing), (0, 0)))
+    return jnp.repeat(a, format.block_size, axis=0)[:k]
 
 
 def _to_bfloat16(w):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..formats import AbstractGrid, digits, Int8
-from ._cpu_codes import grid, integer_step, per, radix, refuse_layout, scales
+from ..formats import AbstractGrid, Int8
+from ._cpu_codes import codes_of, grid, integer_step, per, radix, refuse_layout, scales
 from ._cpu_tiles import refuse_small, tiled
 from ._cpu_tuning import sweep_rows
 from ._problem import Problem
@@ -48,10 +48,10 @@ def integer_tiles(
 
     def decode(codes, part):
         if codes.dtype == jnp.int8:
-            return [codes]
-        found = [codes] if per(format) == 1 else digits(codes, radix(format))
+            return codes
         # (What wraps around comes back, for all points have 8 bits.)
-        return [d.astype(jnp.int8) * a + b for d in found]
+        found = codes_of(codes, radix(format), per(format))
+        return found.astype(jnp.int8) * a + b
 
     def finish(y):
         y = y.reshape(number, m, y.shape[1]).astype(jnp.float32)

@@ -5,8 +5,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
-from ..formats import AbstractRSR, digits, Stored
-from ._cpu_codes import refuse_layout, to_bytes
+from ..formats import AbstractRSR, Stored
+from ._cpu_codes import codes_of, refuse_layout, to_bytes
 from ._cpu_sweep import looked_up, one_by_one, swept
 from ._cpu_tiles import tiled
 from ._cpu_tuning import fuses
@@ -47,8 +47,9 @@ def rsr_lookup(
     codes = stored["codes"]
     groups, n = codes.shape
     if fuses and codes.dtype == jnp.uint8 and x.dtype.itemsize <= 4:
-        every = digits(jnp.arange(256, dtype=jnp.uint8), format.levels)[: format.k]
-        points = [d.astype(jnp.float32) + format.domain[0] for d in every]
+        every = jnp.arange(256, dtype=jnp.uint8)[None]
+        points = codes_of(every, format.levels, format.k).astype(jnp.float32)
+        points = points + format.domain[0]
         x = to_bytes(x.astype(jnp.float32), format.k, groups)
         one = jnp.ones((1, n), jnp.float32)
         terms = looked_up(points)
@@ -148,10 +149,8 @@ def rsr_tiles(
     m, k = x.shape
 
     def decode(codes, part):
-        low = np.int8(format.domain[0])
-        return [
-            d.astype(jnp.int8) + low for d in digits(codes, format.levels)[: format.k]
-        ]
+        found = codes_of(codes, format.levels, format.k)
+        return found.astype(jnp.int8) + np.int8(format.domain[0])
 
     def rounded(x):
         """The product with what three digits say of `x`, and the rest of `x`."""

@@ -10,7 +10,17 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ..formats import AbstractFormat, AbstractGrid, digits, Int4, round_trip
-from ._cpu_codes import grid, per, points, refuse_layout, scales, to_bytes, zero_points
+from ._cpu_codes import (
+    codes_of,
+    grid,
+    per,
+    points,
+    radix,
+    refuse_layout,
+    scales,
+    to_bytes,
+    zero_points,
+)
 from ._cpu_tuning import fuses, sweep_rows
 from ._problem import Problem
 from ._table import register_kernel
@@ -119,12 +129,12 @@ def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, "
     return jnp.matmul(ones, total, precision=lax.Precision.HIGHEST)[0]
 
 
-def looked_up(points: list[Float[Array, "256"]]) -> tuple[Callable, _Term]:
+def looked_up(points: Float[Array, "p 256"]) -> tuple[Callable, _Term]:
     """What a byte adds, from a table of all that one can: the sums of the inputs times
     `points`, what its first code stands for and what the others do."""
 
     def table(x):
-        sums = jnp.matmul(x, jnp.stack(points), precision=lax.Precision.HIGHEST)
+        sums = jnp.matmul(x, points, precision=lax.Precision.HIGHEST)
         # Or else XLA computes each entry again where it is looked up.
         return lax.optimization_barrier(sums)
 
@@ -154,7 +164,8 @@ def _terms(format):
         return lambda x: x, product
     if isinstance(format, Int4) and (fuses or not format.symmetric):
         return lambda x: x, nibbles
-    return looked_up(points(jnp.arange(256, dtype=jnp.uint8), format))
+    every = jnp.arange(256, dtype=jnp.uint8)[None]
+    return looked_up(points(codes_of(every, radix(format), per(format)), format))
 
 
 def sweep(

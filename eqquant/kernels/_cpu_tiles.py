@@ -6,14 +6,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Integer
 
-from ._cpu_codes import to_bytes
 from ._cpu_tuning import fuses, rounding_size
 from ._problem import Problem
 
 
-# Products of many rows: some columns of the weight are decoded at a time, the first
-# codes of all bytes and then the second, and multiplied by the inputs in that order.
-# So no codes are interleaved. Across the blocks it is some bytes of all columns.
+# Products of many rows: some columns of the weight are decoded at a time, and
+# multiplied by the inputs. Across the blocks it is some bytes of all columns.
 #
 # There is no loop, for XLA would decode on one thread then; but before JAX 0.11 it
 # would decode all of them at once otherwise.
@@ -24,20 +22,18 @@ _least_bytes = 2**19
 def tiled(
     x: Array,
     codes: Integer[Array, "j n"],
-    decode: Callable[[Integer[Array, "_ _"], Callable[[Array], Array]], list[Array]],
+    decode: Callable[[Integer[Array, "_ _"], Callable[[Array], Array]], Array],
     problem: Problem,
     p: int,
     finish: Callable[[Array], Array] = lambda y: y,
 ) -> Array:
     """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
-    `decode` gives a tile of `w`, as a list of `p`, from its bytes and from what takes
-    the same part of any array `j n`. `finish` is applied to what a tile gives."""
+    `decode` gives a tile of `w` from its bytes, and from what takes the same part of
+    any array that has a row for each code. `finish` is applied to what a tile gives."""
     j, n = codes.shape
     forward = problem.product == "matmul"
     if forward:
-        # The inputs of the first code of each byte, those of the second...
-        x = to_bytes(x, p, j).swapaxes(1, 2)
-        x = x.reshape(x.shape[0], p * j)
+        x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
     # Each a 32nd of the weight in float32, if that is not very small.
     size = n * p * j * problem.stack
     number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
@@ -47,16 +43,17 @@ def tiled(
     length = n if forward else j
 
     def tile(codes, start, size):
-        axis = 1 if forward else 0
-        some = lambda a: lax.dynamic_slice_in_dim(a, start, size, axis)
-        w = decode(codes if size == length else some(codes), some)
-        y = finish(_dot(x, w[0] if p == 1 else jnp.concatenate(w), 1 - axis))
-        return y if forward else y.reshape(y.shape[0], p, size)
+        def some(a, each):
+            if size == length:
+                return a
+            axis, each = (1, 1) if forward else (0, each)
+            return lax.dynamic_slice_in_dim(a, start * each, size * each, axis)
+
+        w = decode(some(codes, 1), lambda a: some(a, p))
+        return finish(_dot(x, w, 0 if forward else 1))
 
     y = _side_by_side(tile, codes, length, -(-length // number))
-    if forward:
-        return y
-    return y.swapaxes(1, 2).reshape(y.shape[0], p * j)[:, : problem.k]
+    return y if forward else y[:, : problem.k]
 
 
 def _side_by_side(tile, codes, length, size):
@@ -73,10 +70,10 @@ def _side_by_side(tile, codes, length, size):
 
         def step(i, y):
             new = tile(codes, i * size, size)
-            return lax.dynamic_update_slice_in_dim(y, new, i * size, axis=-1)
+            return lax.dynamic_update_slice_in_dim(y, new, i * new.shape[-1], axis=-1)
 
         shape = jax.eval_shape(ft.partial(tile, start=0, size=size), codes)
-        y_shape = (*shape.shape[:-1], number * size)
+        y_shape = (*shape.shape[:-1], number * shape.shape[-1])
         y = lax.full_like(codes, 0, shape.dtype, y_shape)
         parts.append(lax.fori_loop(0, number, step, y))
     if rest > 0:
