@@ -3,12 +3,24 @@ import operator
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Float, Int8 as Int8Array, Integer
 
 from ..formats import AbstractGrid, Int8
-from ._cpu_codes import codes_of, grid, integer_step, per, radix, refuse_layout, scales
+from ._cpu_codes import (
+    codes_of,
+    Grid,
+    grid,
+    integer_step,
+    per,
+    radix,
+    refuse_layout,
+    scales,
+)
 from ._cpu_tiles import refuse_small, tiled
 from ._cpu_tuning import sweep_rows
+from ._digits import error, outliers, provided
+from ._finite import exact_where_not_finite, once
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -18,47 +30,59 @@ from ._table import register_kernel
 _most = (2**31 - 1) // 127**2
 
 
+@exact_where_not_finite
 def integer_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
     """Products of 8-bit integers: of the codes, and of the inputs in two digits each,
-    the second one a 254th of the first. With rounded activations, one digit."""
+    the second one a 254th of the first. Inputs that are far larger than the others of
+    their row are multiplied in float32. With rounded activations, one digit."""
     codes, format = stored["codes"], grid(problem)
     forward = problem.product == "matmul"
-    step = integer_step(format)
-    assert step is not None
-    a, b = map(np.int8, step)
     scale = scales(stored, problem)
     x = x.astype(jnp.float32)
     if not forward:
         x = x * scale
     if problem.activation is None:
-        x, unit = _two_digits(x)
+        large = outliers(x)
+        rest, number = jnp.where(large, x, 0), jnp.sum(jnp.any(large, axis=0))
+        apart = number <= _columns(x.shape[1])
+        x, unit = _two_digits(jnp.where(large, 0, x))
+        # Or else the row is computed again.
+        unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
         parts = (1, 1 / 254)
     else:
         assert isinstance(problem.activation, Int8)
         rounded = problem.activation.encode(x)
         x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
-        parts = (1,)
+        rest, parts = None, (1,)
         if problem.rows == 1:
             # XLA rewrites the product of one row, and widens the weight for it.
             x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
-    number, m, k = x.shape
-    x = x.reshape(number * m, k)
-
-    def decode(codes, part):
-        if codes.dtype == jnp.int8:
-            return codes
-        # (What wraps around comes back, for all points have 8 bits.)
-        found = codes_of(codes, radix(format), per(format))
-        return found.astype(jnp.int8) * a + b
+    number_of_digits, m, k = x.shape
+    x = x.reshape(number_of_digits * m, k)
 
     def finish(y):
-        y = y.reshape(number, m, y.shape[1]).astype(jnp.float32)
+        y = y.reshape(number_of_digits, m, y.shape[1]).astype(jnp.float32)
         return ft.reduce(operator.add, map(operator.mul, y, parts)) * unit
 
+    decode = lambda codes, part: _as_integers(codes, format)
     y = tiled(x, codes, decode, problem, per(format), finish)
+    if rest is not None:
+        add = lambda y: y + _of_columns(rest, codes, problem)
+        y = once((number > 0) & apart, add, y)
     return (y * scale if forward else y).astype(problem.dtype)
+
+
+def _as_integers(codes: Integer[Array, "j n"], format: Grid) -> Int8Array[Array, "_ n"]:
+    """The points of all codes, each in a row of its own."""
+    if codes.dtype == jnp.int8:
+        return codes
+    step = integer_step(format)
+    assert step is not None
+    a, b = map(np.int8, step)
+    # (What wraps around comes back, for all points have 8 bits.)
+    return codes_of(codes, radix(format), per(format)).astype(jnp.int8) * a + b
 
 
 def _two_digits(x: Float[Array, "m k"]):
@@ -68,9 +92,32 @@ def _two_digits(x: Float[Array, "m k"]):
     )
     first = jnp.round(x / unit)
     second = jnp.round((x / unit - first) * 254)
-    # (A maximum drops NaNs.)
-    unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
     return jnp.stack([first, second]).astype(jnp.int8), unit
+
+
+def _columns(k: int) -> int:
+    """How many columns of inputs may be multiplied apart."""
+    return min(k, max(16, k // 32))
+
+
+def _of_columns(
+    x: Float[Array, "m k"], codes: Integer[Array, "j n"], problem: Problem
+) -> Float[Array, "m _"]:
+    """The product of inputs that are zeros but for a few columns, less the scales."""
+    format, size = grid(problem), _columns(x.shape[1])
+    p, forward = per(format), problem.product == "matmul"
+    filled = jnp.any(x != 0, axis=0)
+    (found,) = jnp.nonzero(filled, size=size, fill_value=0)
+    there = jnp.arange(size) < jnp.sum(filled)
+    x = jnp.where(there[None], jnp.take(x, found, axis=1, mode="clip"), 0)
+    if forward:
+        w = _as_integers(jnp.take(codes, found // p, axis=0, mode="clip"), format)
+        w = w.reshape(size, p, w.shape[1])
+        w = jnp.take_along_axis(w, (found % p)[:, None, None], axis=1, mode="clip")[:, 0]
+    else:
+        w = _as_integers(jnp.take(codes, found, axis=1, mode="clip"), format)
+        w = w[: problem.k].T
+    return jnp.matmul(x, w.astype(jnp.float32), precision=lax.Precision.HIGHEST)
 
 
 def _integers(problem: Problem) -> str | None:
@@ -98,6 +145,6 @@ def _integers(problem: Problem) -> str | None:
 _of_integers = ft.partial(
     register_kernel, format_type=AbstractGrid, priority=1, supports=_integers
 )
-_of_integers("matmul", error=1e-4)(integer_tiles)
-_of_integers("matmul_transposed", error=1e-4)(integer_tiles)
+for _product in ("matmul", "matmul_transposed"):
+    _of_integers(_product, error=error, provided=provided)(integer_tiles)
 _of_integers("matmul", activation=Int8, error=1e-5)(integer_tiles)

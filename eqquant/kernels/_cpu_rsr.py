@@ -10,6 +10,8 @@ from ._cpu_codes import codes_of, refuse_layout, to_bytes
 from ._cpu_sweep import looked_up, one_by_one, swept
 from ._cpu_tiles import tiled
 from ._cpu_tuning import fuses
+from ._digits import outliers, provided
+from ._finite import exact_where_not_finite, once
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -53,7 +55,7 @@ def rsr_lookup(
         x = to_bytes(x.astype(jnp.float32), format.k, groups)
         one = jnp.ones((1, n), jnp.float32)
         terms = looked_up(points)
-        of_row = lambda row, codes: swept(row, codes, one, None, groups, *terms)
+        of_row = lambda row, codes: swept(row, codes, one, None, problem.k, *terms)
         return one_by_one(of_row, x, codes).astype(problem.dtype)
     pieces = _pieces(format, min(n, _largest))
     entries = sum(format.levels ** (stop - start) for start, stop in pieces)
@@ -136,14 +138,14 @@ def _many_rows(problem: Problem) -> str | None:
     return refuse_layout(problem)
 
 
-@register_kernel("matmul", AbstractRSR, priority=-1, supports=_many_rows)
-@register_kernel("matmul_transposed", AbstractRSR, priority=-1, supports=_many_rows)
+@exact_where_not_finite
 def rsr_tiles(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
     """Products of 8-bit integers: the digits of the codes, and the inputs in three
     digits base 256. If the inputs are integers, and too large for these, then what is
-    left of them is multiplied in turn: exact, as the sums are."""
+    left of them is multiplied in turn: exact, as the sums are. Rows of others, of which
+    some are far larger than the rest, are computed by the reference product."""
     format = problem.format
     assert isinstance(format, AbstractRSR)
     m, k = x.shape
@@ -165,10 +167,18 @@ def rsr_tiles(
         y = tiled(x3, stored["codes"], decode, problem, format.k, finish)
         return y, x - whole.astype(jnp.float32) * unit
 
-    y, rest = rounded(x.astype(jnp.float32))
-    more = jnp.any(rest != 0) & jnp.all(rest == jnp.round(rest))
-    again = lambda y, rest: y + rounded(rest)[0]
-    return lax.cond(more, again, lambda y, rest: y, y, rest).astype(problem.dtype)
+    x = x.astype(jnp.float32)
+    y, rest = rounded(x)
+    whole = jnp.all(rest == jnp.round(rest))
+    y = once(whole & jnp.any(rest != 0), lambda y: y + rounded(rest)[0], y)
+    lost = jnp.any(outliers(x), axis=1) & jnp.any(rest != 0, axis=1) & ~whole
+    return jnp.where(lost[:, None], jnp.nan, y).astype(problem.dtype)
+
+
+for _product in ("matmul", "matmul_transposed"):
+    register_kernel(
+        _product, AbstractRSR, priority=-1, supports=_many_rows, provided=provided
+    )(rsr_tiles)
 
 
 # The largest number of three digits, each from -128 to 127.

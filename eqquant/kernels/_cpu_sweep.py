@@ -22,6 +22,7 @@ from ._cpu_codes import (
     zero_points,
 )
 from ._cpu_tuning import fuses, sweep_rows
+from ._finite import exact_where_not_finite
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -55,13 +56,16 @@ def swept(
     prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
     term: _Term,
 ) -> Float[Array, " n"]:
-    """The sum of `term(prepare(x[i]), codes[i]) * scale[i // block]` over the bytes."""
+    """The sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over the
+    bytes: of blocks of so many inputs, each the one that the byte begins in."""
     j, n = codes.shape
+    p = x.shape[1]
     one = scale.shape[0] == 1
-    unroll = _unroll if one else math.gcd(_unroll, block)
+    whole = one or block % p == 0  # or else a byte may have some of two blocks
+    unroll = _unroll if one or not whole else math.gcd(_unroll, block // p)
     groups, rest = divmod(j, unroll)
     parts = max(1, -(-groups * n // _partial), -(-groups // _longest))
-    each = 1 if one else block // unroll  # groups of a block
+    each = 1 if one or not whole else block // p // unroll  # groups of a block
 
     def of_blocks(a, start, number):
         if one:
@@ -71,6 +75,15 @@ def swept(
         a = a[start // each : -(-(start + number) // each), None]
         a = jnp.broadcast_to(a, (a.shape[0], each, n))
         return a.reshape(-1, n)[:number]
+
+    def of_bytes(a, first, number, size):
+        # Of the byte `first`, and of every so many after it.
+        start = p * first // block
+        if number == 1:
+            return lax.dynamic_slice_in_dim(a, start, 1)
+        a = a[start : p * (first + (number - 1) * size) // block + 1, None]
+        a = jnp.broadcast_to(a, (a.shape[0], block, n)).reshape(-1, n)
+        return a[p * first - block * start :: p * size][:number]
 
     def sums(start, number, size=unroll):
         # Over each of some groups, of `size` bytes, from the group `start` on.
@@ -84,10 +97,11 @@ def swept(
             else:
                 last = first + i + (number - 1) * size
                 c = lax.slice_in_dim(codes, first + i, last + 1, size)
-            return term(t[i::size], c, z)
+            found = term(t[i::size], c, z)
+            return found if whole else found * of_bytes(scale, first + i, number, size)
 
         total = ft.reduce(operator.add, map(at, range(size)))
-        return total if one else total * of_blocks(scale, start, number)
+        return total if one or not whole else total * of_blocks(scale, start, number)
 
     y = lax.full_like(x, 0, shape=(n,))
     if fuses:
@@ -102,6 +116,33 @@ def swept(
     if rest > 0:
         y = y + sums(groups, 1, rest)[0]
     return y * scale[0] if one else y
+
+
+def _begun(x: Float[Array, "j p"], block: int) -> Float[Array, "j p"]:
+    """The inputs of the block that each byte begins in, and zeros for the others."""
+    j, p = x.shape
+    of_input = np.arange(j * p).reshape(j, p) // block
+    return jnp.where(of_input == of_input[:, :1], x, 0)
+
+
+def _ended(
+    x: Float[Array, "j p"],
+    codes: Integer[Array, "j n"],
+    scale: Float[Array, "g n"],
+    block: int,
+    prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
+    term: _Term,
+) -> Float[Array, " n"]:
+    """What `_begun` leaves out of a product: of each byte that has some of two blocks,
+    the inputs of the second."""
+    p = x.shape[1]
+    blocks = np.arange(1, scale.shape[0])
+    blocks = blocks[blocks * block % p != 0]
+    bytes = blocks * block // p
+    ended = bytes[:, None] * p + np.arange(p) >= blocks[:, None] * block
+    rows = lambda a, index: jnp.take(a, jnp.asarray(index), axis=0, mode="clip")
+    t = prepare(jnp.where(ended, rows(x, bytes), 0))
+    return _added([lambda: term(t, rows(codes, bytes), None) * rows(scale, blocks)])
 
 
 def one_by_one(
@@ -168,20 +209,27 @@ def _terms(format):
     return looked_up(points(codes_of(every, radix(format), per(format)), format))
 
 
+@exact_where_not_finite
 def sweep(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
     """Multiplies a byte that is one code, and both halves of one of integers. Otherwise
     looks up what a byte adds in a table of the sums that its 256 values stand for: the
     Method of Four Russians, with the table made of the inputs."""
-    codes = stored["codes"]
-    block = (problem.format.block_size or problem.k) // per(grid(problem))
+    codes, p = stored["codes"], per(grid(problem))
+    block = problem.format.block_size or problem.k
     zero, scale = zero_points(stored), scales(stored, problem)
     terms = _terms(grid(problem))
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    x = to_bytes(x.astype(jnp.float32), per(grid(problem)), codes.shape[0])
-    product = lambda row, codes: swept(row, codes, scale, zero, block, *terms)
+    x = to_bytes(x.astype(jnp.float32), p, codes.shape[0])
+
+    def product(row, codes):
+        if scale.shape[0] == 1 or block % p == 0:
+            return swept(row, codes, scale, zero, block, *terms)
+        y = swept(_begun(row, block), codes, scale, zero, block, *terms)
+        return y + _ended(row, codes, scale, block, *terms)
+
     return one_by_one(product, x, codes).astype(problem.dtype)
 
 
@@ -190,9 +238,6 @@ def _supports(problem: Problem) -> str | None:
     if problem.rows is None or problem.rows > most:
         got = "a number that is not known" if problem.rows is None else problem.rows
         return f"is for at most {most} rows, got {got}"
-    block = problem.format.block_size
-    if block is not None and block % per(grid(problem)) != 0:
-        return f"needs blocks that end with a byte, got {problem.format}"
     return refuse_layout(problem)
 
 
