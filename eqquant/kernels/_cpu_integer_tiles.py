@@ -113,7 +113,8 @@ def _of_columns(
     if forward:
         w = _as_integers(jnp.take(codes, found // p, axis=0, mode="clip"), format)
         w = w.reshape(size, p, w.shape[1])
-        w = jnp.take_along_axis(w, (found % p)[:, None, None], axis=1, mode="clip")[:, 0]
+        digit = (found % p)[:, None, None]
+        w = jnp.take_along_axis(w, digit, axis=1, mode="clip")[:, 0]
     else:
         w = _as_integers(jnp.take(codes, found, axis=1, mode="clip"), format)
         w = w[: problem.k].T

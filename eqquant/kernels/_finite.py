@@ -27,6 +27,13 @@ def once(
     return lax.while_loop(lambda carry: carry[0], body, (wanted, y))[1]
 
 
+def infinite_as_nan(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """What kernels without branches make of scales that come after the sums. (Of the
+    decoded weight, an infinite one makes an infinity only if nothing it is multiplied
+    by is zero, or has another sign than the rest.)"""
+    return scale + (scale - scale)
+
+
 def exact_where_not_finite(kernel: Callable[..., Array]) -> Callable[..., Array]:
     """A kernel whose numbers that are not finite are computed again, as those of the
     reference product. So it may apply scales late, say, where an infinite one makes of

@@ -9,6 +9,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Float32, Int8 as Int8Array
 
 from ..formats import from_bits, Int8
+from ._finite import infinite_as_nan
 from ._gpu_float import refuse
 from ._gpu_pallas import mosaic_gpu, store
 from ._gpu_plan import aligned, group, Plan, splits_of, stages_of
@@ -78,7 +79,7 @@ def _rounded(x, activation):
 
 def _scale_of_rows(stored, problem):
     scale = from_bits(stored["scale"], problem.format.scale_dtype)
-    return jnp.broadcast_to(scale.reshape(-1), (problem.n,))
+    return jnp.broadcast_to(infinite_as_nan(scale.reshape(-1)), (problem.n,))
 
 
 def _product(

@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, BFloat16, Float, Integer, Shaped
 
 from ..formats import AbstractScaled
+from ._finite import infinite_as_nan
 from ._gpu_pallas import mosaic_gpu, store
 from ._gpu_plan import aligned, group, loaded, Plan
 from ._gpu_rows import swizzle_of
@@ -132,7 +133,7 @@ def product(
 
                 found = pl.run_scoped(multiply_blocks, *[sums_type] * together)
                 for total, factor in zip(found, scales):
-                    factor = factor.astype(jnp.float32)
+                    factor = infinite_as_nan(factor.astype(jnp.float32))
                     y = y + total * lax.broadcast_in_dim(factor, total.shape, [0])
             return y
 

@@ -90,11 +90,13 @@ def register_kernel(
         or a sentence that says why not: `"needs a multiple of 8 rows, got 3"`.
     - `error`: a bound on the error of each number of `y`, against the product with the
         decoded weight, relative to the product of absolute values `|x| |W|`. (Rounding
-        `y` to a narrow dtype comes on top.) Kernels above `1e-5` are passed over where
-        `precision="highest"` is asked for.
+        `y` to a narrow dtype comes on top, and numbers below the smallest normal one
+        may count as zeros.) Kernels above `1e-5` are passed over where
+        `precision="highest"` is asked for. What is not finite should come out as of the
+        decoded weight.
     - `provided`: what has to hold of the operands for that bound to, as in a sentence:
-        `"the weights are not smaller where the inputs are larger"`. By default it holds
-        for all of them.
+        `"the weights are on average no smaller where the inputs are larger"`. By
+        default it holds for all of them.
 
     **Returns:**
 

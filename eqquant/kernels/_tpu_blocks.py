@@ -16,6 +16,8 @@ from ..formats import (
     Stored,
     Ternary,
 )
+from ._digits import outliers, provided
+from ._finite import infinite_as_nan, once
 from ._problem import Problem
 from ._table import register_kernel
 from ._tpu_call import (
@@ -30,6 +32,7 @@ from ._tpu_call import (
     scales,
 )
 from ._tpu_codes import Decoder, integers, reinterpret, rounded_lookup, to_planes
+from ._tpu_tiles import mosaic_tiles
 from ._tpu_tuning import depth_of_blocks, few_rows, tile, tile_of_rows
 
 
@@ -68,7 +71,7 @@ def _by_blocks(
 
     def step(i, total, x, codes, unit, scale, *zero):
         del unit
-        scale = inside(scale[...], 0, i * groups, blocks)
+        scale = infinite_as_nan(inside(scale[...], 0, i * groups, blocks))
         zeros = zero[0][...].astype(jnp.int32) if zero else None
         y = jnp.zeros(total.shape, dtype if block is None else jnp.float32)
         for t in range(bk // span):
@@ -93,7 +96,7 @@ def _by_blocks(
         if number == 2:
             y = y + total[bm:] * np.float32(1 / 254)
         y = y * (unit[...] * np.float32(decoder.unit))
-        return y * scale[...] if block is None else y
+        return y * infinite_as_nan(scale[...]) if block is None else y
 
     by_k = lambda i, j, step: (step if block else 0, j)
     operands = [
@@ -164,10 +167,15 @@ def mosaic_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Products of 8-bit integers: the codes, and the inputs in two digits. The weight
-    is never converted to a float."""
-    digits, unit = _two_digits(x.astype(jnp.float32))
+    is never converted to a float, but for rows of inputs of which some are far larger
+    than the others."""
+    x = x.astype(jnp.float32)
+    wild = jnp.any(outliers(x), axis=1, keepdims=True)
+    digits, unit = _two_digits(jnp.where(wild, 0, x))
     decoder = integers(problem.format)
-    return _by_blocks(digits, unit, stored, problem, decoder)
+    y = _by_blocks(digits, unit, stored, problem, decoder)
+    as_floats = lambda y: jnp.where(wild, mosaic_tiles(x, stored, problem), y)
+    return once(jnp.any(wild), as_floats, y)
 
 
 def mosaic_int8_activations(
@@ -194,7 +202,13 @@ def _supports_int8_activations(problem: Problem) -> str | None:
 
 for _format in (Int4, Int8, Ternary, Binary):
     register_kernel(
-        "matmul", _format, "tpu", priority=1, supports=_supports_integers, error=5e-3
+        "matmul",
+        _format,
+        "tpu",
+        priority=1,
+        supports=_supports_integers,
+        error=8e-3,
+        provided=provided,
     )(mosaic_integers)
     register_kernel(
         "matmul", _format, "tpu", Int8, supports=_supports_int8_activations
@@ -209,7 +223,7 @@ def _supports_lookup(problem: Problem) -> str | None:
 
 
 @register_kernel(
-    "matmul", AbstractGrid, "tpu", priority=1, supports=_supports_lookup, error=5e-3
+    "matmul", AbstractGrid, "tpu", priority=1, supports=_supports_lookup, error=8e-3
 )
 def mosaic_lookup(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -231,6 +245,4 @@ def _two_digits(
     first = jnp.round(x_127)
     second = jnp.round((x_127 - first) * np.float32(254))
     unit = largest * np.float32(1 / 127)
-    # (A maximum may drop NaNs.)
-    unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
     return jnp.stack([first, second]).astype(jnp.int8), unit

@@ -3,6 +3,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..formats import from_bits, Int8, Stored
+from ._finite import infinite_as_nan
 from ._problem import Problem
 from ._table import register_kernel
 
@@ -37,7 +38,8 @@ def xla_int8(
 ) -> Float[Array, "m n"]:
     """A product of bfloat16, then the scales."""
     y = _dot(x, stored, problem.row_axis + 1)
-    return (y * _scales(stored, problem)).astype(problem.dtype)
+    scale = infinite_as_nan(_scales(stored, problem))
+    return (y * scale).astype(problem.dtype)
 
 
 @register_kernel(

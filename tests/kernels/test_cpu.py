@@ -1,3 +1,5 @@
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -6,23 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqquant as eqq
-import eqquant.kernels._table as table
 
 from ..helpers import error, formats, main_formats, native_formats, normal
-
-
-def kernels(x, q):
-    """All kernels that do `x @ q`."""
-    problem = eqq.explain(x, q).problem
-    every = [*table._candidates(problem), table._reference]
-    return [kernel for kernel in every if table._refusal(kernel, problem) is None]
-
-
-@jax.jit
-def every_product(x, q):
-    """`x @ q` by each of them."""
-    names = [kernel.name for kernel in kernels(x, q)]
-    return {name: eqq.qmatmul(x, q, kernel=name) for name in names}
+from .every import every_product, kernels
 
 
 def inputs(m, k, dtype=jnp.float32, seed=1):
@@ -104,16 +92,31 @@ def test_rows_are_apart(format):
             assert np.all(np.isfinite(z[1])) == np.isfinite(wild)
 
 
-# With an outlier of 300 standard deviations, two digits of eight bits are of the order
-# of a bfloat16.
+# What is far larger than the rest has no digits, but does not hide those of the rest:
+# be it in a few columns, or in many.
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 def test_outliers(name):
-    q = eqq.quantize(normal(1024, 256), name)
-    x = inputs(8, 1024).at[:, 7].set(300.0)
-    rounded = eqq.qmatmul(x, q, kernel="integer_tiles")
-    assert 1e-5 < error(rounded, x, q.dequantize()) < 4e-3
-    exact = eqq.qmatmul(x, q, precision="highest")
-    assert error(exact, x, q.dequantize()) < 1e-5
+    w = normal(1024, 256).at[::128].set(0)
+    columns = inputs(8, 1024).at[:, ::128].mul(1e6)
+    own = np.array(inputs(8, 1024))
+    for i, row in enumerate(own):
+        row[i::100] *= 1e6
+    for q, x in itertools.product([eqq.quantize(w, name)], (columns, own)):
+        rounded = eqq.qmatmul(x, q, kernel="integer_tiles")
+        assert error(rounded, x, q.dequantize()) < 1e-4
+        small = jnp.where(jnp.abs(x) > 1e3, 0, x)
+        exact = dense(small) @ dense(q) + (dense(x) - dense(small)) @ dense(q)
+        np.testing.assert_allclose(rounded, exact, rtol=1e-3, atol=1e-1)
+
+
+# The outliers of one weight of a stack are its own.
+def test_outliers_of_a_stack():
+    q, x = eqq.quantize(normal(3, 512, 512), "int8"), normal(3, 8, 512, seed=1)
+    x = x.at[1, :, 5].mul(1e6).at[2, 3].mul(1e6 ** (normal(512) > 1))
+    found = every_product(x, q)
+    for y in found.values():
+        for x_i, y_i, w_i in zip(x, y, q.dequantize()):
+            assert error(y_i, x_i, w_i) < 1e-4
 
 
 @pytest.mark.parametrize("size", (1e-30, 1e-6, 1e6, 1e30))

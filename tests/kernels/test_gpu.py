@@ -115,8 +115,8 @@ def test_stacked_weights():
     fn = lambda x, stored: bfloat16_wgmma(x, stored, found, interpret)
     y = jax.vmap(fn)(x, both)
     w = q.mT.dequantize()
-    assert error(y[0], x[0], w) < 5e-3
-    assert error(y[1], x[1], w[:, ::-1]) < 5e-3
+    assert error(y[0], x[0], w) < 8e-3
+    assert error(y[1], x[1], w[:, ::-1]) < 8e-3
 
 
 # A number that is not finite stays in its row.
@@ -129,6 +129,23 @@ def test_rows_are_apart():
     assert np.all(np.isnan(z[1]))
 
 
+# As of the decoded weight: what is infinite is so for all of a sum, or is not a number.
+@interpreted
+@pytest.mark.parametrize("format", (eqq.NF4(64), eqq.Int8()), ids=str)
+def test_not_finite(format):
+    q, x = prepacked(70, 128, format), normal(3, 128, seed=1)
+    x = x.at[1, 7].set(jnp.inf)
+    bits = np.array(q.stored["scale"])
+    bits[3, 0], bits[4, 0], bits[6, 0] = 0x7FFFFFFF, 0x7F800000, 0xFF800000
+    leaves = jtu.tree_leaves(q.stored | {"scale": jnp.asarray(bits)})
+    q = jtu.tree_unflatten(jtu.tree_structure(q), leaves)
+    y, _ = product(x, q)
+    with np.errstate(invalid="ignore"):
+        exact = np.asarray(x, np.float64) @ np.asarray(q.mT.dequantize(), np.float64)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+    np.testing.assert_array_equal(y[np.isinf(exact)], exact[np.isinf(exact)])
+
+
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "binary"))
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_decoded(name, dtype):
@@ -137,7 +154,7 @@ def test_decoded(name, dtype):
         x = jnp.asarray(normal(9, q.shape[0], seed=1), dtype)
         y = decoded(x, q.stored, problem(x, q, fn_of))
         assert y.dtype == dtype
-        bound = 5e-3 + float(jnp.finfo(dtype).eps)
+        bound = 8e-3 + float(jnp.finfo(dtype).eps)
         assert error(y, np.asarray(x, np.float64), q.dequantize()) < bound
 
 

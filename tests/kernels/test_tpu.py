@@ -124,6 +124,32 @@ def test_rows_are_apart(name):
         assert not np.any(run(jnp.zeros_like(x), q.stored))
 
 
+# What is not finite comes out as of the decoded weight, and what is far larger than the
+# rest hides nothing.
+@pytest.mark.parametrize("name", ("int4", "int8", "nf4", "ternary-2-bits"))
+def test_wild_numbers(name):
+    w = normal(130, 70).at[5].set(0)
+    q = quantize(w, formats[name])
+    for q in (q, q.T):
+        x = np.array(normal(6, q.shape[0], seed=1))
+        x[0, 7], x[1, 7], x[2, 3:5] = np.inf, np.nan, (np.inf, -np.inf)
+        x[3, 5] = x[4, ::40] = 1e6
+        bits = np.array(q.stored["scale"])
+        bits[0, 3], bits[0, 4], bits[0, 6] = 0x7FFFFFFF, 0x7F800000, 0xFF800000
+        stored = q.stored | {"scale": jnp.asarray(bits)}
+        problem = problem_of(jnp.asarray(x), q)
+        decoded = jax.tree.unflatten(jax.tree.structure(q), jax.tree.leaves(stored))
+        wide = np.asarray(decoded.dequantize(), np.float64)
+        with np.errstate(invalid="ignore"):
+            exact, near = x.astype(np.float64) @ wide, np.abs(x) @ np.abs(wide)
+        finite = np.isfinite(exact)
+        for kernel in kernels(problem):
+            y = np.asarray(as_function(kernel, problem)(jnp.asarray(x), stored))
+            np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+            np.testing.assert_array_equal(y[np.isinf(exact)], exact[np.isinf(exact)])
+            assert np.all(np.abs(y - exact)[finite] <= (kernel.error * near)[finite])
+
+
 # Experts: weights that differ, side by side.
 def test_stack():
     q = quantize(normal(3, 96, 40), "int4")

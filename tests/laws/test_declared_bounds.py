@@ -1,0 +1,107 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+from eqquant.formats import AbstractGrid, Int4
+
+from ..helpers import all_formats, formats, normal
+from ..kernels.every import every_product, kernels
+
+
+# The error of every kernel is within what it declares, whatever the inputs are. (Next
+# to numbers below the smallest normal one, which may count as zeros.)
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch):
+    """Kernels that round do small weights, too."""
+    monkeypatch.setattr("eqquant.kernels._cpu_tiles.rounding_size", 0)
+
+
+def weight(format, k=150, n=26):
+    # (Zeros where there are outliers.)
+    return eqq.quantize(normal(k, n, seed=5).at[::50].set(0).at[:, ::13].set(0), format)
+
+
+def hostile(k, m):
+    """Rows of all kinds."""
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((m, k))
+    x[1::8, :: (50 if k == 150 else 13)] *= 1e6
+    for row in x[2::8]:
+        row[rng.integers(0, k, max(1, k // 100))] *= 1e6
+    x[3::16] = np.abs(x[3::16])
+    x[11::16] = rng.exponential(size=x[11::16].shape) * np.sign(x[11::16])
+    x[4::16] *= 10.0 ** rng.uniform(-12, 12, x[4::16].shape)
+    x[12::16] *= rng.random(x[12::16].shape) < 0.1
+    x[5::16], x[13::16] = 0, 0
+    x[13::16, 7] = 3.0
+    x[6::16] *= 1e-30
+    x[14::16] *= 1e30
+    x[7::16] *= 1e-39
+    x[15::16] = np.exp2(6 * np.arange(k) / k) * 1.999
+    return jnp.asarray(x, jnp.float32)
+
+
+def check(q, m, dtype=jnp.float32):
+    k = q.shape[0]
+    x = hostile(k, m).astype(dtype)
+    exact, w = (np.asarray(a, np.float64) for a in (x, q.dequantize()))
+    near = np.abs(exact) @ np.abs(w)
+    tiny = 256 * k * float(jnp.finfo(jnp.float32).tiny) * (1 + np.max(np.abs(w)))
+    tiny += float(jnp.finfo(dtype).smallest_normal)
+    eps = float(jnp.finfo(dtype).eps)
+    found = every_product(x, q)
+    for kernel in kernels(x, q):
+        y = np.asarray(found[kernel.name], np.float64)
+        bound = kernel.error * near + eps * np.abs(exact @ w) + tiny
+        over = np.max(np.abs(y - exact @ w) - bound)
+        assert over <= 0, (kernel.name, over)
+    return {kernel.name for kernel in kernels(x, q)}
+
+
+@all_formats
+def test_of_few_rows(format):
+    for q in (weight(format), weight(format).T):
+        check(q, 2)
+
+
+# Those kernels that round are for many rows.
+@pytest.mark.parametrize(
+    "name", [n for n, f in formats.items() if isinstance(f, AbstractGrid | Int4)]
+)
+def test_of_many_rows(name):
+    for q in (weight(formats[name]), weight(formats[name]).T):
+        check(q, 48)
+
+
+@pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine"))
+def test_of_narrow_inputs(name):
+    check(weight(formats[name]), 48, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("format", (eqq.RSRBinary(8), eqq.RSRTernary(5)), ids=str)
+def test_of_exact_formats(format):
+    w = normal(150, 26)
+    q = eqq.quantize(jnp.where(w < 0, float(format.domain[0]), jnp.sign(w)), format)
+    for q in (q, q.T):
+        check(q, 48)
+
+
+# All weights and all inputs halfway between two numbers of bfloat16, so that each
+# product is off by two roundings, in the same direction.
+def test_two_roundings():
+    w = np.full((64, 24), 1.0, np.float32)
+    q = eqq.quantize(jnp.asarray(w), eqq.NF4(64))
+    scale = np.full((1, 24), 1 + 2.0**-8 - 2.0**-20, np.float32)
+    q = eqq.QuantizedArray(
+        q.stored | {"scale": jnp.asarray(scale.view(np.uint32))},
+        *(getattr(q, name) for name in q.__dataclass_fields__ if name != "stored"),
+    )
+    x = jnp.full((48, 64), scale[0, 0])
+    found = every_product(x, q)
+    expected = np.asarray(x, np.float64) @ np.asarray(q.dequantize(), np.float64)
+    for kernel in kernels(x, q):
+        error = np.max(np.abs(found[kernel.name] - expected) / expected)
+        assert error <= kernel.error
