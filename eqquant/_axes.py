@@ -2,6 +2,7 @@ import math
 from typing import TypeAlias
 
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Shaped
 
 
@@ -37,9 +38,13 @@ def as_tuple(axis: Axis) -> tuple[int, ...]:
 
 
 def contracted_last(w: Shaped[Array, "..."], axis: Axis) -> Shaped[Array, "*b k"]:
-    """Moves the contracted axis to the end. Several become one."""
+    """Moves the contracted axis to the end, in memory too. Several become one."""
     axes = as_tuple(axis)
-    w = jnp.moveaxis(w, axes, range(-len(axes), 0))
+    last = tuple(range(-len(axes), 0))
+    if axes != last:
+        # Or else XLA would read across the rows in all that follows, again and again.
+        w = jnp.moveaxis(w, axes, last)
+        w = with_layout_constraint(w, Layout(tuple(range(w.ndim))))
     lead = w.shape[: w.ndim - len(axes)]
     return w.reshape(*lead, math.prod(w.shape[w.ndim - len(axes) :]))
 

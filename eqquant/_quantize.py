@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from ._array import QuantizedArray
@@ -18,8 +18,11 @@ from .formats import (
     AbstractExact,
     AbstractFormat,
     as_format,
+    encode_held,
     from_rows,
     NF4,
+    not_held_text,
+    round_trip,
     shape_of,
 )
 
@@ -60,10 +63,10 @@ def quantize(
     **Raises:**
 
     A `TypeError` if `w` is not an array that the format takes. A `ValueError` if it has
-    no axes, if it is not finite, or if the format is one of a few integers and there
-    are other numbers in it. (If it is being traced, then each block with a number that
-    is not finite becomes NaN; and a format of a few integers raises its error when it
-    runs.)
+    no axes, if it is not finite or has numbers that are too large for the scales of the
+    format, or if that is one of a few integers and there are other numbers in it. (If
+    it is being traced, then each block with a number that is not finite, or too large,
+    becomes NaN; and a format of a few integers raises its error when it runs.)
     """
     format = as_format(format)
     if activation is not None:
@@ -80,7 +83,7 @@ def quantize(
     traced = isinstance(w, Tracer)
     if not traced:
         with jax.ensure_compile_time_eval():
-            _check_numbers(w, format)
+            _check_numbers(w, format, axis)
     sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
     w = jnp.asarray(w)
     if traced and isinstance(format, AbstractExact):
@@ -106,7 +109,7 @@ def quantize(
 @ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _encode(w, format, axis, row_axis):
     def encode(w):
-        return from_rows(format.encode(contracted_last(w, axis)), row_axis)
+        return from_rows(encode_held(format, contracted_last(w, axis)), row_axis)
 
     return by_types(encode, _out_sharding(w, encode, format, axis, row_axis))(w)
 
@@ -129,9 +132,31 @@ def _is_outside(w, format):
     return format.is_outside(w)
 
 
+# No scale is too narrow for numbers up to this one. What is larger is looked at, and
+# that takes as long as to quantize it again.
+_ordinary = 256.0
+
+
+@jax.jit
+def _number_beyond(w):
+    return jnp.sum(~(jnp.abs(w) <= _ordinary))
+
+
 @jax.jit
 def _number_not_finite(w):
-    return jnp.sum(~jnp.isfinite(w))
+    return jnp.sum(~jnp.isfinite(w)), jnp.max(jnp.abs(w), initial=0)
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2))
+def _number_lost(w, format, axis):
+    def lost(w):
+        found = round_trip(contracted_last(w, axis), format).astype(w.dtype)
+        return jnp.sum(~jnp.isfinite(found))
+
+    mesh = jax.typeof(w).sharding.mesh
+    return by_types(
+        lost, NamedSharding(mesh, PartitionSpec()) if mesh.explicit_axes else None
+    )(w)
 
 
 def _dtype(w, format):
@@ -161,11 +186,11 @@ def _check_activation(format):
         )
 
 
-def _check_numbers(w, format):
+def _check_numbers(w, format, axis):
     if isinstance(format, AbstractExact):
         _check_domain(w, format)
     else:
-        _check_finite(w)
+        _check_finite(w, format, axis)
 
 
 def _check_domain(w, format):
@@ -197,10 +222,18 @@ def _wanted(format):
     return f"`w` should have no numbers but {format.domain_text}, for {format}."
 
 
-def _check_finite(w):
-    number = int(_number_not_finite(w))
+def _check_finite(w, format, axis):
+    if int(_number_beyond(w)) == 0:
+        return
+    number, largest = _number_not_finite(w)
     if number != 0:
         raise ValueError(
             f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
             "infinite."
+        )
+    number = int(_number_lost(w, format, axis))
+    if number != 0:
+        raise ValueError(
+            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
+            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
         )

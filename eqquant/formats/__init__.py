@@ -18,6 +18,7 @@ from ._gguf import (
     AbstractGGUFBlocks as AbstractGGUFBlocks,
 )
 from ._grid import AbstractGrid as AbstractGrid
+from ._held import encode_held as encode_held, not_held_text as not_held_text
 from ._int import Int as Int
 from ._int4 import Int4 as Int4
 from ._int8 import Int8 as Int8

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype
+from ._scale import as_scale_dtype, nearest_scale
 from ._steady import steady_sum
 
 
@@ -29,7 +29,8 @@ class Binary(AbstractGrid):
 
     def fit(self, blocks, size):
         # Divided first: a sum of large numbers may overflow.
-        return steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
+        mean = steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
+        return nearest_scale(mean, self.scale_dtype)
 
     def to_codes(self, blocks, size, scale):
         return (blocks >= 0).astype(jnp.uint8)

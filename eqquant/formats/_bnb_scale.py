@@ -32,7 +32,11 @@ class BnbScale(AbstractScaled):
 
     def encode(self, w, scale=None):
         flat = _as_one(w.astype(jnp.float32))
-        offset = jnp.sum(flat, axis=-1, keepdims=True) / max(1, flat.shape[-1])
+        # Of large numbers, the sum may be beyond float32.
+        largest = jnp.max(jnp.abs(flat), axis=-1, keepdims=True, initial=0)
+        down = jnp.where(largest > 2.0**64, np.float32(2.0**-64), np.float32(1))
+        total = jnp.sum(flat * down, axis=-1, keepdims=True)
+        offset = total / max(1, flat.shape[-1]) / down
         stored = Dynamic8(self.block_size).encode(flat - offset, scale)
         table = to_bits(jnp.asarray(codebook(signed=True)), self.scale_dtype)
         scales = stored["scale"] if w.ndim == 1 else stored["scale"][..., 0, :]

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Float
 
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, reciprocal
+from ._scale import as_scale_dtype, in_units
 
 
 _decades = 7
@@ -72,9 +72,7 @@ class Dynamic8(AbstractGrid):
         return jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
 
     def to_codes(self, blocks, size, scale):
-        # The reciprocal of a very large scale would be subnormal, and flushed to zero.
-        down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
-        unit = (blocks * down) * reciprocal(scale * down)
+        unit = in_units(blocks, scale)
         *_, last, end = codebook(self.signed)
         beyond = (unit > (last + end) / 2).astype(jnp.int32)
         if not self.signed:

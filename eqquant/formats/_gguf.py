@@ -36,6 +36,11 @@ class AbstractGGUF(AbstractFormat):
     def to_blocks(self, stored: Stored, tail: int) -> UInt8[Array, "*b _"]:
         """The inverse of `from_blocks`. A last block that is short is filled up."""
 
+    @abc.abstractmethod
+    def without_infinities(self, stored: Stored) -> Stored:
+        """With NaN for each scale, and each least number, that is infinite. (`encode`
+        writes those where ggml does: for numbers that are too large for float16.)"""
+
 
 class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     """One of a scale and codes. The codes are laid so that those of a byte are one
@@ -65,6 +70,11 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
             "scale": lax.bitcast_convert_type(scale, jnp.uint16),
         }
 
+    def without_infinities(self, stored):
+        largest = stored["scale"] & np.uint16(0x7C00) == np.uint16(0x7C00)
+        nan = jnp.where(largest, np.uint16(0x7E00), stored["scale"])
+        return stored | {"scale": nan}
+
     def from_blocks(self, blocks):
         scale, codes = self.split_block(as_blocks(blocks, self.type_size))
         return {
@@ -84,9 +94,11 @@ class AbstractGGUFBlocks(AbstractGGUF):
     """One that is stored as it is in the file.
 
     - `scale_at`: at which byte of a block its scale begins, in float16.
+    - `scales`: how many numbers in float16 are there: with a least number, two.
     """
 
     scale_at: eqx.AbstractClassVar[int]
+    scales: eqx.AbstractClassVar[int]
     row_axis: ClassVar[int] = -2
 
     @abc.abstractmethod
@@ -107,11 +119,22 @@ class AbstractGGUFBlocks(AbstractGGUF):
         w = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, missing)], mode="edge")
         blocks, _ = split(w, self.block_size)
         packed = self.encode_blocks(blocks)
-        finite = jnp.all(jnp.isfinite(blocks), axis=-1, keepdims=True)
+        # No scale in float16 holds what is larger; and its powers may be infinite.
+        held = jnp.all(jnp.abs(blocks) < 2.0**40, axis=-1, keepdims=True)
+        return {"blocks": in_rows(self._with_nan(packed, ~held))}
+
+    def without_infinities(self, stored):
+        blocks = as_blocks(stored["blocks"], self.type_size)
+        at = slice(self.scale_at + 1, self.scale_at + 2 * self.scales, 2)
+        largest = blocks[..., at] & np.uint8(0x7C) == np.uint8(0x7C)
+        largest = jnp.any(largest, axis=-1, keepdims=True)
+        return {"blocks": in_rows(self._with_nan(blocks, largest))}
+
+    def _with_nan(self, blocks, where):
         at = np.arange(self.type_size) - self.scale_at
         nan = np.where((at == 0) | (at == 1), 255, 0).astype(np.uint8)
-        nan = nan.reshape((1,) * (packed.ndim - 1) + (self.type_size,))
-        return {"blocks": in_rows(jnp.where(finite, packed, packed | nan))}
+        nan = nan.reshape((1,) * (blocks.ndim - 1) + (self.type_size,))
+        return jnp.where(where, blocks | nan, blocks)
 
     def decode(self, stored, tail):
         numbers = self.decode_blocks(as_blocks(stored["blocks"], self.type_size))

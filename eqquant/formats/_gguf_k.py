@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, UInt8
 from ._gguf import half, planes
 from ._gguf_fit import signed_largest
 from ._gguf_search import best_range, best_scale, rounded
+from ._scale import to_bits
 
 
 def small_blocks(x: Float[Array, "*b 256"], size: int) -> Float[Array, "*b g s"]:
@@ -70,13 +71,8 @@ def from_ranges(
 
 
 def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
-    # The nearest float16; but of those that are subnormal and have few bits, none by
-    # which the largest scale of a small block would be out of range.
-    whole = scale.astype(jnp.float16)
-    bits = lax.bitcast_convert_type(whole, jnp.uint16)
-    less = jnp.abs(whole.astype(jnp.float32)) < 0.999 * jnp.abs(scale)
-    bits += less.astype(jnp.uint16)
-    return lax.bitcast_convert_type(bits[..., 0], jnp.uint8)
+    bits = to_bits(scale[..., 0], np.dtype(np.float16))
+    return lax.bitcast_convert_type(bits, jnp.uint8)
 
 
 def fit_scales(

@@ -3,7 +3,6 @@ from typing import Any, Literal
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ._bits import number_of_codes, pack_bits, unpack_bits
 from ._blocks import merge, split, spread
@@ -11,8 +10,11 @@ from ._scale import (
     as_scale_dtype,
     divided,
     from_bits,
+    held,
+    in_units,
+    nearest_scale,
     poison,
-    reciprocal,
+    step,
     to_bits,
 )
 from ._scaled import AbstractScaled
@@ -26,7 +28,10 @@ class Int(AbstractScaled):
       scale `s`.
 
         - None: `(q - 2**(bits - 1)) * s`. The largest absolute value of the block is
-          `(2**bits - 1) / 2` times the scale, and the nearest code is the last.
+          `(2**bits - 1) / 2` times the scale, half a step from any code: it always
+          comes back that much lower. So of normal numbers the mean error is -4 % of the
+          root mean square of the errors in blocks of 32, and -2 % in blocks of 64. This
+          is the rule of torchao; `Int4` and `Int8` have no such bias.
         - `"zero_point"`: `(q - z) * s`, with an integer `z`. The range of the block,
           widened to include zero, is `2**bits - 1` times the scale. Zero is exact.
         - `"minimum"`: `q * s + m`, with the least number `m` of the block, in the dtype
@@ -85,27 +90,32 @@ class Int(AbstractScaled):
         elif self.offset is None:
             scale = divided(jnp.maximum(high, -low), most / 2)
         else:
-            scale = divided(high - low, most)
+            scale = step(low, high, most)
         bits = to_bits(poison(scale, blocks), self.scale_dtype)
         rounded = from_bits(bits, self.scale_dtype)
-        inverse = reciprocal(rounded)
-        stored = {"scale": bits[..., 0]}
+        stored = {}
         if self.offset is None:
-            codes = jnp.clip(jnp.round(blocks * inverse) + half, 0, most)
+            codes = jnp.round(in_units(blocks, rounded)) + half
+            ends = (half * rounded,)
         elif self.offset == "zero_point":
-            zero = -divided(low, jnp.where(inverse == 0, 1, rounded))
+            zero = -divided(low, jnp.where(rounded == 0, 1, rounded))
             zero = jnp.clip(jnp.round(zero), 0, most)
-            codes = jnp.clip(jnp.round(blocks * inverse) + zero, 0, most)
+            codes = jnp.round(in_units(blocks, rounded)) + zero
+            ends = (zero * rounded, (most - zero) * rounded)
             stored["zero_point"] = zero[..., 0].astype(jnp.uint8)
         else:
-            low = low.astype(self.scale_dtype)
-            stored["minimum"] = lax.bitcast_convert_type(low, bits.dtype)[..., 0]
-            codes = jnp.round((blocks - low.astype(jnp.float32)) * inverse)
-            codes = jnp.clip(codes, 0, most)
-        codes = merge(codes.astype(jnp.uint8), w.shape[-1])
+            low_bits = to_bits(nearest_scale(low, self.scale_dtype), self.scale_dtype)
+            low = from_bits(low_bits, self.scale_dtype)
+            # Half of each: their difference may be beyond float32.
+            codes = jnp.round(in_units(blocks / 2 - low / 2, rounded / 2))
+            ends = (low, most * rounded + low)
+            stored["minimum"] = low_bits[..., 0]
+        bits = held(bits, self.scale_dtype, ends)
+        codes = jnp.clip(codes, 0, most).astype(jnp.uint8)
+        codes = pack_bits(merge(codes, w.shape[-1]), self.bits)
         if self.ordered:
             stored["block"] = self._in_order(w.shape)
-        return {"codes": pack_bits(codes, self.bits), **stored}
+        return {"codes": codes, "scale": bits[..., 0], **stored}
 
     def decode(self, stored, tail):
         codes = unpack_bits(stored["codes"], self.bits, tail).astype(jnp.float32)

@@ -6,7 +6,15 @@ import numpy as np
 
 from ._blocks import merge, split, spread
 from ._packing import pack, unpack
-from ._scale import as_scale_dtype, from_bits, poison, reciprocal, to_bits
+from ._scale import (
+    as_scale_dtype,
+    from_bits,
+    held,
+    poison,
+    reciprocal,
+    step,
+    to_bits,
+)
 from ._scaled import AbstractScaled
 
 
@@ -43,19 +51,20 @@ class Int4(AbstractScaled):
         elif self.symmetric:
             scale = jnp.maximum(high, -low) / 7
         else:
-            scale = (high - low) / 15
+            scale = step(low, high, 15)
         bits = to_bits(poison(scale, blocks), self.scale_dtype)
-        inverse = reciprocal(from_bits(bits, self.scale_dtype))
-        codes = jnp.round(blocks * inverse)
-        stored = {"scale": bits[..., 0]}
+        scale = from_bits(bits, self.scale_dtype)
+        codes = jnp.round(blocks * reciprocal(scale))
+        stored = {}
         if self.symmetric:
             codes = jnp.clip(codes, -7, 7) + 8
         else:
-            zero = jnp.clip(jnp.round(-low * inverse), 0, 15)
+            zero = jnp.clip(jnp.round(-low * reciprocal(scale)), 0, 15)
             codes = jnp.clip(codes + zero, 0, 15)
+            bits = held(bits, self.scale_dtype, (zero * scale, (15 - zero) * scale))
             stored["zero_point"] = zero[..., 0].astype(jnp.uint8)
         codes = merge(codes.astype(jnp.uint8), w.shape[-1])
-        return {"codes": pack(codes, 16), **stored}
+        return {"codes": pack(codes, 16), "scale": bits[..., 0], **stored}
 
     def decode(self, stored, tail):
         codes = unpack(stored["codes"], 16, tail).astype(jnp.float32)

@@ -50,6 +50,9 @@ class MXFP4(AbstractMX, AbstractGGUF):
     def to_codes(self, blocks, size, scale):
         return to_e2m1(divided(blocks, scale), self.ties)
 
+    def without_infinities(self, stored):
+        return stored
+
     def from_blocks(self, blocks):
         exponent, packed = cut(as_blocks(blocks, self.type_size), (1, 16))
         codes = in_rows(planes(packed, 4, 16))

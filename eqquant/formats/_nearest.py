@@ -3,7 +3,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
-from ._scale import reciprocal
+from ._scale import in_units
 
 
 def nearest(
@@ -18,9 +18,7 @@ def nearest(
     To the last bit as bitsandbytes: it multiplies by the reciprocal of the scale, but
     divides in a block that is short; and of two equally near points it takes the lower.
     """
-    # The reciprocal of a very large scale would be subnormal, and flushed to zero.
-    down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
-    unit = (blocks * down) * reciprocal(scale * down)
+    unit = in_units(blocks, scale)
     if np.any(size < blocks.shape[-1]):
         short = blocks[..., -1:, :]
         divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]

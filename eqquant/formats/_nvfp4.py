@@ -25,6 +25,9 @@ class NVFP4(AbstractComposite):
     an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix: the
     largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
 
+    The scale of a block is at least `2**-6` times that of the matrix: what is small
+    beside the largest number of all, by 4 orders of magnitude and more, has few codes.
+
     - `inverse`: to store the reciprocal of the scale of the matrix, as
       compressed-tensors does.
 

@@ -21,6 +21,7 @@ class Q2_K(AbstractGGUFBlocks):
     bits: ClassVar[float] = 2.0
     type_size: ClassVar[int] = 84
     scale_at: ClassVar[int] = 80
+    scales: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 16)

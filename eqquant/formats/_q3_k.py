@@ -21,6 +21,7 @@ class Q3_K(AbstractGGUFBlocks):
     bits: ClassVar[float] = 3.0
     type_size: ClassVar[int] = 110
     scale_at: ClassVar[int] = 108
+    scales: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 4, 32)

@@ -19,6 +19,7 @@ class Q4_1(AbstractGGUFBlocks):
     bits: ClassVar[float] = 4.0
     type_size: ClassVar[int] = 20
     scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 15)

@@ -20,6 +20,7 @@ class Q4_K(AbstractGGUFBlocks):
     bits: ClassVar[float] = 4.0
     type_size: ClassVar[int] = 144
     scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)

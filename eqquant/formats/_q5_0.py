@@ -20,6 +20,7 @@ class Q5_0(AbstractGGUFBlocks):
     bits: ClassVar[float] = 5.0
     type_size: ClassVar[int] = 22
     scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         scale = signed_largest(blocks) / -16

@@ -19,6 +19,7 @@ class Q5_1(AbstractGGUFBlocks):
     bits: ClassVar[float] = 5.0
     type_size: ClassVar[int] = 24
     scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 31)

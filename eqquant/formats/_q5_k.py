@@ -21,6 +21,7 @@ class Q5_K(AbstractGGUFBlocks):
     bits: ClassVar[float] = 5.0
     type_size: ClassVar[int] = 176
     scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)

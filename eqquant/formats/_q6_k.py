@@ -22,6 +22,7 @@ class Q6_K(AbstractGGUFBlocks):
     bits: ClassVar[float] = 6.0
     type_size: ClassVar[int] = 210
     scale_at: ClassVar[int] = 208
+    scales: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 32, 128)

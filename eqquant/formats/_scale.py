@@ -1,3 +1,6 @@
+import functools as ft
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,12 +25,41 @@ def as_scale_dtype(dtype: Any) -> np.dtype:
 
 
 def to_bits(scale: Float[Array, "*s"], dtype: np.dtype) -> UInt[Array, "*s"]:
-    """A scale as the bits of a float. Not an inexact array, so nothing trains it."""
-    # Other than zero, a scale is never subnormal: those are flushed, or have few bits.
-    tiny = jnp.finfo(dtype).tiny.astype(jnp.float32)
-    scale = jnp.where(jnp.abs(scale) < tiny, jnp.sign(scale) * tiny, scale)
+    """A scale as the bits of a float. Not an inexact array, so nothing trains it.
+
+    It is rounded to the nearest number of the dtype. Where those have few bits, as what
+    is subnormal in float16, it is rounded up instead if it would lose a thousandth: the
+    largest number of a block should not be beyond the last code. So only zero becomes
+    zero. What is beyond the dtype becomes NaN.
+    """
+    if dtype == jnp.float16:
+        scale = _in_float16(scale, least=0.999)
+    else:
+        # Of these, what is subnormal would be flushed.
+        tiny = jnp.finfo(dtype).tiny.astype(jnp.float32)
+        scale = jnp.where(jnp.abs(scale) < tiny, jnp.sign(scale) * tiny, scale)
+        scale = lax.reduce_precision(scale, 8, 7) if dtype.itemsize == 2 else scale
+    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)
     bits = jnp.uint32 if dtype.itemsize == 4 else jnp.uint16
     return lax.bitcast_convert_type(scale.astype(dtype), bits)
+
+
+def nearest_scale(scale: Float[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
+    """For `to_bits`: the nearest number of the dtype, be it less. This is for scales
+    that are means, which nothing is beyond."""
+    return _in_float16(scale, least=0) if dtype == jnp.float16 else scale
+
+
+def _in_float16(x, least):
+    # By arithmetic: from a cast there and back, XLA may leave out both. The numbers of
+    # float16 with the exponent of `x` are whole multiples of this power of two:
+    exponent = lax.bitcast_convert_type(jnp.abs(x), jnp.uint32) >> np.uint32(23)
+    exponent = jnp.clip(exponent, 127 - 14, 127 + 16) - np.uint32(10)
+    unit = lax.bitcast_convert_type(exponent << np.uint32(23), jnp.float32)
+    exact = jnp.abs(x) / unit
+    whole = jnp.round(exact)
+    whole = jnp.where(whole < least * exact, whole + 1, whole) * unit
+    return jnp.sign(x) * jnp.where(whole > 65504, jnp.inf, whole)
 
 
 def from_bits(bits: UInt[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
@@ -38,18 +70,48 @@ def from_bits(bits: UInt[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
 def poison(
     scale: Float[Array, "..."], blocks: Float[Array, "*b g s"]
 ) -> Float[Array, "..."]:
-    """Makes NaN each scale whose block has a NaN or an infinity.
+    """Makes NaN each scale whose block has a NaN or an infinity; or a number so near to
+    the last of float32 that, by the rounding of the scale, it may become infinite.
 
     (A maximum cannot be trusted to: on CPU, XLA's drops NaNs.)
     """
     shared = [i for i in range(-scale.ndim, 0) if scale.shape[i] == 1]
-    finite = jnp.all(jnp.isfinite(blocks), axis=shared, keepdims=True)
-    return jnp.where(finite, scale, jnp.nan)
+    held = jnp.all(jnp.abs(blocks) <= _most, axis=shared, keepdims=True)
+    return jnp.where(held, scale, jnp.nan)
+
+
+# (The rounding of a scale in bfloat16 is up to one part in 256.)
+_most = np.float32(0.99) * np.finfo(np.float32).max
 
 
 def reciprocal(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """`1 / scale`, and zero for a block of zeros."""
     return jnp.where(scale == 0, 0, 1 / jnp.where(scale == 0, 1, scale))
+
+
+def step(
+    low: Float[Array, "*s"], high: Float[Array, "*s"], steps: int
+) -> Float[Array, "*s"]:
+    """A number of which so many lead from `low` to `high`."""
+    # Half of each: their difference may be beyond float32.
+    return divided(high / 2 - low / 2, steps / 2)
+
+
+def held(
+    bits: UInt[Array, "*s"], dtype: np.dtype, ends: Sequence[Float[Array, "*s"]]
+) -> UInt[Array, "*s"]:
+    """Makes NaN each scale by which the first code or the last, `ends`, would become
+    infinite."""
+    finite = ft.reduce(operator.and_, map(jnp.isfinite, ends))
+    nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan), dtype)
+    return jnp.where(finite, bits, nan)
+
+
+def in_units(x: Float[Array, "*s"], scale: Float[Array, "..."]) -> Float[Array, "*s"]:
+    """`x` by the reciprocal of a scale, and zero for a block of zeros."""
+    # The reciprocal of a very large scale would be subnormal, and flushed to zero.
+    down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
+    return (x * down) * reciprocal(scale * down)
 
 
 def divided(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype
+from ._scale import as_scale_dtype, nearest_scale
 from ._steady import steady_sum
 
 
@@ -64,10 +64,12 @@ class Ternary(AbstractGrid):
     def fit(self, blocks, size):
         magnitude = jnp.abs(blocks)
         if self.rule == "absmean":
-            return self._mean(magnitude, size)
-        beyond = magnitude > self._threshold(blocks, size)
-        number = jnp.maximum(self._sum(beyond.astype(jnp.float32)), 1)
-        return self._sum(jnp.where(beyond, magnitude / number, 0))
+            mean = self._mean(magnitude, size)
+        else:
+            beyond = magnitude > self._threshold(blocks, size)
+            number = jnp.maximum(self._sum(beyond.astype(jnp.float32)), 1)
+            mean = self._sum(jnp.where(beyond, magnitude / number, 0))
+        return nearest_scale(mean, self.scale_dtype)
 
     def to_codes(self, blocks, size, scale):
         if self.rule == "absmean":

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._axes import as_tuple, Axis, contracted_back, contracted_last, normalise_axis
 from .._placement import by_types
-from ..formats import AbstractFormat, NF4
+from ..formats import AbstractFormat, encode_held, NF4
 from ._estimator import estimate
 from ._points import as_rounding, Points, points
 
@@ -84,7 +84,7 @@ def _straight_through(w, key, format, axis, clip):
 
 def _passed_through(w, key, format, axis, clip):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
-    stored = format.encode(rows)
+    stored = encode_held(format, rows)
     tail = format.shape(stored, 0)[-1] - rows.shape[-1]
     if key is None:
         value = format.decode(stored, tail)

@@ -59,19 +59,24 @@ def _round_trip(w, format):
     if isinstance(format, eqq.Nested):
         scales = round_trip(np.concatenate(scales, -1), format.scale)
         scales = np.split(scales, len(blocks), axis=-1)
-    scales = [_cast(scale, base.scale_dtype) for scale in scales]
+    scales = [_cast(scale, base) for scale in scales]
     return np.concatenate(
         [_points(b, s, base) * s for b, s in zip(blocks, scales)], axis=-1
     )
 
 
-def _cast(scale, dtype):
-    narrow = {
+def _cast(scale, format):
+    dtypes = {
         "float32": np.float32,
         "float16": np.float16,
         "bfloat16": ml_dtypes.bfloat16,
     }
-    return scale.astype(narrow[dtype.name]).astype(np.float64)
+    narrow = scale.astype(dtypes[format.scale_dtype.name])
+    if narrow.dtype == np.float16 and not isinstance(format, eqq.Binary | eqq.Ternary):
+        # No number is beyond the last code by more than a thousandth.
+        less = narrow < 0.999 * scale
+        narrow = np.where(less, np.nextafter(narrow, np.float16(np.inf)), narrow)
+    return narrow.astype(np.float64)
 
 
 def _scale(block, format):

@@ -9,7 +9,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractExact, AbstractFormat, encode_rows, Stored
+from ...formats import (
+    AbstractExact,
+    AbstractFormat,
+    encode_rows,
+    not_held_text,
+    Stored,
+)
 from ._pieces import Pieces
 
 
@@ -81,12 +87,18 @@ def encode(
         return [np.asarray(x) for x in measured]
 
     signal = noise = 0.0
-    wrong = 0
-    for (signals, noises, unit, others), share in pieces.map(work):
+    wrong = lost = 0
+    for (signals, noises, unit, others, beyond), share in pieces.map(work):
         signal += float(np.sum(signals, dtype=np.float64)) / float(unit) ** 2
         noise += float(np.sum(noises, dtype=np.float64)) / float(unit) ** 2
         wrong += int(others)
+        lost += int(beyond)
         advance(share)
+    if wrong == 0 and lost > 0:
+        raise ValueError(
+            f"It has numbers that are too large for {format}: {lost} of its {w.size} "
+            f"would become NaN. {not_held_text(format)}"
+        )
     if wrong > 0:
         raise ValueError(
             f"{_wanted(format)} {wrong} of its {w.size} numbers are others. A rule may "
@@ -193,14 +205,16 @@ def _measure(format, w, stored, tail):
     wrong = ~jnp.isfinite(w)
     if isinstance(format, AbstractExact):
         wrong |= format.is_outside(w)
+    decoded = format.decode(stored, tail)
+    lost = ~jnp.isfinite(decoded.astype(w.dtype))
     w = w.astype(jnp.float32)
     # Squares of numbers near one stay within float32; powers of two change no digits.
     _, exponent = jnp.frexp(jnp.max(jnp.abs(w)))
     unit = jnp.ldexp(jnp.ones((), w.dtype), jnp.clip(-exponent, -126, 126))
-    difference = w * unit - format.decode(stored, tail) * unit
+    difference = w * unit - decoded * unit
     signal = jnp.sum(jnp.square(w * unit), axis=-1)
     noise = jnp.sum(jnp.square(difference), axis=-1)
-    return signal, noise, unit, jnp.sum(wrong)
+    return signal, noise, unit, jnp.sum(wrong), jnp.sum(lost)
 
 
 def _wanted(format):

@@ -1,0 +1,40 @@
+import dataclasses
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._base import AbstractFormat, Stored
+from ._gguf import AbstractGGUF
+from ._nested import Nested
+from ._scaled import AbstractScaled
+
+
+def encode_held(format: AbstractFormat, w: Float[Array, "*b k"]) -> Stored:
+    """As `format.encode`. But a block is NaN, and never infinite, whose numbers are
+    beyond what the format holds."""
+    stored = format.encode(w)
+    if isinstance(format, AbstractGGUF):
+        return format.without_infinities(stored)
+    return stored
+
+
+def not_held_text(format: AbstractFormat) -> str:
+    """Of an error: why numbers are too large for a format, and what would do."""
+    if not _is_narrow(format):
+        return (
+            "What its scales give has to fit into float32, and into the dtype of the "
+            "array: divide by a number first."
+        )
+    if "scale_dtype" in [field.name for field in dataclasses.fields(format)]:
+        wider = "`scale_dtype=jnp.float32`, or bfloat16"
+    else:
+        wider = "another format, such as `Int8(32)`"
+    return f"Its scales are in float16, at most 65504: take {wider}."
+
+
+def _is_narrow(format):
+    if isinstance(format, Nested):
+        return _is_narrow(format.base) or _is_narrow(format.scale)
+    if isinstance(format, AbstractScaled):
+        return format.scale_dtype == np.float16
+    return isinstance(format, AbstractGGUF)
