@@ -24,6 +24,9 @@ def _arithmetic(op: Callable) -> Callable:
     return method
 
 
+_equal, _unequal = _arithmetic(operator.eq), _arithmetic(operator.ne)
+
+
 def _reflected(op: Callable) -> Callable:
     return _arithmetic(ft.wraps(op)(lambda self, other: op(other, self)))
 
@@ -209,6 +212,18 @@ class AbstractStandIn(eqx.Module):
     __neg__ = _arithmetic(operator.neg)
     __pos__ = _arithmetic(operator.pos)
     __abs__ = _arithmetic(operator.abs)
+    # Of two of these, whether they are the same; with anything else, as arrays do.
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, AbstractStandIn):
+            return eqx.Module.__eq__(self, other)
+        return _equal(self, other)
+
+    def __ne__(self, other: object) -> Any:
+        if isinstance(other, AbstractStandIn):
+            return (self == other) ^ True
+        return _unequal(self, other)
+
+    __hash__ = eqx.Module.__hash__
     __lt__ = _arithmetic(operator.lt)
     __le__ = _arithmetic(operator.le)
     __gt__ = _arithmetic(operator.gt)
