@@ -224,6 +224,20 @@ def placed(a: Any, sharding: NamedSharding) -> Any:
     return jax.lax.with_sharding_constraint(a, sharding)
 
 
+def vary_together(*operands: Any) -> list[Any]:
+    """Arrays of which each varies over the devices that any of them does, as operands
+    of one function must under `shard_map`. (The transpose of making one vary is the sum
+    over shards that its cotangent needs.)"""
+    varying = [jax.typeof(a).manual_axis_type.varying for a in operands]
+    every = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(a, tuple(sorted(every - axes)), to="varying")
+        if every - axes
+        else a
+        for a, axes in zip(operands, varying)
+    ]
+
+
 def number_of_shards(mesh: Any, entry: Any) -> int:
     """Over how many devices an axis with this entry of a spec is split."""
     return math.prod(mesh.shape[name] for name in names_of(entry))

@@ -20,6 +20,7 @@ from ._partition import (
     split_of_types,
     within_manual,
 )
+from ._placement import vary_together
 from .formats import AbstractFormat, shape_of, Stored
 from .kernels import choose, platforms, Problem, Product
 
@@ -88,18 +89,7 @@ def _broadcast(x, leaves, stack, row_axes, params):
 
 
 def _bind(x, *leaves, **params):
-    return qmatmul_p.bind(*_vary_together(x, *leaves), **params)
-
-
-def _vary_together(*operands):
-    # Under `shard_map`, every operand must vary over the axes that any of them does;
-    # the transpose of making `x` vary is the sum over shards that its cotangent needs.
-    varying = [jax.typeof(a).manual_axis_type.varying for a in operands]
-    every = frozenset().union(*varying)
-    return [
-        lax.pcast(a, tuple(sorted(every - axes)), to="varying") if every - axes else a
-        for a, axes in zip(operands, varying)
-    ]
+    return qmatmul_p.bind(*vary_together(x, *leaves), **params)
 
 
 # `x[*b, *rows, k] @ W[*b, n, k].T` or `x[*b, *rows, n] @ W[*b, n, k]`, of `x` and the

@@ -3,11 +3,10 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jaxtyping import Array, Int, PyTree
 
-from ..formats import Dynamic8
-from ._moments8bit import advance, Moment, optax_library, Scalar, zeros
+from ._advance8bit import advance
+from ._moments8bit import Moment, optax_library, Scalar, Size, zeros
 
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ def scale_by_adam8bit(
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
     *,
-    block_size: int = 256,
+    block_size: Size = 256,
     filter_spec: PyTree = True,
-    min_size: int = 4096,
+    min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
     """`optax.scale_by_adam` with a state of two bytes for each parameter, where that
@@ -60,7 +59,10 @@ def scale_by_adam8bit(
         this is true: few of its rows have a gradient at a time. (An embedding that is
         not in such a module is for `filter_spec` to leave out.)
 
-    To `optax.inject_hyperparams`, `"block_size"` and `"min_size"` are `static_args`.
+    Moments are placed over the devices that their parameters are placed over.
+
+    Within `optax.inject_hyperparams`, if `init` is to be compiled, `"block_size"` and
+    `"min_size"` are `static_args`.
 
     **Returns:**
 
@@ -75,40 +77,36 @@ def scale_by_adam8bit(
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
     library = optax_library()
-    signed, unsigned = (
-        Dynamic8(block_size, signed=signed, dithered=True) for signed in (True, False)
-    )
 
     def init(params):
-        options = (filter_spec, min_size, embeddings)
-        mu = zeros(params, signed, *options)
-        nu = zeros(params, unsigned, *options)
+        options = (block_size, filter_spec, min_size, embeddings)
+        mu = zeros(params, True, *options)
+        nu = zeros(params, False, *options)
         return ScaleByAdam8bitState(jnp.zeros((), jnp.int32), mu, nu)
-
-    @jax.jit
-    def step(updates, state):
-        count = library.safe_increment(state.count)
-        t = count.astype(jnp.float32)
-
-        def one(g, m, v):
-            m = b1 * m + (1 - b1) * g
-            v = b2 * v + (1 - b2) * g**2
-            root = jnp.sqrt(v / (1 - b2**t) + eps_root)
-            return m / (1 - b1**t) / (root + eps), m, v
-
-        leaves, treedef = jtu.tree_flatten(updates)
-        moments = map(treedef.flatten_up_to, (state.mu, state.nu))
-        found = [advance(one, *operands) for operands in zip(leaves, *moments)]
-        updates, mu, nu = (
-            treedef.unflatten([new[i] for new in found]) for i in range(3)
-        )
-        return updates, ScaleByAdam8bitState(count, mu, nu)
 
     def update(updates, state, params=None):
         del params
-        return step(updates, state)
+        count = library.safe_increment(state.count)
+        return _step(updates, state, count, (b1, 1 - b1, b2, 1 - b2, eps, eps_root))
 
     return library.GradientTransformation(init, update)
+
+
+# Of the module, and with all numbers as arguments: `optax.inject_hyperparams` makes a
+# new transformation for each step, and that should not compile a new program.
+@jax.jit
+def _step(updates, state, count, options):
+    options = (count.astype(jnp.float32), *options)
+    updates, mu, nu = advance(_one, options, updates, state.mu, state.nu)
+    return updates, ScaleByAdam8bitState(count, mu, nu)
+
+
+def _one(options, g, m, v):
+    t, b1, rest1, b2, rest2, eps, eps_root = options
+    m = b1 * m + rest1 * g
+    v = b2 * v + rest2 * g**2
+    root = jnp.sqrt(v / (1 - b2**t) + eps_root)
+    return m / (1 - b1**t) / (root + eps), m, v
 
 
 def adamw8bit(
@@ -120,9 +118,9 @@ def adamw8bit(
     weight_decay: Scalar = 1e-4,
     mask: Any = None,
     *,
-    block_size: int = 256,
+    block_size: Size = 256,
     filter_spec: PyTree = True,
-    min_size: int = 4096,
+    min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
     """`optax.adamw` with a state of two bytes for each parameter.

@@ -3,11 +3,10 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..formats import Dynamic8
-from ._moments8bit import advance, Moment, optax_library, Scalar, zeros
+from ._advance8bit import advance
+from ._moments8bit import Moment, optax_library, Scalar, Size, zeros
 
 
 if TYPE_CHECKING:
@@ -24,9 +23,9 @@ def scale_by_lion8bit(
     b1: Scalar = 0.9,
     b2: Scalar = 0.99,
     *,
-    block_size: int = 256,
+    block_size: Size = 256,
     filter_spec: PyTree = True,
-    min_size: int = 4096,
+    min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
     """`optax.scale_by_lion` with a state of one byte for each parameter, where that has
@@ -53,28 +52,28 @@ def scale_by_lion8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    format = Dynamic8(block_size, dithered=True)
 
     def init(params):
-        mu = zeros(params, format, filter_spec, min_size, embeddings)
+        mu = zeros(params, True, block_size, filter_spec, min_size, embeddings)
         return ScaleByLion8bitState(mu)
-
-    def one(g, m):
-        return jnp.sign(b1 * m + (1 - b1) * g), b2 * m + (1 - b2) * g
-
-    @jax.jit
-    def step(updates, state):
-        leaves, treedef = jtu.tree_flatten(updates)
-        mu = treedef.flatten_up_to(state.mu)
-        found = [advance(one, *pair) for pair in zip(leaves, mu)]
-        updates, mu = (treedef.unflatten([new[i] for new in found]) for i in range(2))
-        return updates, ScaleByLion8bitState(mu)
 
     def update(updates, state, params=None):
         del params
-        return step(updates, state)
+        return _step(updates, state, (b1, 1 - b1, b2, 1 - b2))
 
     return optax_library().GradientTransformation(init, update)
+
+
+# Of the module, and with all numbers as arguments: see `scale_by_adam8bit`.
+@jax.jit
+def _step(updates, state, options):
+    updates, mu = advance(_one, options, updates, state.mu)
+    return updates, ScaleByLion8bitState(mu)
+
+
+def _one(options, g, m):
+    b1, rest1, b2, rest2 = options
+    return jnp.sign(b1 * m + rest1 * g), b2 * m + rest2 * g
 
 
 def lion8bit(
@@ -84,9 +83,9 @@ def lion8bit(
     weight_decay: Scalar = 1e-3,
     mask: Any = None,
     *,
-    block_size: int = 256,
+    block_size: Size = 256,
     filter_spec: PyTree = True,
-    min_size: int = 4096,
+    min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
     """`optax.lion` with a state of one byte for each parameter.

@@ -1,8 +1,7 @@
-import dataclasses
-import functools as ft
 import importlib
 import importlib.util
-from collections.abc import Callable
+import itertools as it
+import operator
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -10,9 +9,19 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from .._array import as_dense, QuantizedArray
+from .._array import QuantizedArray
+from .._placement import (
+    as_entry,
+    names_of,
+    number_of_shards,
+    placed,
+    splits_evenly,
+    vary_together,
+)
 from .._quantize import quantize
 from ..formats import Dynamic8
 
@@ -23,6 +32,9 @@ Moment: TypeAlias = QuantizedArray | Array
 
 # A hyperparameter. (An array, if `optax.inject_hyperparams` gives it.)
 Scalar: TypeAlias = float | int | Array
+
+# One that shapes depend on. (An array likewise.)
+Size: TypeAlias = int | Array
 
 
 def optax_library() -> Any:
@@ -37,99 +49,68 @@ def optax_library() -> Any:
 
 def zeros(
     params: PyTree,
-    format: Dynamic8,
+    signed: bool,
+    block_size: Size,
     filter_spec: PyTree,
-    min_size: int,
+    min_size: Size,
     embeddings: bool,
 ) -> PyTree[Moment]:
-    """The moments to begin with: in `format` those of parameters that are large, and
-    of no embedding, and that `filter_spec` does not leave out."""
+    """The moments to begin with: in 8 bits those of parameters that are large, and of
+    no embedding, and that `filter_spec` does not leave out. Each is placed over the
+    devices that its parameter is placed over."""
+    block = _static("block_size", block_size)
+    format = Dynamic8(block, signed=signed, dithered=True)
+    size = _static("min_size", min_size)
 
     def zero(x, wish, embedding):
-        is_8bit = wish and x.size >= min_size and (embeddings or not embedding)
-        return _zeros(x.shape, format if is_8bit else None)
+        is_8bit = wish and x.size >= size and (embeddings or not embedding)
+        return _zeros(x, format) if is_8bit else jnp.zeros_like(x, jnp.float32)
 
     wishes = _extended(filter_spec, params)
     return jtu.tree_map(zero, params, wishes, _embeddings(params))
 
 
-def advance(
-    fn: Callable[..., tuple[Array, ...]], g: Array, *moments: Any
-) -> tuple[Any, ...]:
-    """One step for one parameter.
-
-    **Arguments:**
-
-    - `fn`: from a gradient and its moments to the update and the new moments, number by
-        number and in float32.
-    - `g`: the gradient.
-    - `moments`: as they are stored.
-
-    **Returns:**
-
-    The update, in the dtype of `g`, and the new moments, stored alike.
-    """
-    first = moments[0]
-    if not isinstance(first, QuantizedArray):
-        update, *new = fn(g.astype(jnp.float32), *moments)
-        return update.astype(g.dtype), *new
-    block = first.format.block_size or g.size
-    size = max(1, _part // block) * block
-
-    # Some numbers at a time, or else all would be there in float32 after all. The
-    # update takes the place of the gradient.
-    def step(start, size, found):
-        g, *old = (_cut(x, start, size) for x in found)
-        update, *new = fn(g.astype(jnp.float32), *map(as_dense, old))
-        new = [quantize(x, q.format) for x, q in zip(new, moments, strict=True)]
-        parts = (update.astype(g.dtype), *new)
-        return tuple(_paste(x, y, start) for x, y in zip(found, parts, strict=True))
-
-    found: tuple[Any, ...] = (g.reshape(-1), *moments)
-    whole = g.size // size
-    if whole > 0:
-        found = lax.fori_loop(0, whole, lambda i, x: step(i * size, size, x), found)
-    if g.size % size > 0:
-        found = step(whole * size, g.size % size, found)
-    return found[0].reshape(g.shape), *found[1:]
+def _static(name, value):
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"`{name}` should be known before the optimizer is compiled. Give it to "
+            f"`optax.inject_hyperparams` as one of the `static_args`. Got {value}."
+        )
+    return operator.index(value) if eqx.is_array(value) else value
 
 
-# How many numbers at a time.
-_part = 2**17
+def _zeros(x, format):
+    sharding = _flat_sharding(x, format)
+    # Without the barrier, XLA would quantize while it compiles, and slowly.
+    if not isinstance(x, Tracer):
+        flat = jnp.zeros(x.size, jnp.float32, device=sharding)
+        return quantize(lax.optimization_barrier(flat), format)
+    flat = lax.optimization_barrier(jnp.zeros(x.size, jnp.float32))
+    flat = flat if sharding is None else placed(flat, sharding)
+    return quantize(vary_together(x, flat)[1], format)
 
 
-def _cut(x, start, size):
-    def cut(a, per):
-        return lax.dynamic_slice_in_dim(a, start // per, -(-size // per))
-
-    return _by_block(cut, x)
-
-
-def _paste(x, part, start):
-    parts = iter(jtu.tree_leaves(part))
-
-    def paste(a, per):
-        return lax.dynamic_update_slice_in_dim(a, next(parts), start // per, 0)
-
-    return _by_block(paste, x)
-
-
-def _by_block(fn, x):
-    # Of a moment, there is a scale for each block.
-    if not isinstance(x, QuantizedArray):
-        return fn(x, 1)
-    per = {"codes": 1, "scale": x.format.block_size or x.size}
-    stored = {name: fn(x.stored[name], per[name]) for name in sorted(x.stored)}
-    return dataclasses.replace(x, stored=stored)
-
-
-@ft.partial(jax.jit, static_argnums=(0, 1))
-def _zeros(shape, format):
-    x = jnp.zeros(shape, jnp.float32)
-    if format is None:
-        return x
-    # Or else XLA would quantize it while it compiles, and slowly.
-    return quantize(lax.optimization_barrier(x.reshape(-1)), format)
+def _flat_sharding(x, format):
+    # Over all that the parameter is split over, in order: if that is its first axis,
+    # each device has its own moments. Of what would cut blocks, as much as does not.
+    if isinstance(x, Tracer):
+        sharding = jax.typeof(x).sharding
+        known = len(sharding.mesh.explicit_axes) > 0
+    else:
+        sharding = x.sharding if isinstance(x, jax.Array) else None
+        known = isinstance(sharding, NamedSharding)
+    if not known:
+        return None
+    mesh = sharding.mesh
+    names = [name for entry in sharding.spec for name in names_of(entry)]
+    subsets = (
+        as_entry(subset)
+        for number in range(len(names) + 1)
+        for subset in it.combinations(names, number)
+    )
+    shards = lambda entry: number_of_shards(mesh, entry)
+    fit = [e for e in subsets if splits_evenly(format, (), x.size, shards(e))]
+    return NamedSharding(mesh, PartitionSpec(max(fit, key=shards)))
 
 
 def _extended(filter_spec, params):

@@ -1,0 +1,43 @@
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding
+from jaxtyping import Array
+
+from ._partition import known_to_compiler
+
+
+def stay(a: Array, declared: NamedSharding) -> Array:
+    """An array that is placed as was declared, where that is of the devices that run
+    this. `jax.lax.with_sharding_constraint` is an error where it is of others."""
+    return stay_p.bind(a, sharding=declared)
+
+
+stay_p = Primitive("stay")
+stay_p.def_impl(lambda a, *, sharding: _compiled(a, sharding))
+stay_p.def_abstract_eval(lambda a, *, sharding: a)
+
+_compiled = jax.jit(stay, static_argnums=1)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, a: Any, *, sharding: NamedSharding) -> Any:
+    found = known_to_compiler(ctx, sharding.mesh)
+    if found is None:
+        return [a]
+    constrain = lambda a: lax.with_sharding_constraint(a, sharding)
+    return mlir.lower_fun(constrain, multiple_results=False)(found, a)
+
+
+mlir.register_lowering(stay_p, _lower)
+
+
+def _batch(operands, axes, *, sharding):
+    # Of many, nothing was declared.
+    del sharding
+    return operands[0], axes[0]
+
+
+batching.primitive_batchers[stay_p] = _batch
