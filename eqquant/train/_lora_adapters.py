@@ -1,4 +1,5 @@
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
     **Returns:**
 
     A dictionary from the path of each weight that has adapters to those: `"a"`, `"b"`,
-    `"scale"`, `"axis"`, and `"magnitude"` in the case of DoRA.
+    `"scale"`, `"axis"`, and `"magnitude"` in the case of DoRA. Paths are dotted, as
+    `"layers.0.weight"`. Where two would be the same, as those of `{"a.b": w, "a": {"b":
+    w}}`, they are `"['a.b']"` and `"['a']['b']"`.
 
     **Raises:**
 
@@ -150,4 +153,23 @@ def _adapted(path, leaf, adapter):
 def _with_paths(model):
     is_leaf = lambda x: is_lora(x) or is_quantized(x)
     found, _ = jtu.tree_flatten_with_path(model, is_leaf=is_leaf)
-    return [(jtu.keystr(keys, simple=True, separator="."), x) for keys, x in found]
+    paths, leaves = [keys for keys, _ in found], [x for _, x in found]
+    return list(zip(_names(paths), leaves))
+
+
+def _names(paths):
+    # Dotted. Where keys have dots themselves, so that two paths would have one name,
+    # as they are written in Python.
+    exact = [jtu.keystr(keys) for keys in paths]
+    names = [jtu.keystr(keys, simple=True, separator=".") for keys in paths]
+    while len(set(names)) < len(names):
+        count = Counter(names)
+        new = [e if count[name] > 1 else name for e, name in zip(exact, names)]
+        if new == names:
+            same = next(name for name in names if count[name] > 1)
+            raise ValueError(
+                "`model` should have keys that are written differently. Got two arrays "
+                f"at {same}."
+            )
+        names = new
+    return names

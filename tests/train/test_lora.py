@@ -273,3 +273,43 @@ def test_a_struct_of_a_model():
 
 def _is_struct(x):
     return isinstance(x, jax.ShapeDtypeStruct)
+
+
+w = jnp.ones((8, 4))
+trees = (
+    {"a.b": w, "a": {"b": w}},
+    {"a.b": {"c": w}, "a": {"b.c": w, "b": {"c": w}}, "d.e": w},
+    {"a": [w, {"x": w}], "a.0": w, "a.1": {"x": w}, "a.1.x": w},
+    {"['a']['b']": w, "a": {"b": w}, "a.b": w},
+    {"a": {"0": w}, "a.0": w, "": {"": w}, ".": w},
+)
+
+
+# By whatever names: each weight gets back the adapters that it had.
+@pytest.mark.parametrize("tree", trees)
+@pytest.mark.parametrize("format", (None, "int8"))
+def test_paths_that_look_alike(tmp_path, tree, format):
+    if format is not None:
+        quantized = lambda w: eqq.quantize(w, format)
+        tree = jtu.tree_map(quantized, tree)
+    new, spec = lora(tree, 2, min_size=1, key=jr.key(0))
+    leaves, treedef = jtu.tree_flatten(eqx.filter(new, spec))
+    numbered = [jnp.full_like(x, i) for i, x in enumerate(leaves)]
+    new = eqx.combine(treedef.unflatten(numbered), new)
+    found = lora_only(new)
+    assert len(found) == len(adapters(new))
+    eqq.save(tmp_path / "adapters.safetensors", found)
+    for some in (found, eqq.load(tmp_path / "adapters.safetensors")):
+        loaded, loaded_spec = with_lora(tree, some)
+        assert trees_equal(loaded, new) and trees_equal(loaded_spec, spec)
+
+
+# Files have these names, and one of a model whose keys have dots is read, if no other
+# path looks like that.
+def test_names_of_paths():
+    one = lora({"a.b": w, "c": [w]}, 2, min_size=1, key=jr.key(0))[0]
+    assert set(lora_only(one)) == {"a.b", "c.0"}
+    two = lora(trees[0], 2, min_size=1, key=jr.key(0))[0]
+    assert set(lora_only(two)) == {"['a.b']", "['a']['b']"}
+    with pytest.raises(ValueError, match="no array at 'a.b'"):
+        with_lora(trees[0], {"a.b": lora_only(one)["a.b"]})
