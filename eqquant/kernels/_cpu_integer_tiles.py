@@ -51,11 +51,12 @@ def integer_tiles(
         # Or else the row is computed again.
         unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
         parts = (1, 1 / 254)
+        wanted = jnp.logical_and(number > 0, apart)
     else:
         assert isinstance(problem.activation, Int8)
         rounded = problem.activation.encode(x)
         x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
-        rest, parts = None, (1,)
+        rest, wanted, parts = None, None, (1,)
         if problem.rows == 1:
             # XLA rewrites the product of one row, and widens the weight for it.
             x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
@@ -68,9 +69,8 @@ def integer_tiles(
 
     decode = lambda codes, part: _as_integers(codes, format)
     y = tiled(x, codes, decode, problem, per(format), finish)
-    if rest is not None:
-        add = lambda y: y + _of_columns(rest, codes, problem)
-        y = once((number > 0) & apart, add, y)
+    if rest is not None and wanted is not None:
+        y = once(wanted, lambda y: y + _of_columns(rest, codes, problem), y)
     return (y * scale if forward else y).astype(problem.dtype)
 
 
@@ -97,7 +97,7 @@ def _two_digits(x: Float[Array, "m k"]):
 
 def _columns(k: int) -> int:
     """How many columns of inputs may be multiplied apart."""
-    return min(k, max(16, k // 32))
+    return min(k, max(16, k // 64))
 
 
 def _of_columns(
@@ -107,9 +107,8 @@ def _of_columns(
     format, size = grid(problem), _columns(x.shape[1])
     p, forward = per(format), problem.product == "matmul"
     filled = jnp.any(x != 0, axis=0)
-    (found,) = jnp.nonzero(filled, size=size, fill_value=0)
-    there = jnp.arange(size) < jnp.sum(filled)
-    x = jnp.where(there[None], jnp.take(x, found, axis=1, mode="clip"), 0)
+    there, found = lax.top_k(filled.astype(jnp.float32), size)
+    x = jnp.where(there[None] > 0, jnp.take(x, found, axis=1, mode="clip"), 0)
     if forward:
         w = _as_integers(jnp.take(codes, found // p, axis=0, mode="clip"), format)
         w = w.reshape(size, p, w.shape[1])
