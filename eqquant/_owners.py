@@ -132,7 +132,7 @@ def calls_as_registered(owner: eqx.Module, field: str) -> bool:
     return cls is not None and _call_of(type(owner)) is _call_of(cls)
 
 
-def calls_as_equinox(module: eqx.Module) -> bool:
+def calls_as_equinox(module: Any) -> bool:
     """Whether a module is called as some class of Equinox's own is: by calls of the
     layers in it."""
     bases = type(module).__mro__

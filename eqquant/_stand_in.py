@@ -115,7 +115,8 @@ class AbstractStandIn(eqx.Module):
     @property
     def itemsize(self) -> int:
         """How many bytes each number of the ordinary array takes."""
-        return self.dtype.itemsize
+        # (A field of some subclasses, and a property of others.)
+        return self.dtype.itemsize  # pyright: ignore
 
     @property
     def real(self) -> Array:
