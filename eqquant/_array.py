@@ -218,9 +218,7 @@ class QuantizedArray(AbstractStandIn):
         return indexed(self, index, lambda: self._dense_for("getitem"))
 
     def __pdoc__(self, **kwargs):
-        leaves = jtu.tree_leaves(self.stored)
-        if len(leaves) == 0 or not all(map(_has_shape, leaves)):
-            # Between transformations the leaves may be anything: booleans, say.
+        if not has_numbers(self):
             stored = wl.pdoc(self.stored, **kwargs)
             parts = [
                 stored,
@@ -366,5 +364,9 @@ def _dequantize(q):
     return by_types(decode, typed_sharding(q.stored, q.axis, q.row_axis))(q)
 
 
-def _has_shape(a: Any) -> bool:
-    return eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct)
+def has_numbers(q: QuantizedArray) -> bool:
+    """Whether the stored arrays are arrays, or structs of them. In a part of a tree, as
+    `eqx.filter` makes it, and between transformations they may be anything: `None`, or
+    booleans. Such has no shape."""
+    stored = jtu.tree_leaves(q.stored, is_leaf=lambda x: x is None)
+    return all(eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct) for a in stored)

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ._array import is_quantized
+from ._array import has_numbers, is_quantized
 from ._axes import Axis
 
 
@@ -98,6 +98,8 @@ def _walk(node, keys, ancestors, field, is_array):
     )
     if len(children) == 1 and children[0][0] == ():
         found = is_array(node) or eqx.is_array(node)
+        if is_quantized(node) and not has_numbers(node):
+            found = False
         yield node, _info(node, keys, ancestors, field) if found else None
         return
     module = isinstance(node, eqx.Module)

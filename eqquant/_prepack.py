@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from ._array import is_quantized, QuantizedArray
+from ._array import has_numbers, is_quantized, QuantizedArray
 from .formats import (
     AbstractFormat,
     AbstractGrid,
@@ -65,7 +65,7 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
     done = {}
 
     def prepack(x):
-        if is_quantized(x) and id(x) not in done:
+        if is_quantized(x) and has_numbers(x) and id(x) not in done:
             format = x.format.prepacked(kind)
             row_axis = -2 if kind == "gpu" else format.row_axis
             done[id(x)] = relaid(x, format, row_axis)

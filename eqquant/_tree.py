@@ -2,17 +2,21 @@ import dataclasses
 import difflib
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any, get_args, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from ._array import as_dense, is_quantized
+from ._array import is_quantized, QuantizedArray
 from ._axes import Axis, normalise_axis
+from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
 from ._owners import (
     calls_as_equinox,
@@ -23,8 +27,10 @@ from ._owners import (
     norms,
     reparametrisations,
 )
+from ._placement import full_spec
 from ._quantize import quantize
 from ._rules import Rules
+from ._stand_in import AbstractStandIn
 from .formats import AbstractFormat, as_format, NF4
 
 
@@ -51,6 +57,11 @@ class Decision:
     reason: str = ""
     way_out: str = ""
     on_call: tuple[eqx.Module, ...] = ()
+
+    @property
+    def is_unsupported(self) -> bool:
+        """Whether it is left for want of knowing what its module does with it."""
+        return self.reason.endswith(_unknown) or self.way_out == _way_out
 
 
 Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
@@ -80,7 +91,9 @@ def tree_quantize(
 
     **Arguments:**
 
-    - `model`: any PyTree.
+    - `model`: any PyTree. Of `jax.ShapeDtypeStruct`s, as `eqx.filter_eval_shape` makes
+        it, it becomes one of quantized arrays of such. What `eqx.filter_jit` was given
+        is quantized inside of it.
     - `filter_spec`: what to quantize. One of
 
         - nothing: every weight of a matrix product that is known of. Those of the
@@ -123,11 +136,15 @@ def tree_quantize(
     **Raises:**
 
     A `ValueError` if a weight is not finite, if a rule matches nothing, or for an
-    unsupported layer.
+    unsupported layer. A warning if there are matrices, and without a word on any of
+    them nothing is quantized.
     """
+    model = opened(model)
     decisions = decide(
         model, filter_spec, format, axis, min_size, embeddings, unsupported, strict
     )
+    if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
+        _warn_of_nothing(model, decisions)
     # The same array in two places becomes the same quantized array in both.
     done = {}
     leaves = []
@@ -140,19 +157,36 @@ def tree_quantize(
                 done[key] = _quantize(leaf, decision.format, decision.info)
             leaf = done[key]
         leaves.append(leaf)
-    return rebuilt(model, leaves, on_call, lambda node: id(node) in callers)
+    return closed(rebuilt(model, leaves, on_call, lambda node: id(node) in callers))
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
-    """Puts ordinary arrays in the place of all quantized ones."""
-    leaves = map(as_dense, jtu.tree_leaves(model, is_leaf=is_quantized))
-    return rebuilt(model, leaves, not_on_call, is_on_call)
+    """Puts ordinary arrays in the place of all quantized ones. Of structs, structs; and
+    `None` where a part of a tree has none of a quantized array."""
+    model = opened(model)
+    leaves = map(_dense, jtu.tree_leaves(model, is_leaf=is_quantized))
+    return closed(rebuilt(model, leaves, not_on_call, is_on_call))
+
+
+def _dense(x):
+    if not isinstance(x, QuantizedArray):
+        return x
+    stored = jtu.tree_leaves(x.stored)
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in stored):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return x.dequantize() if stored else None
 
 
 def trainable_spec(model: PyTree) -> PyTree[bool]:
     """Which leaves of a model train: its floating-point arrays. A filter for
     `eqx.partition`, false for quantized arrays."""
-    return jtu.tree_map(eqx.is_inexact_array, model, is_leaf=is_quantized)
+    return jtu.tree_map(_is_trained, model, is_leaf=is_quantized)
+
+
+def _is_trained(x):
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jnp.issubdtype(x.dtype, jnp.inexact)
+    return eqx.is_inexact_array(x)
 
 
 def decide(
@@ -172,7 +206,7 @@ def decide(
             f"`unsupported` should be one of {get_args(Unsupported)}. Got "
             f"{unsupported!r}."
         )
-    leaves = list(leaves_with_info(model))
+    leaves = list(leaves_with_info(model, _is_weight))
     if axis != "auto":
         leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
     if isinstance(filter_spec, Rules):
@@ -200,6 +234,7 @@ def decide(
 _unsupported = "the filter of a convolution"
 _embedding = "an embedding"
 _way_out = "Pass `unsupported='on_call'`"
+_unknown = "is not a known owner of weights"
 
 
 def _tied_to_embeddings(decisions, wishes):
@@ -266,6 +301,8 @@ def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str]
         return f"{_unsupported}, which takes arrays only", _way_out
     if wish.named:
         return None
+    if isinstance(info.owner, AbstractStandIn):
+        return f"held by a {owner}, which stands for a weight", ""
     rule = f'Rules([("{info.path}", {wish.format}), ...])'
     if math.prod(info.shape) < min_size:
         return f"fewer than {min_size} numbers", f"Pass `min_size`, or {rule}"
@@ -275,7 +312,7 @@ def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str]
         return reason, "Pass `embeddings=True`"
     if not info.known and caller is None:
         way_out = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
-        return f"{owner} is not a known owner of weights", way_out
+        return f"{owner} {_unknown}", way_out
     return None
 
 
@@ -313,7 +350,7 @@ def _wishes_of_prefix(filter_spec, format, model, leaves):
         for leaf in sub:
             action, named = spec, alone and spec is not filter_spec
             if _is_function(spec):
-                action = spec(leaf) if eqx.is_array(leaf) else None
+                action = spec(leaf) if eqx.is_array(leaf) or _is_struct(leaf) else None
                 named = not _is_bool(action)
             wishes.append(_wish(action, format, named, "left out by `filter_spec`"))
 
@@ -351,9 +388,47 @@ def _with_axis(info, axis):
 
 def _quantize(leaf, format, info):
     try:
-        return quantize(leaf, format, axis=info.axis)
+        if not _is_struct(leaf):
+            return quantize(leaf, format, axis=info.axis)
+        q = jax.eval_shape(lambda w: quantize(w, format, axis=info.axis), leaf)
     except ValueError as e:
         raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+    if not isinstance(leaf.sharding, NamedSharding):
+        return q
+    # There is nothing to be placed: how it is to be is declared.
+    spec = full_spec(leaf.sharding.spec, q.ndim)
+    return dataclasses.replace(q, sharding=leaf.sharding.update(spec=spec))
+
+
+def _is_struct(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _is_weight(x: Any) -> bool:
+    return is_quantized(x) or _is_struct(x)
+
+
+def _warn_of_nothing(model, decisions):
+    if callable(model) and jtu.all_leaves([model]):
+        warnings.warn(
+            f"`model` is a function, of type {type(model).__name__}, in which no "
+            "arrays can be seen: nothing is quantized. Quantize the module that it was "
+            "made of, first.",
+            stacklevel=3,
+        )
+        return
+    done = [d for d in decisions if d.format is not None or is_quantized(d.leaf)]
+    left = [d for d in decisions if d.info is not None and d.is_unsupported]
+    if done or not left:
+        return
+    lines = [f"\n- `{d.info.path}`: {d.reason}. {d.way_out}." for d in left[:3]]
+    if len(left) > 3:
+        lines.append(f"\n- and {len(left) - 3} more.")
+    warnings.warn(
+        "Nothing is quantized: what is done with the matrices of `model` is not known, "
+        f"or takes ordinary arrays only.{''.join(lines)}",
+        stacklevel=3,
+    )
 
 
 def _progress(decisions: list[Decision]) -> Iterator[Decision]:

@@ -26,7 +26,7 @@ rooms = (
     ),
     ("_ops", "_leading", "_dot", "_conv", "_ragged"),
     ("_implicit",),
-    ("_owners", "_rules", "_on_call", "_tree", "_prepack"),
+    ("_owners", "_rules", "_on_call", "_jitted", "_tree", "_prepack"),
     ("train", "interop", "report", "_sharding"),
     ("demo",),
     ("bench", "_cli"),

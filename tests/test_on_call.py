@@ -149,7 +149,8 @@ def test_pickle():
 
 def test_others_are_left_dense():
     dense = layers["unknown"][0](jr.key(0))
-    assert not eqq.is_quantized(eqq.tree_quantize(dense).weight)
+    with pytest.warns(UserWarning, match="Nothing is quantized"):
+        assert not eqq.is_quantized(eqq.tree_quantize(dense).weight)
     # An embedding is one here, too.
     model = quantized(dense)
     assert eqq.is_quantized(model.weight)
@@ -180,4 +181,5 @@ def test_not_callable():
         weight: Array
 
     model = Weights(normal(32, 32))
-    assert not eqq.is_quantized(quantized(model).weight)
+    with pytest.warns(UserWarning, match="`weight`: Weights is not a known owner"):
+        assert not eqq.is_quantized(quantized(model).weight)

@@ -6,7 +6,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import is_quantized
+from .._array import has_numbers, is_quantized
 
 
 # A `jtu.DictKey` or `jtu.SequenceKey`.
@@ -54,7 +54,9 @@ def leaves(node: PyTree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def is_data(leaf: Any) -> bool:
     """Whether a leaf is numbers, so that it belongs in a file."""
-    if is_quantized(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+    if is_quantized(leaf):
+        return has_numbers(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
         return True
     return eqx.is_array(leaf) or python_scalar(leaf) is not None
 

@@ -99,6 +99,9 @@ class _Writer:
 
     def _leaf(self, x, path):
         if is_quantized(x):
+            if not jtu.tree_leaves(x.stored):
+                # Of a part of a tree, where the rest is in another part.
+                return None
             if id(x) not in self._written:
                 name = _new_name(path, self.quantized)
                 self._written[id(x)] = name, x
@@ -163,7 +166,7 @@ def _in_file(q, format):
 
 
 def _is_written(node):
-    if node is None or isinstance(node, Tensor):
+    if node is None or is_quantized(node) or isinstance(node, Tensor):
         return True
     return is_data(node) or children(node) is not None
 

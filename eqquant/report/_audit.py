@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 
-from .._array import is_quantized
+from .._array import has_numbers, is_quantized
 from ._plain import plain
 from ._products import product_dtypes
 from ._short import short_array, short_bytes, short_format
@@ -154,7 +154,7 @@ def _of_function(fn):
 
 def _quantized(tree):
     found, _ = jtu.tree_flatten_with_path(tree, is_leaf=is_quantized)
-    return [(_path(key), leaf) for key, leaf in found if is_quantized(leaf)]
+    return [(_path(key), q) for key, q in found if is_quantized(q) and has_numbers(q)]
 
 
 def _path(key):

@@ -10,10 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._array import as_dense, is_quantized, QuantizedArray
+from .._jitted import opened
 from .._owners import LeafInfo
 from .._placement import full_spec, names_of, spec_of
 from .._tree import decide, Decision, FilterSpec
 from ._originals import is_floating, originals
+from ._parts import part_of
 from ._plain import plain
 from ._print import print_report
 from ._row import Row, Total
@@ -82,6 +84,7 @@ def report(
     A `ValueError` if `dense` does not have the arrays of `model`.
     """
     filter_spec = True if filter_spec is None else filter_spec
+    model, dense = opened(model), opened(dense)
     decisions = decide(_stand_ins(model), filter_spec, strict=False)
     arrays = [(d, d.info) for d in decisions if d.info is not None]
     before: list[Any] = [decision.leaf for decision, _ in arrays]
@@ -139,7 +142,8 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
     if decision.format is not None:
         way_out = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", way_out=way_out)
-    return row
+    reason, way_out = part_of(info.owner, info.field) or (row.reason, row.way_out)
+    return dataclasses.replace(row, reason=reason, way_out=way_out)
 
 
 def _sharding(q: QuantizedArray) -> str | None:

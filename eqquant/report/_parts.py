@@ -1,0 +1,24 @@
+from typing import Any
+
+from ..train import FakeQuantized, LoRA
+
+
+def part_of(owner: Any, field: str) -> tuple[str, str] | None:
+    """What an array is to what stands for a weight, and what would be done with that;
+    `None` if that is not for us to say."""
+    if isinstance(owner, FakeQuantized):
+        if field == "step_size":
+            return "a step size, which trains", "`train.tree_freeze` packs it"
+        return f"trains to be stored in {owner.format}", "`train.tree_freeze` packs it"
+    if isinstance(owner, LoRA):
+        if field == "base":
+            return (
+                "the base of an adapter, which is frozen",
+                "Quantize it before `lora`",
+            )
+        if field != "norm":
+            return (
+                "of an adapter, which trains",
+                "`train.merge_lora` adds it to its base",
+            )
+    return None
