@@ -55,12 +55,19 @@ def _huge(format, dtype):
     return 1e30
 
 
-# Bits of floats that are not finite: NaNs of all ones, quiet and signalling, and
-# infinities; and those of bytes, which are all ones.
+# Bits of floats that are not finite: NaNs of all ones (which overflow where bits are
+# added to round), quiet and signalling, and infinities. And those of bytes: all ones.
 _bits = {
-    np.dtype(np.uint32): (2**32 - 1, 0x7FC00000, 0x7F800001, 0x7F800000, 0xFF800000),
-    "float16": (0xFFFF, 0x7E00, 0x7C01, 0x7C00, 0xFC00),
-    "bfloat16": (0xFFFF, 0x7FC0, 0x7F81, 0x7F80, 0xFF80),
+    np.dtype(np.uint32): (
+        2**32 - 1,
+        2**31 - 1,
+        0x7FC00000,
+        0x7F800001,
+        0x7F800000,
+        0xFF800000,
+    ),
+    "float16": (0xFFFF, 0x7FFF, 0x7E00, 0x7C01, 0x7C00, 0xFC00),
+    "bfloat16": (0xFFFF, 0x7FFF, 0x7FC0, 0x7F81, 0x7F80, 0xFF80),
     np.dtype(np.uint8): (255,),
 }
 
