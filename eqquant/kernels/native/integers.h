@@ -138,11 +138,13 @@ class Outliers {
     const int32_t* const first = first_ + unpacked.segment * x_.rows + m;
     if (first[0] == first[x_.rows]) return;
     const Outlier* const last = x_.outlier + m * x_.most + first[x_.rows];
+    // The bits of 2**23 are those of 2**23 plus a code, but for the lowest eight.
+    const __m512 base = _mm512_set1_ps(8388608);
     const __m512 offset = _mm512_set1_ps(static_cast<float>(w_.offset));
     __m512 less[4], sum[4];
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v) {
-      less[v] = _mm512_add_ps(unpacked.zero[v], offset);
+      less[v] = _mm512_add_ps(base, _mm512_add_ps(unpacked.zero[v], offset));
       sum[v] = _mm512_setzero_ps();
     }
     for (const Outlier* at = x_.outlier + m * x_.most + first[0]; at < last; ++at) {
@@ -157,8 +159,8 @@ class Outliers {
       for (int v = 0; v < 4; ++v) {
         const __m512i code =
             _mm512_shuffle_epi8(_mm512_load_si512(codes + v * 64), which);
-        sum[v] = _mm512_fmadd_ps(_mm512_sub_ps(_mm512_cvtepi32_ps(code), less[v]), x,
-                                 sum[v]);
+        const __m512 above = _mm512_or_ps(base, _mm512_castsi512_ps(code));
+        sum[v] = _mm512_fmadd_ps(_mm512_sub_ps(above, less[v]), x, sum[v]);
       }
     }
     EQQUANT_UNROLL
