@@ -148,12 +148,12 @@ class AbstractStandIn(eqx.Module):
         kind = type(self).__name__
         return (
             f"A `{kind}` is not made an ordinary array unless you say so, and "
-            f"this takes no other. Got one of shape {self.shape}. Products, `x @ w` "
-            "and `w @ x`, arithmetic, indices and the methods of arrays need not be "
+            f"this takes no other. Got one of shape {self.shape}. Products, `x @ q` "
+            "and `q @ x`, arithmetic, indices and the methods of arrays need not be "
             "said. A module that gives a quantized weight to other functions should "
             "run as by `eqquant.implicit`: pass `unsupported='on_call'` to "
             "`eqquant.tree_quantize`, or leave this weight out by a rule. Elsewhere, "
-            "there are `eqquant.implicit(function)` and `w.dequantize()`."
+            "there are `eqquant.implicit(function)` and `q.dequantize()`."
         )
 
     all = _of_dense("all")
