@@ -30,7 +30,7 @@ from ._placement import (
 )
 from ._primitive import qmatmul_rows
 from ._stand_in import AbstractStandIn
-from ._stored import check_integers
+from ._stored import check_axes, checked
 from .formats import (
     AbstractFormat,
     AbstractScaled,
@@ -65,6 +65,7 @@ class QuantizedArray(AbstractStandIn):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        check_axes(_first(self.stored).ndim, self.axis, self.row_axis)
         *lead, k = shape_of(self.format, self.stored, self.tail, self.row_axis)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
@@ -184,6 +185,14 @@ class QuantizedArray(AbstractStandIn):
         **Raises:**
 
         A `ValueError` if a block, or a byte, would be split over devices.
+
+        !!! Warning
+
+            JAX's own functions that place a PyTree (`jax.device_put`, the
+            `in_shardings` of `jax.jit`, `eqx.filter_shard`) give each stored array the
+            spec that they are given, of whose axes the order is another one. Numbers
+            are right wherever they are; how the array is placed after that,
+            `placement` says.
         """
         if sharding is None:
             return dataclasses.replace(self, sharding=None)
@@ -260,6 +269,16 @@ def as_placed(q: QuantizedArray) -> QuantizedArray:
     return dataclasses.replace(q, sharding=placement)
 
 
+def as_mapped(q: QuantizedArray) -> QuantizedArray:
+    """The same, of which `jax.vmap` has mapped leading axes only, or will. Before its
+    shape is read."""
+    return _checked(q) if isinstance(_first(q.stored), Tracer) else q
+
+
+def _checked(q):
+    return dataclasses.replace(q, stored=checked(q.stored, q.axis, q.row_axis))
+
+
 def is_quantized(x: Any) -> bool:
     """Whether `x` is a [`eqquant.QuantizedArray`][]. For `is_leaf`, and for filters."""
     return isinstance(x, QuantizedArray)
@@ -277,6 +296,7 @@ def matmul(
     precision: str | None = None,
 ) -> Inexact[Array, "..."]:
     """`x @ q`, as `jnp.matmul` would have it, in the dtype of `x`."""
+    q = as_mapped(q)
     _check_contracted(x.shape, q.shape)
     return _matmul(x, as_placed(q), kernel, precision)
 
@@ -288,6 +308,7 @@ def left_matmul(
     precision: str | None = None,
 ) -> Inexact[Array, "..."]:
     """`q @ x`, as `jnp.matmul` would have it, in the dtype of `x`."""
+    q = as_mapped(q)
     _check_contracted(q.shape, x.shape)
     return _left_matmul(as_placed(q), x, kernel, precision)
 
@@ -307,7 +328,7 @@ def _check_contracted(left, right):
 
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _matmul(x, q, kernel, precision):
-    check_integers(q.stored)
+    q = _checked(q)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(q.dtype)
     if q.ndim > 1 and q.axis not in (-1, -2):
@@ -355,7 +376,7 @@ def _decoder(reason):
 
 
 def _dequantize(q):
-    check_integers(q.stored)
+    q = _checked(q)
 
     def decode(q):
         w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
@@ -370,3 +391,8 @@ def has_numbers(q: QuantizedArray) -> bool:
     booleans. Such has no shape."""
     stored = jtu.tree_leaves(q.stored, is_leaf=lambda x: x is None)
     return all(eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct) for a in stored)
+
+
+def _first(stored: Stored) -> Any:
+    a = next(iter(stored.values()))
+    return _first(a) if isinstance(a, dict) else a

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Inexact, Shaped
 
-from ._array import QuantizedArray
+from ._array import as_mapped, QuantizedArray
 from ._axes import as_tuple
 from ._leading import permuted, reshaped_leading
 from ._placement import declared_by_row
@@ -37,6 +37,7 @@ def dot(
     matrices if all of the axes that blocks lie along are contracted, or none of them
     is. `None` for any other.
     """
+    q = as_mapped(q)
     (x_contracted, q_contracted), (x_batch, q_batch) = dimension_numbers
     shape, axes = q.shape, as_tuple(q.axis)
     blocked = [len(shape) + i for i in axes]

@@ -21,7 +21,7 @@ from ._placement import (
     typed_sharding,
     with_spec,
 )
-from ._stored import check_integers
+from ._stored import checked
 from .formats import from_rows, shape_of, to_rows
 
 
@@ -51,23 +51,24 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
 
 
 def _pick(q, index):
-    *lead, n, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    old = checked(q.stored, q.axis, q.row_axis)
+    *lead, n, _ = shape_of(q.format, old, q.tail, q.row_axis)
     if len(index) <= len(lead):
-        stored = jtu.tree_map(lambda a: a[index], q.stored)
+        stored = jtu.tree_map(lambda a: a[index], old)
         return dataclasses.replace(q, stored=stored)
 
     # Or of the rows too, as of the first axis of the filters of a convolution.
     def pick(a):
         return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
 
-    stored = jtu.tree_map(pick, to_rows(q.stored, q.row_axis))
+    stored = jtu.tree_map(pick, to_rows(old, q.row_axis))
     vector = all(a.ndim == 1 for a in jtu.tree_leaves(stored))
     row_axis = -2 if vector else q.row_axis
     return dataclasses.replace(q, stored=from_rows(stored, row_axis), row_axis=row_axis)
 
 
 def _rows(q, index):
-    check_integers(q.stored)
+    stored = checked(q.stored, q.axis, q.row_axis)
 
     def pick(a, index):
         a = jnp.moveaxis(a, q.row_axis, 0)
@@ -79,7 +80,7 @@ def _rows(q, index):
 
     sharding = typed_sharding(q.stored, q.axis, q.row_axis)
     if sharding is None:
-        return rows(q.stored, index)
+        return rows(stored, index)
     lead = PartitionSpec(None)
     if not isinstance(index, slice):
         index = jnp.asarray(index)
@@ -88,8 +89,8 @@ def _rows(q, index):
     across = [name for name in names_of(sharding.spec[-1]) if name not in used]
     sharding = with_spec(sharding, PartitionSpec(*lead, as_entry(tuple(across))))
     if isinstance(index, slice):
-        return by_types(lambda stored: rows(stored, index), sharding)(q.stored)
-    return by_types(rows, sharding)(q.stored, index)
+        return by_types(lambda stored: rows(stored, index), sharding)(stored)
+    return by_types(rows, sharding)(stored, index)
 
 
 _decode_rows = marked(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Shaped
 from ._array import QuantizedArray
 from ._axes import as_tuple, Axis, contracted_last, normalise_axis
 from ._placement import by_types, checked_by_row, stored_spec
+from ._stored import settled
 from .formats import (
     AbstractExact,
     AbstractFormat,
@@ -111,7 +112,8 @@ def _encode(w, format, axis, row_axis):
     def encode(w):
         return from_rows(encode_held(format, contracted_last(w, axis)), row_axis)
 
-    return by_types(encode, _out_sharding(w, encode, format, axis, row_axis))(w)
+    sharding = _out_sharding(w, encode, format, axis, row_axis)
+    return settled(by_types(encode, sharding)(w))
 
 
 def _out_sharding(w, encode, format, axis, row_axis):

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Inexact, Integer, Shaped
 
-from ._array import matmul, QuantizedArray
+from ._array import as_mapped, matmul, QuantizedArray
 from ._leading import leading_axes, undeclared
 
 
@@ -28,6 +28,7 @@ def ragged_dot(
     A scan over tiles of rows, and over the weights that each of them meets. Those that
     none meets are not read, and no more than one is at a time.
     """
+    q = as_mapped(q)
     number = q.shape[0]
     if 0 not in leading_axes(q) or q.ndim != 3 or number == 0 or x.shape[0] == 0:
         return None

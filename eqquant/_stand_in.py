@@ -213,6 +213,7 @@ class AbstractStandIn(eqx.Module):
     __neg__ = _arithmetic(operator.neg)
     __pos__ = _arithmetic(operator.pos)
     __abs__ = _arithmetic(operator.abs)
+
     # Of two of these, whether they are the same; with anything else, as arrays do.
     def __eq__(self, other: object) -> Any:
         if isinstance(other, AbstractStandIn):

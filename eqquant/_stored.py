@@ -1,15 +1,92 @@
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
+from ._axes import as_tuple, Axis
 from .formats import Stored
 
 
-def check_integers(stored: Stored) -> None:
-    """Raises a `TypeError` for stored arrays that something took for parameters."""
-    for a in jtu.tree_leaves(stored):
+def checked(stored: Stored, axis: Axis, row_axis: int) -> Stored:
+    """The stored arrays, as they are.
+
+    **Raises:**
+
+    A `TypeError` if something took them for parameters. A `ValueError` if `jax.vmap`
+    maps them along an axis that is no leading one of the array that they stand for:
+    now, or where what is being traced here is mapped.
+    """
+
+    def check(a):
         if not jnp.issubdtype(a.dtype, jnp.integer):
             raise TypeError(
                 "The stored arrays of a `QuantizedArray` should be integers. Got "
                 f"{a.dtype.name}: something took them for parameters. Filter those by "
                 "`eqx.is_inexact_array`, not by `eqx.is_array`."
             )
+        check_axes(a.ndim, axis, row_axis)
+        return checked_p.bind(a, axis=axis, row_axis=row_axis)
+
+    stored = jtu.tree_map(check, stored)
+    # What all rows share is of size one.
+    shapes = [a.shape for a in jtu.tree_leaves(stored) if a.ndim > 1]
+    if len({shape[row_axis] for shape in shapes} - {1}) > 1:
+        raise ValueError(_sentence)
+    return stored
+
+
+def check_axes(ndim: int, axis: Axis, row_axis: int) -> None:
+    """Raises a `ValueError` if stored arrays have fewer axes than they must."""
+    axes = as_tuple(axis)
+    least = 1 if row_axis == -2 else 2
+    if ndim < least or ndim - 1 + len(axes) < -axes[0]:
+        raise ValueError(_sentence)
+
+
+_sentence = (
+    "A `QuantizedArray` is mapped along leading axes: those in front of the axis that "
+    "is contracted, and of its matrices. Got another one in `in_axes`, of `jax.vmap` "
+    "say, which are those of its stored arrays. Map its `.dequantize()` instead."
+)
+
+
+# Of stored arrays, `vmap` does not ask whose axes it maps: that is seen where they are
+# used, by what becomes of this.
+checked_p = Primitive("checked")
+checked_p.def_impl(lambda a, **_: a)
+checked_p.def_abstract_eval(lambda a, **_: a)
+mlir.register_lowering(checked_p, lambda ctx, a, **_: [a])
+
+
+def _batch_checked(operands, dims, *, axis, row_axis):
+    (a,), (d,) = operands, dims
+    axes = as_tuple(axis)
+    in_front = a.ndim - 1 + len(axes) + axes[0]
+    # Of a matrix, the rows may be mapped, each of which is a vector.
+    lead = a.ndim - 2 if a.ndim > 2 or row_axis == -1 else 1
+    if d >= min(in_front, lead):
+        raise ValueError(_sentence)
+    return checked_p.bind(a, axis=axis, row_axis=row_axis), d
+
+
+batching.primitive_batchers[checked_p] = _batch_checked
+
+
+def settled(stored: Stored) -> Stored:
+    """Stored arrays that were computed: along whichever axes those were mapped that
+    they are computed from, these are along the first."""
+    return jtu.tree_map(settled_p.bind, stored)
+
+
+settled_p = Primitive("settled")
+settled_p.def_impl(lambda a: a)
+settled_p.def_abstract_eval(lambda a: a)
+mlir.register_lowering(settled_p, lambda ctx, a: [a])
+
+
+def _batch_settled(operands, dims):
+    (a,), (d,) = operands, dims
+    return settled_p.bind(jnp.moveaxis(a, d, 0)), 0
+
+
+batching.primitive_batchers[settled_p] = _batch_settled

@@ -5,7 +5,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._array import is_quantized
+from .._array import as_mapped, is_quantized
 from . import (
     _calls as _calls,
     _gather as _gather,
@@ -95,7 +95,7 @@ class _Implicit(eqx.Module):
             return self.fn(*args, **kwargs)
         places = [i for i, x in enumerate(leaves) if eqx.is_array(x) or is_quantized(x)]
         values = [
-            leaf if is_quantized(leaf) else jnp.asarray(leaf)
+            as_mapped(leaf) if is_quantized(leaf) else jnp.asarray(leaf)
             for leaf in (leaves[i] for i in places)
         ]
         out: Any = None
