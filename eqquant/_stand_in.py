@@ -153,7 +153,7 @@ class AbstractStandIn(eqx.Module):
             "said. A module that gives a quantized weight to other functions should "
             "run as by `eqquant.implicit`: pass `unsupported='on_call'` to "
             "`eqquant.tree_quantize`, or leave this weight out by a rule. Elsewhere, "
-            "there are `eqquant.implicit(function)` and `q.dequantize()`."
+            "use `q.dequantize()` or `eqquant.implicit(function)`."
         )
 
     all = _of_dense("all")
