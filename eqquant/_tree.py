@@ -59,9 +59,9 @@ class Decision:
     on_call: tuple[eqx.Module, ...] = ()
 
     @property
-    def is_unsupported(self) -> bool:
+    def is_unknown(self) -> bool:
         """Whether it is left for want of knowing what its module does with it."""
-        return self.reason.endswith(_unknown) or self.way_out == _way_out
+        return self.reason.endswith(_unknown)
 
 
 Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
@@ -136,8 +136,8 @@ def tree_quantize(
     **Raises:**
 
     A `ValueError` if a weight is not finite, if a rule matches nothing, or for an
-    unsupported layer. A warning if there are matrices, and without a word on any of
-    them nothing is quantized.
+    unsupported layer. A warning if nothing is quantized, for want of a word on which
+    of the matrices in modules that are not known of are weights.
     """
     model = opened(model)
     decisions = decide(
@@ -418,15 +418,15 @@ def _warn_of_nothing(model, decisions):
         )
         return
     done = [d for d in decisions if d.format is not None or is_quantized(d.leaf)]
-    left = [d for d in decisions if d.info is not None and d.is_unsupported]
+    left = [d for d in decisions if d.info is not None and d.is_unknown]
     if done or not left:
         return
     lines = [f"\n- `{d.info.path}`: {d.reason}. {d.way_out}." for d in left[:3]]
     if len(left) > 3:
         lines.append(f"\n- and {len(left) - 3} more.")
     warnings.warn(
-        "Nothing is quantized: what is done with the matrices of `model` is not known, "
-        f"or takes ordinary arrays only.{''.join(lines)}",
+        "Nothing is quantized: what is done with the matrices of `model` is not known."
+        f"{''.join(lines)}",
         stacklevel=3,
     )
 

@@ -8,7 +8,6 @@ import jax
 from jaxtyping import Array, Float
 
 from ..formats import AbstractComposite, AbstractFormat, from_rows, Stored, to_rows
-from ._cpu_tuning import fuses
 from ._problem import Problem, Product
 from ._reference import reference
 
@@ -205,9 +204,6 @@ def _of_composite(kernel):
         return kernel.fn(x, flat, _of_base(problem))
 
     def supports(problem):
-        if problem.platform == "cpu" and not fuses:
-            # XLA would hold all scales in memory twice.
-            return "is for composite scales only from JAX 0.11 on"
         return kernel.supports(_of_base(problem))
 
     return kernel._replace(fn=fn, supports=supports)
