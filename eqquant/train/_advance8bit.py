@@ -54,7 +54,9 @@ def _advance(fn, options, g, *moments):
     # What was declared is a hint: parts that are not those of the devices are slower,
     # and give the same.
     known = typed or first.sharding
-    shards = 1 if known is None else number_of_shards(known.mesh, known.spec[0])
+    shards = 1
+    if isinstance(known, NamedSharding):
+        shards = number_of_shards(known.mesh, known.spec[0])
 
     def run(options, g, moments):
         one = ft.partial(fn, options)

@@ -50,7 +50,7 @@ def optax_library() -> Any:
 def zeros(
     params: PyTree,
     signed: bool,
-    block_size: Size,
+    block_size: Size | None,
     filter_spec: PyTree,
     min_size: Size,
     embeddings: bool,
@@ -58,7 +58,7 @@ def zeros(
     """The moments to begin with: in 8 bits those of parameters that are large, and of
     no embedding, and that `filter_spec` does not leave out. Each is placed over the
     devices that its parameter is placed over."""
-    block = _static("block_size", block_size)
+    block = None if block_size is None else _static("block_size", block_size)
     format = Dynamic8(block, signed=signed, dithered=True)
     size = _static("min_size", min_size)
 
@@ -70,13 +70,13 @@ def zeros(
     return jtu.tree_map(zero, params, wishes, _embeddings(params))
 
 
-def _static(name, value):
+def _static(name: str, value: Size) -> int:
     if isinstance(value, Tracer):
         raise TypeError(
             f"`{name}` should be known before the optimizer is compiled. Give it to "
             f"`optax.inject_hyperparams` as one of the `static_args`. Got {value}."
         )
-    return operator.index(value) if eqx.is_array(value) else value
+    return value if isinstance(value, int) else operator.index(value)
 
 
 def _zeros(x, format):
@@ -93,13 +93,13 @@ def _zeros(x, format):
 def _flat_sharding(x, format):
     # Over all that the parameter is split over, in order: if that is its first axis,
     # each device has its own moments. Of what would cut blocks, as much as does not.
+    sharding = None
     if isinstance(x, Tracer):
-        sharding = jax.typeof(x).sharding
-        known = len(sharding.mesh.explicit_axes) > 0
-    else:
-        sharding = x.sharding if isinstance(x, jax.Array) else None
-        known = isinstance(sharding, NamedSharding)
-    if not known:
+        typed = jax.typeof(x).sharding
+        sharding = typed if typed.mesh.explicit_axes else None
+    elif isinstance(x, jax.Array):
+        sharding = x.sharding
+    if not isinstance(sharding, NamedSharding):
         return None
     mesh = sharding.mesh
     names = [name for entry in sharding.spec for name in names_of(entry)]
