@@ -30,7 +30,7 @@ from ._placement import (
 )
 from ._primitive import qmatmul_rows
 from ._stand_in import AbstractStandIn
-from ._stored import check_axes, checked
+from ._stored import check_axes, check_stored
 from .formats import (
     AbstractFormat,
     AbstractScaled,
@@ -276,7 +276,8 @@ def as_mapped(q: QuantizedArray) -> QuantizedArray:
 
 
 def _checked(q):
-    return dataclasses.replace(q, stored=checked(q.stored, q.axis, q.row_axis))
+    check_stored(q.stored, q.axis, q.row_axis)
+    return q
 
 
 def is_quantized(x: Any) -> bool:

@@ -21,7 +21,7 @@ from ._placement import (
     typed_sharding,
     with_spec,
 )
-from ._stored import checked
+from ._stored import check_stored
 from .formats import from_rows, shape_of, to_rows
 
 
@@ -51,7 +51,8 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
 
 
 def _pick(q, index):
-    old = checked(q.stored, q.axis, q.row_axis)
+    old = q.stored
+    check_stored(old, q.axis, q.row_axis)
     *lead, n, _ = shape_of(q.format, old, q.tail, q.row_axis)
     if len(index) <= len(lead):
         stored = jtu.tree_map(lambda a: a[index], old)
@@ -68,7 +69,8 @@ def _pick(q, index):
 
 
 def _rows(q, index):
-    stored = checked(q.stored, q.axis, q.row_axis)
+    stored = q.stored
+    check_stored(stored, q.axis, q.row_axis)
 
     def pick(a, index):
         a = jnp.moveaxis(a, q.row_axis, 0)

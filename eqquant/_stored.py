@@ -7,15 +7,10 @@ from ._axes import as_tuple, Axis
 from .formats import Stored
 
 
-def checked(stored: Stored, axis: Axis, row_axis: int) -> Stored:
-    """The stored arrays, as they are.
-
-    **Raises:**
-
-    A `TypeError` if something took them for parameters. A `ValueError` if `jax.vmap`
-    maps them along an axis that is no leading one of the array that they stand for:
-    now, or where what is being traced here is mapped.
-    """
+def check_stored(stored: Stored, axis: Axis, row_axis: int) -> None:
+    """Raises a `TypeError` if something took stored arrays for parameters, and a
+    `ValueError` if `jax.vmap` maps them along an axis that is no leading one of the
+    array that they stand for: now, or where what is being traced here is mapped."""
 
     def check(a):
         if not jnp.issubdtype(a.dtype, jnp.integer):
@@ -25,14 +20,15 @@ def checked(stored: Stored, axis: Axis, row_axis: int) -> Stored:
                 "`eqx.is_inexact_array`, not by `eqx.is_array`."
             )
         check_axes(a.ndim, axis, row_axis)
-        return checked_p.bind(a, axis=axis, row_axis=row_axis)
+        checked_p.bind(a, axis=axis, row_axis=row_axis)
 
-    stored = jtu.tree_map(check, stored)
+    leaves = jtu.tree_leaves(stored)
+    for a in leaves:
+        check(a)
     # What all rows share is of size one.
-    shapes = [a.shape for a in jtu.tree_leaves(stored) if a.ndim > 1]
+    shapes = [a.shape for a in leaves if a.ndim > 1]
     if len({shape[row_axis] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
-    return stored
 
 
 def check_axes(ndim: int, axis: Axis, row_axis: int) -> None:
@@ -51,7 +47,8 @@ _sentence = (
 
 
 # Of stored arrays, `vmap` does not ask whose axes it maps: that is seen where they are
-# used, by what becomes of this.
+# used, by what becomes of this. (What it gives is not used: a scan would keep a copy of
+# that for the backward pass.)
 checked_p = Primitive("checked")
 checked_p.def_impl(lambda a, **_: a)
 checked_p.def_abstract_eval(lambda a, **_: a)
