@@ -48,7 +48,9 @@ def test_vmap_over_any_axis(name, axis, ndim):
             except ValueError as error:
                 # (What is compiled by itself knows of shapes only.)
                 said = ("in_axes", "inconsistent sizes")
-                assert use in ("compiled", "qdot") or any(text in str(error) for text in said)
+                assert use in ("compiled", "qdot") or any(
+                    text in str(error) for text in said
+                )
                 assert not leading, use
                 continue
             expected = jax.vmap(of_dense, in_axes)(dense)
