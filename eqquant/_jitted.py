@@ -25,7 +25,7 @@ def closed(tree: PyTree) -> PyTree:
     )
 
 
-_Jitted = type(eqx.filter_jit(lambda: None))
+_Jitted: Any = type(eqx.filter_jit(lambda: None))
 
 
 def _is_jitted(x: Any) -> bool:

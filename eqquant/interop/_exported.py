@@ -105,9 +105,9 @@ def _sharding_from_json(written):
     return NamedSharding(mesh, spec, memory_kind=written["memory"])
 
 
-def _from_children(static, children):
+def _from_children(aux_data, children):
     (stored,) = children
-    return QuantizedArray(stored=stored, **static)
+    return QuantizedArray(stored=stored, **aux_data)
 
 
 jax.export.register_pytree_node_serialization(

@@ -86,10 +86,12 @@ def _has_sharding(x):
 def _fits(found, like, kind_of_numpy):
     if _type(found) == _type(like):
         return True
-    kind = None if found is None or like is None else kind_of_numpy(found)
-    if kind == "scalar" and python_scalar(like) is not None:
+    if found is None or like is None:
+        return False
+    kind, scalar = kind_of_numpy(found), python_scalar(like)
+    if kind == "scalar" and scalar is not None:
         # Some of NumPy's are Python's as well.
-        return issubclass(found.dtype.type, python_scalar(like))
+        return issubclass(found.dtype.type, scalar)
     if kind is not None and isinstance(like, jax.ShapeDtypeStruct):
         # A skeleton has the dtypes that JAX would have.
         dtype = jax.dtypes.canonicalize_dtype(found.dtype)
