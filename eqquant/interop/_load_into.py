@@ -69,7 +69,7 @@ def load_into(
     used, or of another shape.
     """
     found = _found(tree)
-    places = {dotted(path): leaf for path, leaf in leaves(model) if _is_array(leaf)}
+    places = _by_name(model, "model", _is_array)
     sources: dict[str, str] = {}
     problems, loose = [], []
     for name in found:
@@ -107,7 +107,21 @@ def load_into(
 def _found(tree):
     if isinstance(tree, Checkpoint):
         return tree.entries
-    return {dotted(path): leaf for path, leaf in leaves(tree) if is_data(leaf)}
+    return _by_name(tree, "tree", is_data)
+
+
+def _by_name(tree, argument, wanted):
+    found = {}
+    for path, leaf in leaves(tree):
+        name = dotted(path)
+        if wanted(leaf) and name in found:
+            raise ValueError(
+                f"`{argument}` should have a name of its own for each array. Got two "
+                f"that are {name!r}: one of its keys has a dot."
+            )
+        if wanted(leaf):
+            found[name] = leaf
+    return found
 
 
 def _is_array(leaf):

@@ -10,6 +10,7 @@ import eqquant as eqq
 from eqquant import interop
 
 from ..helpers import normal, trees_equal
+from ..raises import raises
 from . import files
 from .llama import heads, Llama, to_gguf
 
@@ -228,3 +229,12 @@ def test_one_array_in_two_places():
     model = {"embedding": normal(64, 32), "head": normal(64, 32)}
     loaded = interop.load_into(model, {"w": q}, {"w": ("embedding", "head")})
     assert loaded["embedding"].stored["codes"] is loaded["head"].stored["codes"]
+
+
+def test_two_arrays_of_one_name():
+    model = {"a.b": jnp.zeros(3), "a": {"b": jnp.ones(3)}}
+    weights = {"x": jnp.zeros(3)}
+    with raises(ValueError, "model", "a name of its own", "two that are 'a.b'"):
+        eqq.interop.load_into(model, weights)
+    with raises(ValueError, "tree", "a name of its own", "two that are 'a.b'"):
+        eqq.interop.load_into(weights, model)
