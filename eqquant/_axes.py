@@ -2,8 +2,9 @@ import math
 from typing import TypeAlias
 
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Shaped
+
+from ._in_rows import in_rows
 
 
 # The logical axis, or axes, that is contracted. Counted from the end, and ascending, so
@@ -42,9 +43,7 @@ def contracted_last(w: Shaped[Array, "..."], axis: Axis) -> Shaped[Array, "*b k"
     axes = as_tuple(axis)
     last = tuple(range(-len(axes), 0))
     if axes != last:
-        # Or else XLA would read across the rows in all that follows, again and again.
-        w = jnp.moveaxis(w, axes, last)
-        w = with_layout_constraint(w, Layout(tuple(range(w.ndim))))
+        w = in_rows(jnp.moveaxis(w, axes, last))
     lead = w.shape[: w.ndim - len(axes)]
     return w.reshape(*lead, math.prod(w.shape[w.ndim - len(axes) :]))
 

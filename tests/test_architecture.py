@@ -14,7 +14,7 @@ package = pathlib.Path(eqq.__file__).parent
 rooms = (
     ("formats",),
     ("kernels",),
-    ("_axes", "_placement", "_split", "_partition", "_primitive", "_stay"),
+    ("_in_rows", "_axes", "_placement", "_split", "_partition", "_primitive", "_stay"),
     (
         "_stored",
         "_marks",

@@ -59,24 +59,28 @@ def _round_trip(w, format):
     if isinstance(format, eqq.Nested):
         scales = round_trip(np.concatenate(scales, -1), format.scale)
         scales = np.split(scales, len(blocks), axis=-1)
-    scales = [_cast(scale, base) for scale in scales]
+    scales = [_cast(scale, base.scale_dtype, _is_mean(base)) for scale in scales]
     return np.concatenate(
         [_points(b, s, base) * s for b, s in zip(blocks, scales)], axis=-1
     )
 
 
-def _cast(scale, format):
+def _cast(scale, dtype, mean=False):
     dtypes = {
         "float32": np.float32,
         "float16": np.float16,
         "bfloat16": ml_dtypes.bfloat16,
     }
-    narrow = scale.astype(dtypes[format.scale_dtype.name])
-    if narrow.dtype == np.float16 and not isinstance(format, eqq.Binary | eqq.Ternary):
+    narrow = scale.astype(dtypes[dtype.name])
+    if narrow.dtype == np.float16 and not mean:
         # No number is beyond the last code by more than a thousandth.
         less = narrow < 0.999 * scale
         narrow = np.where(less, np.nextafter(narrow, np.float16(np.inf)), narrow)
     return narrow.astype(np.float64)
+
+
+def _is_mean(format):
+    return isinstance(format, eqq.Binary | eqq.Ternary)
 
 
 def _scale(block, format):

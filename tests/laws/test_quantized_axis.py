@@ -4,6 +4,7 @@ the same: it moves the axis in memory once, and does not read across the rows.""
 import re
 
 import jax
+import jax.export
 import numpy as np
 import pytest
 
@@ -55,3 +56,15 @@ def _lies_in_rows(a):
     order = [int(axis) for axis in re.findall(r"\d+", a[a.index("{") :])]
     order = [axis for axis in order if _sizes(a)[axis] > 1]
     return order == sorted(order, reverse=True)
+
+
+def test_transformed_and_exported():
+    w = normal(3, 64, 32)
+    quantized = lambda w: eqq.quantize(w, "nf4").dequantize()
+    expected = np.asarray(quantized(w))
+    last = jax.vmap(quantized, in_axes=2)(np.moveaxis(w, 0, 2))
+    np.testing.assert_array_equal(last, expected)
+    exported = jax.export.export(jax.jit(quantized))(w)
+    np.testing.assert_array_equal(exported.call(w), expected)
+    gradient = jax.vmap(jax.grad(lambda w: eqq.straight_through(w, "nf4").sum()))(w)
+    np.testing.assert_array_equal(gradient, np.ones_like(w))
