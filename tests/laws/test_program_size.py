@@ -1,0 +1,23 @@
+import jax
+import numpy as np
+import pytest
+
+import eqquant as eqq
+
+from ..helpers import all_formats
+
+
+def size(format, rows):
+    """How many operations XLA is given to compile a product."""
+    w = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    x = jax.ShapeDtypeStruct((rows, 1024), np.float32)
+    q = jax.eval_shape(lambda w: eqq.quantize(w, format), w)
+    return jax.jit(eqq.qmatmul).lower(x, q).as_text().count("\n")
+
+
+# How long XLA takes to compile goes with that.
+@all_formats
+@pytest.mark.parametrize("rows", (1, 16))
+def test_products_are_as_small_as_those_of_nf4(format, rows, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE", "0")
+    assert size(format, rows) < 4 * size(eqq.NF4(), rows)
