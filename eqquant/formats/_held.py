@@ -1,7 +1,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Shaped
 
 from ._base import AbstractFormat, Stored
 from ._gguf import AbstractGGUF
@@ -9,7 +9,7 @@ from ._nested import Nested
 from ._scaled import AbstractScaled
 
 
-def encode_held(format: AbstractFormat, w: Float[Array, "*b k"]) -> Stored:
+def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
     """As `format.encode`. But a block is NaN, and never infinite, whose numbers are
     beyond what the format holds."""
     stored = format.encode(w)

@@ -147,7 +147,8 @@ def test_wild_numbers(name):
             y = np.asarray(as_function(kernel, problem)(jnp.asarray(x), stored))
             np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
             np.testing.assert_array_equal(y[np.isinf(exact)], exact[np.isinf(exact)])
-            assert np.all(np.abs(y - exact)[finite] <= (kernel.error * near)[finite])
+            off = np.abs(y[finite] - exact[finite])
+            assert np.all(off <= kernel.error * near[finite])
 
 
 # Experts: weights that differ, side by side.
@@ -156,7 +157,8 @@ def test_stack():
     for q, k in ((q, 96), (q.mT, 40)):
         x = normal(3, 2, k, seed=1)
         problem = dataclasses.replace(problem_of(x[0], q[0]), stack=3)
-        for kernel in kernels(problem):
+        # (The interpreter cannot map a loop, in which some compute rows once more.)
+        for kernel in (kernel for kernel in kernels(problem) if not kernel.provided):
             fn = jax.vmap(lambda x, stored: kernel.fn(x, stored, problem))
             y = interpreted(fn)(x, q.stored)
             for x_i, y_i, w_i in zip(x, y, q.dequantize()):

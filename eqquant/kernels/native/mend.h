@@ -38,8 +38,11 @@ class Mend {
       if (finite<V>(V::load(y + n, count))) continue;
       if (!known) nan = has_nan(x, m);
       known = true;
-      V::store(y + n, nan ? V::all(__builtin_nanf("")) : columns(x, m, n, count),
+      float found[W];
+      V::store(found, nan ? V::all(__builtin_nanf("")) : columns(x, m, n, count),
                count);
+      for (int64_t i = 0; i < count; ++i)
+        if (!__builtin_isfinite(y[n + i])) y[n + i] = found[i];
     }
   }
 
@@ -48,7 +51,7 @@ class Mend {
       const int64_t count = smaller(W, k - i);
       if (finite<V>(V::load(y + i, count))) continue;
       for (int64_t j = i; j < i + count; ++j)
-        if (is_code(j)) y[j] = code(x, j);
+        if (is_code(j) && !__builtin_isfinite(y[j])) y[j] = code(x, j);
     }
   }
 
