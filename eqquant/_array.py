@@ -368,7 +368,7 @@ def _left_matmul(q, x, kernel, precision):
 
 def dequantize_for(q: QuantizedArray, reason: str) -> Float[Array, "..."]:
     """`q.dequantize()`, with the name of what that is done for."""
-    return _decoder(reason)(q)
+    return _decoder(reason)(as_mapped(q))
 
 
 @ft.cache

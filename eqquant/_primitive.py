@@ -239,7 +239,8 @@ def _jvp(primals, tangents, **params):
 ad.primitive_jvps[qmatmul_p] = _jvp
 
 
-def _transpose(ct, x, *leaves, product, kernel, **params):
+def _transpose(ct, x, *leaves, product, kernel, activation, **params):
+    del activation  # The derivative of rounding is straight-through.
     assert ad.is_undefined_primal(x)
     no_derivative = [None] * len(leaves)
     if isinstance(ct, ad.Zero):
@@ -247,7 +248,7 @@ def _transpose(ct, x, *leaves, product, kernel, **params):
     params["product"] = "matmul_transposed" if product == "matmul" else "matmul"
     # Only the reference product is sure to exist for both.
     params["kernel"] = kernel if kernel == "reference" else None
-    ct = qmatmul_p.bind(ct, *leaves, **params)
+    ct = qmatmul_p.bind(ct, *leaves, activation=None, **params)
     if x.aval.sharding.mesh.explicit_axes:
         ct = jax.sharding.reshard(ct, x.aval.sharding)
     return [ct, *no_derivative]

@@ -12,7 +12,8 @@ def check_stored(stored: Stored, axis: Axis, row_axis: int) -> None:
     `ValueError` if `jax.vmap` maps them along an axis that is no leading one of the
     array that they stand for: now, or where what is being traced here is mapped."""
 
-    def check(a):
+    leaves = jtu.tree_leaves(stored)
+    for a in leaves:
         if not jnp.issubdtype(a.dtype, jnp.integer):
             raise TypeError(
                 "The stored arrays of a `QuantizedArray` should be integers. Got "
@@ -20,11 +21,7 @@ def check_stored(stored: Stored, axis: Axis, row_axis: int) -> None:
                 "`eqx.is_inexact_array`, not by `eqx.is_array`."
             )
         check_axes(a.ndim, axis, row_axis)
-        checked_p.bind(a, axis=axis, row_axis=row_axis)
-
-    leaves = jtu.tree_leaves(stored)
-    for a in leaves:
-        check(a)
+    checked_p.bind(*leaves, axis=axis, row_axis=row_axis)
     # What all rows share is of size one.
     shapes = [a.shape for a in leaves if a.ndim > 1]
     if len({shape[row_axis] for shape in shapes} - {1}) > 1:
@@ -50,20 +47,21 @@ _sentence = (
 # used, by what becomes of this. (What it gives is not used: a scan would keep a copy of
 # that for the backward pass.)
 checked_p = Primitive("checked")
-checked_p.def_impl(lambda a, **_: a)
-checked_p.def_abstract_eval(lambda a, **_: a)
-mlir.register_lowering(checked_p, lambda ctx, a, **_: [a])
+checked_p.multiple_results = True
+checked_p.def_impl(lambda *stored, **_: stored)
+checked_p.def_abstract_eval(lambda *stored, **_: stored)
+mlir.register_lowering(checked_p, lambda ctx, *stored, **_: stored)
 
 
-def _batch_checked(operands, dims, *, axis, row_axis):
-    (a,), (d,) = operands, dims
+def _batch_checked(stored, dims, *, axis, row_axis):
     axes = as_tuple(axis)
-    in_front = a.ndim - 1 + len(axes) + axes[0]
-    # Of a matrix, the rows may be mapped, each of which is a vector.
-    lead = a.ndim - 2 if a.ndim > 2 or row_axis == -1 else 1
-    if d >= min(in_front, lead):
-        raise ValueError(_sentence)
-    return checked_p.bind(a, axis=axis, row_axis=row_axis), d
+    for a, d in zip(stored, dims, strict=True):
+        in_front = a.ndim - 1 + len(axes) + axes[0]
+        # Of a matrix, the rows may be mapped, each of which is a vector.
+        lead = a.ndim - 2 if a.ndim > 2 or row_axis == -1 else 1
+        if d is not None and d >= min(in_front, lead):
+            raise ValueError(_sentence)
+    return checked_p.bind(*stored, axis=axis, row_axis=row_axis), dims
 
 
 batching.primitive_batchers[checked_p] = _batch_checked

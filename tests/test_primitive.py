@@ -109,14 +109,14 @@ def test_one_product_per_batch_in_the_compiled_program(native, monkeypatch):
         monkeypatch.setenv("EQQUANT_NATIVE", "0")
     elif library.missing() is not None:
         pytest.skip("there is no native library here")
-    q = eqq.quantize(normal(64, 48), axis=-2)
+    q = eqq.quantize(normal(128, 48), axis=-2)
     fn = jax.jit(jax.vmap(lambda x: x @ q))
-    text = fn.lower(normal(9, 64)).as_text()
+    text = fn.lower(normal(9, 128)).as_text()
     name = "custom_call @eqquant_" if native else "dot_general"
-    weight = "32x48xui8" if native else "64x48xf32"
+    weight = "64x48xui8" if native else "128x48xf32"
     assert text.count(name) == 1
     assert "while" not in text
-    assert f"tensor<9x64xf32>, tensor<{weight}>" in text
+    assert f"tensor<9x128xf32>, tensor<{weight}>" in text
 
 
 def test_weights_that_are_mapped_are_stacked():

@@ -1,3 +1,4 @@
+import functools as ft
 import itertools as it
 
 import jax.numpy as jnp
@@ -68,12 +69,15 @@ def _to_bfloat16(w):
     return lax.bitcast_convert_type(bits, jnp.bfloat16)
 
 
-@exact_where_not_finite
 def float32_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
-    """Decodes to float32. Exact."""
-    return _float_tiles(x, stored, problem, jnp.float32)
+    """Decodes tiles of the weight to float32, and adds in float32."""
+    kernel = ft.partial(_float_tiles, dtype=jnp.float32)
+    if stored["scale"].shape[0] == 1 and problem.product == "matmul":
+        # Then the scale comes after the sum.
+        kernel = exact_where_not_finite(kernel)
+    return kernel(x, stored, problem)
 
 
 @exact_where_not_finite

@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Float
 
 from ..formats import AbstractComposite, AbstractFormat, from_rows, Stored, to_rows
+from ._cpu_tuning import fuses
 from ._problem import Problem, Product
 from ._reference import reference
 
@@ -204,6 +205,10 @@ def _of_composite(kernel):
         return kernel.fn(x, flat, _of_base(problem))
 
     def supports(problem):
+        if problem.platform == "cpu" and not fuses and problem.rows not in range(32):
+            # XLA would hold all scales in memory several times; and the reference is as
+            # fast.
+            return "is for composite scales and many rows only from JAX 0.11 on"
         return kernel.supports(_of_base(problem))
 
     return kernel._replace(fn=fn, supports=supports)

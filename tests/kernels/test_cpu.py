@@ -55,7 +55,8 @@ def test_large_weights(format, m, dtype):
     for q in (q, q.T):
         x = inputs(m, q.shape[0], dtype)
         found = kernels(x, q)
-        assert found[0].name != "reference"
+        # (Nested has no others for many rows before JAX 0.11.)
+        assert found[0].name != "reference" or isinstance(format, eqq.Nested)
         for name, y in every_product(x, q).items():
             (kernel,) = (kernel for kernel in found if kernel.name == name)
             bound = kernel.error + rounding(dtype)
