@@ -9,14 +9,14 @@ from ._base import AbstractFormat
 
 def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
     """Each format there is, by the lower-case name of its class: those of this library
-    and those that a user has defined."""
+    and those that a user has defined. Of two, the name is that of the library's."""
     found = {}
     todo: list[type[AbstractFormat]] = [AbstractFormat]
     while todo:
         cls = todo.pop(0)
         todo.extend(cls.__subclasses__())
         if not inspect.isabstract(cls) and not cls.__name__.startswith("Abstract"):
-            found[cls.__name__.lower()] = cls
+            found.setdefault(cls.__name__.lower(), cls)
     return found
 
 

@@ -74,7 +74,7 @@ def test_sharding(type):
         assert same(loaded.call(q), q)
 
 
-class Halves(eqq.AbstractFormat):
+class Halved(eqq.AbstractFormat):
     """A user's own."""
 
     block_size: int | None = eqx.field(default=None, static=True)
@@ -95,14 +95,14 @@ class Halves(eqq.AbstractFormat):
 
 
 def test_format_of_a_user():
-    q = eqq.quantize(normal(32, 4), Halves(32, eqq.Nested(eqq.NF4(32))))
+    q = eqq.quantize(normal(32, 4), Halved(32, eqq.Nested(eqq.NF4(32))))
     transposed = jax.jit(lambda q: q.T)
     loaded = _again(jax.export.export(transposed)(q))
     assert same(loaded.call(q), q.T)
 
 
 def test_format_that_would_not_be_found_again():
-    class NF4(Halves):
+    class NF4(Halved):
         """Of another name, which is taken."""
 
     q = eqq.quantize(normal(32, 4), NF4())
