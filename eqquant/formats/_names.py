@@ -16,7 +16,9 @@ def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
         cls = todo.pop(0)
         todo.extend(cls.__subclasses__())
         if not inspect.isabstract(cls) and not cls.__name__.startswith("Abstract"):
-            found.setdefault(cls.__name__.lower(), cls)
+            name, package = cls.__name__.lower(), __name__.split(".")[0]
+            if name not in found or cls.__module__.split(".")[0] == package:
+                found[name] = cls
     return found
 
 
