@@ -74,8 +74,9 @@ def float32_tiles(
 ) -> Float[Array, "m _"]:
     """Decodes tiles of the weight to float32, and adds in float32."""
     kernel = ft.partial(_float_tiles, dtype=jnp.float32)
-    if stored["scale"].shape[0] == 1 and problem.product == "matmul":
-        # Then the scale comes after the sum.
+    # The scale comes after the sum, or there are zeros for codes that do not exist.
+    late = stored["scale"].shape[0] == 1 or problem.k % per(grid(problem)) != 0
+    if problem.product == "matmul" and late:
         kernel = exact_where_not_finite(kernel)
     return kernel(x, stored, problem)
 
