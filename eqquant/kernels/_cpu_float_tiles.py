@@ -37,7 +37,6 @@ def _float_tiles(x, stored, problem, dtype):
         # No bits of a NaN that rounding carries beyond the last. (Few scales are looked
         # at here, and not all weights.)
         scale = jnp.where(jnp.isnan(scale), jnp.nan, scale)
-        scale = lax.optimization_barrier(scale)
     if one and not forward:
         x = x * scale
 
@@ -73,20 +72,23 @@ def float32_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
     """Decodes tiles of the weight to float32, and adds in float32."""
-    kernel = ft.partial(_float_tiles, dtype=jnp.float32)
+    return _finite_tiles(x, stored, problem, jnp.float32)
+
+
+def bfloat16_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Rounds the inputs and the weight to bfloat16, and adds in float32."""
+    return _finite_tiles(x, stored, problem, jnp.bfloat16)
+
+
+def _finite_tiles(x, stored, problem, dtype):
+    kernel = ft.partial(_float_tiles, dtype=dtype)
     # The scale comes after the sum, or there are zeros for codes that do not exist.
     late = stored["scale"].shape[0] == 1 or problem.k % per(grid(problem)) != 0
     if problem.product == "matmul" and late:
         kernel = exact_where_not_finite(kernel)
     return kernel(x, stored, problem)
-
-
-@exact_where_not_finite
-def bfloat16_tiles(
-    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
-) -> Float[Array, "m _"]:
-    """Rounds the inputs and the weight to bfloat16, and adds in float32."""
-    return _float_tiles(x, stored, problem, jnp.bfloat16)
 
 
 def _rounded(problem: Problem) -> str | None:

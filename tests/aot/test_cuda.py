@@ -71,7 +71,7 @@ def test_no_copy_of_the_weight(compiled, name, m, n, k):
     most = 4 * m * k + 9 * 4 * (m + 8) * n
     assert found["temporary_bytes"] <= most + found["stored_bytes"] / 4
     if n == k == 4096 and m <= 16:
-        assert found["temporary_bytes"] < found["stored_bytes"] / 2
+        assert found["temporary_bytes"] < found["stored_bytes"] / 2 + 4 * n
 
 
 def test_codes_are_looked_up_by_permutations(compiled):
