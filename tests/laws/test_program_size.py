@@ -15,9 +15,9 @@ def size(format, rows):
     return jax.jit(eqq.qmatmul).lower(x, q).as_text().count("\n")
 
 
-# How long XLA takes to compile goes with that.
+# How long XLA takes to compile goes with that. (Those of NF4 have some 300.)
 @all_formats
 @pytest.mark.parametrize("rows", (1, 16))
-def test_products_are_as_small_as_those_of_nf4(format, rows, monkeypatch):
+def test_products_are_small(format, rows, monkeypatch):
     monkeypatch.setenv("EQQUANT_NATIVE", "0")
-    assert size(format, rows) < 4 * size(eqq.NF4(), rows)
+    assert size(format, rows) < 700
