@@ -123,11 +123,6 @@ class QuantizedArray(AbstractStandIn):
         order[axis1], order[axis2] = order[axis2], order[axis1]
         return self.transpose(*order)
 
-    @property
-    def at(self) -> Any:
-        """For updates, as of an ordinary array; what they give is one."""
-        return self._dense_for("at").at
-
     def dequantize(self) -> Float[Array, "..."]:
         """The ordinary array that this stands for, of its shape and dtype."""
         return dequantize_for(self, "")

@@ -129,9 +129,10 @@ class AbstractStandIn(eqx.Module):
     def __array__(self, dtype=None, copy=None):
         raise TypeError(self._not_an_array())
 
-    # What JAX says of something that is not an array names neither which it is nor what
-    # would do. But before that it asks for this, and writes it out: then more is said.
-    # (Its operators ask as well. They, and everyone else, learn that there is none.)
+    # JAX's own error for a value that is not an array names neither the value nor a way
+    # out. Just before it, JAX looks this attribute up, or formats the value: both raise
+    # a better error then. For all other callers, JAX's operators among them, there is
+    # no `__jax_array__`.
     @property
     def __jax_array__(self):
         if _asked_by_jax("_arraylike"):
@@ -147,13 +148,12 @@ class AbstractStandIn(eqx.Module):
     def _not_an_array(self) -> str:
         kind = type(self).__name__
         return (
-            f"A `{kind}` is not made an ordinary array unless you say so, and "
-            f"this takes no other. Got one of shape {self.shape}. Products, `x @ q` "
-            "and `q @ x`, arithmetic, indices and the methods of arrays need not be "
-            "said. A module that gives a quantized weight to other functions should "
-            "run as by `eqquant.implicit`: pass `unsupported='on_call'` to "
-            "`eqquant.tree_quantize`, or leave this weight out by a rule. Elsewhere, "
-            "use `q.dequantize()` or `eqquant.implicit(function)`."
+            f"A `{kind}` of shape {self.shape} was passed where an ordinary array is "
+            "needed. Products (`x @ q`, `q @ x`), arithmetic, indexing and the methods "
+            "of arrays work as they are. If a module passes a quantized weight to "
+            "other functions, quantize it with `unsupported='on_call'`, or exclude the "
+            "weight by a rule. Elsewhere, use `eqquant.implicit(function)` or "
+            "`q.dequantize()`."
         )
 
     all = _of_dense("all")

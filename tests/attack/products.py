@@ -133,6 +133,8 @@ def _check(case, drawn, problem, found, x, v, q, names):
 
     transform = transforms[drawn.transform]
     bound = largest_error(problem, transform.flips, transform.rounds)
+    if bound[1] and len(transform.flips) > 1 and names["weights"] in weights.sparse:
+        return  # Nothing is declared of two products with such weights.
     a = acted if transform.rounds else np.asarray(x, np.float64)
     expected = transform.expected(a, np.asarray(v, np.float64), w)
     a, b = (v, w.swapaxes(-1, -2)) if transform.flips == (True,) else (a, w)

@@ -51,6 +51,8 @@ def programs(case: Case) -> None:
     ways = [way for way in _ways if way != "vmap" or end.name != "ragged_dot"]
     how = case.pick(ways if end.x_shape is not None else ["eager", "jit"])
     ids = jnp.asarray(case.rng.integers(-1000, 1000, integers), jnp.int32)
+    if end.name in ("ragged_dot", "conv"):
+        ids = jnp.zeros_like(ids)  # What is out of range may be NaN as well.
     x_kind = case.pick(("normal", "normal", "heavy tails", "integers", "zeros"))
     x_shape = end.x_shape or (1,)
     x = inputs.draw_inputs(case, x_shape, x_kind, jnp.float32)
