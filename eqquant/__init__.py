@@ -1,10 +1,35 @@
+"""Quantization for JAX and Equinox: a weight is swapped for a smaller array, and the
+model, its layers and its training loop stay as they were.
+
+The house, from the roof to the ground. A room imports only from rooms below it, through
+their `__init__.py`; each room's docstring says what it is for and how to add to it.
+
+    _cli        the command `eqquant`
+    bench       the benchmarks behind `eqquant bench`
+    demo        the language model behind `eqquant demo`
+    _report     report, audit and explain: what a quantized model costs, and why
+    interop     files and other libraries' checkpoints <-> trees of arrays
+    train       straight-through estimators, QAT, LoRA, 8-bit optimizers
+    _tree       tree_quantize: which leaves of a model are weights, and in which format
+    _implicit   run any JAX function on quantized operands
+    _ops        matmul, dot_general, conv and ragged products of quantized arrays
+    _array      QuantizedArray, quantize, indexing, leading axes
+    _product    the primitive behind every product; axes, sharding specs, partitioning
+    kernels     the dispatch table, and the kernels for CPU, GPU and TPU
+    formats     numbers <-> stored integer arrays
+
+To add a format, start in `eqquant.formats`; a kernel, in `eqquant.kernels`; a reader or
+writer of files, in `eqquant.interop`; a rule of `implicit`, in `eqquant._implicit`.
+"""
+
 from . import interop as interop, train as train
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
+    quantize as quantize,
     QuantizedArray as QuantizedArray,
+    tree_prepack as tree_prepack,
 )
-from ._conv import qconv as qconv
 from ._implicit import (
     implicit as implicit,
     qdot_general as qdot_general,
@@ -12,16 +37,16 @@ from ._implicit import (
     qtake as qtake,
     register_rule as register_rule,
 )
-from ._ops import qmatmul as qmatmul
-from ._owners import LeafInfo as LeafInfo, register_owner as register_owner
-from ._prepack import tree_prepack as tree_prepack
-from ._quantize import quantize as quantize
-from ._rules import Rules as Rules
-from ._sharding import tree_shard as tree_shard
+from ._ops import qconv as qconv, qmatmul as qmatmul
+from ._report import audit as audit, explain as explain, report as report
 from ._tree import (
+    LeafInfo as LeafInfo,
+    register_owner as register_owner,
+    Rules as Rules,
     trainable_spec as trainable_spec,
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
+    tree_shard as tree_shard,
 )
 from .formats import (
     AbstractComposite as AbstractComposite,
@@ -63,5 +88,4 @@ from .formats import (
 )
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel
-from .report import audit as audit, explain as explain, report as report
 from .train import is_frozen as is_frozen, straight_through as straight_through

@@ -10,8 +10,8 @@ import pytest
 import eqquant as eqq
 from eqquant import bench, demo
 from eqquant._cli import main
+from eqquant._report import FormatRow, FormatTable
 from eqquant.interop import save
-from eqquant.report import FormatRow, FormatTable
 
 from .helpers import normal
 
@@ -133,8 +133,7 @@ def formats(monkeypatch):
         asked.append(losses)
         return FormatTable([FormatRow("Int8()", 8.01, 41.3, 33.8, None)])
 
-    # The name `eqquant.report` may be that of the function.
-    room = importlib.import_module("eqquant.report")
+    room = importlib.import_module("eqquant._report")
     monkeypatch.setattr(room, "format_table", format_table)
     return asked
 

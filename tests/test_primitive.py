@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, PartitionSpec as P
 
 import eqquant as eqq
-import eqquant.kernels._native_library as library
+import eqquant.kernels.native._library as library
 
 from .helpers import error, formats, main_formats, normal
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant._stand_in import AbstractStandIn
+from eqquant._array._array_like import AbstractStandIn
 
 from .helpers import normal
 

@@ -82,7 +82,7 @@ def _line(name, a, b, width, console):
 def _error(a, b):
     import numpy as np
 
-    from ..report import sqnr
+    from .._report import sqnr
 
     x, y = (np.asarray(_dense(entry)) for entry in (a, b))
     if x.size == 0:

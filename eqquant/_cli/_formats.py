@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ..report import format_table, read_losses
+    from .._report import format_table, read_losses
 
     if args.losses is not None:
         try:

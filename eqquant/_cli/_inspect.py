@@ -22,8 +22,8 @@ def add_to(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from .._report import Report
     from ..interop import open
-    from ..report import Report
 
     try:
         with open(args.file) as checkpoint:
@@ -42,8 +42,8 @@ def _is_own(checkpoint):
 
 def _own_rows(path):
     # Of these, what is tied to another one is known.
+    from .._report import report
     from ..interop import load_struct
-    from ..report import report
 
     # The modules are not in the file, and so neither are the reasons.
     rows = report(load_struct(path)).rows

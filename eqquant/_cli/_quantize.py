@@ -155,7 +155,7 @@ def _print(outcomes):
     from rich.console import Console
     from rich.text import Text
 
-    from ..report import Report
+    from .._report import Report
     from ._rows import row_of
 
     console = Console()

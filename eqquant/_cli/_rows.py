@@ -1,7 +1,7 @@
 import math
 from typing import Any
 
-from ..report import Row
+from .._report import Row
 
 
 def row_of(entry: Any, after: int, **others: Any) -> Row:

@@ -9,8 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from .._array import is_quantized
-from .._loud import policy
+from .._array import is_quantized, policy
 from ._interpreter import as_arrays, bind, inside, Interpreter, Value
 from ._program import constants_of, is_placed
 from ._table import add_rule

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Integer, Shaped
 
 from .._array import as_dense, is_quantized, QuantizedArray
-from .._dot import DotDimensionNumbers
+from .._ops import DotDimensionNumbers
 from ._transform import implicit
 
 

@@ -4,8 +4,14 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 
-from .._array import is_quantized, QuantizedArray
-from .._leading import axis_from_end, blocked_axes, leading_axes, permuted
+from .._array import (
+    axis_from_end,
+    blocked_axes,
+    is_quantized,
+    leading_axes,
+    permuted,
+    QuantizedArray,
+)
 from ..formats import AbstractScaled
 from ._table import add_rule
 

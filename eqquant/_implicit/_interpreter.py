@@ -10,9 +10,14 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array
 
-from .._array import dequantize_for, is_quantized, QuantizedArray
-from .._loud import policy, say
-from .._marks import source_of
+from .._array import (
+    dequantize_for,
+    is_quantized,
+    policy,
+    QuantizedArray,
+    say,
+    source_of,
+)
 from ._program import has_jaxprs, Program, program_of
 from ._table import rules_of
 

@@ -7,9 +7,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._array import is_quantized, QuantizedArray
-from .._leading import leading_axes
-from .._loud import muted
+from .._array import is_quantized, leading_axes, muted, QuantizedArray
 from ._interpreter import as_arrays, Interpreter, opened, Value
 from ._table import add_rule
 

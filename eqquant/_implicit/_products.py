@@ -1,9 +1,7 @@
 import jax.numpy as jnp
 
 from .._array import is_quantized
-from .._conv import conv
-from .._dot import dot, precision_name
-from .._ragged import ragged_dot
+from .._ops import conv, dot, precision_name, ragged_dot
 from ._table import add_rule
 
 

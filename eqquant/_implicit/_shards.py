@@ -5,9 +5,8 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._array import is_quantized, QuantizedArray
-from .._leading import blocked_axes, leading_axes
-from .._placement import full_spec, number_of_shards, splits_evenly
+from .._array import blocked_axes, is_quantized, leading_axes, QuantizedArray
+from .._product import full_spec, number_of_shards, splits_evenly
 from ..formats import by_row, shape_of
 from ._interpreter import as_arrays
 from ._table import add_rule

@@ -6,14 +6,15 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 
-from .._array import is_quantized, QuantizedArray
-from .._leading import (
+from .._array import (
     along,
     axis_from_end,
     blocked_axes,
     broadcast_leading,
+    is_quantized,
     leading_axes,
     permuted,
+    QuantizedArray,
     reshaped_leading,
     take_along,
 )

@@ -1,3 +1,8 @@
+"""`eqquant bench`: how fast products and whole models run, and how much memory they
+take, beside float32 and other libraries.
+"""
+
+from ._clock import Times as Times
 from ._decode import Decoding as Decoding, measure_decoding as measure_decoding
 from ._decoder import Size as Size
 from ._figure import figure as figure
@@ -6,8 +11,7 @@ from ._formats import (
     default_formats as default_formats,
     Quantization as Quantization,
 )
-from ._gpu_measure import measure_gpu as measure_gpu
-from ._gpu_measurement import GPUMeasurement as GPUMeasurement
+from ._gpu_measure import GPUMeasurement as GPUMeasurement, measure_gpu as measure_gpu
 from ._gpu_run import gpu_table as gpu_table, read_gpu as read_gpu, run_gpu as run_gpu
 from ._measure import measure as measure
 from ._measurement import Measurement as Measurement
@@ -17,4 +21,3 @@ from ._memory import (
     run_memory as run_memory,
 )
 from ._run import run as run
-from ._times import Times as Times

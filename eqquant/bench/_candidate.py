@@ -1,8 +1,10 @@
+import contextlib
 import dataclasses
 import itertools
 import operator
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,11 +13,11 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._quantize import quantize
+from .._array import quantize
+from .._report import explain
 from ..formats import AbstractExact
-from ..report import explain
-from ._cache import number_of_copies
 from ._formats import Quantization
+from ._memory_rate import number_of_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,3 +113,31 @@ def quantized(quantization: Quantization, w: Float[np.ndarray, "k n"]) -> Candid
 
 def as_float32(a: Array) -> Float[np.ndarray, "..."]:
     return np.asarray(a.astype(jnp.float32))
+
+
+# Ends the names of what is measured without the native library, next to the same with
+# it.
+xla = ", XLA"
+
+
+@contextlib.contextmanager
+def without_native() -> Iterator[None]:
+    """While this lasts, kernels are chosen as where there is no native library."""
+    before = os.environ.get("EQQUANT_NATIVE")
+    os.environ["EQQUANT_NATIVE"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["EQQUANT_NATIVE"]
+        else:
+            os.environ["EQQUANT_NATIVE"] = before
+
+
+def by_xla(candidate: Candidate) -> Candidate:
+    """The same product of the same weight, without the native library."""
+    return dataclasses.replace(
+        candidate,
+        kernel=without_native()(candidate.kernel),
+        compile=without_native()(candidate.compile),
+    )

@@ -3,9 +3,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from ._clock import Times
 from ._decode import Decoding
 from ._measurement import Measurement
-from ._times import Times
 
 
 def write_measurements(path: pathlib.Path, rows: Sequence[Measurement]) -> None:

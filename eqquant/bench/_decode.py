@@ -9,15 +9,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._array import is_quantized
+from .._report import explain
 from .._tree import tree_dequantize, tree_quantize
 from ..formats import AbstractFormat, as_format, Int4, Int8, NF4, Ternary
-from ..report import explain
-from ._clock import Clock
+from ._candidate import without_native, xla
+from ._clock import Clock, Times
 from ._decoder import Decoder, empty_past, random_decoder, Size
+from ._entries import Meter, Show
 from ._formats import Quantization
-from ._meter import Meter, Show
-from ._native import without_native, xla
-from ._times import Times
 
 
 # Traced, it shows no progress of its own.

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..demo._model import attend, rotate
+from ..demo import attend, rotate
 
 
 @dataclasses.dataclass(frozen=True)

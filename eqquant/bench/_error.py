@@ -21,3 +21,16 @@ def product_error(
         bound = np.abs(x) @ np.abs(part)
         largest = max(largest, np.max(difference / np.where(bound == 0, 1, bound)))
     return float(largest)
+
+
+def normal(shape: tuple[int, int], seed: int) -> Float[np.ndarray, "_ _"]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def with_outliers(x: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "m k"]:
+    """The same with one number in each row set to 300, as in the activations of large
+    language models. It is the largest of the row otherwise, so that no other changes
+    what the row is like."""
+    x = x.copy()
+    np.put_along_axis(x, np.argmax(np.abs(x), axis=1, keepdims=True), 300, axis=1)
+    return x

@@ -2,8 +2,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from ._candidate import xla
 from ._measurement import Measurement
-from ._native import xla
 
 
 _markers = "os^DvP*X"

@@ -3,7 +3,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._quantize import quantize
+from .._array import quantize
 from ..formats import (
     AbstractExact,
     AbstractFormat,

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ..formats import Int4, Int8, NF4, Ternary
 from ._formats import Quantization
-from ._gpu_measure import measure_gpu
-from ._gpu_measurement import GPUMeasurement
+from ._gpu_measure import GPUMeasurement, measure_gpu
 
 
 # Of weights whose products with few rows are those of a model that generates text, and

@@ -8,17 +8,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ..formats import AbstractFormat
-from ._cache import default_cycle, default_reading
-from ._candidate import Candidate, rotating
+from ._candidate import by_xla, Candidate, rotating, xla
 from ._clock import Clock
-from ._entries import entries, Entry, Failure
-from ._error import product_error
+from ._entries import entries, Entry, Failure, Meter, Show
+from ._error import normal, product_error, with_outliers
 from ._formats import as_quantization, default_formats, Quantization
 from ._measurement import Measurement
-from ._meter import Meter, Show
-from ._native import by_xla, xla
-from ._operands import normal, with_outliers
-from ._reading import Reading
+from ._memory_rate import default_cycle, default_reading, Reading
 
 
 def measure(

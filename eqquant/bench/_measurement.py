@@ -1,7 +1,7 @@
 import dataclasses
 import math
 
-from ._times import Times
+from ._clock import Times
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._quantize import quantize
+from .._array import quantize
 from ..formats import NF4
 from ..train import LoRA
 from ._peers import installed_peers

@@ -6,9 +6,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ._clock import Times
 from ._decode import Decoding
 from ._measurement import Measurement
-from ._times import Times
 
 
 caption = (

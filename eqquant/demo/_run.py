@@ -13,11 +13,10 @@ from rich.text import Text
 
 from .._tree import tree_quantize
 from ..formats import Binary, Int4, Int8, Nested, NF4, Ternary
-from . import _recipe
+from . import _trained as _recipe
 from ._figure import write_figure
 from ._generate import bytes_per_second, generate
-from ._measure import measure
-from ._table import Row, table, write_csv
+from ._table import measure, Row, table, write_csv
 from ._text import standard_library, windows
 from ._trained import trained
 

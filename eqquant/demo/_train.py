@@ -1,13 +1,15 @@
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt8
 
-from . import _adamw as adamw
-from ._loss import loss
+from . import _train as adamw
 from ._model import LanguageModel
 
 
@@ -42,3 +44,62 @@ def train(
     for _ in range(steps):
         params, moments, value = step(params, moments, device_text)
         yield eqx.combine(params, static), value
+
+
+def loss(model: LanguageModel, windows: UInt8[Array, "b t"]) -> Float[Array, ""]:
+    """The mean over windows of -log p of each byte but the first, in nats."""
+    logits = jax.vmap(model)(windows[:, :-1])
+    target = windows[:, 1:, None].astype(jnp.int32)
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1))
+
+
+def mean_loss(model: LanguageModel, windows: UInt8[Array, "b t"], batch: int) -> float:
+    """The same, some windows at a time. `batch` should divide how many there are."""
+    batches = windows.reshape(-1, batch, windows.shape[-1])
+    return sum(float(_loss(model, x)) for x in batches) / len(batches)
+
+
+_loss = eqx.filter_jit(loss)
+
+
+class Moments(NamedTuple):
+    """The state of AdamW: running means of the gradients and of their squares."""
+
+    mean: PyTree[Array]
+    square: PyTree[Array]
+    count: Int[Array, ""]
+
+
+def init(params: PyTree[Array]) -> Moments:
+    zeros = jtu.tree_map(jnp.zeros_like, params)
+    return Moments(zeros, zeros, jnp.asarray(0))
+
+
+def update(
+    params: PyTree[Array],
+    grads: PyTree[Array],
+    moments: Moments,
+    learning_rate: Float[Array, ""],
+    decay: float = 0.1,
+    b1: float = 0.9,
+    b2: float = 0.95,
+) -> tuple[PyTree[Array], Moments]:
+    """One step of AdamW (Loshchilov and Hutter, 2019, Algorithm 2)."""
+    t = (moments.count + 1).astype(jnp.float32)
+    mean = jtu.tree_map(lambda m, g: b1 * m + (1 - b1) * g, moments.mean, grads)
+    square = jtu.tree_map(lambda v, g: b2 * v + (1 - b2) * g**2, moments.square, grads)
+
+    def new(p, m, v):
+        step = m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + 1e-8)
+        return p - learning_rate * (step + decay * p)
+
+    params = jtu.tree_map(new, params, mean, square)
+    return params, Moments(mean, square, moments.count + 1)
+
+
+def warmup_cosine(
+    count: Int[Array, ""], steps: int, peak: float, warmup: float = 0.1
+) -> Float[Array, ""]:
+    """The learning rate: up to `peak` on a line, and down to zero on a cosine."""
+    done = (count + 1).astype(jnp.float32) / (steps + 1)
+    return peak * jnp.minimum(done / warmup, (1 + jnp.cos(jnp.pi * done)) / 2)

@@ -3,9 +3,10 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import wadler_lindig as wl
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 
 # What a format stores: integer arrays by name, possibly nested. All that is static
@@ -132,3 +133,60 @@ def _is_default(format: AbstractFormat, field: dataclasses.Field) -> bool:
 
 def _text(value: Any) -> str:
     return value.name if isinstance(value, np.dtype) else repr(value)
+
+
+class AbstractExact(AbstractFormat):
+    """A format of a few integers, which come back as they were. `encode` is given no
+    other numbers: [`eqquant.quantize`][] sees to that. It may be given them as integers
+    or as booleans, too.
+
+    - `domain`: the numbers that can be stored, in ascending order.
+    - `dtype`: what arrays of integers and of booleans decode to.
+    """
+
+    domain: eqx.AbstractClassVar[tuple[int, ...]]
+    dtype: eqx.AbstractVar[Any]
+
+    def is_outside(self, w: Shaped[Array, "*s"]) -> Bool[Array, "*s"]:
+        """Which of some numbers cannot be stored. NaN is one of those."""
+        if w.dtype == bool:
+            w = w.astype(jnp.uint8)
+        outside = jnp.ones(w.shape, bool)
+        for number in self.domain:
+            if number >= 0 or not jnp.issubdtype(w.dtype, jnp.unsignedinteger):
+                outside &= w != jnp.asarray(number, w.dtype)
+        return outside
+
+    @property
+    def domain_text(self) -> str:
+        """As in a sentence: `"-1, 0 and 1"`."""
+        *some, last = map(str, self.domain)
+        return f"{', '.join(some)} and {last}"
+
+
+class AbstractScaled(AbstractFormat):
+    """A format with a scale for each block, which is a float. It is stored as the bits
+    of that, under the name `"scale"`."""
+
+    @property
+    @abc.abstractmethod
+    def scale_dtype(self) -> Any:
+        """The dtype of the scales: float32, bfloat16 or float16."""
+
+    @abc.abstractmethod
+    def scales(self, stored: Stored, tail: int) -> Float[Array, "*b g"]:
+        """The scales, in float32."""
+
+
+class AbstractComposite(AbstractScaled):
+    """A format with the codes of another one, `base`, whose scales are put together
+    from what is stored. Its kernels are those of `base`."""
+
+    @property
+    @abc.abstractmethod
+    def base(self) -> AbstractScaled:
+        """The format whose codes these are."""
+
+    @abc.abstractmethod
+    def flat(self, stored: Stored, tail: int) -> Stored:
+        """What `base` would have stored for the same numbers."""

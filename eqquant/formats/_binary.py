@@ -3,9 +3,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
+from ._blocks import steady_sum
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, nearest_scale
-from ._steady import steady_sum
 
 
 class Binary(AbstractGrid):

@@ -7,9 +7,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, Shaped
 
+from ._base import AbstractScaled
 from ._dynamic8 import codebook, Dynamic8
 from ._scale import from_bits, to_bits
-from ._scaled import AbstractScaled
 
 
 class BnbScale(AbstractScaled):

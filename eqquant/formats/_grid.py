@@ -5,11 +5,10 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from ._base import Stored
+from ._base import AbstractScaled, Stored
 from ._blocks import merge, split, spread
 from ._packing import pack, per_byte, unpack
 from ._scale import from_bits, poison, to_bits
-from ._scaled import AbstractScaled
 
 
 class AbstractGrid(AbstractScaled):

@@ -3,10 +3,9 @@ import dataclasses
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from ._base import AbstractFormat, Stored
-from ._gguf import AbstractGGUF
+from ._base import AbstractFormat, AbstractScaled, Stored
 from ._nested import Nested
-from ._scaled import AbstractScaled
+from .gguf._base import AbstractGGUF
 
 
 def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._base import AbstractScaled
 from ._bits import number_of_codes, pack_bits, unpack_bits
 from ._blocks import merge, split, spread
 from ._scale import (
@@ -17,7 +18,6 @@ from ._scale import (
     step,
     to_bits,
 )
-from ._scaled import AbstractScaled
 
 
 class Int(AbstractScaled):

@@ -4,18 +4,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._base import AbstractScaled
 from ._blocks import merge, split, spread
 from ._packing import pack, unpack
-from ._scale import (
-    as_scale_dtype,
-    from_bits,
-    held,
-    poison,
-    reciprocal,
-    step,
-    to_bits,
-)
-from ._scaled import AbstractScaled
+from ._scale import as_scale_dtype, from_bits, held, poison, reciprocal, step, to_bits
 
 
 class Int4(AbstractScaled):

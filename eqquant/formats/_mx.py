@@ -6,8 +6,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8
 
+from ._base import AbstractComposite
 from ._blocks import merge, split, spread
-from ._composite import AbstractComposite
 from ._grid import AbstractGrid
 from ._packing import pack, unpack
 from ._scale import poison, to_bits

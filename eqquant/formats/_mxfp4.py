@@ -4,7 +4,10 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ._fp4 import FP4, to_e2m1
-from ._gguf import (
+from ._mx import AbstractMX
+from ._packing import pack, unpack
+from ._scale import divided
+from .gguf._base import (
     AbstractGGUF,
     as_blocks,
     cut,
@@ -13,9 +16,6 @@ from ._gguf import (
     split_codes,
     to_planes,
 )
-from ._mx import AbstractMX
-from ._packing import pack, unpack
-from ._scale import divided
 
 
 class MXFP4(AbstractMX, AbstractGGUF):

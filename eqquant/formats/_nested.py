@@ -3,13 +3,11 @@ from typing import Any
 
 import equinox as eqx
 
-from ._base import AbstractFormat
-from ._composite import AbstractComposite
+from ._base import AbstractComposite, AbstractFormat, AbstractScaled
 from ._int8 import Int8
 from ._names import as_format
 from ._nf4 import NF4
 from ._scale import to_bits
-from ._scaled import AbstractScaled
 
 
 def _with_scales(format: AbstractFormat | str) -> AbstractScaled:

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ._base import AbstractComposite
 from ._blocks import merge, split
-from ._composite import AbstractComposite
 from ._fp4 import FP4, largest_e2m1, to_e2m1
 from ._fp8 import as_float8, from_float8, largest_float8, to_float8
 from ._packing import pack

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ._exact import AbstractExact
+from ._base import AbstractExact
 
 
 def _as_dtype(dtype: Any) -> np.dtype:

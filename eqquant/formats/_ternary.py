@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
+from ._blocks import steady_sum
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
 from ._scale import as_scale_dtype, nearest_scale
-from ._steady import steady_sum
 
 
 class Ternary(AbstractGrid):

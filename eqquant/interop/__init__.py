@@ -1,3 +1,14 @@
+"""Files: `save` and `load`, and reading and writing other libraries' checkpoints.
+
+This room imports `_tree` and the rooms below it.
+
+To add a library's checkpoints: write one file in `_layouts`, with a `find_*` function
+that finds the library's arrays among a file's tensors, and a `*_parts` function that
+gives the tensors that an array is written as; register them in `_open` and `_write_to`.
+Code outside of the package builds a mapping of names to `Checkpoint` entries, which
+`load_into` and the writers take.
+"""
+
 from . import _exported as _exported, _pickled as _pickled
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
 from ._converting import convert as convert, Outcome as Outcome

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from .._array import QuantizedArray
-from .._axes import Axis
-from .._quantize import quantize
+from .._array import quantize, QuantizedArray
+from .._product import Axis
 from ..formats import AbstractFormat
 from ._containers import MappedFile, RawTensor
 from ._tensors import as_dtype

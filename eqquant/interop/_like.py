@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import PyTree
 
 from .._array import is_quantized, QuantizedArray
-from .._axes import as_tuple
+from .._product import as_tuple
 from ..formats import AbstractFormat
 from ._nodes import dotted, is_data, leaves, python_scalar
 

@@ -8,8 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import is_quantized
-from .._prepack import relaid
+from .._array import is_quantized, relaid
 from ._header import from_header
 from ._layouts import checked_skeleton
 from ._like import layout, match, named_sharding

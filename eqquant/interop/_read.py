@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
-from .._placement import full_spec
+from .._product import full_spec
 from ._tensors import ArrayType, as_dtype, from_tensor
 
 

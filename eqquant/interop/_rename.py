@@ -1,8 +1,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ._tables import inverse_tables, tables
-
 
 Names: TypeAlias = str | tuple[str, ...] | list[str] | None
 Renaming: TypeAlias = (
@@ -98,3 +96,42 @@ def _as_names(names: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in found):
         raise TypeError(f"`rename` should give names, or None. Got {names!r}.")
     return found
+
+
+# From the names that llama.cpp has for the arrays of a model to those of Hugging Face's
+# transformers. Names that are there already stay as they are.
+llama: dict[str, str | None] = {
+    "token_embd.*": "model.embed_tokens.*",
+    "output_norm.*": "model.norm.*",
+    "output.*": "lm_head.*",
+    # Computed from the configuration.
+    "rope_freqs.*": None,
+    "blk.*.attn_norm.*": "model.layers.*.input_layernorm.*",
+    "blk.*.attn_q.*": "model.layers.*.self_attn.q_proj.*",
+    "blk.*.attn_k.*": "model.layers.*.self_attn.k_proj.*",
+    "blk.*.attn_v.*": "model.layers.*.self_attn.v_proj.*",
+    "blk.*.attn_output.*": "model.layers.*.self_attn.o_proj.*",
+    "blk.*.attn_q_norm.*": "model.layers.*.self_attn.q_norm.*",
+    "blk.*.attn_k_norm.*": "model.layers.*.self_attn.k_norm.*",
+    "blk.*.ffn_norm.*": "model.layers.*.post_attention_layernorm.*",
+    "blk.*.ffn_gate.*": "model.layers.*.mlp.gate_proj.*",
+    "blk.*.ffn_up.*": "model.layers.*.mlp.up_proj.*",
+    "blk.*.ffn_down.*": "model.layers.*.mlp.down_proj.*",
+    "blk.*.ffn_gate_inp.*": "model.layers.*.mlp.gate.*",
+    "blk.*.ffn_gate_exps.*": "model.layers.*.mlp.experts.gate_proj.*",
+    "blk.*.ffn_up_exps.*": "model.layers.*.mlp.experts.up_proj.*",
+    "blk.*.ffn_down_exps.*": "model.layers.*.mlp.experts.down_proj.*",
+}
+
+# Models of the family, and what they are called, have the same names.
+tables: dict[str, dict[str, str | None]] = {
+    "llama": llama,
+    "mistral": llama,
+    "qwen": llama,
+}
+
+# The other way round.
+inverse_tables: dict[str, dict[str, str | None]] = {
+    key: {new: old for old, new in table.items() if new is not None}
+    for key, table in tables.items()
+}

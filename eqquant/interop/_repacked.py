@@ -4,10 +4,8 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._array import QuantizedArray
-from .._axes import as_tuple
-from .._placement import full_spec
-from .._prepack import relaid
+from .._array import QuantizedArray, relaid
+from .._product import as_tuple, full_spec
 from ..formats import AbstractFormat
 
 

@@ -1,17 +1,22 @@
-from . import (
-    _cpu_float_tiles as _cpu_float_tiles,
-    _cpu_integer_tiles as _cpu_integer_tiles,
-    _cpu_rsr as _cpu_rsr,
-    _cpu_sweep as _cpu_sweep,
-    _gpu_decoded as _gpu_decoded,
-    _gpu_float as _gpu_float,
-    _gpu_int8 as _gpu_int8,
-    _native as _native,
-    _native_library as _native_library,
-    _tpu_blocks as _tpu_blocks,
-    _tpu_tiles as _tpu_tiles,
-    _tpu_xla as _tpu_xla,
-)
+"""Kernels: products of a dense matrix with a stored, quantized one.
+
+`_table` is the dispatch table, `_problem` describes one product (all that is known when
+a kernel is chosen), and `_reference` is the product that every format has on every
+platform. Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64),
+`gpu` and `tpu` (Pallas). The table knows no backend: a backend registers its kernels
+when it is imported.
+
+This room imports `formats` only.
+
+To add a kernel: write a function `(x, stored, problem) -> y` in a file of the backend's
+folder and decorate it with `register_kernel(product, format_type, platform, ...)`. Pass
+`supports`, which returns `None` or the reason why the kernel does not apply, and
+`error`, the bound that its results keep. Import the file in the folder's `__init__.py`.
+`tests/kernels` and `tests/laws` hold every registered kernel to its bound. Code outside
+of the package decorates with `eqquant.register_kernel` in the same way.
+"""
+
+from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
 from ._problem import Problem as Problem, Product as Product
 from ._table import (
     Choice as Choice,
@@ -20,6 +25,3 @@ from ._table import (
     platforms as platforms,
     register_kernel as register_kernel,
 )
-
-
-_native_library.register_at_import()

@@ -8,9 +8,9 @@ import jax
 from jaxtyping import Array, Float
 
 from ..formats import AbstractComposite, AbstractFormat, from_rows, Stored, to_rows
-from ._cpu_tuning import fuses
 from ._problem import Problem, Product
 from ._reference import reference
+from .cpu._tuning import fuses
 
 
 platforms = ("cpu", "cuda", "rocm", "tpu")

@@ -1,3 +1,9 @@
+"""Training with quantized weights: straight-through estimators, quantization-aware
+training, LoRA adapters and 8-bit optimizers.
+
+It imports `_tree` and what is below, and optax where an optimizer is made.
+"""
+
 from .._tree import trainable_spec as trainable_spec
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet

@@ -12,8 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
 from .._array import QuantizedArray
-from .._placement import by_types, number_of_shards, typed_sharding, vary_together
-from .._stay import stay
+from .._product import by_types, number_of_shards, stay, typed_sharding, vary_together
 
 
 def advance(

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from ..formats._scale import reciprocal
-from ._estimator import estimate
+from ..formats import reciprocal
+from ._straight_through import estimate
 
 
 def fake_quantize(

@@ -8,11 +8,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Shaped
 
-from .._array import QuantizedArray
-from .._axes import Axis, contracted_last
-from .._placement import checked_by_row, full_spec, placed, stored_spec
-from .._quantize import quantize
-from .._stand_in import AbstractStandIn
+from .._array import AbstractStandIn, quantize, QuantizedArray
+from .._product import (
+    Axis,
+    checked_by_row,
+    contracted_last,
+    full_spec,
+    placed,
+    stored_spec,
+)
 from ..formats import AbstractFormat, from_rows
 from ._learned_step_size import initial_step_size, learned_step_size
 from ._points import as_rounding, largest

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from .._axes import Axis, contracted_last
-from ..formats import AbstractFormat, AbstractScaled, NF4
-from ..formats._blocks import spread
-from ._estimator import estimate
+from .._product import Axis, contracted_last
+from ..formats import AbstractFormat, AbstractScaled, NF4, spread
 from ._points import as_rounding, largest, points
-from ._straight_through import back, checked_axis
+from ._straight_through import back, checked_axis, estimate
 
 
 def learned_step_size(

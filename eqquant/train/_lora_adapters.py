@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import is_quantized
-from .._quantize import quantize
+from .._array import is_quantized, quantize
 from ..formats import AbstractFormat
 from ._lora import check_no_adapters, is_lora, lora_spec, rows_first, with_magnitude
 from ._lora_array import LoRA

@@ -11,9 +11,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from .._array import as_dense, is_quantized, QuantizedArray
-from .._placement import full_spec, placed
-from .._stand_in import AbstractStandIn, dense_for
+from .._array import AbstractStandIn, as_dense, dense_for, is_quantized, QuantizedArray
+from .._product import full_spec, placed
 from ..formats import from_bits, to_bits
 
 

@@ -13,8 +13,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from .._array import QuantizedArray
-from .._placement import (
+from .._array import quantize, QuantizedArray
+from .._product import (
     as_entry,
     names_of,
     number_of_shards,
@@ -22,7 +22,6 @@ from .._placement import (
     splits_evenly,
     vary_together,
 )
-from .._quantize import quantize
 from ..formats import Dynamic8
 
 

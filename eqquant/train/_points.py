@@ -14,10 +14,10 @@ from ..formats import (
     Int4,
     Nested,
     per_byte,
+    reciprocal,
+    spread,
     Stored,
 )
-from ..formats._blocks import spread
-from ..formats._scale import reciprocal
 
 
 def as_rounding(format: AbstractFormat | str) -> AbstractFormat:

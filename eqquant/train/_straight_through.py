@@ -7,10 +7,15 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from .._axes import as_tuple, Axis, contracted_back, contracted_last, normalise_axis
-from .._placement import by_types
+from .._product import (
+    as_tuple,
+    Axis,
+    by_types,
+    contracted_back,
+    contracted_last,
+    normalise_axis,
+)
 from ..formats import AbstractFormat, encode_held, NF4
-from ._estimator import estimate
 from ._points import as_rounding, Points, points
 
 
@@ -121,3 +126,20 @@ def _at_random(rows: Array, points: Points, key: PRNGKeyArray) -> Array:
     rises = jr.uniform(key, unit.shape) * (above - below) < unit - below
     value = (jnp.where(rises, above, below) - points.zero) * points.scale
     return jnp.where(jnp.isnan(unit), jnp.nan, value)
+
+
+@jax.custom_jvp
+def estimate(
+    value: Float[Array, "*s"], surrogate: Float[Array, "*s"]
+) -> Float[Array, "*s"]:
+    """`value`, with the derivatives of `surrogate`. The value is exact: the common
+    `surrogate + stop_gradient(value - surrogate)` rounds twice."""
+    del surrogate
+    return value
+
+
+@estimate.defjvp
+def _jvp(primals, tangents):
+    value, surrogate = primals
+    _, tangent = tangents
+    return estimate(value, surrogate), tangent

@@ -5,7 +5,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import is_quantized
-from .._axes import Axis
+from .._product import Axis
 from .._tree import decide, Decision, FilterSpec
 from ..formats import AbstractFormat, NF4
 from ._fake_quantized import fake_quantized, FakeQuantized

@@ -7,7 +7,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eqquant.kernels import _native_library as library
+from eqquant.kernels.native import _library as library
 
 
 _columns = ("cases", "kind", "format", "kernel", "transform", "inputs", "weights")

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.bench._cache import default_cycle, last_level_cache, number_of_copies
 from eqquant.bench._candidate import dense, quantized, rotating
 from eqquant.bench._clock import Clock
 from eqquant.bench._formats import as_quantization
+from eqquant.bench._memory_rate import default_cycle, last_level_cache, number_of_copies
 
 
 def test_calls_take_turns():

@@ -8,7 +8,7 @@ import pytest
 
 import eqquant as eqq
 from eqquant import bench
-from eqquant.bench._native import xla
+from eqquant.bench._candidate import xla
 
 from ..helpers import error
 

@@ -6,9 +6,8 @@ import pytest
 
 from eqquant import bench
 from eqquant.bench import _entries
-from eqquant.bench._candidate import Candidate, quantized
-from eqquant.bench._native import by_xla, without_native
-from eqquant.kernels import _native, _native_library as library
+from eqquant.bench._candidate import by_xla, Candidate, quantized, without_native
+from eqquant.kernels.native import _kernels as _native, _library as library
 
 
 @pytest.fixture

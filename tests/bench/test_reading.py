@@ -4,8 +4,7 @@ import pytest
 
 from eqquant import bench
 from eqquant.bench import _measure
-from eqquant.bench._cache import default_cycle, default_reading
-from eqquant.bench._reading import Reading
+from eqquant.bench._memory_rate import default_cycle, default_reading, Reading
 
 
 _width = 2**14

@@ -7,7 +7,7 @@ import pytest
 
 import eqquant as eqq
 from eqquant._implicit import implicit
-from eqquant.report._uses import Use, uses
+from eqquant._report._uses import Use, uses
 
 
 def assert_close(a, b, tolerance=2e-4):

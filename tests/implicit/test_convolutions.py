@@ -4,8 +4,8 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._conv import qconv
 from eqquant._implicit import implicit
+from eqquant._ops._conv import qconv
 
 from ..helpers import formats, normal
 from .same import assert_close, assert_same, assert_same_gradient

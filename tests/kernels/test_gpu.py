@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 from jax.sharding import AbstractMesh
 
 import eqquant as eqq
-from eqquant import _primitive as primitive
+from eqquant._product import _primitive as primitive
 from eqquant.kernels import choose
-from eqquant.kernels._gpu_decoded import decoded
-from eqquant.kernels._gpu_float import bfloat16_wgmma
-from eqquant.kernels._gpu_int8 import int8_dot, int8_wgmma
-from eqquant.kernels._gpu_plan import plan, stages_of
+from eqquant.kernels.gpu._decoded import decoded
+from eqquant.kernels.gpu._float import bfloat16_wgmma
+from eqquant.kernels.gpu._int8 import int8_dot, int8_wgmma
+from eqquant.kernels.gpu._plan import plan, stages_of
 
 from ..helpers import error, formats, normal
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.kernels._gpu_words import (
+from eqquant.kernels.gpu._words import (
     columns,
     in_order_of_words,
     interpreted,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-import eqquant.kernels._native_call as native_call
-import eqquant.kernels._native_library as library
 import eqquant.kernels._table as table
+import eqquant.kernels.native._call as native_call
+import eqquant.kernels.native._library as library
 
 from ..helpers import error, formats, native_formats, normal
 

@@ -9,7 +9,7 @@ import sysconfig
 import jax
 import pytest
 
-import eqquant.kernels._native_library as library
+import eqquant.kernels.native._library as library
 
 
 # As if this process were the first to ask.
@@ -162,7 +162,7 @@ import os
 import pathlib
 import jax
 import eqquant
-import eqquant.kernels._native_library as library
+import eqquant.kernels.native._library as library
 
 is_loaded = "libeqquant" in pathlib.Path("/proc/self/maps").read_text()
 jax.config.update("jax_num_cpu_devices", 3)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-import eqquant.kernels._native_library as library
 import eqquant.kernels._table as table
+import eqquant.kernels.native._library as library
 
 from ..helpers import error, formats, normal
 

@@ -141,7 +141,7 @@ def test_order():
             return choice[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("eqquant._primitive.choose", spy)
+            patch.setattr("eqquant._product._primitive.choose", spy)
             jax.jit(lambda x: eqq.qmatmul(x, w, **kwargs)).lower(x)
         return choice[-1].kernel.name
 

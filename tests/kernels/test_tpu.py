@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import eqquant as eqq
 import eqquant.kernels._table as table
-import eqquant.kernels._tpu_tuning as tuning
+import eqquant.kernels.tpu._tuning as tuning
 
 from ..helpers import error, formats, native_formats, normal
 

@@ -18,7 +18,7 @@ from ..kernels.every import every_product, kernels
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     """Kernels that round do small weights, too."""
-    monkeypatch.setattr("eqquant.kernels._cpu_tiles.rounding_size", 0)
+    monkeypatch.setattr("eqquant.kernels.cpu._tiles.rounding_size", 0)
 
 
 @jax.jit

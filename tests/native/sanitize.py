@@ -14,7 +14,7 @@ import eqquant
 from eqquant.kernels.native.build import compile_all, find_compiler, run
 
 
-kernels = pathlib.Path(eqquant.__file__).parent / "kernels" / "native"
+kernels = pathlib.Path(eqquant.__file__).parent / "kernels/native/src"
 check = pathlib.Path(__file__).with_name("check.cpp")
 sources = ["avx2.cpp", "avx512.cpp", "avx512_bf16.cpp", "amx.cpp"]
 

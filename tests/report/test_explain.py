@@ -11,8 +11,8 @@ from rich.console import Console
 
 import eqquant as eqq
 from eqquant import Problem
+from eqquant._report import explain
 from eqquant.kernels import _table
-from eqquant.report import explain
 
 from ..helpers import native_formats, normal
 

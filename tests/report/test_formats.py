@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 import eqquant as eqq
+from eqquant._report import _formats, format_table, FormatTable, read_losses
 from eqquant.demo import _run, _table
-from eqquant.report import _formats, format_table, FormatTable, read_losses
 
 
 @pytest.fixture(scope="module")

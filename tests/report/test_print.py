@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 import eqquant as eqq
-from eqquant.report import Report, report, Row
-from eqquant.report._short import short_bytes, short_format
+from eqquant._report import Report, report, Row
+from eqquant._report._text import short_bytes, short_format
 
 from ..helpers import normal
 

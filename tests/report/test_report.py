@@ -11,7 +11,7 @@ import pytest
 from jaxtyping import Array
 
 import eqquant as eqq
-from eqquant.report import report
+from eqquant._report import report
 
 from ..helpers import native_formats, normal
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.report import report
-from eqquant.report._sqnr import _peak, _power_of_rows
+from eqquant._report import report
+from eqquant._report._sqnr import _peak, _power_of_rows
 
 from ..helpers import native_formats, normal
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
-from eqquant import _quantize
+from eqquant._array import _quantize
 
 from ..helpers import formats, main_formats, native_formats, normal, trees_equal
 from .meshes import collectives, kinds, mesh, put, run, shard

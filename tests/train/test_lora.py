@@ -8,14 +8,7 @@ import optax
 import pytest
 
 import eqquant as eqq
-from eqquant.train import (
-    LoRA,
-    lora,
-    lora_only,
-    lora_spec,
-    merge_lora,
-    with_lora,
-)
+from eqquant.train import LoRA, lora, lora_only, lora_spec, merge_lora, with_lora
 
 from ..helpers import formats, normal, trees_equal
 

@@ -9,13 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import (
-    AbstractExact,
-    AbstractFormat,
-    encode_rows,
-    not_held_text,
-    Stored,
-)
+from ...formats import AbstractExact, AbstractFormat, encode_rows, not_held_text, Stored
 from ._pieces import Pieces
 
 

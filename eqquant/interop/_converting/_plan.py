@@ -7,9 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..._axes import Axis
-from ..._owners import LeafInfo
-from ..._rules import Rules
+from ..._product import Axis
+from ..._tree import LeafInfo, Rules
 from ...formats import AbstractFormat, as_format
 from .._checkpoint import Checkpoint, Entry
 

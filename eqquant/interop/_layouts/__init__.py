@@ -1,15 +1,9 @@
 from ._awq import find_awq as find_awq
-from ._base import (
-    resized as resized,
-    Source as Source,
-)
+from ._base import resized as resized, Source as Source
 from ._bitnet import find_bitnet as find_bitnet
 from ._bitsandbytes import find_bitsandbytes as find_bitsandbytes
 from ._compressed import find_compressed as find_compressed
-from ._eqquant import (
-    checked_skeleton as checked_skeleton,
-    find_eqquant as find_eqquant,
-)
+from ._eqquant import checked_skeleton as checked_skeleton, find_eqquant as find_eqquant
 from ._float8 import find_float8 as find_float8
 from ._gguf import (
     block_formats as block_formats,

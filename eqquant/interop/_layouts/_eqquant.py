@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ..._axes import as_tuple
+from ..._product import as_tuple
 from ...formats import from_rows
 from .._checkpoint import Entry
 from .._header import damaged, from_header

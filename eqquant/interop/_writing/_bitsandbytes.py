@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..._array import is_quantized
-from ..._axes import as_tuple
+from ..._product import as_tuple
 from ...formats import AbstractFormat, BnbFP4, BnbScale, Nested, NF4, row_blocks
 from ._part import dense, Part, Rows
 

@@ -6,12 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._containers import (
-    alignment_of,
-    dtypes,
-    ggml_numbers,
-    gguf_magic,
-)
+from .._containers import alignment_of, dtypes, ggml_numbers, gguf_magic
 from ._part import Part
 from ._values import text, to_value
 

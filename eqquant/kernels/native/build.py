@@ -57,15 +57,15 @@ class NativeBuildHook(BuildHookInterface):
                 "`EQQUANT_NATIVE` should be '0', '1' or 'require' in the environment. "
                 f"Got {wanted!r}."
             )
-        source = pathlib.Path(self.root, _folder)
+        here = pathlib.Path(self.root, _folder)
         self._temporary = tempfile.TemporaryDirectory()
-        folder = source if version == "editable" else pathlib.Path(self._temporary.name)
+        folder = here if version == "editable" else pathlib.Path(self._temporary.name)
         for name in (_library, _reason):
             (folder / name).unlink(missing_ok=True)
         try:
             if wanted == "0":
                 raise NotBuilt("EQQUANT_NATIVE was 0 when eqquant was installed")
-            self._build(source, folder / _library)
+            self._build(here / "src", folder / _library)
         except NotBuilt as e:
             if wanted == "require":
                 raise

@@ -1,0 +1,39 @@
+"""`QuantizedArray`, which stands where an array stood: how it is made (`_quantize`),
+indexed, stacked and laid out for kernels, and when it warns that it was dequantized.
+
+It imports `_product` and what is below.
+"""
+
+from ._array import (
+    as_dense as as_dense,
+    as_mapped as as_mapped,
+    dequantize as dequantize,
+    dequantize_for as dequantize_for,
+    has_numbers as has_numbers,
+    is_quantized as is_quantized,
+    left_matmul as left_matmul,
+    matmul as matmul,
+    QuantizedArray as QuantizedArray,
+)
+from ._array_like import AbstractStandIn as AbstractStandIn, dense_for as dense_for
+from ._leading import (
+    along as along,
+    axis_from_end as axis_from_end,
+    blocked_axes as blocked_axes,
+    broadcast_leading as broadcast_leading,
+    leading_axes as leading_axes,
+    permuted as permuted,
+    reshaped_leading as reshaped_leading,
+    take_along as take_along,
+    undeclared as undeclared,
+)
+from ._prepack import relaid as relaid, tree_prepack as tree_prepack
+from ._provenance import (
+    marked as marked,
+    muted as muted,
+    name_of as name_of,
+    policy as policy,
+    say as say,
+    source_of as source_of,
+)
+from ._quantize import quantize as quantize

@@ -1,0 +1,121 @@
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from .._product import (
+    as_entry,
+    as_tuple,
+    by_types,
+    full_spec,
+    names_of,
+    spec_of,
+    typed_sharding,
+    with_spec,
+)
+from ..formats import from_rows, shape_of, to_rows
+from ._provenance import marked
+from ._stored import check_stored
+
+
+def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
+    """`q[index]`, of a `QuantizedArray`. Leading axes of a stack leave it packed. Of a
+    matrix with `axis=-1`, rows are decoded, and no others. Anything else is what the
+    ordinary array gives, `dense`."""
+    index = index if isinstance(index, tuple) else (index,)
+    stack = min(q.ndim - 2, q.ndim + as_tuple(q.axis)[0])
+    if len(index) == 0 or not all(map(_is_of_one_axis, index)):
+        return dense()[index]
+    if len(index) <= stack:
+        picked = _pick(q, index)
+        if q.sharding is None:
+            return picked
+        # What was declared is of the last axes.
+        spec = PartitionSpec(*spec_of(q.sharding)[-picked.ndim :])
+        sharding = with_spec(q.sharding, spec)
+        return dataclasses.replace(picked, sharding=sharding)
+    if 0 < stack and all(map(_is_integer, index[:stack])):
+        return q[index[:stack]][index[stack:]]
+    if q.ndim == 2 and q.axis == -1 and len(index) == 1:
+        return _rows(q, *index)
+    if q.ndim == 2 and q.axis == -1 and _is_integer(index[0]):
+        return _rows(q, index[0])[index[1:]]
+    return dense()[index]
+
+
+def _pick(q, index):
+    old = q.stored
+    check_stored(old, q.axis, q.row_axis)
+    *lead, n, _ = shape_of(q.format, old, q.tail, q.row_axis)
+    if len(index) <= len(lead):
+        stored = jtu.tree_map(lambda a: a[index], old)
+        return dataclasses.replace(q, stored=stored)
+
+    # Or of the rows too, as of the first axis of the filters of a convolution.
+    def pick(a):
+        return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
+
+    stored = jtu.tree_map(pick, to_rows(old, q.row_axis))
+    vector = all(a.ndim == 1 for a in jtu.tree_leaves(stored))
+    row_axis = -2 if vector else q.row_axis
+    return dataclasses.replace(q, stored=from_rows(stored, row_axis), row_axis=row_axis)
+
+
+def _rows(q, index):
+    stored = q.stored
+    check_stored(stored, q.axis, q.row_axis)
+
+    def pick(a, index):
+        a = jnp.moveaxis(a, q.row_axis, 0)
+        return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
+
+    def rows(stored, index):
+        picked = jtu.tree_map(lambda a: pick(a, index), stored)
+        return _decode_rows(picked, q.format, q.tail, q.dtype)
+
+    sharding = typed_sharding(q.stored, q.axis, q.row_axis)
+    if sharding is None:
+        return rows(stored, index)
+    lead = PartitionSpec(None)
+    if not isinstance(index, slice):
+        index = jnp.asarray(index)
+        lead = full_spec(jax.typeof(index).sharding.spec, index.ndim)
+    used = [name for entry in lead for name in names_of(entry)]
+    across = [name for name in names_of(sharding.spec[-1]) if name not in used]
+    sharding = with_spec(sharding, PartitionSpec(*lead, as_entry(tuple(across))))
+    if isinstance(index, slice):
+        return by_types(lambda stored: rows(stored, index), sharding)(stored)
+    return by_types(rows, sharding)(stored, index)
+
+
+_decode_rows = marked(
+    "decode_rows",
+    lambda rows, format, tail, dtype: format.decode(rows, tail).astype(dtype),
+    static_argnums=(1, 2, 3),
+)
+
+
+def _is_of_one_axis(index: Any) -> bool:
+    if eqx.is_array(index) and index.dtype == bool:
+        return index.ndim == 1
+    is_integers = eqx.is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
+    return is_integers or isinstance(index, slice) or _is_integer(index)
+
+
+def _is_integer(index: Any) -> bool:
+    if isinstance(index, bool | np.bool_):
+        return False
+    if isinstance(index, int | np.integer):
+        return True
+    return (
+        eqx.is_array(index)
+        and index.ndim == 0
+        and jnp.issubdtype(index.dtype, jnp.integer)
+    )

@@ -1,0 +1,158 @@
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Shaped
+
+from .._product import as_tuple, Axis, spec_of, with_spec
+from ..formats import from_rows, shape_of, to_rows
+from ._array import QuantizedArray
+
+
+# The axes of an array that are not contracted lead those of the stored arrays, in
+# order; the last of them are the rows. What is done along these is done to each stored
+# array, and loses nothing.
+
+
+def blocked_axes(q: QuantizedArray) -> tuple[int, ...]:
+    """The axes, counted from the front, that blocks lie along."""
+    ndim = q.ndim
+    return tuple(ndim + i for i in as_tuple(q.axis))
+
+
+def leading_axes(q: QuantizedArray) -> tuple[int, ...]:
+    """All others."""
+    ndim, axes = q.ndim, as_tuple(q.axis)
+    return tuple(i for i in range(ndim) if i - ndim not in axes)
+
+
+def axis_from_end(axes: Sequence[int], ndim: int) -> Axis:
+    counted = tuple(i - ndim for i in axes)
+    return counted[0] if len(counted) == 1 else counted
+
+
+def along(
+    q: QuantizedArray,
+    axis: int,
+    fn: Callable[[Shaped[Array, "..."], int], Shaped[Array, "..."]],
+) -> QuantizedArray:
+    """Applies `fn` to each stored array, and its axis that is the leading `axis`. It
+    should not change how many axes there are."""
+    index = leading_axes(q).index(axis)
+    *lead, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    is_row = index == len(lead) - 1
+
+    def apply(a):
+        if not is_row:
+            return fn(a, index)
+        # What all rows share, any number of them do.
+        shared = a.shape[q.row_axis] != lead[-1]
+        return a if shared else fn(a, a.ndim + q.row_axis)
+
+    return undeclared(q, stored=jtu.tree_map(apply, q.stored))
+
+
+def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> QuantizedArray:
+    """Some places of a leading axis, beginning at one that need not be known. Where it
+    is negative, this begins at the first: it does not count from the end."""
+
+    def take(a, index):
+        return lax.dynamic_slice_in_dim(
+            a, start, size, index, allow_negative_indices=False
+        )
+
+    return along(q, axis, take)
+
+
+def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
+    """`q.transpose(order)`. `None` if the codes would have to be written anew: if the
+    contracted axes came in another order."""
+    blocked = blocked_axes(q)
+    axes = [order.index(i) for i in blocked]
+    if axes != sorted(axes):
+        return None
+    lead = leading_axes(q)
+    new = [i for i in order if i not in blocked]
+    moved = _reordered(q, [lead.index(i) for i in new])
+    sharding = q.sharding
+    if sharding is not None:
+        # What was declared is of the last axes.
+        spec = (*[None] * q.ndim, *spec_of(sharding))[-q.ndim :]
+        sharding = with_spec(sharding, PartitionSpec(*[spec[i] for i in order]))
+    return dataclasses.replace(
+        moved, axis=axis_from_end(axes, q.ndim), sharding=sharding
+    )
+
+
+def _reordered(q, order):
+    # The leading axes in another order. The logical axes of the result mean nothing.
+    number = len(order)
+    if list(order) == [*range(number)]:
+        return q
+
+    def move(a, lead, rest):
+        kept = range(lead, lead + rest)
+        return a.transpose(*order[:lead], *kept)
+
+    return _restacked(q, move, keeps_rows=order[-1] == number - 1)
+
+
+def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray:
+    """With other leading axes, of as many numbers. The logical axes of the result mean
+    nothing: its `axis` should be set."""
+    *old, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    if lead == tuple(old):
+        return q
+
+    def reshape(a, number, rest):
+        kept = a.shape[a.ndim - rest :]
+        return a.reshape(*(lead if rest == 1 else lead[:-1]), *kept)
+
+    keeps_rows = len(old) > 0 and lead[-1] == old[-1]
+    keeps_rows = keeps_rows and math.prod(lead[:-1]) == math.prod(old[:-1])
+    return _restacked(q, reshape, keeps_rows=keeps_rows)
+
+
+def broadcast_leading(
+    q: QuantizedArray, lead: tuple[int, ...], dims: tuple[int, ...]
+) -> QuantizedArray:
+    """With leading axes of these sizes, of which `dims` are those there are now."""
+    *old, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+
+    def broadcast(a, number, rest):
+        kept = a.shape[a.ndim - rest :]
+        new = lead if rest == 1 else lead[:-1]
+        shape = (*new, *kept)
+        places = (*dims[:number], *range(len(new), len(shape)))
+        return lax.broadcast_in_dim(a, shape, places)
+
+    keeps_rows = len(old) > 0 and dims[-1] == len(lead) - 1 and old[-1] == lead[-1]
+    return _restacked(q, broadcast, keeps_rows=keeps_rows)
+
+
+def _restacked(q, fn, keeps_rows):
+    # `fn(a, lead, rest)` changes the first `lead` axes of a stored array, and keeps the
+    # other `rest`. Where the rows stay, so does the layout.
+    if keeps_rows:
+        stored = jtu.tree_map(lambda a: fn(a, a.ndim - 2, 2), q.stored)
+        return undeclared(q, stored=stored)
+    *lead, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+
+    def apply(a):
+        a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
+        return fn(a, a.ndim - 1, 1)
+
+    rows = jtu.tree_map(apply, to_rows(q.stored, q.row_axis))
+    # Of a vector, there was nothing to lay out.
+    row_axis = q.row_axis if lead else q.format.row_axis
+    return undeclared(q, stored=from_rows(rows, row_axis), row_axis=row_axis)
+
+
+def undeclared(q: QuantizedArray, **changes) -> QuantizedArray:
+    """With other fields, and no sharding: what was declared is of other axes."""
+    return dataclasses.replace(q, sharding=None, **changes)

@@ -1,0 +1,248 @@
+import functools as ft
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped
+
+from .._product import (
+    as_tuple,
+    Axis,
+    by_types,
+    checked_by_row,
+    contracted_last,
+    normalise_axis,
+    stored_spec,
+)
+from ..formats import (
+    AbstractExact,
+    AbstractFormat,
+    as_format,
+    encode_held,
+    from_rows,
+    NF4,
+    not_held_text,
+    round_trip,
+    shape_of,
+)
+from ._array import QuantizedArray
+from ._stored import settled
+
+
+def quantize(
+    w: Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    format: AbstractFormat | str = NF4(),
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+) -> QuantizedArray:
+    """Stores an array in fewer bits.
+
+    !!! Example
+
+        ```python
+        w = jax.random.normal(key, (4096, 11008))
+        q = eqquant.quantize(w, eqquant.NF4())
+        x @ q
+        ```
+
+    **Arguments:**
+
+    - `w`: a floating-point array of rank one at least. For a format of a few integers,
+        such as [`eqquant.RSRBinary`][], also one of integers or of booleans.
+    - `format`: a format or its name.
+    - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
+        default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
+        the filters of a convolution.
+    - `activation`: a format that products quantize the other operand in, row by row:
+        dynamic activation quantization. Weight-only by default.
+
+    **Returns:**
+
+    A [`eqquant.QuantizedArray`][] of the same shape and dtype; of the `dtype` of the
+    format, if `w` is of integers or of booleans.
+
+    **Raises:**
+
+    A `TypeError` if `w` is not an array that the format takes. A `ValueError` if it has
+    no axes, if it is not finite or has numbers that are too large for the scales of the
+    format, or if that is one of a few integers and there are other numbers in it. (If
+    it is being traced, then each block with a number that is not finite, or too large,
+    becomes NaN; and a format of a few integers raises its error when it runs.)
+    """
+    format = as_format(format)
+    if activation is not None:
+        activation = as_format(activation)
+        _check_activation(activation)
+    if isinstance(w, QuantizedArray):
+        raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
+    if not eqx.is_array(w):
+        raise TypeError(f"`w` should be a JAX or NumPy array. Got {type(w).__name__}.")
+    dtype = jax.dtypes.canonicalize_dtype(_dtype(w, format))
+    if w.ndim == 0:
+        raise ValueError("`w` should have at least one axis. Got a scalar.")
+    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    traced = isinstance(w, Tracer)
+    if not traced:
+        with jax.ensure_compile_time_eval():
+            _check_numbers(w, format, axis)
+    sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
+    w = jnp.asarray(w)
+    if traced and isinstance(format, AbstractExact):
+        w = _check_when_run(w, format)
+    row_axis = -2 if w.ndim == len(as_tuple(axis)) else format.row_axis
+    stored = _encode(w, format, axis, row_axis)
+    _, *inner = [w.shape[i] for i in as_tuple(axis)]
+    k = math.prod(w.shape[i] for i in as_tuple(axis))
+    q = QuantizedArray(
+        stored=stored,
+        format=format,
+        axis=axis,
+        tail=shape_of(format, stored, 0, row_axis)[-1] - k,
+        row_axis=row_axis,
+        sharding=None,
+        activation=activation,
+        dtype=dtype,
+        inner=tuple(inner),
+    )
+    return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _encode(w, format, axis, row_axis):
+    def encode(w):
+        return from_rows(encode_held(format, contracted_last(w, axis)), row_axis)
+
+    sharding = _out_sharding(w, encode, format, axis, row_axis)
+    return settled(by_types(encode, sharding)(w))
+
+
+def _out_sharding(w, encode, format, axis, row_axis):
+    sharding = jax.typeof(w).sharding
+    if not sharding.mesh.explicit_axes:
+        return None
+    plain = jax.ShapeDtypeStruct(w.shape, w.dtype)
+    shape = jax.eval_shape(lambda w: contracted_last(w, axis), plain).shape
+    entries = checked_by_row(sharding, format, shape, axis)
+    return jtu.tree_map(
+        lambda a: NamedSharding(sharding.mesh, stored_spec(a.shape, entries, row_axis)),
+        jax.eval_shape(encode, plain),
+    )
+
+
+@ft.partial(jax.jit, static_argnums=1)
+def _is_outside(w, format):
+    return format.is_outside(w)
+
+
+# No scale is too narrow for numbers up to this one. What is larger is looked at, and
+# that takes as long as to quantize it again.
+_ordinary = 256.0
+
+
+@jax.jit
+def _number_beyond(w):
+    return jnp.sum(~(jnp.abs(w) <= _ordinary))
+
+
+@jax.jit
+def _number_not_finite(w):
+    return jnp.sum(~jnp.isfinite(w)), jnp.max(jnp.abs(w), initial=0)
+
+
+@ft.partial(jax.jit, static_argnums=(1, 2))
+def _number_lost(w, format, axis):
+    def lost(w):
+        found = round_trip(contracted_last(w, axis), format).astype(w.dtype)
+        return jnp.sum(~jnp.isfinite(found))
+
+    mesh = jax.typeof(w).sharding.mesh
+    return by_types(
+        lost, NamedSharding(mesh, PartitionSpec()) if mesh.explicit_axes else None
+    )(w)
+
+
+def _dtype(w, format):
+    if jnp.issubdtype(w.dtype, jnp.floating):
+        return w.dtype
+    wanted = "a floating-point dtype"
+    if isinstance(format, AbstractExact):
+        if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.integer):
+            return format.dtype
+        wanted += ", or one of integers or booleans"
+    raise TypeError(f"`w` should have {wanted}. Got dtype {w.dtype.name}.")
+
+
+def _check_activation(format):
+    if isinstance(format, AbstractExact):
+        raise ValueError(
+            "`activation` should be a format that rounds any number. Got "
+            f"{format}, which stores {format.domain_text} only."
+        )
+    # Products fold all rows there are into one matrix.
+    rows = jax.ShapeDtypeStruct((2, 16), np.float32)
+    stored = jax.eval_shape(format.encode, rows)
+    if any(a.shape[0] != 2 for a in jtu.tree_leaves(stored)):
+        raise ValueError(
+            "`activation` should be a format in which each row has scales of its own. "
+            f"Got {format}, whose scale all rows share."
+        )
+
+
+def _check_numbers(w, format, axis):
+    if isinstance(format, AbstractExact):
+        _check_domain(w, format)
+    else:
+        _check_finite(w, format, axis)
+
+
+def _check_domain(w, format):
+    if isinstance(w, np.ndarray):
+        # As they are: JAX would wrap integers of 64 bits.
+        outside = np.all([w != number for number in format.domain], axis=0)
+    else:
+        outside = _is_outside(w, format)
+    number = int(outside.sum())
+    if number != 0:
+        example = np.asarray(w)[np.asarray(outside)][0]
+        raise ValueError(
+            f"{_wanted(format)} Of its {w.size} numbers {number} are others, such as "
+            f"{example}. For those, take a format that rounds, such as `Binary()` or "
+            "`Ternary()`."
+        )
+
+
+def _check_when_run(w, format):
+    outside = jnp.any(format.is_outside(w)).astype(jnp.int32)
+    shards = tuple(sorted(jax.typeof(w).manual_axis_type.varying))
+    outside = lax.psum(outside, shards) if shards else outside
+    # Of one number, for what is checked comes together on one device.
+    ok = eqx.error_if(jnp.asarray(True), outside > 0, _wanted(format))
+    return jnp.where(ok, w, jnp.zeros_like(w))
+
+
+def _wanted(format):
+    return f"`w` should have no numbers but {format.domain_text}, for {format}."
+
+
+def _check_finite(w, format, axis):
+    if int(_number_beyond(w)) == 0:
+        return
+    number, largest = _number_not_finite(w)
+    if number != 0:
+        raise ValueError(
+            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
+            "infinite."
+        )
+    number = int(_number_lost(w, format, axis))
+    if number != 0:
+        raise ValueError(
+            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
+            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
+        )

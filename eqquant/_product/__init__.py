@@ -1,0 +1,40 @@
+"""The product of rows with a stored weight, as one JAX primitive with rules for `vmap`,
+derivatives and partitioning; and what it takes to say where a stored array's axes lie:
+the contracted axis (`_axes`) and its sharding (`_specs`).
+
+It imports `formats` and `kernels`.
+"""
+
+from ._axes import (
+    as_tuple as as_tuple,
+    Axis as Axis,
+    contracted_back as contracted_back,
+    contracted_last as contracted_last,
+    logical as logical,
+    normalise_axis as normalise_axis,
+)
+from ._primitive import (
+    problem_of as problem_of,
+    qmatmul_p as qmatmul_p,
+    qmatmul_rows as qmatmul_rows,
+)
+from ._specs import (
+    as_entry as as_entry,
+    by_types as by_types,
+    checked_by_row as checked_by_row,
+    codes_of as codes_of,
+    declared_by_row as declared_by_row,
+    full_spec as full_spec,
+    logical_sharding as logical_sharding,
+    names_of as names_of,
+    number_of_shards as number_of_shards,
+    place as place,
+    placed as placed,
+    spec_of as spec_of,
+    splits_evenly as splits_evenly,
+    stored_spec as stored_spec,
+    typed_sharding as typed_sharding,
+    vary_together as vary_together,
+    with_spec as with_spec,
+)
+from ._stay import stay as stay

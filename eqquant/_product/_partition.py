@@ -1,0 +1,341 @@
+import dataclasses
+import functools as ft
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from ..formats import AbstractFormat, by_row, round_trip
+from ..kernels import Product
+from ._specs import as_entry, full_spec, names_of, splits_evenly
+
+
+# The names of the axes of a mesh that an axis of an array is split over.
+Names = tuple[str, ...]
+
+
+class Split(NamedTuple):
+    """Over which axes of a mesh a product is split, along each of its axes."""
+
+    stack: tuple[Names, ...]
+    rows: tuple[Names, ...]
+    n: Names
+    k: Names
+
+    @property
+    def names(self) -> set[str]:
+        return {
+            name
+            for names in (*self.stack, *self.rows, self.n, self.k)
+            for name in names
+        }
+
+    def contracted(self, product: Product) -> Names:
+        return self.k if product == "matmul" else self.n
+
+    def x(self, product: Product) -> PartitionSpec:
+        return _spec(*self.stack, *self.rows, self.contracted(product))
+
+    def y(self, product: Product) -> PartitionSpec:
+        out = self.n if product == "matmul" else self.k
+        return _spec(*self.stack, *self.rows, out)
+
+    def leaf(self, shape: Sequence[int], row_axis: int) -> PartitionSpec:
+        """Of a stored array of this shape."""
+        entries = by_row((*self.stack, self.n, self.k), row_axis)
+        return _spec(*[() if i == 1 else names for i, names in zip(shape, entries)])
+
+
+def _spec(*entries: Names) -> PartitionSpec:
+    return PartitionSpec(*map(as_entry, entries))
+
+
+def without(spec: PartitionSpec, entry: Any) -> PartitionSpec:
+    """What is left of a spec without some names."""
+    names = names_of(entry)
+    return _spec(*[tuple(i for i in names_of(e) if i not in names) for e in spec])
+
+
+def split(
+    x: Sequence[Any],
+    w: Sequence[Any],
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    sizes: Mapping[str, int],
+    format: AbstractFormat,
+) -> Split:
+    """How to split a product, from the specs of `x[*b, *rows, _]` and `W[*b, n, k]`.
+
+    What `x` has for its rows stays where it is: if the weight is split over the same
+    axes then its codes are gathered. The rest is split as the weight is. Splits that
+    would leave parts of different sizes, or cut through a block, are given up.
+    """
+    used = set()
+
+    def take(entry, size, fits=lambda shards: True):
+        taken = ()
+        for name in names_of(entry):
+            shards = math.prod(sizes[i] for i in (*taken, name))
+            if name in used or size % shards != 0 or not fits(shards):
+                break
+            taken = (*taken, name)
+        used.update(taken)
+        return taken
+
+    *w_stack, n, k = w
+    number = len(w_stack)
+    *stack_shape, n_size, k_size = w_shape
+    stack = tuple(take(i, size) for i, size in zip(x, stack_shape))
+    rows = tuple(map(take, x[number:-1], x_shape[number:-1]))
+    stack = tuple(
+        names or take(i, size) for names, i, size in zip(stack, w_stack, stack_shape)
+    )
+    along = lambda shards: splits_evenly(format, w_shape[:-1], k_size, shards)
+    return Split(stack, rows, take(n, n_size), take(k, k_size, along))
+
+
+# What a device computes: `fn(x, leaves, activation)`.
+Fn: TypeAlias = Callable[[Array, Sequence[Array], AbstractFormat | None], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """A product over many devices: on each of them, that of the rows and of the part of
+    the weight that it has, and a sum over devices where the contracted axis is split.
+    The weight is never decoded to be sent.
+
+    - `product`, `format`, `row_axis`, `activation`: as of a `Problem`.
+    - `w_shape`: `*b n k`.
+    """
+
+    product: Product
+    format: AbstractFormat
+    row_axis: int
+    activation: AbstractFormat | None
+    w_shape: tuple[int, ...]
+
+    def split(
+        self,
+        specs: Sequence[PartitionSpec],
+        shapes: Sequence[tuple[int, ...]],
+        sizes: Mapping[str, int],
+    ) -> Split:
+        """From how the operands are placed: `x`, and the stored arrays."""
+        x, *leaves = [full_spec(spec, len(s)) for spec, s in zip(specs, shapes)]
+        codes = max(range(len(leaves)), key=lambda i: math.prod(shapes[1 + i]))
+        w = by_row(tuple(leaves[codes]), self.row_axis)
+        return split(tuple(x), w, shapes[0], self.w_shape, sizes, self.format)
+
+    def specs(
+        self, parts: Split, shapes: Sequence[tuple[int, ...]]
+    ) -> list[PartitionSpec]:
+        """How the operands should be placed."""
+        x = parts.x(self.product)
+        if self._by_whole_rows(parts):
+            x = PartitionSpec(*x[:-1], None)
+        return [x, *[parts.leaf(shape, self.row_axis) for shape in shapes[1:]]]
+
+    def on_device(
+        self, fn: Fn, parts: Split, scattered: int | None = None
+    ) -> Callable[..., Array]:
+        """What each device computes, of what it has of the operands. The sum over
+        devices, if there is one, may be `scattered` over them along an axis."""
+        names = parts.contracted(self.product)
+        by_whole_rows = self._by_whole_rows(parts)
+
+        def total(y):
+            if len(names) == 0:
+                return y
+            if scattered is None:
+                return lax.psum(y, names)
+            return lax.psum_scatter(y, names, scatter_dimension=scattered, tiled=True)
+
+        def run(x, *leaves):
+            if not by_whole_rows:
+                return total(fn(x, leaves, self.activation))
+            assert self.activation is not None
+            dtype = x.dtype
+            wide = dtype if dtype.itemsize > 4 else jnp.float32
+            x = round_trip(x.astype(wide), self.activation).astype(wide)
+            size = x.shape[-1] // lax.axis_size(names)
+            x = lax.dynamic_slice_in_dim(x, lax.axis_index(names) * size, size, -1)
+            return total(fn(x, leaves, None)).astype(dtype)
+
+        return run
+
+    def _by_whole_rows(self, parts):
+        # Part of a row does not have the scale that the row has.
+        return self.activation is not None and len(parts.contracted(self.product)) > 0
+
+
+def explicit_mesh(avals: Sequence[Any]) -> Any:
+    """The mesh that the types of arrays tell of, or `None`."""
+    meshes = [a.sharding.mesh for a in avals if a.sharding.mesh.explicit_axes]
+    return meshes[0] if meshes else None
+
+
+def split_of_types(partition: Partition, mesh: Any, avals: Sequence[Any]) -> Split:
+    placed = [a.sharding.spec for a in avals]
+    return partition.split(placed, [a.shape for a in avals], mesh.shape)
+
+
+def over_types(partition: Partition, fn: Fn, mesh: Any, operands: list[Array]) -> Array:
+    """Where types tell how arrays are placed."""
+    parts = split_of_types(partition, mesh, [jax.typeof(a) for a in operands])
+    return _on_mesh(partition, fn, mesh, operands, parts, set(mesh.explicit_axes))
+
+
+def within_manual(
+    avals: Sequence[Any], declared: NamedSharding
+) -> NamedSharding | None:
+    """What was declared of the axes that are left of a mesh, within a `shard_map` over
+    some of them. `None` outside of one, or if no axes are left."""
+    mesh = avals[0].sharding.mesh
+    if not mesh.manual_axes or not mesh.auto_axes:
+        return None
+    names = {name for entry in declared.spec for name in names_of(entry)}
+    gone = tuple(names - set(mesh.auto_axes))
+    return NamedSharding(mesh, without(declared.spec, gone))
+
+
+def as_declared(
+    partition: Partition, fn: Fn, declared: NamedSharding, operands: list[Array]
+) -> Array:
+    """Where nothing is known but what was declared of the weight. The rows of `x` are
+    split over all other axes of the mesh, as far as there are enough."""
+    x, *_ = operands
+    mesh, number = declared.mesh, len(partition.w_shape)
+    spec = (*[None] * number, *declared.spec)[-number:]
+    used = [name for entry in spec for name in names_of(entry)]
+    others = tuple(name for name in mesh.auto_axes if name not in used)
+    rows = [others, *[None] * (x.ndim - number + 1)]
+    placed = [None] * (number - 2) + rows
+    w_shape, format = partition.w_shape, partition.format
+    parts = split(placed, spec, x.shape, w_shape, mesh.shape, format)
+    return _on_mesh(partition, fn, mesh, operands, parts, set(mesh.auto_axes))
+
+
+def _on_mesh(partition, fn, mesh, operands, parts, axes):
+    specs = partition.specs(parts, [a.shape for a in operands])
+    if mesh.explicit_axes:
+        operands = [
+            jax.sharding.reshard(a, NamedSharding(mesh, spec))
+            for a, spec in zip(operands, specs)
+        ]
+    on_devices = jax.shard_map(
+        partition.on_device(fn, parts),
+        mesh=mesh,
+        in_specs=tuple(specs),
+        out_specs=parts.y(partition.product),
+        axis_names=axes,
+        check_vma=False,
+    )
+    return on_devices(*operands)
+
+
+def known_to_compiler(ctx: mlir.LoweringRuleContext, mesh: Any) -> Any:
+    """The context of a lowering, with the devices of a mesh that it is for. `None` if
+    it is for others, for one device, or for a file."""
+    module = ctx.module_context
+    context = module.axis_context
+    if not isinstance(context, mlir.ShardingContext):
+        return None
+    if context.num_devices != mesh.size or mesh.size == 1:
+        return None
+    if module.lowering_parameters.for_export:
+        return None
+    # XLA counts devices, so any will do for a mesh that has none yet.
+    if isinstance(mesh, Mesh):
+        devices, mesh = tuple(mesh.devices.flat), mesh.abstract_mesh
+    else:
+        devices = tuple(jax.devices()[: mesh.size])
+    if len(devices) < mesh.size:
+        return None
+    context = mlir.ShardingContext(context.num_devices, devices, mesh)
+    return ctx.replace(module_context=module.replace(axis_context=context))
+
+
+def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
+    """Where XLA knows how arrays are placed, and asks for what to do about it."""
+
+    *_, n, k = partition.w_shape
+    out = n if partition.product == "matmul" else k
+
+    # Only the shape and the dtype of this are read.
+    def whole(x, *leaves):
+        return jnp.zeros((*x.shape[:-1], out), x.dtype)
+
+    def decide(mesh, arguments, result):
+        shapes = [a.shape for a in arguments]
+        specs = [a.sharding.spec for a in arguments]
+        to = full_spec(result.sharding.spec, len(result.shape))
+        # XLA may have found that the rows of `x` are cheaper to send than the weight.
+        specs[0] = without(specs[0], to[-1])
+        parts = partition.split(specs, shapes, mesh.shape)
+        place = ft.partial(NamedSharding, mesh)
+        wanted = tuple(map(place, partition.specs(parts, shapes)))
+        y = parts.y(partition.product)
+        names = parts.contracted(partition.product)
+        scattered = None
+        for i, entry in enumerate(to):
+            if names and names_of(entry) == (*names_of(y[i]), *names):
+                scattered = i
+                y = PartitionSpec(*y[:i], entry, *y[i + 1 :])
+        return mesh, partition.on_device(fn, parts, scattered), place(y), wanted
+
+    rule, sizes = _rule(partition, [a.shape for a in operands])
+    wrapped = custom_partitioning(whole)
+    wrapped.def_partition(decide, sharding_rule=rule, **sizes)  # pyright: ignore
+    return wrapped(*operands)
+
+
+def _rule(partition, shapes):
+    # As of `einsum`. A factor `u` stands for the units that `k` can be split into.
+    *stack_shape, n, k = partition.w_shape
+    x_shape, *leaves = shapes
+    number = len(stack_shape)
+    units = _units(partition, k, [by_row(s, partition.row_axis)[-1] for s in leaves])
+    sizes = {"u": units}
+
+    def along_k(size, name):
+        if units == 1 or size == 1:
+            return name
+        if size == units:
+            return "u"
+        sizes[name] = size // units
+        return f"(u {name})"
+
+    stack = [f"b{i}" for i in range(number)]
+    rows = [f"r{i}" for i in range(len(x_shape) - number - 1)]
+    old, new = "n", along_k(k, "k")
+    if partition.product == "matmul":
+        old, new = new, old
+    terms = [[*stack, *rows, old]]
+    for i, shape in enumerate(leaves):
+        *_, n_size, k_size = by_row(shape, partition.row_axis)
+        row = "n" if n_size == n else f"s{i}"
+        names = by_row((*stack, row, along_k(k_size, f"k{i}")), partition.row_axis)
+        terms.append([*names])
+    left = ", ".join(map(" ".join, terms))
+    result = [*stack, *rows, new]
+    compound = any("(" in name for term in [*terms, result] for name in term)
+    if not compound or any("u" in term for term in [*terms, result]):
+        sizes.pop("u")  # of no axis, or of a whole one
+    return f"{left} -> {' '.join(result)}", sizes
+
+
+def _units(partition, k, sizes):
+    whole = math.gcd(k, *[size for size in sizes if size > 1])
+    *lead, _ = partition.w_shape
+    return next(
+        i
+        for i in range(whole, 0, -1)
+        if whole % i == 0 and splits_evenly(partition.format, lead, k, i)
+    )

@@ -1,0 +1,279 @@
+import functools as ft
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Shaped
+
+from ..formats import AbstractFormat, shape_of, Stored
+from ..kernels import choose, platforms, Problem, Product
+from ._partition import (
+    as_declared,
+    by_compiler,
+    explicit_mesh,
+    known_to_compiler,
+    over_types,
+    Partition,
+    split_of_types,
+    within_manual,
+)
+from ._specs import vary_together
+
+
+def qmatmul_rows(
+    x: Shaped[Array, "*c _"],
+    stored: Stored,
+    *,
+    row_axes: int = 1,
+    product: Product,
+    format: AbstractFormat,
+    tail: int,
+    row_axis: int,
+    sharding: NamedSharding | None = None,
+    activation: AbstractFormat | None = None,
+    kernel: str | None = None,
+    precision: str | None = None,
+) -> Shaped[Array, "*d _"]:
+    """The product of rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or
+    `x[*c, m, n] @ W[*b, n, k]`. Leading axes broadcast, as those of `jnp.matmul`. There
+    may be more `row_axes` than `m`, or none.
+
+    `sharding` is what was declared of `W[*b, n, k]`.
+    """
+    leaves, treedef = jtu.tree_flatten(stored)
+    params = dict(
+        treedef=treedef,
+        product=product,
+        format=format,
+        tail=tail,
+        row_axis=row_axis,
+        sharding=sharding,
+        activation=activation,
+        kernel=kernel,
+        precision=precision,
+    )
+    stack = shape_of(format, stored, tail, row_axis)[:-2]
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        parts = jnp.stack([x.real, x.imag], -2)
+        y = _broadcast(parts, leaves, stack, row_axes + 1, params)
+        return lax.complex(y[..., 0, :], y[..., 1, :])
+    return _broadcast(x, leaves, stack, row_axes, params)
+
+
+def _broadcast(x, leaves, stack, row_axes, params):
+    # An axis in front that the weights have stands for more weights, any other for more
+    # rows.
+    number = x.ndim - row_axes - 1
+    batch, matrix = x.shape[:number], x.shape[number:]
+    lead = jnp.broadcast_shapes(batch, stack)
+    if len(lead) == 0:
+        return _bind(x, *leaves, **params)
+    first = len(lead) - len(stack)
+    present = [first + i for i, size in enumerate(stack) if size == lead[first + i]]
+    leaves = [
+        lax.squeeze(a, [i for i in range(len(stack)) if first + i not in present])
+        for a in leaves
+    ]
+    x = lax.expand_dims(x, range(len(lead) - number))
+    sizes = [lead[i] if i in present else x.shape[i] for i in range(len(lead))]
+    x = jnp.broadcast_to(x, (*sizes, *matrix))
+    order = [*present, *[i for i in range(len(lead)) if i not in present]]
+    rest = range(len(lead), x.ndim)
+    y = _bind(x.transpose(*order, *rest), *leaves, **params)
+    return y.transpose(*[order.index(i) for i in range(len(lead))], *rest)
+
+
+def _bind(x, *leaves, **params):
+    return qmatmul_p.bind(*vary_together(x, *leaves), **params)
+
+
+# `x[*b, *rows, k] @ W[*b, n, k].T` or `x[*b, *rows, n] @ W[*b, n, k]`, of `x` and the
+# stored arrays of `W`. It is linear in `x`, up to the rounding of activations, the
+# derivative of which is straight-through. The stored arrays are integers, and have no
+# derivative.
+#
+# Why a primitive? A `custom_vjp` has no forward mode, a `custom_vmap` has no transpose,
+# and `vmap` of any plain function would read the weight once for each row of the batch.
+qmatmul_p = Primitive("qmatmul")
+
+
+@qmatmul_p.def_impl
+def _impl(*operands, **params):
+    with jax.disable_jit(False):  # or this would call itself
+        return _compiled(**params)(*operands)
+
+
+@ft.cache
+def _compiled(**params):
+    return jax.jit(ft.partial(qmatmul_p.bind, **params))
+
+
+@qmatmul_p.def_abstract_eval
+def _abstract(x, *leaves, **params):
+    partition = _partition(leaves, **params)
+    *_, n, k = partition.w_shape
+    old, new = (k, n) if partition.product == "matmul" else (n, k)
+    assert x.shape[-1] == old
+    y = x.update(shape=(*x.shape[:-1], new), weak_type=False)
+    mesh = explicit_mesh([x, *leaves])
+    if mesh is None:
+        return y
+    spec = split_of_types(partition, mesh, [x, *leaves]).y(partition.product)
+    return y.update(sharding=NamedSharding(mesh, spec))
+
+
+def _partition(
+    leaves, *, treedef, product, format, tail, row_axis, activation, **params
+):
+    del params
+    w_shape = shape_of(format, treedef.unflatten(leaves), tail, row_axis)
+    return Partition(product, format, row_axis, activation, w_shape)
+
+
+def problem_of(
+    x,
+    *leaves,
+    platform,
+    treedef,
+    product,
+    format,
+    tail,
+    row_axis,
+    activation,
+    precision,
+    portable=False,
+    **params,
+) -> Problem:
+    """What a product asks of a kernel, from its operands or their avals."""
+    del params
+    *stack, n, k = shape_of(format, treedef.unflatten(leaves), tail, row_axis)
+    rows = math.prod(x.shape[len(stack) : -1])
+    return Problem(
+        product=product,
+        platform=platform,
+        format=format,
+        tail=tail,
+        row_axis=row_axis,
+        activation=activation,
+        rows=rows if isinstance(rows, int) else None,
+        n=n,
+        k=k,
+        stack=math.prod(stack),
+        dtype=x.dtype,
+        precision=precision,
+        portable=portable,
+    )
+
+
+def _on_device(x, leaves, activation, *, kernel, treedef, **params):
+    params = params | dict(treedef=treedef, activation=activation)
+    problem = problem_of(x, *leaves, **params)
+    chosen, _ = choose(problem, kernel)
+    # Or else XLA may decode the weights of every layer of a model at once.
+    x, leaves = lax.optimization_barrier((x, leaves))
+    number = leaves[0].ndim - 2
+    stack, rows, k = x.shape[:number], x.shape[number:-1], x.shape[-1]
+    fn = lambda x, stored: chosen.fn(x, stored, problem)
+    for _ in stack:
+        fn = jax.vmap(fn)
+    y = fn(x.reshape(*stack, math.prod(rows), k), treedef.unflatten(leaves))
+    return y.reshape(*stack, *rows, y.shape[-1])
+
+
+def _lowering(platform):
+    def lower(ctx, *operands, sharding, activation, **params):
+        def fn(x, leaves, activation):
+            return _on_device(
+                x,
+                leaves,
+                activation,
+                platform=platform,
+                portable=ctx.module_context.lowering_parameters.for_export,
+                **params,
+            )
+
+        def product(x, *leaves):
+            partition = _partition(leaves, activation=activation, **params)
+            operands = [x, *leaves]
+            mesh = explicit_mesh(ctx.avals_in)
+            if mesh is not None:
+                return over_types(partition, fn, mesh, operands)
+            if inner is not None:
+                return as_declared(partition, fn, inner, operands)
+            if found is not None and platform == "tpu":
+                return as_declared(partition, fn, sharding, operands)
+            if found is not None:
+                return by_compiler(partition, fn, operands)
+            return fn(x, leaves, activation)
+
+        inner = found = None
+        if sharding is not None:
+            inner = within_manual(ctx.avals_in, sharding)
+            found = known_to_compiler(ctx, sharding.mesh)
+        lowered = mlir.lower_fun(product, multiple_results=False)
+        return lowered(ctx if found is None else found, *operands)
+
+    return lower
+
+
+for _platform in platforms:
+    mlir.register_lowering(qmatmul_p, _lowering(_platform), platform=_platform)
+mlir.register_lowering(qmatmul_p, _lowering("other"))
+
+
+def _jvp(primals, tangents, **params):
+    _, *leaves = primals
+    dx, *_ = tangents
+    y = qmatmul_p.bind(*primals, **params)
+    if isinstance(dx, ad.Zero):
+        return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+    params = params | dict(activation=None)
+    return y, qmatmul_p.bind(dx, *leaves, **params)
+
+
+ad.primitive_jvps[qmatmul_p] = _jvp
+
+
+def _transpose(ct, x, *leaves, product, kernel, activation, **params):
+    del activation  # The derivative of rounding is straight-through.
+    assert ad.is_undefined_primal(x)
+    no_derivative = [None] * len(leaves)
+    if isinstance(ct, ad.Zero):
+        return [ad.Zero(x.aval), *no_derivative]
+    params["product"] = "matmul_transposed" if product == "matmul" else "matmul"
+    # Only the reference product is sure to exist for both.
+    params["kernel"] = kernel if kernel == "reference" else None
+    ct = qmatmul_p.bind(ct, *leaves, activation=None, **params)
+    if x.aval.sharding.mesh.explicit_axes:
+        ct = jax.sharding.reshard(ct, x.aval.sharding)
+    return [ct, *no_derivative]
+
+
+ad.primitive_transposes[qmatmul_p] = _transpose
+
+
+def _batch(operands, axes, **params):
+    x, *leaves = operands
+    x_axis, *leaf_axes = axes
+    if all(axis is None for axis in leaf_axes):
+        # More rows.
+        number = leaves[0].ndim - 2
+        x = jnp.moveaxis(x, x_axis, number)
+        return qmatmul_p.bind(x, *leaves, **params), number
+    # More weights.
+    size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
+    operands = [
+        jnp.broadcast_to(a, (size, *a.shape))
+        if axis is None
+        else jnp.moveaxis(a, axis, 0)
+        for a, axis in zip(operands, axes)
+    ]
+    return qmatmul_p.bind(*operands, **params), 0
+
+
+batching.primitive_batchers[qmatmul_p] = _batch

@@ -1,0 +1,18 @@
+"""What a quantized model costs and how it computes: `report`, `audit` and `explain`.
+
+It imports `_tree` and what is below; matplotlib and rich where a figure or a table is
+made.
+"""
+
+from ._audit import Audit as Audit, audit as audit, Operand as Operand
+from ._explain import explain as explain, Explanation as Explanation
+from ._formats import (
+    format_table as format_table,
+    FormatRow as FormatRow,
+    FormatTable as FormatTable,
+    read_losses as read_losses,
+)
+from ._print import Row as Row, Total as Total
+from ._report import Report as Report, report as report
+from ._sqnr import sqnr as sqnr
+from ._uses import Use as Use

@@ -1,0 +1,241 @@
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .._product import Axis
+from ._text import Aligned, short_array, short_bytes, short_format
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What [`eqquant.report`][] says of an array.
+
+    - `path`: `"layers.0.weight"`, as in [`eqquant.Rules`][].
+    - `shape`, `dtype`: those of the array that it stands for.
+    - `format`, `activation`, `axis`: how it is quantized. `None` if it is not.
+    - `bits_per_weight`: scales included.
+    - `before`, `after`: how many bytes it would take as an ordinary array, and takes.
+      An array that is in several places counts in the first of them.
+    - `sqnr`: the signal-to-quantization-noise ratio in decibels, infinite for an array
+      that is unchanged. `None` if the model was not given as it was before, and for
+      arrays of integers.
+    - `reason`, `way_out`: why an array was left dense, and what would change that.
+    - `tied_to`: the path of the first place, for the same array in another one.
+    - `sharding`: how a quantized array is split over devices. `None` if it is not.
+    - `declared`: how it was declared to be, if that is something else.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    format: str | None
+    activation: str | None
+    axis: Axis | None
+    bits_per_weight: float
+    before: int
+    after: int
+    sqnr: float | None
+    reason: str
+    way_out: str
+    tied_to: str | None
+    sharding: str | None = None
+    declared: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """The sums of a [`eqquant.report`][], over arrays that are counted once each.
+
+    - `arrays`: how many arrays there are, `quantized`: how many of them are quantized.
+    - `size`: how many numbers they stand for.
+    - `before`, `after`: how many bytes they would take as ordinary arrays, and take.
+    """
+
+    arrays: int
+    quantized: int
+    size: int
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the model has become."""
+        return self.before / max(1, self.after)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The average over all arrays, dense ones too."""
+        return 8 * self.after / max(1, self.size)
+
+
+# So many alike are still printed one by one.
+_few = 8
+
+
+def print_report(rows: list[Row], total: Total, width: int) -> Iterator[Any]:
+    """What a report prints: the arrays that are quantized, those that are not and why,
+    and the total."""
+    from rich.text import Text
+
+    quantized = [row for row in rows if row.format is not None]
+    dense = [row for row in rows if row.format is None]
+    if quantized:
+        yield from _print_quantized(quantized, width)
+        yield Text()
+    if dense:
+        yield from _print_dense(dense, width)
+        yield Text()
+    arrays = "1 array" if total.arrays == 1 else f"{total.arrays} arrays"
+    text = f"{arrays}, {total.quantized} quantized: "
+    text += f"{short_bytes(total.before)} → {short_bytes(total.after)}"
+    if total.after > 0:
+        smaller = total.ratio >= 1
+        ratio = total.ratio if smaller else 1 / total.ratio
+        text += f", {ratio:.3g}x {'smaller' if smaller else 'larger'}"
+        text += f", {total.bits_per_weight:.3g} bits/weight"
+    yield Text(text, "bold")
+
+
+def _print_quantized(rows: list[Row], width: int) -> Iterator[Any]:
+    from rich.text import Text
+
+    columns = ["Quantized", "array", "format", "axis", "bits", "before", "after"]
+    if any(row.activation is not None for row in rows):
+        columns.insert(3, "activation")
+    if any(row.sqnr is not None for row in rows):
+        columns.append("SQNR")
+    lines = [_quantized_cells(group, columns[1:]) for group in _merged(rows)]
+    left = ("Quantized", "array", "format", "activation")
+    alignment = "".join("l" if column in left else "r" for column in columns)
+    layout = Aligned([tuple(columns), *lines], alignment, width)
+    yield Text(layout.write(tuple(columns)), "bold")
+    yield Text("─" * layout.width, "dim")
+    for line in lines:
+        yield Text(layout.write(line))
+    for group in _merged([row for row in rows if row.declared is not None]):
+        first = group[0]
+        placed = "not split" if first.sharding is None else f"split as {first.sharding}"
+        text = f"{_name(group)} is {placed}, but was declared {first.declared}"
+        yield Text(f"{text} → with_sharding", "yellow")
+
+
+def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    reasons = [
+        (reason, way_out, [_dense_cells(group) for group in _merged(rows)])
+        for reason, way_out, rows in _reasons(rows)
+    ]
+    lines = [line for _, _, lines in reasons for line in lines]
+    layout = Aligned(lines, "llrr", width - 4)
+    yield Text("Left dense", "bold")
+    yield Text("─" * (layout.width + 4), "dim")
+    for reason, way_out, lines in reasons:
+        if reason:
+            heading = Text(f"{reason} → " if way_out else reason, "cyan")
+            heading.append(way_out, "green")
+            yield Padding(heading, (0, 0, 0, 2), expand=False)
+        for line in lines:
+            yield Padding(Text(layout.write(line)), (0, 0, 0, 4), expand=False)
+
+
+def _quantized_cells(rows: list[Row], columns: list[str]) -> tuple[str, ...]:
+    first = rows[0]
+    if first.tied_to is not None:
+        return _name(rows), _array(rows), _tied(rows)
+    cells = {
+        "array": _array(rows),
+        "format": short_format(first.format or ""),
+        "activation": short_format(first.activation or ""),
+        "axis": str(first.axis),
+        "bits": f"{first.bits_per_weight:.2f}",
+        "before": short_bytes(sum(row.before for row in rows)),
+        "after": short_bytes(sum(row.after for row in rows)),
+        "SQNR": _sqnr(rows),
+    }
+    return _name(rows), *(cells[column] for column in columns)
+
+
+def _dense_cells(rows: list[Row]) -> tuple[str, ...]:
+    if rows[0].tied_to is not None:
+        return _name(rows), _array(rows), _tied(rows)
+    sqnr = _sqnr(rows)
+    sqnr = "" if sqnr == "exact" else sqnr
+    nbytes = short_bytes(sum(row.after for row in rows))
+    return _name(rows), _array(rows), nbytes, sqnr
+
+
+def _name(rows: list[Row]) -> str:
+    return _pattern([row.path for row in rows]) or "(root)"
+
+
+def _array(rows: list[Row]) -> str:
+    first, *others = rows
+    array = short_array(first.shape, first.dtype)
+    return f"{len(rows)} × {array}" if others else array
+
+
+def _tied(rows: list[Row]) -> str:
+    return f"tied to {_pattern([row.tied_to or '' for row in rows])}"
+
+
+def _sqnr(rows: list[Row]) -> str:
+    sqnr = [row.sqnr for row in rows if row.sqnr is not None]
+    if len(sqnr) == 0:
+        return ""
+    return "exact" if min(sqnr) == math.inf else f"{min(sqnr):.1f} dB"
+
+
+def _reasons(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
+    # The largest first.
+    groups = _grouped(rows, lambda row: (row.reason, _general_way_out(row)))
+    found = [
+        (reason, group[0].way_out if len(group) == 1 else way_out, group)
+        for (reason, way_out), group in groups.items()
+    ]
+    return sorted(found, key=lambda x: sum(row.after for row in x[-1]), reverse=True)
+
+
+def _merged(rows: list[Row]) -> list[list[Row]]:
+    # Those that differ in the numbers of their paths only, together if they are many.
+    groups = _grouped(rows, _without_numbers)
+    merged = []
+    for row in rows:
+        group = groups[_without_numbers(row)]
+        if len(group) <= _few:
+            merged.append([row])
+        elif row is group[0]:
+            merged.append(group)
+    return merged
+
+
+def _without_numbers(row: Row) -> Row:
+    return dataclasses.replace(
+        row,
+        path=_numbers_starred(row.path),
+        tied_to=None if row.tied_to is None else _numbers_starred(row.tied_to),
+        sqnr=None,
+        way_out=_general_way_out(row),
+    )
+
+
+def _numbers_starred(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def _pattern(paths: list[str]) -> str:
+    parts = zip(*(path.split(".") for path in paths))
+    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _general_way_out(row: Row) -> str:
+    return row.way_out.replace(f'"{row.path}"', "PATH")
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Any]]:
+    groups = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

@@ -1,0 +1,233 @@
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from .._array import as_dense, is_quantized, QuantizedArray
+from .._product import full_spec, names_of, spec_of
+from .._tree import decide, Decision, FilterSpec, LeafInfo, leaves_with_info, opened
+from ._parts import part_of
+from ._print import print_report, Row, Total
+from ._sqnr import sqnr
+from ._text import plain, short_array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """What a model costs, array by array. It prints as a table; `rows` and `total` are
+    its data.
+
+    Where more than eight arrays differ in the numbers of their paths only, they are
+    printed as one line: `*` for these numbers, the sum of their bytes, and the lowest
+    signal-to-quantization-noise ratio.
+    """
+
+    rows: list[Row]
+
+    @property
+    def total(self) -> Total:
+        different = [row for row in self.rows if row.tied_to is None]
+        return Total(
+            arrays=len(different),
+            quantized=sum(row.format is not None for row in different),
+            size=sum(math.prod(row.shape) for row in different),
+            before=sum(row.before for row in self.rows),
+            after=sum(row.after for row in self.rows),
+        )
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        return print_report(self.rows, self.total, options.max_width)
+
+
+def report(
+    model: PyTree, dense: PyTree | None = None, filter_spec: FilterSpec | None = None
+) -> Report:
+    """Tells what each array of a model costs, how it is quantized, or else why it is
+    not.
+
+    !!! Example
+
+        ```python
+        quantized = eqquant.tree_quantize(model)
+        print(eqquant.report(quantized, model))
+        ```
+
+    **Arguments:**
+
+    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, as those of
+        `eqx.filter_eval_shape`.
+    - `dense`: the model before it was quantized, to tell how far each array is from
+        what it was. One array at a time is dequantized for this.
+    - `filter_spec`: the one that [`eqquant.tree_quantize`][] was given, for the reasons
+        to be about it.
+
+    **Returns:**
+
+    A `Report`, which prints as a table. Its `rows` and its `total` are the same as
+    data.
+
+    **Raises:**
+
+    A `ValueError` if `dense` does not have the arrays of `model`.
+    """
+    filter_spec = True if filter_spec is None else filter_spec
+    model, dense = opened(model), opened(dense)
+    decisions = decide(_stand_ins(model), filter_spec, strict=False)
+    arrays = [(d, d.info) for d in decisions if d.info is not None]
+    before: list[Any] = [decision.leaf for decision, _ in arrays]
+    if dense is not None:
+        before = originals(dense, model, [info for _, info in arrays])
+    first: dict[Any, str] = {}
+    counted = set()
+    rows = []
+    for (decision, info), original in zip(arrays, before, strict=True):
+        row = _row(decision, info)
+        if dense is not None and is_floating(info):
+            ratio = sqnr(as_dense(original), as_dense(decision.leaf))
+            row = dataclasses.replace(row, sqnr=ratio)
+        tied_to = first.setdefault(_identity(decision.leaf), info.path)
+        if tied_to != info.path:
+            row = dataclasses.replace(row, tied_to=tied_to, after=0)
+        if _identity(original) in counted:
+            row = dataclasses.replace(row, before=0)
+        counted.add(_identity(original))
+        rows.append(row)
+    return Report(rows)
+
+
+def _row(decision: Decision, info: LeafInfo) -> Row:
+    leaf = decision.leaf
+    size = math.prod(info.shape)
+    row = Row(
+        path=info.path,
+        shape=info.shape,
+        dtype=info.dtype.name,
+        format=None,
+        activation=None,
+        axis=None,
+        bits_per_weight=8.0 * info.dtype.itemsize,
+        before=size * info.dtype.itemsize,
+        after=size * info.dtype.itemsize,
+        sqnr=None,
+        reason=decision.reason,
+        way_out=decision.way_out,
+        tied_to=None,
+    )
+    if isinstance(leaf, QuantizedArray):
+        return dataclasses.replace(
+            row,
+            format=str(leaf.format),
+            activation=None if leaf.activation is None else str(leaf.activation),
+            axis=leaf.axis,
+            bits_per_weight=leaf.bits_per_weight,
+            after=leaf.nbytes,
+            reason="",
+            way_out="",
+            sharding=_sharding(leaf),
+            declared=_declared(leaf),
+        )
+    if decision.format is not None:
+        way_out = f"`tree_quantize` would store it in {decision.format}"
+        return dataclasses.replace(row, reason="not quantized yet", way_out=way_out)
+    reason, way_out = part_of(info.owner, info.field) or (row.reason, row.way_out)
+    return dataclasses.replace(row, reason=reason, way_out=way_out)
+
+
+def _sharding(q: QuantizedArray) -> str | None:
+    if not _is_placed(q) or not q.is_sharded:
+        return None
+    placement = q.placement
+    return str(placement.spec if isinstance(placement, NamedSharding) else placement)
+
+
+def _declared(q: QuantizedArray) -> str | None:
+    # Where it is not what is.
+    if q.sharding is None or not _is_placed(q) or q.placement is None:
+        return None
+    spec = PartitionSpec(*(*[None] * q.ndim, *spec_of(q.sharding))[-q.ndim :])
+    if isinstance(q.sharding, NamedSharding):
+        declared = NamedSharding(q.sharding.mesh, spec)
+        same = q.placement.is_equivalent_to(declared, q.ndim)
+    else:
+        placement, really = q.placement, PartitionSpec()
+        if isinstance(placement, NamedSharding):
+            really = placement.spec
+        same = _names(full_spec(really, q.ndim)) == _names(spec)
+    return None if same else str(spec)
+
+
+def _names(spec):
+    return [names_of(entry) for entry in spec]
+
+
+def _is_placed(q):
+    return all(isinstance(a, jax.Array) for a in jtu.tree_leaves(q.stored))
+
+
+def _identity(leaf: Any) -> tuple[int, ...]:
+    return tuple(id(a) for a in jtu.tree_leaves(leaf))
+
+
+def _stand_ins(model: PyTree) -> PyTree:
+    # Arrays that take no memory, for those of which only shape and dtype are known.
+    made = {}
+
+    def stand_in(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        array = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        return made.setdefault(id(leaf), array)
+
+    return jtu.tree_map(stand_in, model, is_leaf=is_quantized)
+
+
+def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:
+    """The arrays of `dense` that stand where those of `model` do.
+
+    **Raises:**
+
+    A `ValueError` if there are no such, or if either has only structs of arrays.
+    """
+    for keys, leaf in jtu.tree_leaves_with_path((model, dense)):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            path = jtu.keystr(keys[1:], simple=True, separator=".")
+            raise ValueError(
+                "To compare `dense` with `model`, both should have their arrays. Got a "
+                f"`jax.ShapeDtypeStruct` at `{path}`."
+            )
+    wanted = "`dense` should be the model as it was before it was quantized."
+    arrays = [
+        (leaf, info) for leaf, info in leaves_with_info(dense) if info is not None
+    ]
+    theirs = [info.path for _, info in arrays]
+    ours = [info.path for info in infos]
+    if theirs != ours:
+        our, their = next((a, b) for a, b in zip_longest(ours, theirs) if a != b)
+        path = their if our is None or our in theirs else our
+        raise ValueError(f"{wanted} Got one whose paths first differ at `{path}`.")
+    for (_, was), now in zip(arrays, infos):
+        if was.shape != now.shape or is_floating(was) != is_floating(now):
+            raise ValueError(
+                f"{wanted} Got {_array(was)} at `{was.path}`, where `model` has "
+                f"{_array(now)}."
+            )
+    return [leaf for leaf, _ in arrays]
+
+
+def is_floating(info: LeafInfo) -> bool:
+    return jnp.issubdtype(info.dtype, jnp.floating)
+
+
+def _array(info: LeafInfo) -> str:
+    return short_array(info.shape, info.dtype.name)

@@ -1,0 +1,86 @@
+import io
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import wadler_lindig as wl
+
+
+def short_bytes(nbytes: int) -> str:
+    """A number of bytes, to three digits: `2.41 MB`."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    size = float(nbytes)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        text = f"{size:#.3g}".rstrip(".")
+        if float(text) < 1000:
+            return f"{text} {unit}"
+    return f"{size / 1000:.2f} TB"
+
+
+def short_array(shape: tuple[int, ...], dtype: str) -> str:
+    """An array by its dtype and shape: `f32[512,784]`."""
+    return wl.pformat(wl.array_summary(shape, dtype, kind=None))
+
+
+def short_format(format: str) -> str:
+    """A format by its arguments: `NF4(64)`."""
+    return format.replace("(block_size=", "(")
+
+
+def plain(renderable: Any) -> str:
+    """What rich prints, without colours, as wide as the terminal."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size().columns
+    # (Of text, in a notebook too.)
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, force_jupyter=False
+    )
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+_gap = "  "
+_indent = "    "
+
+
+class Aligned:
+    """Lines of cells, below one another. The first cell of a line is its name, and is
+    never cut: where the lines would be too wide, it stands above the others, on a line
+    of its own.
+    """
+
+    def __init__(self, lines: Sequence[tuple[str, ...]], alignment: str, width: int):
+        """**Arguments:**
+
+        - `lines`: cells. Where there are fewer of them than columns, the last may reach
+            into the columns that follow.
+        - `alignment`: for each column, `l` or `r`.
+        - `width`: of the console.
+        """
+        full = [line for line in lines if len(line) == len(alignment)]
+        columns = range(1, len(alignment))
+        self.alignment = alignment[1:]
+        self.widths = [max((len(line[i]) for line in full), default=0) for i in columns]
+        self.name_width = max(len(line[0]) for line in lines)
+        rest = max(len(self._rest(line)) for line in lines)
+        beside = self.name_width + len(_gap) + rest
+        below = max(self.name_width, len(_indent) + rest)
+        self.is_beside = beside <= width
+        self.width = beside if self.is_beside else min(below, width)
+
+    def write(self, line: tuple[str, ...]) -> str:
+        if self.is_beside:
+            return line[0].ljust(self.name_width) + _gap + self._rest(line)
+        return f"{line[0]}\n{_indent}{self._rest(line)}"
+
+    def _rest(self, line):
+        _, *cells = line
+        texts = [
+            cell.rjust(width) if letter == "r" else cell.ljust(width)
+            for cell, width, letter in zip(cells, self.widths, self.alignment)
+        ]
+        return _gap.join(texts).rstrip()

@@ -1,0 +1,232 @@
+import abc
+from collections.abc import Sequence
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer, UInt8
+
+from .._base import AbstractFormat, Stored
+from .._blocks import merge, split
+from .._grid import AbstractGrid
+from .._packing import pack, per_byte, unpack
+from .._scale import poison
+
+
+class AbstractGGUF(AbstractFormat):
+    """A type of tensors in GGUF files. There a row is blocks of `type_size` bytes for
+    each `block_size` numbers.
+
+    ??? cite "Reference"
+
+        `ggml-common.h` and `ggml-quants.c` of ggml; and `gguf.quants`, the same in
+        Python.
+    """
+
+    block_size: eqx.AbstractClassVar[int]
+    type_size: eqx.AbstractClassVar[int]
+
+    @abc.abstractmethod
+    def from_blocks(self, blocks: UInt8[Array, "*b _"]) -> Stored:
+        """What is stored, from the rows of a file."""
+
+    @abc.abstractmethod
+    def to_blocks(self, stored: Stored, tail: int) -> UInt8[Array, "*b _"]:
+        """The inverse of `from_blocks`. A last block that is short is filled up."""
+
+    @abc.abstractmethod
+    def without_infinities(self, stored: Stored) -> Stored:
+        """With NaN for each scale, and each least number, that is infinite. (`encode`
+        writes those where ggml does: for numbers that are too large for float16.)"""
+
+
+class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
+    """One of a scale and codes. The codes are laid so that those of a byte are one
+    after another, unlike in the file."""
+
+    @abc.abstractmethod
+    def split_block(
+        self, blocks: UInt8[Array, "*b g t"]
+    ) -> tuple[UInt8[Array, "*b g 2"], Integer[Array, "*b g s"]]:
+        """The scale, and a code for each number."""
+
+    @abc.abstractmethod
+    def join_block(
+        self, scale: UInt8[Array, "*b g 2"], codes: Integer[Array, "*b g s"]
+    ) -> UInt8[Array, "*b g t"]:
+        """The inverse of `split_block`."""
+
+    def encode(self, w, scale=None):
+        # Unlike other grids: the codes belong to the scale before it is rounded.
+        blocks, size = split(w, self.block_size)
+        scale = self.fit(blocks, size) if scale is None else scale[..., None]
+        codes = self.to_codes(blocks, size, scale)
+        codes = merge(codes, w.shape[-1])
+        scale = poison(scale, blocks)[..., 0].astype(jnp.float16)
+        return {
+            "codes": pack(codes, self.radix),
+            "scale": lax.bitcast_convert_type(scale, jnp.uint16),
+        }
+
+    def without_infinities(self, stored):
+        largest = stored["scale"] & np.uint16(0x7C00) == np.uint16(0x7C00)
+        nan = jnp.where(largest, np.uint16(0x7E00), stored["scale"])
+        return stored | {"scale": nan}
+
+    def from_blocks(self, blocks):
+        scale, codes = self.split_block(as_blocks(blocks, self.type_size))
+        return {
+            "codes": pack(in_rows(codes), self.radix),
+            "scale": lax.bitcast_convert_type(scale, jnp.uint16),
+        }
+
+    def to_blocks(self, stored, tail):
+        codes = unpack(stored["codes"], self.radix, tail)
+        zero = self.levels // 2 if per_byte(self.radix) > 1 else 0
+        codes = split_codes(codes, self.block_size, zero)
+        scale = lax.bitcast_convert_type(stored["scale"], jnp.uint8)
+        return in_rows(self.join_block(scale, codes))
+
+
+class AbstractGGUFBlocks(AbstractGGUF):
+    """One that is stored as it is in the file.
+
+    - `scale_at`: at which byte of a block its scale begins, in float16.
+    - `scales`: how many numbers in float16 are there: with a least number, two.
+    """
+
+    scale_at: eqx.AbstractClassVar[int]
+    scales: eqx.AbstractClassVar[int]
+    row_axis: ClassVar[int] = -2
+
+    @abc.abstractmethod
+    def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:
+        """Numbers to the bytes of blocks."""
+
+    @abc.abstractmethod
+    def decode_blocks(self, blocks: UInt8[Array, "*b g t"]) -> Float[Array, "*b g s"]:
+        """The bytes of blocks back to numbers."""
+
+    def encode(self, w, scale=None):
+        if scale is not None:
+            raise ValueError(
+                f"There is no one scale for each block in {self}. Got `scale`."
+            )
+        # The last block is filled up with its last number, which widens no range.
+        missing = -w.shape[-1] % self.block_size
+        w = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, missing)], mode="edge")
+        blocks, _ = split(w, self.block_size)
+        packed = self.encode_blocks(blocks)
+        # No scale in float16 holds what is larger; and its powers may be infinite.
+        held = jnp.all(jnp.abs(blocks) < 2.0**40, axis=-1, keepdims=True)
+        return {"blocks": in_rows(self._with_nan(packed, ~held))}
+
+    def without_infinities(self, stored):
+        blocks = as_blocks(stored["blocks"], self.type_size)
+        at = slice(self.scale_at + 1, self.scale_at + 2 * self.scales, 2)
+        largest = blocks[..., at] & np.uint8(0x7C) == np.uint8(0x7C)
+        largest = jnp.any(largest, axis=-1, keepdims=True)
+        return {"blocks": in_rows(self._with_nan(blocks, largest))}
+
+    def _with_nan(self, blocks, where):
+        at = np.arange(self.type_size) - self.scale_at
+        nan = np.where((at == 0) | (at == 1), 255, 0).astype(np.uint8)
+        nan = nan.reshape((1,) * (blocks.ndim - 1) + (self.type_size,))
+        return jnp.where(where, blocks | nan, blocks)
+
+    def decode(self, stored, tail):
+        numbers = self.decode_blocks(as_blocks(stored["blocks"], self.type_size))
+        *lead, number, size = numbers.shape
+        return numbers.reshape(*lead, number * size)[..., : number * size - tail]
+
+    def shape(self, stored, tail):
+        *lead, size = stored["blocks"].shape
+        return (*lead, size // self.type_size * self.block_size - tail)
+
+    def from_blocks(self, blocks):
+        return {"blocks": blocks}
+
+    def to_blocks(self, stored, tail):
+        return stored["blocks"]
+
+
+def as_blocks(rows: UInt8[Array, "*b _"], size: int) -> UInt8[Array, "*b g t"]:
+    *lead, j = rows.shape
+    return rows.reshape(*lead, j // size, size)
+
+
+def in_rows(blocks: Integer[Array, "*b g t"]) -> Integer[Array, "*b _"]:
+    """The inverse of `as_blocks`."""
+    *lead, number, size = blocks.shape
+    return blocks.reshape(*lead, number * size)
+
+
+def split_codes(
+    codes: Integer[Array, "*b k"], block_size: int, zero: int
+) -> Integer[Array, "*b g s"]:
+    """Cuts a row into blocks. What is missing from the last is the code of zero."""
+    *lead, k = codes.shape
+    number = -(-k // block_size)
+    padding = [(0, 0)] * len(lead) + [(0, number * block_size - k)]
+    codes = jnp.pad(codes, padding, constant_values=zero)
+    return codes.reshape(*lead, number, block_size)
+
+
+def cut(
+    blocks: Integer[Array, "*b t"], sizes: Sequence[int]
+) -> list[Integer[Array, "*b _"]]:
+    """The parts of blocks, of so many bytes each."""
+    ends = np.cumsum(sizes).tolist()
+    return [blocks[..., end - size : end] for size, end in zip(sizes, ends)]
+
+
+def planes(packed: UInt8[Array, "*b j"], bits: int, width: int) -> UInt8[Array, "*b k"]:
+    """Codes of so many bits, as GGUF packs most: from each `width` bytes, first the
+    lowest code of each, then the next of each, and so on."""
+    *lead, j = packed.shape
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    packed = packed.reshape(*lead, j // width, 1, width)
+    shifts = shifts.reshape((1,) * (len(lead) + 1) + (-1, 1))
+    codes = (packed >> shifts) & np.uint8(2**bits - 1)
+    return codes.reshape(*lead, j * len(shifts.ravel()))
+
+
+def to_planes(
+    codes: UInt8[Array, "*b k"], bits: int, width: int
+) -> UInt8[Array, "*b j"]:
+    """The inverse of `planes`."""
+    *lead, k = codes.shape
+    number = 8 // bits
+    codes = codes.reshape(*lead, k // (number * width), number, width)
+    weights = 2 ** np.arange(0, 8, bits)
+    weights = weights.astype(np.uint8).reshape((1,) * (len(lead) + 1) + (number, 1))
+    packed = jnp.sum(codes * weights, axis=-2, dtype=jnp.uint8)
+    return packed.reshape(*lead, k // number)
+
+
+def half(bytes: UInt8[Array, "*b 2"]) -> Float[Array, "*b 1"]:
+    """A float16, in float32."""
+    bits = lax.bitcast_convert_type(bytes, jnp.float16)
+    return bits.astype(jnp.float32)[..., None]
+
+
+def to_half(x: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
+    """The inverse of `half`."""
+    return lax.bitcast_convert_type(x[..., 0].astype(jnp.float16), jnp.uint8)
+
+
+def join5(
+    high: UInt8[Array, "*b 4"], low: UInt8[Array, "*b 16"]
+) -> UInt8[Array, "*b 32"]:
+    """Codes of five bits, from the highest bit of each and the other four."""
+    return planes(high, 1, 1) << np.uint8(4) | planes(low, 4, 16)
+
+
+def split5(
+    codes: UInt8[Array, "*b 32"],
+) -> tuple[UInt8[Array, "*b 4"], UInt8[Array, "*b 16"]]:
+    """The inverse of `join5`."""
+    high, low = codes >> np.uint8(4), codes & np.uint8(15)
+    return to_planes(high, 1, 1), to_planes(low, 4, 16)

@@ -1,0 +1,123 @@
+"""What GGUF's `K` types have in common: blocks of 256 numbers that consist of small
+ones, each with a scale of a few bits, and one with a least number of as many bits."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, UInt8
+
+from .._scale import to_bits
+from ._base import half, planes
+from ._search import best_range, best_scale, rounded, signed_largest
+
+
+def small_blocks(x: Float[Array, "*b 256"], size: int) -> Float[Array, "*b g s"]:
+    return x.reshape(*x.shape[:-1], 256 // size, size)
+
+
+def large_block(x: Float[Array, "*b g s"]) -> Float[Array, "*b 256"]:
+    """The inverse of `small_blocks`."""
+    return x.reshape(*x.shape[:-2], 256)
+
+
+def fit_ranges(
+    x: Float[Array, "*b g s"],
+    weights: Float[Array, "*b g s"],
+    most: int,
+    most_scale: int,
+    start: float,
+    steps: int,
+    absolute: bool,
+) -> tuple[
+    UInt8[Array, "*b 2"],
+    UInt8[Array, "*b 2"],
+    UInt8[Array, "*b g"],
+    UInt8[Array, "*b g"],
+    UInt8[Array, "*b 256"],
+]:
+    """The two scales of large blocks, those of the small ones and of how far below zero
+    they begin, up to `most_scale`, and the codes, up to `most`."""
+    found = best_range(x, weights, most, start, steps, absolute)
+    wholes, parts = [], []
+    for scales in found:
+        scales = scales[..., 0]
+        whole = _whole(jnp.max(scales, axis=-1, keepdims=True) / most_scale)
+        wholes.append(whole)
+        parts.append(rounded(scales, half(whole), 0, most_scale))
+    few, few_below = parts
+    # Where a step is too small for a float16, the numbers become zeros.
+    few_below = jnp.where(few == 0, 0, few_below)
+    scale, below = half(wholes[0]) * few, half(wholes[1]) * few_below
+    codes = large_block(rounded(x + below[..., None], scale[..., None], 0, most))
+    few, few_below, codes = (a.astype(jnp.uint8) for a in (few, few_below, codes))
+    return *wholes, few, few_below, codes
+
+
+def from_ranges(
+    step: UInt8[Array, "*b 2"],
+    low: UInt8[Array, "*b 2"],
+    steps: UInt8[Array, "*b g"],
+    lows: UInt8[Array, "*b g"],
+    codes: UInt8[Array, "*b 256"],
+) -> Float[Array, "*b 256"]:
+    """What such blocks stand for. (The product of a float16 and of integers of so few
+    bits is exact in float32.)"""
+    size = 256 // steps.shape[-1]
+    scale = half(step) * steps.astype(jnp.float32)
+    below = half(low) * lows.astype(jnp.float32)
+    codes = small_blocks(codes.astype(jnp.float32), size)
+    return large_block(scale[..., None] * codes - below[..., None])
+
+
+def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
+    bits = to_bits(scale[..., 0], np.dtype(np.float16))
+    return lax.bitcast_convert_type(bits, jnp.uint8)
+
+
+def fit_scales(
+    x: Float[Array, "*b g s"], half_codes: int, half_scales: int
+) -> tuple[UInt8[Array, "*b 2"], Float[Array, "*b g"], Float[Array, "*b 256"]]:
+    """The scale of large blocks, those of the small ones, from `-half_scales` on, and
+    the codes, from `-half_codes` on."""
+    scales = best_scale(x, half_codes)[..., 0]
+    step = _whole(signed_largest(scales) / -half_scales)
+    steps = rounded(scales, half(step), -half_scales, half_scales - 1)
+    scale = half(step) * steps
+    codes = rounded(x, scale[..., None], -half_codes, half_codes - 1)
+    return step, steps, large_block(codes)
+
+
+def from_scales(
+    step: UInt8[Array, "*b 2"],
+    steps: Float[Array, "*b g"],
+    codes: Float[Array, "*b 256"],
+) -> Float[Array, "*b 256"]:
+    """Codes times the scales of small blocks, times that of a large one."""
+    scale = half(step) * steps
+    codes = small_blocks(codes, 256 // steps.shape[-1])
+    return large_block(scale[..., None] * codes)
+
+
+def join_scales(
+    steps: UInt8[Array, "*b 8"], lows: UInt8[Array, "*b 8"]
+) -> UInt8[Array, "*b 12"]:
+    """Twice eight scales of six bits. The upper two bits of the last four are above the
+    first four."""
+    six = [
+        a[..., :4] | (a[..., 4:] >> np.uint8(4)) << np.uint8(6) for a in (steps, lows)
+    ]
+    four = steps[..., 4:] & np.uint8(15) | lows[..., 4:] << np.uint8(4)
+    return jnp.concatenate([*six, four], axis=-1)
+
+
+def split_scales(
+    packed: UInt8[Array, "*b 12"],
+) -> tuple[UInt8[Array, "*b 8"], UInt8[Array, "*b 8"]]:
+    """The inverse of `join_scales`."""
+    six, four = packed[..., :8], planes(packed[..., 8:], 4, 4)
+    first = six & np.uint8(63)
+    last = four | six >> np.uint8(6) << np.uint8(4)
+    return (
+        jnp.concatenate([first[..., :4], last[..., :4]], axis=-1),
+        jnp.concatenate([first[..., 4:], last[..., 4:]], axis=-1),
+    )

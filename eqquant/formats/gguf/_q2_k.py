@@ -1,0 +1,36 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._k import fit_ranges, from_ranges, small_blocks
+
+
+class Q2_K(AbstractGGUFBlocks):
+    """GGUF's `Q2_K`: 2-bit integers from 0 to 3, times a scale and less an offset for
+    each 16 of them. Those are 4-bit integers times two scales in float16 for each 256.
+    2.625 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q2_K_ref` and `dequantize_row_q2_K` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    bits: ClassVar[float] = 2.0
+    type_size: ClassVar[int] = 84
+    scale_at: ClassVar[int] = 80
+    scales: ClassVar[int] = 2
+
+    def encode_blocks(self, blocks):
+        x = small_blocks(blocks, 16)
+        fitted = fit_ranges(x, jnp.abs(x), 3, 15, -0.5, 15, absolute=True)
+        step, low, steps, lows, codes = fitted
+        parts = [steps | lows << np.uint8(4), to_planes(codes, 2, 32), step, low]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        scales, codes, step, low = cut(blocks, (16, 64, 2, 2))
+        steps, lows = scales & np.uint8(15), scales >> np.uint8(4)
+        return from_ranges(step, low, steps, lows, planes(codes, 2, 32))

@@ -1,0 +1,43 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._k import fit_scales, from_scales, small_blocks
+
+
+class Q3_K(AbstractGGUFBlocks):
+    """GGUF's `Q3_K`: 3-bit integers from -4 to 3, times a scale for each 16 of them.
+    Those are 6-bit integers, which may be negative, times a scale in float16 for each
+    256. 3.4375 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q3_K_ref` and `dequantize_row_q3_K` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    bits: ClassVar[float] = 3.0
+    type_size: ClassVar[int] = 110
+    scale_at: ClassVar[int] = 108
+    scales: ClassVar[int] = 1
+
+    def encode_blocks(self, blocks):
+        step, steps, codes = fit_scales(small_blocks(blocks, 16), 4, 32)
+        codes, steps = (codes + 4).astype(jnp.uint8), (steps + 32).astype(jnp.uint8)
+        parts = [
+            to_planes(codes >> np.uint8(2), 1, 32),
+            to_planes(codes & np.uint8(3), 2, 32),
+            to_planes(steps & np.uint8(15), 4, 8),
+            to_planes(steps >> np.uint8(4), 2, 4),
+            step,
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        high, low, low_scales, high_scales, step = cut(blocks, (32, 64, 8, 4, 2))
+        codes = planes(high, 1, 32) << np.uint8(2) | planes(low, 2, 32)
+        steps = planes(high_scales, 2, 4) << np.uint8(4) | planes(low_scales, 4, 8)
+        codes, steps = codes.astype(jnp.float32) - 4, steps.astype(jnp.float32) - 32
+        return from_scales(step, steps, codes)

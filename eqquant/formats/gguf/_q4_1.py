@@ -1,0 +1,32 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from ._base import AbstractGGUFBlocks, cut, half, planes, to_half, to_planes
+from ._search import half_up, inverse, range_of
+
+
+class Q4_1(AbstractGGUFBlocks):
+    """GGUF's `Q4_1`: 4-bit integers from 0 to 15, times a scale and plus the least
+    number, both in float16 for each 32 of them. 5 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q4_1_ref` and `dequantize_row_q4_1` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    bits: ClassVar[float] = 4.0
+    type_size: ClassVar[int] = 20
+    scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
+
+    def encode_blocks(self, blocks):
+        step, low = range_of(blocks, 15)
+        codes = half_up((blocks - low) * inverse(step), 0, 16)
+        parts = [to_half(step), to_half(low), to_planes(codes, 4, 16)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        step, low, packed = cut(blocks, (2, 2, 16))
+        return half(step) * planes(packed, 4, 16).astype(jnp.float32) + half(low)

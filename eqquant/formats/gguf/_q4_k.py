@@ -1,0 +1,35 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
+
+
+class Q4_K(AbstractGGUFBlocks):
+    """GGUF's `Q4_K`: 4-bit integers from 0 to 15, times a scale and less an offset
+    for each 32 of them. Those are 6-bit integers times two scales in float16 for each
+    256. 4.5 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q4_K_ref` and `dequantize_row_q4_K` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    bits: ClassVar[float] = 4.0
+    type_size: ClassVar[int] = 144
+    scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
+
+    def encode_blocks(self, blocks):
+        x = small_blocks(blocks, 32)
+        weights = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)) + jnp.abs(x)
+        fitted = fit_ranges(x, weights, 15, 63, -1.0, 20, absolute=False)
+        step, low, steps, lows, codes = fitted
+        parts = [step, low, join_scales(steps, lows), to_planes(codes, 4, 32)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        step, low, scales, codes = cut(blocks, (2, 2, 12, 128))
+        return from_ranges(step, low, *split_scales(scales), planes(codes, 4, 32))

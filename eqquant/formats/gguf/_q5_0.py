@@ -1,0 +1,32 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
+from ._search import half_up, inverse, signed_largest
+
+
+class Q5_0(AbstractGGUFBlocks):
+    """GGUF's `Q5_0`: 5-bit integers from -16 to 15, times a scale in float16 for each
+    32 of them. Of the number of the largest absolute value, -16 times the scale is
+    exact, but for the rounding of the scale. 5.5 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q5_0_ref` and `dequantize_row_q5_0` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    bits: ClassVar[float] = 5.0
+    type_size: ClassVar[int] = 22
+    scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 1
+
+    def encode_blocks(self, blocks):
+        scale = signed_largest(blocks) / -16
+        codes = half_up(blocks * inverse(scale), 16, 32)
+        return jnp.concatenate([to_half(scale), *split5(codes)], axis=-1)
+
+    def decode_blocks(self, blocks):
+        scale, high, low = cut(blocks, (2, 4, 16))
+        return half(scale) * (join5(high, low).astype(jnp.float32) - 16)

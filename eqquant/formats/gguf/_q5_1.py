@@ -1,0 +1,33 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
+from ._search import half_up, inverse, range_of
+
+
+class Q5_1(AbstractGGUFBlocks):
+    """GGUF's `Q5_1`: 5-bit integers from 0 to 31, times a scale and plus the least
+    number, both in float16 for each 32 of them. 6 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q5_1_ref` and `dequantize_row_q5_1` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    bits: ClassVar[float] = 5.0
+    type_size: ClassVar[int] = 24
+    scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
+
+    def encode_blocks(self, blocks):
+        step, low = range_of(blocks, 31)
+        codes = half_up((blocks - low) * inverse(step), 0, 32)
+        parts = [to_half(step), to_half(low), *split5(codes)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        step, low, high_bits, low_bits = cut(blocks, (2, 2, 4, 16))
+        codes = join5(high_bits, low_bits).astype(jnp.float32)
+        return half(step) * codes + half(low)

@@ -1,0 +1,39 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
+
+
+class Q5_K(AbstractGGUFBlocks):
+    """GGUF's `Q5_K`: 5-bit integers from 0 to 31, times a scale and less an offset
+    for each 32 of them. Those are 6-bit integers times two scales in float16 for each
+    256. 5.5 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q5_K_ref` and `dequantize_row_q5_K` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    bits: ClassVar[float] = 5.0
+    type_size: ClassVar[int] = 176
+    scale_at: ClassVar[int] = 0
+    scales: ClassVar[int] = 2
+
+    def encode_blocks(self, blocks):
+        x = small_blocks(blocks, 32)
+        weights = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)) + jnp.abs(x)
+        fitted = fit_ranges(x, weights, 31, 63, -0.5, 15, absolute=False)
+        step, low, steps, lows, codes = fitted
+        high_bits = to_planes(codes >> np.uint8(4), 1, 32)
+        low_bits = to_planes(codes & np.uint8(15), 4, 32)
+        parts = [step, low, join_scales(steps, lows), high_bits, low_bits]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        step, low, scales, high_bits, low_bits = cut(blocks, (2, 2, 12, 32, 128))
+        codes = planes(high_bits, 1, 32) << np.uint8(4) | planes(low_bits, 4, 32)
+        return from_ranges(step, low, *split_scales(scales), codes)

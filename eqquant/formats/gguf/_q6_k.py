@@ -1,0 +1,42 @@
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._k import fit_scales, from_scales, small_blocks
+
+
+class Q6_K(AbstractGGUFBlocks):
+    """GGUF's `Q6_K`: 6-bit integers from -32 to 31, times a scale for each 16 of them.
+    Those are 8-bit integers, which may be negative, times a scale in float16 for each
+    256. 6.5625 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q6_K_ref` and `dequantize_row_q6_K` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    bits: ClassVar[float] = 6.0
+    type_size: ClassVar[int] = 210
+    scale_at: ClassVar[int] = 208
+    scales: ClassVar[int] = 1
+
+    def encode_blocks(self, blocks):
+        step, steps, codes = fit_scales(small_blocks(blocks, 16), 32, 128)
+        codes = (codes + 32).astype(jnp.uint8)
+        parts = [
+            to_planes(codes & np.uint8(15), 4, 64),
+            to_planes(codes >> np.uint8(4), 2, 32),
+            lax.bitcast_convert_type(steps.astype(jnp.int8), jnp.uint8),
+            step,
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode_blocks(self, blocks):
+        low, high, steps, step = cut(blocks, (128, 64, 16, 2))
+        codes = planes(high, 2, 32) << np.uint8(4) | planes(low, 4, 64)
+        steps = lax.bitcast_convert_type(steps, jnp.int8).astype(jnp.float32)
+        return from_scales(step, steps, codes.astype(jnp.float32) - 32)

@@ -1,0 +1,43 @@
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._scale import divided
+from ._base import AbstractGGUFGrid, cut
+from ._search import half_away, inverse
+
+
+class Q8_0(AbstractGGUFGrid):
+    """GGUF's `Q8_0`: 8-bit integers, times a scale in float16 for each 32 of them: the
+    largest absolute value divided by 127. Rounds half away from zero. 8.5 bits.
+
+    ??? cite "Reference"
+
+        `quantize_row_q8_0_ref` and `dequantize_row_q8_0` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
+    levels: ClassVar[int] = 256
+    type_size: ClassVar[int] = 34
+
+    def fit(self, blocks, size):
+        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        return divided(largest, 127)
+
+    def to_codes(self, blocks, size, scale):
+        codes = half_away(blocks * inverse(scale))
+        return jnp.clip(codes, -127, 127).astype(jnp.int8)
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32)
+
+    def split_block(self, blocks):
+        scale, codes = cut(blocks, (2, 32))
+        return scale, lax.bitcast_convert_type(codes, jnp.int8)
+
+    def join_block(self, scale, codes):
+        codes = lax.bitcast_convert_type(codes, jnp.uint8)
+        return jnp.concatenate([scale, codes], axis=-1)

@@ -1,0 +1,61 @@
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._base import AbstractGGUFGrid, cut
+from ._search import half_away, inverse
+
+
+# Of each block of a file: of how many bytes a group is, and how many codes each has.
+_groups = ((32, 5), (16, 5), (4, 4))
+
+
+class TQ1_0(AbstractGGUFGrid):
+    """GGUF's `TQ1_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
+    largest absolute value. In a file 1.6875 bits. Here five codes to a byte throughout:
+    1.6625 bits.
+
+    This is for weights that are ternary already, whose blocks have one absolute value.
+    Of others it keeps little: see [`eqquant.Ternary`][].
+
+    ??? cite "Reference"
+
+        `quantize_row_tq1_0_ref` and `dequantize_row_tq1_0` of ggml.
+    """
+
+    block_size: ClassVar[int] = 256
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
+    levels: ClassVar[int] = 3
+    type_size: ClassVar[int] = 54
+
+    def fit(self, blocks, size):
+        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+
+    def to_codes(self, blocks, size, scale):
+        return (1 + half_away(blocks * inverse(scale))).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32) - 1
+
+    def split_block(self, blocks):
+        *packed, scale = cut(blocks, (*[width for width, _ in _groups], 2))
+        codes = [
+            # The digits are those of a fraction, base three: the first is the highest.
+            (bytes * np.uint8(3**i)).astype(jnp.uint16) * np.uint16(3) >> np.uint16(8)
+            for bytes, (_, number) in zip(packed, _groups)
+            for i in range(number)
+        ]
+        return scale, jnp.concatenate(codes, axis=-1).astype(jnp.uint8)
+
+    def join_block(self, scale, codes):
+        sizes = [width * number for width, number in _groups]
+        packed = []
+        for part, (width, number) in zip(cut(codes, sizes), _groups):
+            part = part.reshape(*part.shape[:-1], number, width).astype(jnp.uint16)
+            weights = 3 ** np.arange(4, 4 - number, -1).astype(np.uint16)
+            weights = weights.reshape((1,) * (part.ndim - 2) + (number, 1))
+            total = jnp.sum(part * weights, axis=-2, dtype=jnp.uint16)
+            packed.append((total * 256 + 242) // 243)
+        packed = jnp.concatenate(packed, axis=-1).astype(jnp.uint8)
+        return jnp.concatenate([packed, scale], axis=-1)

@@ -1,0 +1,134 @@
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer, Shaped
+
+from ...formats import (
+    AbstractFormat,
+    AbstractGrid,
+    as_product,
+    from_bits,
+    Int4,
+    per_byte,
+)
+from .._problem import Problem
+
+
+# The formats whose kernels are here: those on a grid, and `Int4`. Their codes lie with
+# the contracted axis first, `j n`, several to a byte; their scales `g n`.
+Grid = AbstractGrid | Int4
+
+
+def grid(problem: Problem) -> Grid:
+    """The format, which is one of those."""
+    assert isinstance(problem.format, Grid)
+    return problem.format
+
+
+def radix(format: Grid) -> int:
+    return 16 if isinstance(format, Int4) else format.radix
+
+
+def per(format: Grid) -> int:
+    """How many codes a byte has."""
+    return per_byte(radix(format))
+
+
+def scales(stored: dict[str, Array], problem: Problem) -> Float[Array, "g n"]:
+    """The scale of each block of each row."""
+    scale = from_bits(stored["scale"], grid(problem).scale_dtype)
+    return jnp.broadcast_to(scale, (scale.shape[0], problem.n))
+
+
+def zero_points(stored: dict[str, Array]) -> Float[Array, "g n"] | None:
+    """The zero-point of each block of each row, if there are any."""
+    if "zero_point" in stored:
+        return stored["zero_point"].astype(jnp.float32)
+    return None
+
+
+def codes_of(
+    packed: Integer[Array, "j n"], radix: int, p: int
+) -> Integer[Array, "_ n"]:
+    """The codes of some bytes, which are their first `p` digits base `radix`. Each has
+    a row of its own.
+
+    (It is one expression for all digits of a byte: XLA compiles that once.)
+    """
+    if p == 1:
+        return packed
+    j, n = packed.shape
+    of_digit = lambda a: jnp.asarray(a)[None, :, None]
+    if radix & (radix - 1) == 0:
+        bits = radix.bit_length() - 1
+        shift = np.arange(0, bits * p, bits, dtype=np.uint8)
+        codes = (packed[:, None] >> of_digit(shift)) & np.uint8(radix - 1)
+    else:
+        factors, shifts = np.array([as_product(radix**i) for i in range(p)]).T
+        wide = packed.astype(jnp.uint16)[:, None] * of_digit(factors.astype(np.uint16))
+        wide = wide >> of_digit(shifts.astype(np.uint16))
+        factor, shift = map(np.uint16, as_product(radix))
+        less = ((wide * factor) >> shift) * np.uint16(radix)
+        codes = (wide - less).astype(jnp.uint8)
+    return codes.reshape(j * p, n)
+
+
+def points(codes: Integer[Array, "*s"], format: Grid) -> Float[Array, "*s"]:
+    """What each code stands for, less the scale, and the zero-point if there is one."""
+    if isinstance(format, Int4):
+        return codes.astype(jnp.float32) - np.float32(8 if format.symmetric else 0)
+    return format.to_points(codes)
+
+
+def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
+    """Inputs by the bytes of the weight that they meet, of `p` codes each."""
+    m, k = x.shape
+    return jnp.pad(x, ((0, 0), (0, j * p - k))).reshape(m, j, p)
+
+
+@ft.cache
+def point_table(format: Grid) -> Float[np.ndarray, " r"]:
+    """What each code stands for, as `points` says, of a format that packs them."""
+    codes = np.arange(radix(format), dtype=np.uint8)
+    return _now(lambda: points(jnp.asarray(codes), format))
+
+
+def _now(fn):
+    # Within a `shard_map`, too.
+    here = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), here:
+        return np.asarray(fn())
+
+
+@ft.cache
+def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
+    """The integers `a` and `b` such that each code `c` stands for `a c + b`, which are
+    at most 127. `None` if there are none."""
+    if not isinstance(format, AbstractGrid):
+        return None
+    few = jax.ShapeDtypeStruct((1, 16), jnp.float32)
+    dtype = jax.eval_shape(format.encode, few)["codes"].dtype
+    if dtype == jnp.int8:
+        codes = np.arange(-127, 128, dtype=np.int8)
+    else:
+        codes = np.arange(format.levels, dtype=np.uint8)
+    found = _now(lambda: format.to_points(jnp.asarray(codes)))
+    a = found[1] - found[0]
+    b = found[0] - a * codes[0]
+    whole = a == np.round(a) and b == np.round(b) and np.max(np.abs(found)) <= 127
+    if not whole or not np.array_equal(found, a * codes + b):
+        return None
+    return int(a), int(b)
+
+
+def refuse_layout(problem: Problem) -> str | None:
+    """The reasons that all kernels for CPUs have."""
+    if problem.n == 0 or problem.k == 0 or problem.rows == 0:
+        return "is for operands that are not empty"
+    if problem.row_axis != -1:
+        return "needs a weight that lies with the contracted axis first"
+    if problem.dtype.itemsize > 4:
+        return f"computes in float32, got {problem.dtype.name}"
+    return None

@@ -1,0 +1,121 @@
+import functools as ft
+import itertools as it
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ...formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
+from .._finite import exact_where_not_finite
+from .._problem import Problem
+from .._table import register_kernel
+from ._codes import (
+    codes_of,
+    grid,
+    per,
+    points,
+    radix,
+    refuse_layout,
+    scales,
+    zero_points,
+)
+from ._tiles import refuse_small, tiled
+from ._tuning import bfloat16_rows, multiplies_bfloat16
+
+
+def _float_tiles(x, stored, problem, dtype):
+    codes, format = stored["codes"], grid(problem)
+    j = codes.shape[0]
+    forward = problem.product == "matmul"
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    scale, zero = scales(stored, problem), zero_points(stored)
+    one = scale.shape[0] == 1
+    if dtype == jnp.bfloat16 and not one:
+        # No bits of a NaN that rounding carries beyond the last. (Few scales are looked
+        # at here, and not all weights.)
+        scale = jnp.where(jnp.isnan(scale), jnp.nan, scale)
+    if one and not forward:
+        x = x * scale
+
+    def decode(codes, part):
+        w = points(codes_of(codes, radix(format), per(format)), format)
+        w = w if zero is None else w - part(_by_code(zero, format, j))
+        w = w if one else w * part(_by_code(scale, format, j))
+        return w if dtype == jnp.float32 else _to_bfloat16(w)
+
+    y = tiled(x.astype(dtype), codes, decode, problem, per(format))
+    return (y * scale if one and forward else y).astype(problem.dtype)
+
+
+def _by_code(a, format, j):
+    # From one for each block to one for each code of all bytes.
+    k = j * per(format)
+    if a.shape[0] == 1:
+        return jnp.broadcast_to(a, (k, a.shape[1]))
+    # (The last byte may have room for some of a block that there is not.)
+    missing = -(-k // format.block_size) - a.shape[0]
+    a = jnp.pad(a, ((0, missing), (0, 0)))
+    return jnp.repeat(a, format.block_size, axis=0)[:k]
+
+
+def _to_bfloat16(w):
+    # XLA's own conversion is slower.
+    bits = lax.bitcast_convert_type(w, jnp.uint32) + np.uint32(2**15)
+    bits = (bits >> np.uint32(16)).astype(jnp.uint16)
+    return lax.bitcast_convert_type(bits, jnp.bfloat16)
+
+
+def float32_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Decodes tiles of the weight to float32, and adds in float32."""
+    return _finite_tiles(x, stored, problem, jnp.float32)
+
+
+def bfloat16_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Rounds the inputs and the weight to bfloat16, and adds in float32."""
+    return _finite_tiles(x, stored, problem, jnp.bfloat16)
+
+
+def _finite_tiles(x, stored, problem, dtype):
+    kernel = ft.partial(_float_tiles, dtype=dtype)
+    # The scale comes after the sum, or there are zeros for codes that do not exist.
+    late = stored["scale"].shape[0] == 1 or problem.k % per(grid(problem)) != 0
+    if problem.product == "matmul" and late:
+        kernel = exact_where_not_finite(kernel)
+    return kernel(x, stored, problem)
+
+
+def _rounded(problem: Problem) -> str | None:
+    if not multiplies_bfloat16:
+        return "gains nothing before JAX 0.11, where XLA would compute in float32"
+    if problem.rows is not None and problem.rows < bfloat16_rows:
+        return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
+    return refuse_small(problem) or refuse_layout(problem)
+
+
+for _product, _activation in it.product(
+    ("matmul", "matmul_transposed"), (None, AbstractFormat)
+):
+    for _type in (AbstractGrid, Int4):
+        register_kernel(
+            _product,
+            _type,
+            activation=_activation,
+            supports=refuse_layout,
+            error=1e-5,
+        )(float32_tiles)
+    for _type in (NF4, Int4):
+        register_kernel(
+            _product,
+            _type,
+            activation=_activation,
+            priority=1,
+            supports=_rounded,
+            error=8e-3,
+        )(bfloat16_tiles)

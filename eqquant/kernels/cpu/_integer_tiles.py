@@ -1,0 +1,150 @@
+import functools as ft
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8 as Int8Array, Integer
+
+from ...formats import AbstractGrid, Int8
+from .._digits import error, outliers, provided
+from .._finite import exact_where_not_finite, once
+from .._problem import Problem
+from .._table import register_kernel
+from ._codes import (
+    codes_of,
+    Grid,
+    grid,
+    integer_step,
+    per,
+    radix,
+    refuse_layout,
+    scales,
+)
+from ._tiles import refuse_small, tiled
+from ._tuning import sweep_rows
+
+
+# The largest contracted size whose sum of products, of at most 127 each, stays within
+# 32 bits.
+_most = (2**31 - 1) // 127**2
+
+
+@exact_where_not_finite
+def integer_tiles(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """Products of 8-bit integers: of the codes, and of the inputs in two digits each,
+    the second one a 254th of the first. Inputs that are far larger than the others of
+    their row are multiplied in float32. With rounded activations, one digit."""
+    codes, format = stored["codes"], grid(problem)
+    forward = problem.product == "matmul"
+    scale = scales(stored, problem)
+    x = x.astype(jnp.float32)
+    if not forward:
+        x = x * scale
+    if problem.activation is None:
+        large = outliers(x)
+        rest, number = jnp.where(large, x, 0), jnp.sum(jnp.any(large, axis=0))
+        apart = number <= _columns(x.shape[1])
+        x, unit = _two_digits(jnp.where(large, 0, x))
+        # Or else the row is computed again.
+        unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
+        parts = (1, 1 / 254)
+        wanted = jnp.logical_and(number > 0, apart)
+    else:
+        assert isinstance(problem.activation, Int8)
+        rounded = problem.activation.encode(x)
+        x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
+        rest, wanted, parts = None, None, (1,)
+        if problem.rows == 1:
+            # XLA rewrites the product of one row, and widens the weight for it.
+            x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
+    number_of_digits, m, k = x.shape
+    x = x.reshape(number_of_digits * m, k)
+
+    def finish(y):
+        y = y.reshape(number_of_digits, m, y.shape[1]).astype(jnp.float32)
+        return ft.reduce(operator.add, map(operator.mul, y, parts)) * unit
+
+    decode = lambda codes, part: _as_integers(codes, format)
+    y = tiled(x, codes, decode, problem, per(format), finish)
+    if rest is not None and wanted is not None:
+        y = once(wanted, lambda y: y + _of_columns(rest, codes, problem), y)
+    return (y * scale if forward else y).astype(problem.dtype)
+
+
+def _as_integers(codes: Integer[Array, "j n"], format: Grid) -> Int8Array[Array, "_ n"]:
+    """The points of all codes, each in a row of its own."""
+    if codes.dtype == jnp.int8:
+        return codes
+    step = integer_step(format)
+    assert step is not None
+    a, b = map(np.int8, step)
+    # (What wraps around comes back, for all points have 8 bits.)
+    return codes_of(codes, radix(format), per(format)).astype(jnp.int8) * a + b
+
+
+def _two_digits(x: Float[Array, "m k"]):
+    largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
+    unit = jnp.where(
+        largest == 0, 1, jnp.maximum(largest / 127, jnp.finfo(x.dtype).tiny)
+    )
+    first = jnp.round(x / unit)
+    second = jnp.round((x / unit - first) * 254)
+    return jnp.stack([first, second]).astype(jnp.int8), unit
+
+
+def _columns(k: int) -> int:
+    """How many columns of inputs may be multiplied apart."""
+    return min(k, max(16, k // 64))
+
+
+def _of_columns(
+    x: Float[Array, "m k"], codes: Integer[Array, "j n"], problem: Problem
+) -> Float[Array, "m _"]:
+    """The product of inputs that are zeros but for a few columns, less the scales."""
+    format, size = grid(problem), _columns(x.shape[1])
+    p, forward = per(format), problem.product == "matmul"
+    filled = jnp.any(x != 0, axis=0)
+    there, found = lax.top_k(filled.astype(jnp.float32), size)
+    x = jnp.where(there[None] > 0, jnp.take(x, found, axis=1, mode="clip"), 0)
+    if forward:
+        w = _as_integers(jnp.take(codes, found // p, axis=0, mode="clip"), format)
+        w = w.reshape(size, p, w.shape[1])
+        digit = (found % p)[:, None, None]
+        w = jnp.take_along_axis(w, digit, axis=1, mode="clip")[:, 0]
+    else:
+        w = _as_integers(jnp.take(codes, found, axis=1, mode="clip"), format)
+        w = w[: problem.k].T
+    return jnp.matmul(x, w.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
+def _integers(problem: Problem) -> str | None:
+    if problem.format.block_size is not None:
+        return f"needs one scale for each channel, got {problem.format}"
+    if integer_step(problem.format) is None:
+        return f"needs points that are integers, not those of {problem.format}"
+    forward = problem.product == "matmul"
+    fewer = (
+        sweep_rows(problem.format) if forward else 2 if per(grid(problem)) > 1 else 0
+    )
+    if problem.rows is not None and problem.rows <= fewer:
+        return f"is for more than {fewer} rows, got {problem.rows}"
+    size = problem.k if forward else problem.n
+    if size > _most:
+        return f"adds at most {_most} products, got {size}"
+    activation = problem.activation
+    if activation is None:
+        return refuse_small(problem) or refuse_layout(problem)
+    if activation.block_size is not None:
+        return f"needs activations with one scale for each row, got {activation}"
+    return refuse_layout(problem)
+
+
+_of_integers = ft.partial(
+    register_kernel, format_type=AbstractGrid, priority=1, supports=_integers
+)
+for _product in ("matmul", "matmul_transposed"):
+    _of_integers(_product, error=error, provided=provided)(integer_tiles)
+_of_integers("matmul", activation=Int8, error=1e-5)(integer_tiles)

@@ -1,0 +1,252 @@
+import functools as ft
+import itertools as it
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from ...formats import AbstractFormat, AbstractGrid, digits, Int4, round_trip
+from .._finite import exact_where_not_finite
+from .._problem import Problem
+from .._table import register_kernel
+from ._codes import (
+    codes_of,
+    grid,
+    per,
+    points,
+    radix,
+    refuse_layout,
+    scales,
+    to_bytes,
+    zero_points,
+)
+from ._tuning import fuses, sweep_rows
+
+
+# Products of a row or two with a weight, exact in float32. Some bytes of every row of
+# the weight are taken at a time; nothing of the size of the weight is written.
+#
+# XLA runs a loop on one thread, but a fusion of this size on all of them; so this is a
+# few fusions, one after another, and a loop only before JAX 0.11.
+
+# How many numbers a part adds up side by side: 2 MB, to stay in a cache.
+_partial = 2**19
+_unroll = 8
+# How many numbers are added up one after another: a longer sum would drift.
+_longest = 2**8
+
+# What the bytes `c` of some rows add to a product: from what is known of the inputs
+# that they meet, and their zero-points if they have any.
+_Term = Callable[
+    [Float[Array, "s t"], Integer[Array, "s n"], Float[Array, "s n"] | None],
+    Float[Array, "s n"],
+]
+
+
+def swept(
+    x: Float[Array, "j p"],
+    codes: Integer[Array, "j n"],
+    scale: Float[Array, "g n"],
+    zero: Float[Array, "g n"] | None,
+    block: int,
+    prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
+    term: _Term,
+) -> Float[Array, " n"]:
+    """The sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over the
+    bytes: of blocks of so many inputs, each the one that the byte begins in."""
+    j, n = codes.shape
+    p = x.shape[1]
+    one = scale.shape[0] == 1
+    whole = one or block % p == 0  # or else a byte may have some of two blocks
+    unroll = _unroll if one or not whole else math.gcd(_unroll, block // p)
+    groups, rest = divmod(j, unroll)
+    parts = max(1, -(-groups * n // _partial), -(-groups // _longest))
+    each = 1 if one or not whole else block // p // unroll  # groups of a block
+
+    def of_blocks(a, start, number):
+        if one:
+            return a
+        if number == 1:
+            return lax.dynamic_slice_in_dim(a, start // each, 1)
+        a = a[start // each : -(-(start + number) // each), None]
+        a = jnp.broadcast_to(a, (a.shape[0], each, n))
+        return a.reshape(-1, n)[:number]
+
+    def of_bytes(a, first, number, size):
+        # Of the byte `first`, and of every so many after it.
+        start = p * first // block
+        if number == 1:
+            return lax.dynamic_slice_in_dim(a, start, 1)
+        a = a[start : p * (first + (number - 1) * size) // block + 1, None]
+        a = jnp.broadcast_to(a, (a.shape[0], block, n)).reshape(-1, n)
+        return a[p * first - block * start :: p * size][:number]
+
+    def sums(start, number, size=unroll):
+        # Over each of some groups, of `size` bytes, from the group `start` on.
+        first = start * unroll
+        t = prepare(lax.dynamic_slice_in_dim(x, first, number * size))
+        z = None if zero is None else of_blocks(zero, start, number)
+
+        def at(i):
+            if number == 1:
+                c = lax.dynamic_slice_in_dim(codes, first + i, 1)
+            else:
+                last = first + i + (number - 1) * size
+                c = lax.slice_in_dim(codes, first + i, last + 1, size)
+            found = term(t[i::size], c, z)
+            return found if whole else found * of_bytes(scale, first + i, number, size)
+
+        total = ft.reduce(operator.add, map(at, range(size)))
+        return total if one or not whole else total * of_blocks(scale, start, number)
+
+    y = lax.full_like(x, 0, shape=(n,))
+    if fuses:
+        size = groups // parts // each * each
+        left = groups - parts * size
+        if size > 0:
+            y = y + _added([ft.partial(sums, i * size, size) for i in range(parts)])
+        if left > 0:
+            y = y + _added([ft.partial(sums, parts * size, left)])
+    elif groups > 0:
+        y = lax.fori_loop(0, groups, lambda i, y: y + sums(i, 1)[0], y)
+    if rest > 0:
+        y = y + sums(groups, 1, rest)[0]
+    return y * scale[0] if one else y
+
+
+def _begun(x: Float[Array, "j p"], block: int) -> Float[Array, "j p"]:
+    """The inputs of the block that each byte begins in, and zeros for the others."""
+    j, p = x.shape
+    of_input = np.arange(j * p).reshape(j, p) // block
+    return jnp.where(of_input == of_input[:, :1], x, 0)
+
+
+def _ended(
+    x: Float[Array, "j p"],
+    codes: Integer[Array, "j n"],
+    scale: Float[Array, "g n"],
+    block: int,
+    prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
+    term: _Term,
+) -> Float[Array, " n"]:
+    """What `_begun` leaves out of a product: of each byte that has some of two blocks,
+    the inputs of the second."""
+    p = x.shape[1]
+    blocks = np.arange(1, scale.shape[0])
+    blocks = blocks[blocks * block % p != 0]
+    bytes = blocks * block // p
+    ended = bytes[:, None] * p + np.arange(p) >= blocks[:, None] * block
+    rows = lambda a, index: jnp.take(a, jnp.asarray(index), axis=0, mode="clip")
+    t = prepare(jnp.where(ended, rows(x, bytes), 0))
+    return _added([lambda: term(t, rows(codes, bytes), None) * rows(scale, blocks)])
+
+
+def one_by_one(
+    product: Callable[[Float[Array, "j p"], Integer[Array, "j n"]], Float[Array, " n"]],
+    x: Float[Array, "m j p"],
+    codes: Integer[Array, "j n"],
+) -> Float[Array, "m n"]:
+    """The product of each row. (Those of all at once would share what they read of the
+    codes, in 32 bits.)"""
+    found = []
+    for row in x:
+        found.append(product(row, codes))
+        codes, found[-1] = lax.optimization_barrier((codes, found[-1]))
+    return jnp.stack(found)
+
+
+def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, " n"]:
+    first, *others = parts
+    total = first()
+    for part in others:
+        # Each is a fusion of its own, which adds to the one before.
+        total = lax.optimization_barrier(total) + part()
+    # XLA is quicker at products than at sums over columns.
+    ones = jnp.ones((1, total.shape[0]), jnp.float32)
+    return jnp.matmul(ones, total, precision=lax.Precision.HIGHEST)[0]
+
+
+def looked_up(points: Float[Array, "p 256"]) -> tuple[Callable, _Term]:
+    """What a byte adds, from a table of all that one can: the sums of the inputs times
+    `points`, what its first code stands for and what the others do."""
+
+    def table(x):
+        sums = jnp.matmul(x, points, precision=lax.Precision.HIGHEST)
+        # Or else XLA computes each entry again where it is looked up.
+        return lax.optimization_barrier(sums)
+
+    def term(table, codes, zero):
+        index = codes.astype(jnp.int32)
+        return jnp.take_along_axis(table, index, axis=1, mode="promise_in_bounds")
+
+    return table, term
+
+
+def _terms(format):
+    def product(x, codes, zero):
+        return x * format.to_points(codes)
+
+    def nibbles(x, codes, zero):
+        if zero is None:
+            # With the upper bit of each half flipped, they are signed integers.
+            both = lax.bitcast_convert_type(codes ^ np.uint8(0x88), jnp.int8)
+            both = both.astype(jnp.int32)
+            low, high = (both << 28) >> 28, both >> 4
+            low, high = low.astype(jnp.float32), high.astype(jnp.float32)
+        else:
+            low, high = (code.astype(jnp.float32) - zero for code in digits(codes, 16))
+        return x[:, :1] * low + x[:, 1:] * high
+
+    if per(format) == 1:
+        return lambda x: x, product
+    if isinstance(format, Int4) and (fuses or not format.symmetric):
+        return lambda x: x, nibbles
+    every = jnp.arange(256, dtype=jnp.uint8)[None]
+    return looked_up(points(codes_of(every, radix(format), per(format)), format))
+
+
+@exact_where_not_finite
+def sweep(
+    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m n"]:
+    """Multiplies a byte that is one code, and both halves of one of integers. Otherwise
+    looks up what a byte adds in a table of the sums that its 256 values stand for: the
+    Method of Four Russians, with the table made of the inputs."""
+    codes, p = stored["codes"], per(grid(problem))
+    block = problem.format.block_size or problem.k
+    zero, scale = zero_points(stored), scales(stored, problem)
+    terms = _terms(grid(problem))
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    x = to_bytes(x.astype(jnp.float32), p, codes.shape[0])
+
+    def product(row, codes):
+        if scale.shape[0] == 1 or block % p == 0:
+            return swept(row, codes, scale, zero, block, *terms)
+        y = swept(_begun(row, block), codes, scale, zero, block, *terms)
+        return y + _ended(row, codes, scale, block, *terms)
+
+    return one_by_one(product, x, codes).astype(problem.dtype)
+
+
+def _supports(problem: Problem) -> str | None:
+    most = sweep_rows(problem.format)
+    if problem.rows is None or problem.rows > most:
+        got = "a number that is not known" if problem.rows is None else problem.rows
+        return f"is for at most {most} rows, got {got}"
+    return refuse_layout(problem)
+
+
+for _type, _activation in it.product((AbstractGrid, Int4), (None, AbstractFormat)):
+    register_kernel(
+        "matmul",
+        _type,
+        activation=_activation,
+        priority=2,
+        supports=_supports,
+        error=1e-5,
+    )(sweep)

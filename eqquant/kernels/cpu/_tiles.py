@@ -1,0 +1,100 @@
+import functools as ft
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Integer
+
+from .._problem import Problem
+from ._tuning import fuses, rounding_size
+
+
+# Products of many rows: some columns of the weight are decoded at a time, and
+# multiplied by the inputs. Across the blocks it is some bytes of all columns.
+#
+# There is no loop, for XLA would decode on one thread then; but before JAX 0.11 it
+# would decode all of them at once otherwise.
+_most_tiles = 20
+_least_bytes = 2**19
+
+
+def tiled(
+    x: Array,
+    codes: Integer[Array, "j n"],
+    decode: Callable[[Integer[Array, "_ _"], Callable[[Array], Array]], Array],
+    problem: Problem,
+    p: int,
+    finish: Callable[[Array], Array] = lambda y: y,
+) -> Array:
+    """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
+    `decode` gives a tile of `w` from its bytes, and from what takes the same part of
+    any array that has a row for each code. `finish` is applied to what a tile gives."""
+    j, n = codes.shape
+    forward = problem.product == "matmul"
+    if forward:
+        x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
+    # Each a 32nd of the weight in float32, if that is not very small.
+    size = n * p * j * problem.stack
+    number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
+    number = min(_most_tiles, number)
+    if p == 1 and x.dtype == codes.dtype:
+        number = 1  # There is nothing to decode.
+    length = n if forward else j
+
+    def tile(codes, start, size):
+        def some(a, each):
+            if size == length:
+                return a
+            axis, each = (1, 1) if forward else (0, each)
+            return lax.dynamic_slice_in_dim(a, start * each, size * each, axis)
+
+        w = decode(some(codes, 1), lambda a: some(a, p))
+        return finish(_dot(x, w, 0 if forward else 1))
+
+    y = _side_by_side(tile, codes, length, -(-length // number))
+    return y if forward else y[:, : problem.k]
+
+
+def _side_by_side(tile, codes, length, size):
+    # Tiles of one size, and what is left, one at a time in memory.
+    number, rest = divmod(length, size)
+    if number == 1 and rest == 0:
+        return tile(codes, 0, size)
+    parts = []
+    if fuses:
+        for i in range(number):
+            parts.append(tile(codes, i * size, size))
+            codes, parts[-1] = lax.optimization_barrier((codes, parts[-1]))
+    else:
+
+        def step(i, y):
+            new = tile(codes, i * size, size)
+            return lax.dynamic_update_slice_in_dim(y, new, i * new.shape[-1], axis=-1)
+
+        shape = jax.eval_shape(ft.partial(tile, start=0, size=size), codes)
+        y_shape = (*shape.shape[:-1], number * shape.shape[-1])
+        y = lax.full_like(codes, 0, shape.dtype, y_shape)
+        parts.append(lax.fori_loop(0, number, step, y))
+    if rest > 0:
+        parts.append(tile(codes, number * size, rest))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _dot(x, w, axis):
+    integers = jnp.issubdtype(x.dtype, jnp.integer)
+    return lax.dot_general(
+        x,
+        w,
+        (((1,), (axis,)), ((), ())),
+        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.int32 if integers else jnp.float32,
+    )
+
+
+def refuse_small(problem: Problem) -> str | None:
+    """The reason that kernels which round have."""
+    size = problem.n * problem.k
+    if size < rounding_size:
+        return f"is for weights of {rounding_size} numbers or more, got {size}"
+    return None

@@ -1,0 +1,121 @@
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from ...formats import AbstractFormat, AbstractGrid, AbstractRSR, Int4, per_byte, Stored
+from .._problem import Problem
+from ..cpu._codes import grid, integer_step, point_table, radix, refuse_layout
+from . import _library as library
+
+
+# What a byte of codes holds, by their radix, as `native/kernels.h` numbers it.
+_kinds = {256: 0, 16: 1, 4: 2, 3: 3, 2: 4}
+_scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
+
+
+class Weight(NamedTuple):
+    """A weight, as a function of the native library takes it.
+
+    - `operands`: the codes, the scales, the zero-points, what digits stand for.
+    - `attributes`: how to read them.
+    - `per`: how many digits a byte has, of which the first `used` are codes.
+    """
+
+    operands: tuple[Shaped[Array, "..."], ...]
+    attributes: dict[str, Any]
+    per: int
+    used: int
+
+
+def weight(stored: Stored, problem: Problem) -> Weight:
+    format, codes = problem.format, stored["codes"]
+    if isinstance(format, AbstractRSR):
+        base, used, size = format.levels, format.k, None
+        digits = format.domain[0] + np.arange(base, dtype=np.float32)
+        scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
+        scale_type, offset = "float32", None
+    else:
+        format = grid(problem)
+        base, size = radix(format), format.block_size
+        used = per_byte(base)
+        digits = np.zeros(0, np.float32) if base == 256 else point_table(format)
+        scale, scale_type = stored["scale"], format.scale_dtype.name
+        offset = integer_offset(format)
+    table = np.zeros(16, np.float32)
+    table[: len(digits)] = digits
+    zero = stored.get("zero_point", jnp.zeros((0, 0), jnp.uint8))
+    attributes = dict(
+        kind=np.int32(_kinds[base]),
+        block=np.int64(codes.shape[0] if size is None else size // used),
+        scale_type=np.int32(_scale_types[scale_type]),
+        offset=np.int32(offset or 0),
+        used=np.int32(used),
+        k=np.int64(problem.k),
+        level=np.int32(library.level()),
+    )
+    operands = (codes, scale, zero, jnp.asarray(table)[None])
+    return Weight(operands, attributes, per_byte(base), used)
+
+
+def integer_offset(format: AbstractFormat) -> int | None:
+    """What products of 8-bit integers have to take from each code for it to be a point
+    of the grid, or from twice the code if that is a bit. `None` if that is not so."""
+    if isinstance(format, Int4):
+        return 8 if format.symmetric else 0
+    step = integer_step(format)
+    if not isinstance(format, AbstractGrid) or step is None:
+        return None
+    if step[0] != (2 if format.radix == 2 else 1):
+        return None
+    # (Codes of 8 bits are taken with 128 added.)
+    return 128 - step[1] if format.radix == 256 else -step[1]
+
+
+def call(
+    name: str, x: list[Shaped[Array, "m _"]], w: Weight, columns: int
+) -> Float[Array, "m _"]:
+    """What a function of the native library makes of inputs and a weight."""
+    result = jax.ShapeDtypeStruct((x[0].shape[0], columns), jnp.float32)
+    # A stack of weights is one call.
+    function = jax.ffi.ffi_call(f"eqquant_{name}", result, vmap_method="broadcast_all")
+    return function(*x, *w.operands, **w.attributes)
+
+
+def by_digit(x: Shaped[Array, "m k"], w: Weight) -> Shaped[Array, "m _"]:
+    """Inputs in the order of the digits that they meet, with zeros for those that are
+    not codes."""
+    m, k = x.shape
+    number = w.operands[0].shape[0]
+    if k == number * w.per:
+        return x
+    x = jnp.pad(x, ((0, 0), (0, number * w.used - k)))
+    x = x.reshape(m, number, w.used)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, w.per - w.used)))
+    return x.reshape(m, number * w.per)
+
+
+def refuse(problem: Problem) -> str | None:
+    """The reasons that all kernels of the native library have."""
+    missing = library.missing()
+    if missing is not None:
+        return missing
+    if problem.portable:
+        return "would tie the exported program to machines that have its library"
+    if problem.rows is None:
+        return "needs to know the number of rows when compiling"
+    format = problem.format
+    if isinstance(format, AbstractRSR):
+        if format.levels**format.k > 256:
+            return f"needs codes of one byte, got {format}"
+        return refuse_layout(problem)
+    format = grid(problem)
+    if radix(format) not in _kinds:
+        return f"needs 2, 3, 4, 16 or 256 codes, got {format}"
+    if radix(format) == 256 and integer_step(format) != (1, 0):
+        return f"needs codes of 8 bits to be integers, got {format}"
+    if format.block_size is not None and format.block_size % per_byte(radix(format)):
+        return f"needs blocks that end with a byte, got {format}"
+    return refuse_layout(problem)

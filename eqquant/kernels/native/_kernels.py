@@ -1,0 +1,171 @@
+import functools as ft
+import itertools as it
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ...formats import (
+    AbstractFormat,
+    AbstractGrid,
+    AbstractRSR,
+    Int4,
+    Int8,
+    NF4,
+    round_trip,
+)
+from .._problem import Problem
+from .._table import register_kernel
+from ..cpu._codes import integer_step
+from ..cpu._tiles import refuse_small
+from ..cpu._tuning import (
+    native_bfloat16_rows,
+    native_integer_rows,
+    native_transposed_rows,
+)
+from . import _library as library
+from ._call import by_digit, call, integer_offset, refuse, weight
+
+
+def native(
+    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m _"]:
+    """In machine code: decodes in registers, and multiplies and adds in float32. Codes
+    of fewer than 4 bits look up sums of the inputs that they meet, as the Method of
+    Four Russians does. Exact."""
+    w = weight(stored, problem)
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    if problem.product == "matmul":
+        y = call("forward", [by_digit(x, w)], w, problem.n)
+    elif w.per == w.used:
+        y = call("transposed", [x], w, problem.k)
+    else:
+        number = w.operands[0].shape[0]
+        y = call("transposed", [x], w, number * w.per)
+        y = y.reshape(-1, number, w.per)[:, :, : w.used]
+        y = y.reshape(-1, number * w.used)[:, : problem.k]
+    return y.astype(problem.dtype)
+
+
+def native_bfloat16(
+    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m n"]:
+    """In machine code: rounds the inputs and the points of the grid to bfloat16, and
+    adds in float32."""
+    w = weight(stored, problem)
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    y = call("bfloat16", [by_digit(x, w)], w, problem.n)
+    return y.astype(problem.dtype)
+
+
+def native_integers(
+    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m n"]:
+    """In machine code: products of 8-bit integers, of the codes and of the inputs in
+    two digits each, the second one a 254th of the first. Inputs far above the others of
+    their row are multiplied in float32, as are rows with many of those. With rounded
+    activations, one digit."""
+    w = weight(stored, problem)
+    x = x.astype(jnp.float32)
+    if problem.activation is None:
+        y = call("integers", [by_digit(x, w)], w, problem.n)
+    else:
+        assert isinstance(problem.activation, Int8)
+        rounded = problem.activation.encode(x)
+        # Fours of codes, and whole bytes of them.
+        codes = by_digit(rounded["codes"], w)
+        codes = jnp.pad(codes, ((0, 0), (0, -codes.shape[1] % math.lcm(4, w.per))))
+        unit = problem.activation.scales(rounded, 0)
+        y = call("rounded", [codes, unit], w, problem.n)
+    return y.astype(problem.dtype)
+
+
+def _across_blocks(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None or isinstance(problem.format, AbstractRSR):
+        return reason
+    integers = integer_step(problem.format) is not None
+    channels = problem.format.block_size is None
+    most = native_transposed_rows(integers and channels, problem.highest)
+    assert problem.rows is not None
+    if problem.rows > most:
+        return f"is for at most {most} rows across the blocks, got {problem.rows}"
+    return None
+
+
+def _rounds_to_bfloat16(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None:
+        return reason
+    if library.level() < 3:
+        return "needs a processor with products of bfloat16"
+    if isinstance(problem.format, Int4) and not problem.format.symmetric:
+        return f"is for formats without zero-points, got {problem.format}"
+    assert problem.rows is not None
+    if problem.rows < native_bfloat16_rows:
+        return f"is for {native_bfloat16_rows} rows or more, got {problem.rows}"
+    return refuse_small(problem)
+
+
+def _of_integers(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None:
+        return reason
+    if library.level() < 2:
+        return "needs a processor with products of 8-bit integers (AVX512, VNNI)"
+    if integer_offset(problem.format) is None:
+        return (
+            f"needs points that are consecutive integers, not those of {problem.format}"
+        )
+    least = native_integer_rows(problem.format, tiles=library.level() >= 4)
+    if least is None:
+        return "is slower than the exact product of codes of one bit"
+    assert problem.rows is not None
+    if problem.rows < least:
+        return f"is for {least} rows or more, got {problem.rows}"
+    activation = problem.activation
+    if activation is None:
+        return refuse_small(problem)
+    if activation.block_size is not None:
+        return f"needs activations with one scale for each row, got {activation}"
+    return None
+
+
+for _type, _activation in it.product(
+    (AbstractGrid, Int4, AbstractRSR), (None, Int8, AbstractFormat)
+):
+    _register = ft.partial(
+        register_kernel,
+        format_type=_type,
+        activation=_activation,
+        priority=10,
+        error=1e-5,
+    )
+    _register("matmul", supports=refuse)(native)
+    _register("matmul_transposed", supports=_across_blocks)(native)
+
+for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
+    register_kernel(
+        "matmul",
+        _type,
+        activation=_activation,
+        priority=12,
+        supports=_rounds_to_bfloat16,
+        error=8e-3,
+    )(native_bfloat16)
+
+for _type in (AbstractGrid, Int4):
+    _register = ft.partial(
+        register_kernel, "matmul", _type, priority=11, supports=_of_integers
+    )
+    # Digits are off by up to 1 / 508 of their unit, which is at most 64 / 127 of the
+    # geometric mean of the inputs that are not zero.
+    _register(
+        error=1e-3,
+        provided="the weights are on average no smaller where the inputs are larger",
+    )(native_integers)
+    _register(activation=Int8, error=1e-5)(native_integers)

@@ -1,0 +1,53 @@
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ...formats import from_bits, Int8, Stored
+from .._finite import infinite_as_nan
+from .._problem import Problem
+from .._table import register_kernel
+
+
+# On a TPU, XLA converts codes of 8 bits on their way into the matrix unit: nothing of
+# the size of the weight is written. So one scale for each row needs no kernel.
+
+
+def _supports(problem: Problem) -> str | None:
+    if problem.format.block_size is not None:
+        return f"is for one scale of each row, got {problem.format}"
+    if problem.dtype.itemsize > 4:
+        return f"computes in float32, got {problem.dtype.name}"
+    return None
+
+
+def _dot(x: Float[Array, "m _"], stored: Stored, axis: int) -> Float[Array, "m _"]:
+    # (Integers of 8 bits are exact in bfloat16.)
+    x, codes = x.astype(jnp.bfloat16), stored["codes"].astype(jnp.bfloat16)
+    contract = (((1,), (axis % 2,)), ((), ()))
+    return lax.dot_general(x, codes, contract, preferred_element_type=jnp.float32)
+
+
+def _scales(stored: Stored, problem: Problem) -> Float[Array, "1 n"]:
+    assert isinstance(problem.format, Int8)
+    return from_bits(stored["scale"], problem.format.scale_dtype).reshape(1, -1)
+
+
+@register_kernel("matmul", Int8, "tpu", priority=2, supports=_supports, error=5e-3)
+def xla_int8(
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
+) -> Float[Array, "m n"]:
+    """A product of bfloat16, then the scales."""
+    y = _dot(x, stored, problem.row_axis + 1)
+    scale = infinite_as_nan(_scales(stored, problem))
+    return (y * scale).astype(problem.dtype)
+
+
+@register_kernel(
+    "matmul_transposed", Int8, "tpu", priority=2, supports=_supports, error=5e-3
+)
+def xla_int8_transposed(
+    x: Float[Array, "m n"], stored: Stored, problem: Problem
+) -> Float[Array, "m k"]:
+    """The scales, then a product of bfloat16."""
+    x = x.astype(jnp.float32) * _scales(stored, problem)
+    return _dot(x, stored, problem.row_axis).astype(problem.dtype)
