@@ -9,7 +9,7 @@ import pytest
 
 import eqquant as eqq
 import eqquant._tree._quantize
-from eqquant._tree._quantize import decide
+from eqquant._tree import decide
 
 from .helpers import native_formats, normal, trees_equal
 
@@ -42,7 +42,7 @@ def _formats(model, *args, **kwargs):
 
 def _reasons(model, *args, **kwargs):
     decisions = decide(model, *args, **kwargs)
-    return {d.info.path: d.reason for d in decisions if d.info is not None}
+    return {d.info.path: d.skip.reason for d in decisions if d.info and d.skip}
 
 
 hidden = ("layers.0.weight", "layers.1.weight")

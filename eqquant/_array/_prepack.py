@@ -17,6 +17,7 @@ from ..formats import (
     unpack,
 )
 from ._array import has_numbers, is_quantized, QuantizedArray
+from ._once import once_per_array
 
 
 _platforms = {"cpu": "cpu", "tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu"}
@@ -61,15 +62,13 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         )
 
     kind = _platforms[name]
-    # An array in two places stays one.
-    done = {}
+    relaid_once = once_per_array(relaid)
 
     def prepack(x):
-        if is_quantized(x) and has_numbers(x) and id(x) not in done:
-            format = x.format.prepacked(kind)
-            row_axis = -2 if kind == "gpu" else format.row_axis
-            done[id(x)] = relaid(x, format, row_axis)
-        return done.get(id(x), x)
+        if not is_quantized(x) or not has_numbers(x):
+            return x
+        format = x.format.prepacked(kind)
+        return relaid_once(x, format, -2 if kind == "gpu" else format.row_axis)
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)
 

@@ -38,7 +38,7 @@ def name_of(eqn: JaxprEqn) -> str | None:
 # The directories whose frames are not the user's.
 _hidden = tuple(
     str(pathlib.Path(str(module.__file__)).parent) for module in (jax, eqx, np)
-) + (str(pathlib.Path(__file__).parent),)
+) + (str(pathlib.Path(__file__).parents[1]),)
 
 
 def source_of(eqn: JaxprEqn) -> str:

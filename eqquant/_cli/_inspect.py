@@ -47,7 +47,7 @@ def _own_rows(path):
 
     # The modules are not in the file, and so neither are the reasons.
     rows = report(load_struct(path)).rows
-    return [dataclasses.replace(row, reason="", way_out="") for row in rows]
+    return [dataclasses.replace(row, reason="", hint="") for row in rows]
 
 
 def _rows(checkpoint):

@@ -26,7 +26,7 @@ def row_of(entry: Any, after: int, **others: Any) -> Row:
             "after": after,
             "sqnr": None,
             "reason": "",
-            "way_out": "",
+            "hint": "",
             "tied_to": None,
             **others,
         },

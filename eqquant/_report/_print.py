@@ -20,7 +20,7 @@ class Row:
     - `sqnr`: the signal-to-quantization-noise ratio in decibels, infinite for an array
       that is unchanged. `None` if the model was not given as it was before, and for
       arrays of integers.
-    - `reason`, `way_out`: why an array was left dense, and what would change that.
+    - `reason`, `hint`: why an array was left dense, and what would change that.
     - `tied_to`: the path of the first place, for the same array in another one.
     - `sharding`: how a quantized array is split over devices. `None` if it is not.
     - `declared`: how it was declared to be, if that is something else.
@@ -37,7 +37,7 @@ class Row:
     after: int
     sqnr: float | None
     reason: str
-    way_out: str
+    hint: str
     tied_to: str | None
     sharding: str | None = None
     declared: str | None = None
@@ -125,17 +125,17 @@ def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:
     from rich.text import Text
 
     reasons = [
-        (reason, way_out, [_dense_cells(group) for group in _merged(rows)])
-        for reason, way_out, rows in _reasons(rows)
+        (reason, hint, [_dense_cells(group) for group in _merged(rows)])
+        for reason, hint, rows in _reasons(rows)
     ]
     lines = [line for _, _, lines in reasons for line in lines]
     layout = Aligned(lines, "llrr", width - 4)
     yield Text("Left dense", "bold")
     yield Text("─" * (layout.width + 4), "dim")
-    for reason, way_out, lines in reasons:
+    for reason, hint, lines in reasons:
         if reason:
-            heading = Text(f"{reason} → " if way_out else reason, "cyan")
-            heading.append(way_out, "green")
+            heading = Text(f"{reason} → " if hint else reason, "cyan")
+            heading.append(hint, "green")
             yield Padding(heading, (0, 0, 0, 2), expand=False)
         for line in lines:
             yield Padding(Text(layout.write(line)), (0, 0, 0, 4), expand=False)
@@ -190,10 +190,10 @@ def _sqnr(rows: list[Row]) -> str:
 
 def _reasons(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
     # The largest first.
-    groups = _grouped(rows, lambda row: (row.reason, _general_way_out(row)))
+    groups = _grouped(rows, lambda row: (row.reason, _general_hint(row)))
     found = [
-        (reason, group[0].way_out if len(group) == 1 else way_out, group)
-        for (reason, way_out), group in groups.items()
+        (reason, group[0].hint if len(group) == 1 else hint, group)
+        for (reason, hint), group in groups.items()
     ]
     return sorted(found, key=lambda x: sum(row.after for row in x[-1]), reverse=True)
 
@@ -217,7 +217,7 @@ def _without_numbers(row: Row) -> Row:
         path=_numbers_starred(row.path),
         tied_to=None if row.tied_to is None else _numbers_starred(row.tied_to),
         sqnr=None,
-        way_out=_general_way_out(row),
+        hint=_general_hint(row),
     )
 
 
@@ -230,8 +230,8 @@ def _pattern(paths: list[str]) -> str:
     return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
-def _general_way_out(row: Row) -> str:
-    return row.way_out.replace(f'"{row.path}"', "PATH")
+def _general_hint(row: Row) -> str:
+    return row.hint.replace(f'"{row.path}"', "PATH")
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Any]]:

@@ -1,17 +1,16 @@
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import as_dense, is_quantized, QuantizedArray
+from .._array import as_dense, identity, QuantizedArray
 from .._product import full_spec, names_of, spec_of
 from .._tree import decide, Decision, FilterSpec, LeafInfo, leaves_with_info, opened
 from ._parts import part_of
@@ -83,12 +82,12 @@ def report(
     """
     filter_spec = True if filter_spec is None else filter_spec
     model, dense = opened(model), opened(dense)
-    decisions = decide(_stand_ins(model), filter_spec, strict=False)
+    decisions = decide(model, filter_spec, strict=False)
     arrays = [(d, d.info) for d in decisions if d.info is not None]
     before: list[Any] = [decision.leaf for decision, _ in arrays]
     if dense is not None:
         before = originals(dense, model, [info for _, info in arrays])
-    first: dict[Any, str] = {}
+    first: dict[Hashable, str] = {}
     counted = set()
     rows = []
     for (decision, info), original in zip(arrays, before, strict=True):
@@ -96,12 +95,12 @@ def report(
         if dense is not None and is_floating(info):
             ratio = sqnr(as_dense(original), as_dense(decision.leaf))
             row = dataclasses.replace(row, sqnr=ratio)
-        tied_to = first.setdefault(_identity(decision.leaf), info.path)
+        tied_to = first.setdefault(identity(decision.leaf), info.path)
         if tied_to != info.path:
             row = dataclasses.replace(row, tied_to=tied_to, after=0)
-        if _identity(original) in counted:
+        if identity(original) in counted:
             row = dataclasses.replace(row, before=0)
-        counted.add(_identity(original))
+        counted.add(identity(original))
         rows.append(row)
     return Report(rows)
 
@@ -120,8 +119,8 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
         before=size * info.dtype.itemsize,
         after=size * info.dtype.itemsize,
         sqnr=None,
-        reason=decision.reason,
-        way_out=decision.way_out,
+        reason="",
+        hint="",
         tied_to=None,
     )
     if isinstance(leaf, QuantizedArray):
@@ -132,16 +131,15 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
             axis=leaf.axis,
             bits_per_weight=leaf.bits_per_weight,
             after=leaf.nbytes,
-            reason="",
-            way_out="",
             sharding=_sharding(leaf),
             declared=_declared(leaf),
         )
-    if decision.format is not None:
-        way_out = f"`tree_quantize` would store it in {decision.format}"
-        return dataclasses.replace(row, reason="not quantized yet", way_out=way_out)
-    reason, way_out = part_of(info.owner, info.field) or (row.reason, row.way_out)
-    return dataclasses.replace(row, reason=reason, way_out=way_out)
+    if decision.skip is None:
+        hint = f"`tree_quantize` would store it in {decision.format}"
+        return dataclasses.replace(row, reason="not quantized yet", hint=hint)
+    skip = decision.skip
+    reason, hint = part_of(info.owner, info.field) or (skip.reason, skip.hint)
+    return dataclasses.replace(row, reason=reason, hint=hint)
 
 
 def _sharding(q: QuantizedArray) -> str | None:
@@ -173,23 +171,6 @@ def _names(spec):
 
 def _is_placed(q):
     return all(isinstance(a, jax.Array) for a in jtu.tree_leaves(q.stored))
-
-
-def _identity(leaf: Any) -> tuple[int, ...]:
-    return tuple(id(a) for a in jtu.tree_leaves(leaf))
-
-
-def _stand_ins(model: PyTree) -> PyTree:
-    # Arrays that take no memory, for those of which only shape and dtype are known.
-    made = {}
-
-    def stand_in(leaf):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        array = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        return made.setdefault(id(leaf), array)
-
-    return jtu.tree_map(stand_in, model, is_leaf=is_quantized)
 
 
 def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:

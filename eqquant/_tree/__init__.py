@@ -1,11 +1,15 @@
-"""`tree_quantize` and its relatives: which leaves of a PyTree are weights of matrix
-products (`_owners`), what was asked for each (`_rules`), and what becomes of it.
+"""`tree_quantize`, `tree_dequantize` and `tree_shard`: functions of whole models.
 
-It imports `_implicit` and what is below.
+`_owners` knows which leaves of a PyTree are weights of matrix products, `_requests`
+what a filter (`_rules`, or a prefix of the tree) requests for each leaf, and `_decide`
+what becomes of each leaf and why.
 
-To teach it a layer: `eqquant.register_owner(type, field, axis)`.
+This room imports `_implicit` and the rooms below it.
+
+To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
+from ._decide import decide as decide, Decision as Decision, FilterSpec as FilterSpec
 from ._jitted import opened as opened
 from ._owners import (
     LeafInfo as LeafInfo,
@@ -13,9 +17,6 @@ from ._owners import (
     register_owner as register_owner,
 )
 from ._quantize import (
-    decide as decide,
-    Decision as Decision,
-    FilterSpec as FilterSpec,
     trainable_spec as trainable_spec,
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,

@@ -1,67 +1,23 @@
 import dataclasses
-import difflib
 import math
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, get_args, Literal, NamedTuple, TypeAlias
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from .._array import AbstractStandIn, is_quantized, quantize, QuantizedArray
-from .._product import Axis, full_spec, normalise_axis
-from ..formats import AbstractFormat, as_format, NF4
+from .._array import is_quantized, once_per_array, quantize, QuantizedArray
+from .._product import Axis, full_spec
+from ..formats import AbstractFormat, NF4
+from ._decide import decide, Decision, FilterSpec, Unsupported
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
-from ._owners import (
-    calls_as_equinox,
-    calls_as_registered,
-    convolutions,
-    LeafInfo,
-    leaves_with_info,
-    norms,
-    reparametrisations,
-)
-from ._rules import Rules
-
-
-FilterSpec: TypeAlias = AbstractFormat | str | Rules | PyTree
-
-
-class _Wish(NamedTuple):
-    """What the user said of a leaf: a format or not, and whether of this leaf alone."""
-
-    format: AbstractFormat | None
-    named: bool
-    reason: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What becomes of a leaf: the format that it is to be quantized in, and the modules
-    that then are to run as by `implicit`, if any. Or else why it is left as it is, and
-    what would change that."""
-
-    leaf: Any
-    info: LeafInfo | None
-    format: AbstractFormat | None
-    reason: str = ""
-    way_out: str = ""
-    on_call: tuple[eqx.Module, ...] = ()
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether it is left for want of knowing what its module does with it."""
-        return self.reason.endswith(_unknown)
-
-
-Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
 
 
 def tree_quantize(
@@ -75,8 +31,7 @@ def tree_quantize(
     unsupported: Unsupported = "skip",
     strict: bool = True,
 ) -> PyTree:
-    """Quantizes the weights of a model. What comes back is the same model, of the same
-    modules, to be used in the same way.
+    """Quantizes the weights of a model, which is then used as before.
 
     !!! Example
 
@@ -88,53 +43,55 @@ def tree_quantize(
 
     **Arguments:**
 
-    - `model`: any PyTree. Of `jax.ShapeDtypeStruct`s, as `eqx.filter_eval_shape` makes
-        it, it becomes one of quantized arrays of such. What `eqx.filter_jit` was given
-        is quantized inside of it.
+    - `model`: any PyTree. A skeleton of `jax.ShapeDtypeStruct`s, as made by
+        `eqx.filter_eval_shape`, becomes the skeleton of the quantized model. A function
+        made by `eqx.filter_jit` of a module is quantized too.
     - `filter_spec`: what to quantize. One of
 
-        - nothing: every weight of a matrix product that is known of. Those of the
-            layers of `eqx.nn` and of what [`eqquant.register_owner`][] registered; and
-            arrays that are in no module, only in plain dictionaries, lists and tuples.
-        - a format, or its name: the same, in this format.
-        - a PyTree that is a prefix of `model`, as of `eqx.partition`, whose leaves are
-            formats, names of formats, booleans (`True` for `format`), `None`, or
-            functions from a leaf to one of those.
-        - [`eqquant.Rules`][], which go by paths.
+        - omitted: every known weight of a matrix product. These are the weights of the
+            layers of `eqx.nn`, those that [`eqquant.register_owner`][] registered, and
+            matrices in plain dicts, lists and tuples outside of any module.
+        - a format or its name: the same weights, in this format.
+        - a PyTree that is a prefix of `model`, as for `eqx.partition`, whose leaves are
+            formats, names of formats, booleans (`True` means `format`), `None`, or
+            functions from a leaf of `model` to one of these.
+        - [`eqquant.Rules`][], which select leaves by their paths.
 
-        What is said of a leaf of its own, by its place in a prefix, by a rule or as the
-        format that a function returns for it, holds for small leaves, for embeddings
-        and in modules that are not known of, too.
+        An explicit choice for one leaf (by its place in a prefix, by a rule, or by a
+        function that returns a format) overrides `min_size`, `embeddings` and unknown
+        owners.
 
         Vectors, biases and the parameters of norms are never quantized.
-    - `format`: what `True` means.
-    - `axis`: that matrix products contract. `"auto"` goes by the owner of each array;
-        -2 where there is none.
-    - `min_size`: arrays with fewer numbers are left as they are.
+    - `format`: what `True` means in `filter_spec`.
+    - `axis`: the axis that matrix products contract. `"auto"` depends on the module
+        that owns each array: -1 in `eqx.nn.Linear`, which computes `weight @ x`, and -2
+        for arrays outside of any module, of `x @ weight`.
+    - `min_size`: arrays with fewer elements are left as they are.
     - `embeddings`: whether to quantize `eqx.nn.Embedding`s too.
-    - `unsupported`: what to do with layers that hand their weights to functions which
-        take arrays only: convolutions, `WeightNorm`, `SpectralNorm`, and modules that
-        are not known of, or have a `__call__` other than the class that is.
+    - `unsupported`: what to do with layers that pass their weights to functions which
+        need dense arrays: convolutions, `WeightNorm`, `SpectralNorm`, and modules of an
+        unknown class, or whose `__call__` overrides that of a known class.
 
         - `"skip"` leaves their weights as they are.
-        - `"on_call"` quantizes them, and lets the layers run as by
-            [`eqquant.implicit`][]. So do the modules that a quantized weight is in,
-            other than those of Equinox, for their calls may read it themselves:
+        - `"on_call"` quantizes them, and runs the call of each such layer through
+            [`eqquant.implicit`][]. So does each module around a quantized weight that
+            is not Equinox's own, since it may read the weight itself, as in
             `jax.lax.ragged_dot(x, self.experts.weight, sizes)`. All stay instances of
             their classes.
         - `"error"` raises an error for a convolution.
-    - `strict`: whether a rule that matches nothing is an error.
+    - `strict`: whether a rule that matches no leaf is an error.
 
     **Returns:**
 
-    `model`, with a [`eqquant.QuantizedArray`][] in the place of each array that was
-    quantized. What was quantized already is left so. [`eqquant.report`][] tells of all.
+    `model`, with a [`eqquant.QuantizedArray`][] in place of each array that was
+    quantized. Arrays that are quantized already stay as they are.
+    [`eqquant.report`][] lists all arrays, and why some are not quantized.
 
     **Raises:**
 
-    A `ValueError` if a weight is not finite, if a rule matches nothing, or for an
-    unsupported layer. A warning if nothing is quantized, for want of a word on which
-    of the matrices in modules that are not known of are weights.
+    A `ValueError` if a weight is not finite, if a rule matches no leaf, or for an
+    unsupported layer. Warns if nothing is quantized because the model's modules are
+    unknown.
     """
     model = opened(model)
     decisions = decide(
@@ -142,24 +99,24 @@ def tree_quantize(
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
         _warn_of_nothing(model, decisions)
-    # The same array in two places becomes the same quantized array in both.
-    done = {}
+    quantize_once = once_per_array(_quantize)
     leaves = []
     callers = {id(module) for decision in decisions for module in decision.on_call}
     for decision in _progress(decisions):
-        leaf = decision.leaf
-        if decision.format is not None and decision.info is not None:
-            key = (id(leaf), decision.format, decision.info.axis)
-            if key not in done:
-                done[key] = _quantize(leaf, decision.format, decision.info)
-            leaf = done[key]
+        leaf, info = decision.leaf, decision.info
+        if info is not None and decision.format is not None:
+            try:
+                leaf = quantize_once(leaf, decision.format, info.axis)
+            except ValueError as e:
+                raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
         leaves.append(leaf)
     return closed(rebuilt(model, leaves, on_call, lambda node: id(node) in callers))
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
-    """Puts ordinary arrays in the place of all quantized ones. Of structs, structs; and
-    `None` where a part of a tree has none of a quantized array."""
+    """Replaces each quantized array of a model by a dense one. Skeletons become
+    skeletons, and `None` replaces a quantized array whose stored arrays were filtered
+    out."""
     model = opened(model)
     leaves = map(_dense, jtu.tree_leaves(model, is_leaf=is_quantized))
     return closed(rebuilt(model, leaves, not_on_call, is_on_call))
@@ -175,8 +132,8 @@ def _dense(x):
 
 
 def trainable_spec(model: PyTree) -> PyTree[bool]:
-    """Which leaves of a model train: its floating-point arrays. A filter for
-    `eqx.partition`, false for quantized arrays."""
+    """The leaves of a model that train, as a filter for `eqx.partition`: true for
+    floating-point arrays, and false for quantized ones and everything else."""
     return jtu.tree_map(_is_trained, model, is_leaf=is_quantized)
 
 
@@ -186,244 +143,38 @@ def _is_trained(x):
     return eqx.is_inexact_array(x)
 
 
-def decide(
-    model: PyTree,
-    filter_spec: FilterSpec = True,
-    format: AbstractFormat | str = NF4(),
-    axis: Axis | Literal["auto"] = "auto",
-    min_size: int = 1024,
-    embeddings: bool = False,
-    unsupported: Unsupported = "skip",
-    strict: bool = True,
-) -> list[Decision]:
-    """What `tree_quantize` would do with each leaf, in order."""
-    format = as_format(format)
-    if unsupported not in get_args(Unsupported):
-        raise ValueError(
-            f"`unsupported` should be one of {get_args(Unsupported)}. Got "
-            f"{unsupported!r}."
-        )
-    leaves = list(leaves_with_info(model, _is_weight))
-    if axis != "auto":
-        leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
-    if isinstance(filter_spec, Rules):
-        wishes = _wishes_of_rules(filter_spec, format, leaves, strict)
-    else:
-        wishes = _wishes_of_prefix(filter_spec, format, model, leaves)
-    decisions = []
-    for (leaf, info), wish in zip(leaves, wishes, strict=True):
-        caller = _caller(info) if unsupported == "on_call" else None
-        obstacle = _obstacle(leaf, info, wish, min_size, embeddings, caller)
-        if obstacle is None:
-            readers = _readers(info, caller) if unsupported == "on_call" else ()
-            decisions.append(Decision(leaf, info, wish.format, on_call=readers))
-            continue
-        reason, way_out = obstacle
-        if info and unsupported == "error" and reason.startswith(_unsupported):
-            raise ValueError(
-                f"`{info.path}` cannot be quantized: it is {reason}. Leave it out by a "
-                "rule, or pass `unsupported='skip'` or 'on_call'."
-            )
-        decisions.append(Decision(leaf, info, None, reason, way_out))
-    return _tied_to_embeddings(decisions, wishes)
-
-
-_unsupported = "the filter of a convolution"
-_embedding = "an embedding"
-_way_out = "Pass `unsupported='on_call'`"
-_unknown = "is not a known owner of weights"
-
-
-def _tied_to_embeddings(decisions, wishes):
-    # An array that has to stay for the one takes no memory for the other.
-    left_out = {
-        id(d.leaf): d.info for d in decisions if d.reason.startswith(_embedding)
-    }
-
-    def revise(decision, wish):
-        info = left_out.get(id(decision.leaf))
-        if decision.format is None or info is None or wish.named:
-            return decision
-        reason = f"the array of the embedding `{info.path}`"
-        return Decision(
-            decision.leaf, decision.info, None, reason, "Pass `embeddings=True`"
-        )
-
-    return [revise(*pair) for pair in zip(decisions, wishes, strict=True)]
-
-
-def _caller(info):
-    # The module that hands a weight to functions which may take arrays only.
-    if info is None:
-        return None
-    for module in info.ancestors:
-        if isinstance(module, reparametrisations):
-            return module
-    if info.owner is None:
-        return None
-    known = calls_as_registered(info.owner, info.field)
-    if known and not isinstance(info.owner, convolutions):
-        return None
-    return info.owner if callable(info.owner) else None
-
-
-def _readers(info, caller):
-    # And those that may read the weight past the layer that it is of: an outer one runs
-    # as by `implicit` with all that is inside. The layers of Equinox call each other.
-    modules = info.ancestors if info.owner is None else info.ancestors[:-1]
-    readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
-    return tuple(readers) if caller is None else (*readers, caller)
-
-
-def _obstacle(leaf, info, wish, min_size, embeddings, caller) -> tuple[str, str] | None:
-    if info is None:
-        return "not an array", ""
-    if is_quantized(leaf):
-        return "quantized already", ""
-    if not jnp.issubdtype(info.dtype, jnp.floating):
-        return f"{info.dtype.name}, not floating-point", ""
-    if wish.format is None:
-        return wish.reason, ""
-    owner = type(info.owner).__name__
-    for module in info.ancestors:
-        if isinstance(module, reparametrisations) and caller is None:
-            return f"reparametrised by a {type(module).__name__}", _way_out
-    if isinstance(info.owner, (*norms, *reparametrisations)):
-        return f"a parameter of a {owner}", ""
-    if len(info.shape) < 2:
-        return "a vector", ""
-    if info.field.startswith("bias"):
-        return "a bias", ""
-    if isinstance(info.owner, convolutions) and caller is None:
-        return f"{_unsupported}, which takes arrays only", _way_out
-    if wish.named:
-        return None
-    if isinstance(info.owner, AbstractStandIn):
-        return f"held by a {owner}, which stands for a weight", ""
-    rule = f'Rules([("{info.path}", {wish.format}), ...])'
-    if math.prod(info.shape) < min_size:
-        return f"fewer than {min_size} numbers", f"Pass `min_size`, or {rule}"
-    if isinstance(info.owner, eqx.nn.Embedding) and not embeddings:
-        tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
-        reason = f"{_embedding}, and what is tied to it" if tied else _embedding
-        return reason, "Pass `embeddings=True`"
-    if not info.known and caller is None:
-        way_out = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
-        return f"{owner} {_unknown}", way_out
-    return None
-
-
-def _wishes_of_rules(rules, format, leaves, strict):
-    wishes = []
-    unmatched = set(range(len(rules.rules)))
-    for _, info in leaves:
-        index = None if info is None else rules.match(info)
-        if index is None:
-            wishes.append(_Wish(None, False, "no rule matches"))
-            continue
-        unmatched.discard(index)
-        pattern, action = rules.rules[index]
-        wishes.append(_wish(action, format, True, f"left out by the rule {pattern!r}"))
-    infos = [info for _, info in leaves if info is not None]
-    for index in sorted(unmatched):
-        if strict and not any(rules.matches(index, info) for info in infos):
-            pattern, _ = rules.rules[index]
-            paths = [info.path for info in infos]
-            near = difflib.get_close_matches(str(pattern), paths, cutoff=0) or paths
-            raise ValueError(
-                f"Of `filter_spec`, the rule {pattern!r} matches no array. There are "
-                f"{', '.join(map(repr, near[:3]))}, for example. Pass `strict=False` "
-                "for rules that may match nothing."
-            )
-    return wishes
-
-
-def _wishes_of_prefix(filter_spec, format, model, leaves):
-    wishes = []
-
-    def extend(spec, subtree):
-        sub = jtu.tree_leaves(subtree, is_leaf=is_quantized)
-        alone = len(sub) == 1 and sub[0] is subtree
-        for leaf in sub:
-            action, named = spec, alone and spec is not filter_spec
-            if _is_function(spec):
-                action = spec(leaf) if eqx.is_array(leaf) or _is_struct(leaf) else None
-                named = not _is_bool(action)
-            wishes.append(_wish(action, format, named, "left out by `filter_spec`"))
-
-    jtu.tree_map(extend, filter_spec, model, is_leaf=_is_spec_leaf)
-    assert len(wishes) == len(leaves)
-    return wishes
-
-
-def _wish(action, format, named, reason):
-    if action is None or (_is_bool(action) and not action):
-        return _Wish(None, named, reason)
-    if _is_bool(action):
-        return _Wish(format, named)
-    return _Wish(as_format(action), named)
-
-
-def _is_spec_leaf(x: Any) -> bool:
-    return x is None or isinstance(x, AbstractFormat | str) or _is_function(x)
-
-
-def _is_function(x: Any) -> bool:
-    # A module is a tree, though it may have a `__call__`.
-    return callable(x) and not isinstance(x, eqx.Module)
-
-
-def _is_bool(x: Any) -> bool:
-    return isinstance(x, bool | np.bool_)
-
-
-def _with_axis(info, axis):
-    if info is None or len(info.shape) < 2:
-        return info
-    return dataclasses.replace(info, axis=normalise_axis(axis, info.shape))
-
-
-def _quantize(leaf, format, info):
-    try:
-        if not _is_struct(leaf):
-            return quantize(leaf, format, axis=info.axis)
-        q = jax.eval_shape(lambda w: quantize(w, format, axis=info.axis), leaf)
-    except ValueError as e:
-        raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+def _quantize(leaf, format, axis):
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return quantize(leaf, format, axis=axis)
+    q = jax.eval_shape(lambda w: quantize(w, format, axis=axis), leaf)
     if not isinstance(leaf.sharding, NamedSharding):
         return q
-    # There is nothing to be placed: how it is to be is declared.
+    # A struct has nothing to place, so its sharding is only declared.
     spec = full_spec(leaf.sharding.spec, q.ndim)
     return dataclasses.replace(q, sharding=leaf.sharding.update(spec=spec))
-
-
-def _is_struct(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
-
-
-def _is_weight(x: Any) -> bool:
-    return is_quantized(x) or _is_struct(x)
 
 
 def _warn_of_nothing(model, decisions):
     if callable(model) and jtu.all_leaves([model]):
         warnings.warn(
-            f"`model` is a function, of type {type(model).__name__}, in which no "
-            "arrays can be seen: nothing is quantized. Quantize the module that it was "
-            "made of, first.",
+            f"Nothing is quantized: `model` is a function of type "
+            f"{type(model).__name__}, whose arrays cannot be seen. Quantize the module "
+            "that it was made from.",
             stacklevel=3,
         )
         return
-    done = [d for d in decisions if d.format is not None or is_quantized(d.leaf)]
-    left = [d for d in decisions if d.info is not None and d.is_unknown]
-    if done or not left:
+    kinds = {None if d.skip is None else d.skip.kind for d in decisions}
+    if "unknown owner" not in kinds or kinds & {None, "quantized"}:
         return
-    lines = [f"\n- `{d.info.path}`: {d.reason}. {d.way_out}." for d in left[:3]]
-    if len(left) > 3:
-        lines.append(f"\n- and {len(left) - 3} more.")
+    lines = [
+        f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}."
+        for d in decisions
+        if d.info is not None and d.skip is not None and d.skip.kind == "unknown owner"
+    ]
+    more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
     warnings.warn(
-        "Nothing is quantized: what is done with the matrices of `model` is not known."
-        f"{''.join(lines)}",
+        "Nothing is quantized: it is not known which matrices of `model` are weights "
+        f"of matrix products.{''.join(lines[:3])}{more}",
         stacklevel=3,
     )
 

@@ -1,5 +1,6 @@
+import difflib
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, TypeAlias
 
 import equinox as eqx
@@ -15,8 +16,8 @@ Rule: TypeAlias = tuple[Condition, Action]
 
 
 class Rules(eqx.Module):
-    """Which leaves of a PyTree to quantize, or to shard, and how, by their paths. The
-    first rule that matches a leaf decides.
+    """Selects leaves of a PyTree by their paths, and says how to quantize or to shard
+    each. The first rule that matches a leaf decides.
 
     !!! Example
 
@@ -35,42 +36,68 @@ class Rules(eqx.Module):
     def __init__(self, rules: Sequence[tuple[Condition, Any]]):
         """**Arguments:**
 
-        - `rules`: pairs of a condition and what to do.
+        - `rules`: pairs of a condition and an action.
 
-        The condition is a pattern that the whole path must match, in which `*` stands
-        for anything, dots too; or a function from a [`eqquant.LeafInfo`][] to a
-        boolean.
+        The condition is either a pattern that must match the whole path, in which `*`
+        matches any text, dots included; or a function from a [`eqquant.LeafInfo`][] to
+        a boolean.
 
-        What to do is a format or its name, `None` or `False` to leave the leaf as it
-        is, or `True` for the format that `tree_quantize` was given. A format overrides
-        the minimum size, the exception of embeddings, and that an owner is unknown. For
-        [`eqquant.tree_shard`][], it is a sharding.
+        The action is a format or its name, `None` or `False` to leave the leaf as it
+        is, or `True` for the `format` of [`eqquant.tree_quantize`][]. A format
+        overrides `min_size`, `embeddings` and unknown owners. For
+        [`eqquant.tree_shard`][], the action is a sharding.
         """
         self.rules = tuple(_check(rule) for rule in rules)
 
-    def match(self, info: LeafInfo) -> int | None:
-        """Which rule decides about a leaf. `None` if there is none."""
-        matching = (i for i in range(len(self.rules)) if self.matches(i, info))
-        return next(matching, None)
+    def assign(
+        self, infos: Iterable[LeafInfo | None], argument: str, strict: bool = True
+    ) -> list[Rule | None]:
+        """Assigns to each leaf the first rule that matches, or `None`.
 
-    def matches(self, index: int, info: LeafInfo) -> bool:
-        condition, _ = self.rules[index]
-        if isinstance(condition, str):
-            return fnmatch.fnmatchcase(info.path, condition)
-        return bool(condition(info))
+        **Raises:**
+
+        A `ValueError`, about `argument`, if `strict` and a rule matches no leaf.
+        """
+        infos = list(infos)
+        found = [None if info is None else self._first(info) for info in infos]
+        if strict:
+            known = [info for info in infos if info is not None]
+            for rule in self.rules:
+                if rule not in found and not any(_matches(rule, x) for x in known):
+                    raise ValueError(_unmatched(rule, known, argument))
+        return found
+
+    def _first(self, info):
+        return next((rule for rule in self.rules if _matches(rule, info)), None)
+
+
+def _matches(rule: Rule, info: LeafInfo) -> bool:
+    condition, _ = rule
+    if isinstance(condition, str):
+        return fnmatch.fnmatchcase(info.path, condition)
+    return bool(condition(info))
+
+
+def _unmatched(rule, infos, argument):
+    condition, _ = rule
+    paths = [info.path for info in infos]
+    near = difflib.get_close_matches(str(condition), paths, cutoff=0) or paths
+    return (
+        f"In `{argument}`, the rule {condition!r} matches no array. There are "
+        f"{', '.join(map(repr, near[:3]))}, for example."
+    )
 
 
 def _check(rule: Any) -> Rule:
     if not (isinstance(rule, tuple | list) and len(rule) == 2):
         raise ValueError(
-            "Each of `rules` should be a pair, of a pattern and a format. Got "
-            f"{rule!r}."
+            f"Each of `rules` should be a pair `(condition, action)`. Got {rule!r}."
         )
     condition, action = rule
     if not (isinstance(condition, str) or callable(condition)):
         raise TypeError(
-            "The first of a rule should be a pattern, or a function of a `LeafInfo`. "
-            f"Got {condition!r}."
+            "The condition of a rule should be a pattern, or a function of a "
+            f"`LeafInfo`. Got {condition!r}."
         )
     if action is None or isinstance(action, bool | PartitionSpec | Sharding):
         return cast(Rule, (condition, action))

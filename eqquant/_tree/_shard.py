@@ -7,17 +7,17 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import AbstractStandIn
+from .._array import AbstractStandIn, once_per_array
 from .._product import full_spec, placed
 from ._owners import leaves_with_info
-from ._rules import Rules
+from ._requests import requests
 
 
 def tree_shard(
     model: PyTree, specs: PyTree, mesh: Mesh | AbstractMesh | None = None
 ) -> PyTree:
-    """Places the arrays of a model on the devices of a mesh: those of a quantized one
-    together, as the array would be that they stand for.
+    """Places the arrays of a model on the devices of a mesh. Specs refer to the axes
+    of each array, whether or not it is quantized.
 
     !!! Example
 
@@ -33,81 +33,60 @@ def tree_shard(
 
     **Arguments:**
 
-    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, which then say how
-        they are to be placed.
-    - `specs`: which axis of each array is split over which axes of the mesh. Either
+    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, which then get a
+        sharding.
+    - `specs`: which axes of each array are split over which axes of the mesh. Either
 
         - a PyTree that is a prefix of `model`, whose leaves are each a `PartitionSpec`,
-          a `NamedSharding`, or `None` to leave what is there as it is. A spec is of an
-          array as its shape says, quantized or not; of a weight that is adapted, as by
-          [`eqquant.train.lora`][], or trained to be quantized, it is of that weight.
+          a `NamedSharding`, or `None` to leave an array where it is. For a weight with
+          an adapter of [`eqquant.train.lora`][], or of
+          [`eqquant.train.tree_fake_quantize`][], the spec is about the weight.
         - [`eqquant.Rules`][] from paths to these. The first that matches decides, and
-          an array that none does is left as it is.
+          an array that no rule matches stays where it is.
 
-    - `mesh`: that `PartitionSpec`s are of. By default the one that `jax.set_mesh` set.
+    - `mesh`: the mesh that `PartitionSpec`s refer to. By default the one that
+        `jax.set_mesh` set.
 
     **Returns:**
 
-    `model`, with its arrays placed. Each quantized array declares how, as its
+    `model`, with its arrays placed. Each quantized array declares its placement as its
     `sharding`.
 
     **Raises:**
 
-    A `ValueError` where there is no mesh, and for a spec that an array has not enough
-    axes for, or that would split a byte or a block: it names the array, and the nearest
-    specs that would do.
+    A `ValueError` if there is no mesh, if a spec has more axes than an array, or if it
+    would split a byte or a block. The error names the array, and the nearest specs that
+    are possible.
     """
-    if isinstance(specs, Rules):
-        wishes = _wishes_of_rules(specs, model)
-    else:
-        wishes = _wishes_of_prefix(specs, model)
-    leaves, treedef = jtu.tree_flatten_with_path(model, is_leaf=_is_weight)
-    # An array in two places stays one.
-    done = {}
-
-    def shard(keys, leaf, spec):
-        if spec is None or not (_is_weight(leaf) or _is_array(leaf)):
-            return leaf
-        path = jtu.keystr(keys, simple=True, separator=".")
-        if (id(leaf), spec) not in done:
+    is_leaf = lambda x: _is_weight(x) or _is_array(x)
+    leaves = list(leaves_with_info(model, is_leaf))
+    found = requests(
+        specs,
+        model,
+        [info for _, info in leaves],
+        argument="specs",
+        is_leaf=is_leaf,
+        is_spec_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
+        strict=False,
+    )
+    shard = once_per_array(lambda leaf, spec: _shard(leaf, _named(spec, mesh, leaf)))
+    new = []
+    for (leaf, info), request in zip(leaves, found, strict=True):
+        spec = _checked(request.value)
+        if info is not None and spec is not None:
             try:
-                done[id(leaf), spec] = _shard(leaf, _named(spec, mesh, leaf))
+                leaf = shard(leaf, spec)
             except ValueError as e:
-                raise ValueError(f"Could not shard `{path}`: {e}") from e
-        return done[id(leaf), spec]
-
-    new = [shard(*leaf, spec) for leaf, spec in zip(leaves, wishes, strict=True)]
-    return treedef.unflatten(new)
-
-
-def _wishes_of_rules(rules, model):
-    def wish(info):
-        index = None if info is None else rules.match(info)
-        return None if index is None else _checked(rules.rules[index][1])
-
-    return [
-        wish(info)
-        for _, info in leaves_with_info(model, lambda x: _is_weight(x) or _is_array(x))
-    ]
-
-
-def _wishes_of_prefix(specs, model):
-    wishes = []
-
-    def extend(spec, subtree):
-        leaves = jtu.tree_leaves(subtree, is_leaf=_is_weight)
-        wishes.extend([_checked(spec)] * len(leaves))
-
-    is_leaf = lambda x: x is None or isinstance(x, PartitionSpec)
-    jtu.tree_map(extend, specs, model, is_leaf=is_leaf)
-    return wishes
+                raise ValueError(f"Could not shard `{info.path}`: {e}") from e
+        new.append(leaf)
+    return jtu.tree_structure(model, is_leaf=is_leaf).unflatten(new)
 
 
 def _checked(spec):
     if spec is None or isinstance(spec, PartitionSpec | NamedSharding):
         return spec
     raise TypeError(
-        "Of `specs`, each should be a `PartitionSpec`, a `NamedSharding` or None. Got "
+        "Each of `specs` should be a `PartitionSpec`, a `NamedSharding` or None. Got "
         f"{spec!r}."
     )
 
@@ -121,8 +100,8 @@ def _named(spec, mesh, leaf):
         mesh = get()
     if mesh.empty:
         raise ValueError(
-            "`mesh` should be given, or be set by `jax.set_mesh`, for a "
-            f"`PartitionSpec`. Got {spec}."
+            f"A `PartitionSpec` needs a mesh. Got {spec}: pass `mesh`, or set one by "
+            "`jax.set_mesh`."
         )
     return NamedSharding(mesh, spec)
 

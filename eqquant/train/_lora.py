@@ -87,7 +87,14 @@ def lora(
     check_no_adapters(model)
     alpha = rank if alpha is None else alpha
     scale = float(alpha / (math.sqrt(rank) if rank_stabilized else rank))
-    chosen = _decisions(model, filter_spec, min_size, embeddings)
+    # It does not matter which weights are quantized already.
+    chosen = decide(
+        model,
+        filter_spec,
+        min_size=min_size,
+        embeddings=embeddings,
+        is_done=lambda x: False,
+    )
     number = sum(decision.format is not None for decision in chosen)
     if number == 0:
         raise ValueError(
@@ -167,17 +174,6 @@ def with_magnitude(w: LoRA, dtype: Any) -> LoRA:
     norm = square_norms(w.base, w.axis)
     magnitude = jnp.sqrt(from_bits(norm, jnp.dtype(jnp.float32))).astype(dtype)
     return dataclasses.replace(w, magnitude=magnitude, norm=norm)
-
-
-def _decisions(model, filter_spec, min_size, embeddings):
-    # As if nothing was quantized yet. These arrays take no memory.
-    def stand_in(leaf):
-        if not is_quantized(leaf):
-            return leaf
-        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-
-    model = jtu.tree_map(stand_in, model, is_leaf=is_quantized)
-    return decide(model, filter_spec, min_size=min_size, embeddings=embeddings)
 
 
 def _check_rank(rank):

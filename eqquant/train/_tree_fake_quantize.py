@@ -1,6 +1,5 @@
 from typing import Any, Literal
 
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -65,17 +64,22 @@ def tree_fake_quantize(
     `ValueError` if a format does not round, or cannot be clipped, or has no scales to
     be learned.
     """
-    old = jtu.tree_leaves(model, is_leaf=_is_done)
-    # To the rules, what is done is as if it had been quantized.
-    shown = jtu.tree_map(_as_quantized, model, is_leaf=_is_fake_quantized)
     decisions = decide(
-        shown, filter_spec, format, axis, min_size, embeddings, unsupported, strict
+        model,
+        filter_spec,
+        format,
+        axis,
+        min_size,
+        embeddings,
+        unsupported,
+        strict,
+        is_done=_is_done,
     )
     new = [
-        leaf
+        decision.leaf
         if decision.format is None
         else _fake_quantized(decision, activation, step_sizes, clip)
-        for leaf, decision in zip(old, decisions, strict=True)
+        for decision in decisions
     ]
     treedef = jtu.tree_structure(model, is_leaf=_is_done)
     return jtu.tree_unflatten(treedef, new)
@@ -117,10 +121,6 @@ def _is_fake_quantized(x: Any) -> bool:
 
 def _is_done(x: Any) -> bool:
     return is_quantized(x) or _is_fake_quantized(x)
-
-
-def _as_quantized(x):
-    return jax.eval_shape(FakeQuantized.freeze, x) if _is_fake_quantized(x) else x
 
 
 def _fake_quantized(decision: Decision, activation, step_sizes, clip) -> FakeQuantized:

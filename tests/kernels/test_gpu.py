@@ -205,18 +205,18 @@ def test_refused(m, k, format, reason):
 
 @interpreted
 def test_refused_layouts():
-    way_out = '`eqq.tree_prepack(model, platform="gpu")`'
+    hint = '`eqq.tree_prepack(model, platform="gpu")`'
     q = eqq.quantize(normal(128, 64), "nf4")
     name, reasons = refusals(normal(1, 128), q)
     assert name == "decoded"
     assert "lies in rows" in reasons["bfloat16_wgmma"]
-    assert way_out in reasons["bfloat16_wgmma"]
+    assert hint in reasons["bfloat16_wgmma"]
     q = eqq.tree_prepack(eqq.quantize(normal(128, 64), eqq.Int8()), platform="gpu")
     assert refusals(normal(1, 128), q)[0] == "bfloat16_wgmma"
     q = eqq.quantize(normal(64, 320), "ternary", axis=-1)
     found = problem(normal(1, 320), q)
     _, refused = choose(dataclasses.replace(found, row_axis=-2))
-    assert way_out in refused[0][1] and "2 bits" in refused[0][1]
+    assert hint in refused[0][1] and "2 bits" in refused[0][1]
 
 
 @interpreted

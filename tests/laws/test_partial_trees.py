@@ -178,7 +178,7 @@ def test_what_stands_for_weights_is_told():
         assert rows
         for row in rows:
             assert "train" in row.reason or "frozen" in row.reason
-            assert "register_owner" not in row.way_out and row.way_out
+            assert "register_owner" not in row.hint and row.hint
         # They are not taken for modules that are not known of.
         assert jtu.tree_structure(eqq.tree_quantize(model)) == jtu.tree_structure(model)
     reasons = {row.path: row.reason for row in eqq.report(fake).rows}

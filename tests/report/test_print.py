@@ -32,7 +32,7 @@ def _row(path, **fields):
         after=2304,
         sqnr=20.0,
         reason="",
-        way_out="",
+        hint="",
         tied_to=None,
     )
     return dataclasses.replace(row, **fields)
@@ -67,7 +67,7 @@ def test_looks():
 def test_paths_are_whole(width):
     paths = [f"layers.{i}.attention.{'very_' * 7}long_name.weight" for i in range(3)]
     rows = [_row(path) for path in paths]
-    rows += [_dense(f"{path}.bias", way_out="Wait " * 40) for path in paths]
+    rows += [_dense(f"{path}.bias", hint="Wait " * 40) for path in paths]
     lines = _printed(Report(rows), width).splitlines()
     assert all(len(line) <= width for line in lines)
     for path in paths:
@@ -104,10 +104,9 @@ def test_many_tied():
 
 def test_reasons_are_said_once():
     rows = [
-        _dense(f"a.{i}.table", way_out=f'Rules([("a.{i}.table", ...)])')
-        for i in range(3)
+        _dense(f"a.{i}.table", hint=f'Rules([("a.{i}.table", ...)])') for i in range(3)
     ]
-    rows += [_dense("b", way_out='Rules([("b", ...)])', reason="small", shape=(3,))]
+    rows += [_dense("b", hint='Rules([("b", ...)])', reason="small", shape=(3,))]
     rows += [_dense("c", reason="changed", sqnr=12.34, tied_to="a")]
     rows += [_dense("d", reason="changed", sqnr=12.34)]
     lines = _printed(Report(rows), 80).splitlines()

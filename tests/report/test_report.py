@@ -90,7 +90,7 @@ def test_quantized_row():
     assert row.bits_per_weight == 4.5
     assert row.before == 48 * 64 * 4
     assert row.after == 48 * 64 / 2 + 48 * 4 == q.nbytes
-    assert (row.reason, row.way_out, row.tied_to) == ("", "", None)
+    assert (row.reason, row.hint, row.tied_to) == ("", "", None)
     assert row.sqnr is not None and 19 < row.sqnr < 22
 
 
@@ -106,7 +106,7 @@ def test_dense_row():
 
 
 @pytest.mark.parametrize(
-    "path, word, has_way_out",
+    "path, word, has_hint",
     [
         ("linear.bias", "vector", False),
         ("conv.bias", "bias", False),
@@ -120,12 +120,12 @@ def test_dense_row():
         ("step", "int32", False),
     ],
 )
-def test_reasons(path, word, has_way_out):
+def test_reasons(path, word, has_hint):
     model = _quantized()
     found = report(model)
     (row,) = [row for row in found.rows if row.path == path]
     assert word in row.reason
-    assert bool(row.way_out) == has_way_out
+    assert bool(row.hint) == has_hint
     assert path in str(found)
     assert row.reason in " ".join(str(found).split())
 
@@ -139,10 +139,10 @@ def test_every_array_has_a_row():
 def test_not_quantized_yet():
     row = _rows(_model())["linear.weight"]
     assert row.reason == "not quantized yet"
-    assert "NF4" in row.way_out
+    assert "NF4" in row.hint
     rules = eqq.Rules([("linear.*", None), ("*", "int8")])
     assert "linear.*" in _rows(_model(), None, rules)["linear.weight"].reason
-    assert "Int8" in _rows(_model(), None, rules)["embedding.weight"].way_out
+    assert "Int8" in _rows(_model(), None, rules)["embedding.weight"].hint
 
 
 def test_rules_may_match_nothing():

@@ -1,5 +1,4 @@
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -65,16 +64,16 @@ def plan(
     format = None if format is None else as_format(format)
     found = Rules(rules)
     axes = _axes(checkpoint, axis)
-    infos = {name: _info(x, axes[name]) for name, x in checkpoint.entries.items()}
-    _check_rules(found, infos)
+    infos = [_info(entry, axes[name]) for name, entry in checkpoint.entries.items()]
     planned = []
-    for name, entry in checkpoint.entries.items():
+    for (name, entry), rule in zip(
+        checkpoint.entries.items(), found.assign(infos, "rules")
+    ):
         _check_known(entry)
-        index = found.match(infos[name])
-        wish: Any = format if index is None else found.rules[index][1]
+        wish: Any = format if rule is None else rule[1]
         wish = format if wish is True else wish or None
-        obstacle = _obstacle(entry, requantize) or _refusal(wish, index, found)
-        if obstacle is None and index is None:
+        obstacle = _obstacle(entry, requantize) or _refusal(wish, rule)
+        if obstacle is None and rule is None:
             obstacle = _exception(entry, axes[name], min_size, embeddings)
         # (The layout of a file is that of CPUs.)
         wish = None if obstacle or wish is None else wish.prepacked("cpu")
@@ -88,27 +87,21 @@ def _axes(checkpoint, axis):
     for i in (default, *(i for _, i in pairs)):
         if i not in (-1, -2):
             raise ValueError(f"`axis` should be -1 or -2. Got {i!r}.")
+    # The first of the pairs that matches a name decides, as of rules.
     rules = Rules([(pattern, True) for pattern, _ in pairs])
-    infos = {name: _info(entry, -1) for name, entry in checkpoint.entries.items()}
-    _check_rules(rules, infos)
-    found = {name: rules.match(info) for name, info in infos.items()}
-    return {name: default if i is None else pairs[i][1] for name, i in found.items()}
+    axes = {id(rule): i for rule, (_, i) in zip(rules.rules, pairs)}
+    infos = [_info(entry, -1) for entry in checkpoint.entries.values()]
+    found = rules.assign(infos, "axis")
+    return {
+        info.path: default if rule is None else axes[id(rule)]
+        for info, rule in zip(infos, found)
+    }
 
 
 def _info(entry, axis):
     *_, field = entry.name.split(".")
     shape, dtype = entry.shape, entry.dtype
     return LeafInfo(entry.name, None, field, shape, dtype, axis, True, ())
-
-
-def _check_rules(rules, infos):
-    for index, (pattern, _) in enumerate(rules.rules):
-        if not any(rules.matches(index, info) for info in infos.values()):
-            near = difflib.get_close_matches(str(pattern), infos, cutoff=0) or infos
-            raise ValueError(
-                f"The rule {pattern!r} matches no array. There are "
-                f"{', '.join(map(repr, list(near)[:3]))}, for example."
-            )
 
 
 def _check_known(entry):
@@ -130,12 +123,12 @@ def _obstacle(entry, requantize):
     return ("empty", "") if 0 in entry.shape else None
 
 
-def _refusal(wish, index, rules):
+def _refusal(wish, rule):
     if wish is not None:
         return None
-    if index is None:
+    if rule is None:
         return "no rule matches", ""
-    return f"left out by the rule {rules.rules[index][0]!r}", ""
+    return f"left out by the rule {rule[0]!r}", ""
 
 
 def _exception(entry, axis, min_size, embeddings):

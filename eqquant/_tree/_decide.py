@@ -1,0 +1,267 @@
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, get_args, Literal, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .._array import AbstractStandIn, identity, is_quantized
+from .._product import Axis, normalise_axis
+from ..formats import AbstractFormat, as_format, NF4
+from ._owners import (
+    calls_as_equinox,
+    calls_as_registered,
+    convolutions,
+    LeafInfo,
+    leaves_with_info,
+    norms,
+    reparametrisations,
+)
+from ._requests import Request, requests
+from ._rules import Rules
+
+
+FilterSpec: TypeAlias = AbstractFormat | str | Rules | PyTree
+Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """Why a leaf is left as it is.
+
+    - `kind`: the reason as a word, to branch on.
+    - `reason`: the reason as text, to print.
+    - `hint`: what would change that, or nothing.
+    """
+
+    kind: Literal[
+        "not an array",
+        "quantized",
+        "dtype",
+        "not requested",
+        "reparametrised",
+        "norm",
+        "vector",
+        "bias",
+        "convolution",
+        "stand-in",
+        "small",
+        "embedding",
+        "unknown owner",
+    ]
+    reason: str
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What becomes of a leaf.
+
+    - `leaf`, `info`: the leaf, and what is known of it. `info` is `None` for a leaf
+        that is not an array.
+    - `outcome`: the format to quantize it in, or why it is left as it is.
+    - `on_call`: the modules whose calls then have to run as by `implicit`.
+    """
+
+    leaf: Any
+    info: LeafInfo | None
+    outcome: AbstractFormat | Skip
+    on_call: tuple[eqx.Module, ...] = ()
+
+    @property
+    def format(self) -> AbstractFormat | None:
+        return None if isinstance(self.outcome, Skip) else self.outcome
+
+    @property
+    def skip(self) -> Skip | None:
+        return self.outcome if isinstance(self.outcome, Skip) else None
+
+
+def decide(
+    model: PyTree,
+    filter_spec: FilterSpec = True,
+    format: AbstractFormat | str = NF4(),
+    axis: Axis | Literal["auto"] = "auto",
+    min_size: int = 1024,
+    embeddings: bool = False,
+    unsupported: Unsupported = "skip",
+    strict: bool = True,
+    *,
+    is_done: Callable[[Any], bool] = is_quantized,
+) -> list[Decision]:
+    """What [`eqquant.tree_quantize`][] would do with each leaf, in order.
+
+    **Arguments:**
+
+    - `is_done`: which nodes of `model` are leaves that count as quantized already. The
+        others are as of `tree_quantize`.
+    """
+    format = as_format(format)
+    if unsupported not in get_args(Unsupported):
+        raise ValueError(
+            f"`unsupported` should be one of {get_args(Unsupported)}. Got "
+            f"{unsupported!r}."
+        )
+    is_leaf = lambda x: is_quantized(x) or _is_struct(x) or is_done(x)
+    leaves = list(leaves_with_info(model, is_leaf))
+    if axis != "auto":
+        leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
+    found = requests(
+        filter_spec,
+        model,
+        [info for _, info in leaves],
+        argument="filter_spec",
+        is_leaf=is_leaf,
+        is_spec_leaf=_is_spec_leaf,
+        strict=strict,
+    )
+    on_call = unsupported == "on_call"
+    decisions, named = [], set()
+    for index, ((leaf, info), request) in enumerate(zip(leaves, found, strict=True)):
+        if info is None or is_done(leaf):
+            skip = _not_an_array if info is None else _done
+            decisions.append(Decision(leaf, info, skip))
+            continue
+        requested, is_named = _requested(request, leaf, format)
+        if is_named:
+            named.add(index)
+        caller = _caller(info) if on_call else None
+        skip = _obstacle(info, requested, caller)
+        if skip is None and not is_named:
+            skip = _exception(info, requested, min_size, embeddings, caller)
+        if skip is not None and skip.kind == "convolution" and unsupported == "error":
+            raise ValueError(
+                f"`{info.path}` cannot be quantized: it is {skip.reason}. Exclude it "
+                "by a rule, or pass `unsupported='skip'` or 'on_call'."
+            )
+        readers = _readers(info, caller) if on_call and skip is None else ()
+        decisions.append(Decision(leaf, info, skip or requested, readers))
+    return _tied_to_embeddings(decisions, named)
+
+
+_not_an_array = Skip("not an array", "not an array")
+_done = Skip("quantized", "quantized already")
+
+
+def _requested(request: Request, leaf: Any, format: AbstractFormat):
+    """The format that is requested, or `Skip`; and whether for this leaf alone."""
+    value, named, otherwise = request
+    if _is_function(value):
+        value = value(leaf)
+        named = not _is_bool(value)
+    if value is None or (_is_bool(value) and not value):
+        return Skip("not requested", otherwise), named
+    return format if _is_bool(value) else as_format(value), named
+
+
+_pass_on_call = "Pass `unsupported='on_call'`"
+
+
+def _obstacle(info, requested, caller) -> Skip | None:
+    """What no request overrides."""
+    if not jnp.issubdtype(info.dtype, jnp.floating):
+        return Skip("dtype", f"{info.dtype.name}, not floating-point")
+    if isinstance(requested, Skip):
+        return requested
+    owner = type(info.owner).__name__
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations) and caller is None:
+            reason = f"reparametrised by a {type(module).__name__}"
+            return Skip("reparametrised", reason, _pass_on_call)
+    if isinstance(info.owner, (*norms, *reparametrisations)):
+        return Skip("norm", f"a parameter of a {owner}")
+    if len(info.shape) < 2:
+        return Skip("vector", "a vector")
+    if info.field.startswith("bias"):
+        return Skip("bias", "a bias")
+    if isinstance(info.owner, convolutions) and caller is None:
+        reason = "the filter of a convolution, which takes arrays only"
+        return Skip("convolution", reason, _pass_on_call)
+    return None
+
+
+def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
+    """What a request for this leaf alone overrides."""
+    owner = type(info.owner).__name__
+    if isinstance(info.owner, AbstractStandIn):
+        return Skip("stand-in", f"held by a {owner}, which stands for a weight")
+    rule = f'Rules([("{info.path}", {format}), ...])'
+    if math.prod(info.shape) < min_size:
+        reason = f"fewer than {min_size} numbers"
+        return Skip("small", reason, f"Pass `min_size`, or {rule}")
+    if isinstance(info.owner, eqx.nn.Embedding) and not embeddings:
+        tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
+        reason = "an embedding, and what is tied to it" if tied else "an embedding"
+        return Skip("embedding", reason, "Pass `embeddings=True`")
+    if not info.known and caller is None:
+        hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
+        return Skip("unknown owner", f"{owner} is not a known owner of weights", hint)
+    return None
+
+
+def _tied_to_embeddings(decisions, named):
+    # An array that stays dense for an embedding takes no more memory elsewhere.
+    paths = {
+        identity(decision.leaf): decision.info.path
+        for decision in decisions
+        if decision.skip is not None and decision.skip.kind == "embedding"
+    }
+    revised = []
+    for index, decision in enumerate(decisions):
+        path = paths.get(identity(decision.leaf))
+        if path is not None and decision.format is not None and index not in named:
+            reason = f"the array of the embedding `{path}`"
+            skip = Skip("embedding", reason, "Pass `embeddings=True`")
+            decision = Decision(decision.leaf, decision.info, skip)
+        revised.append(decision)
+    return revised
+
+
+def _caller(info):
+    """The module that passes this weight to functions which may need dense arrays."""
+    if info is None:
+        return None
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations):
+            return module
+    if info.owner is None:
+        return None
+    known = calls_as_registered(info.owner, info.field)
+    if known and not isinstance(info.owner, convolutions):
+        return None
+    return info.owner if callable(info.owner) else None
+
+
+def _readers(info, caller):
+    """The modules that may read a weight: `caller`, and those around the layer that it
+    belongs to, which may bypass the layer's call. Equinox's own layers do not."""
+    modules = info.ancestors if info.owner is None else info.ancestors[:-1]
+    readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
+    return tuple(readers) if caller is None else (*readers, caller)
+
+
+def _with_axis(info, axis):
+    if info is None or len(info.shape) < 2:
+        return info
+    return dataclasses.replace(info, axis=normalise_axis(axis, info.shape))
+
+
+def _is_spec_leaf(x: Any) -> bool:
+    return x is None or isinstance(x, AbstractFormat | str) or _is_function(x)
+
+
+def _is_function(x: Any) -> bool:
+    # A module is a tree, though it may have a `__call__`.
+    return callable(x) and not isinstance(x, eqx.Module)
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool | np.bool_)
+
+
+def _is_struct(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)

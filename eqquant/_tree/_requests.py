@@ -1,0 +1,64 @@
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ._owners import LeafInfo
+from ._rules import Rules
+
+
+class Request(NamedTuple):
+    """What a filter requests for one leaf.
+
+    - `value`: a leaf of a prefix tree, or the action of a rule. `None` if no rule
+        matches.
+    - `named`: whether it is about this leaf alone, not about a subtree.
+    - `otherwise`: why the leaf is not quantized, if that is what `value` requests.
+    """
+
+    value: Any
+    named: bool
+    otherwise: str
+
+
+def requests(
+    spec: Rules | PyTree,
+    tree: PyTree,
+    infos: Sequence[LeafInfo | None],
+    *,
+    argument: str,
+    is_leaf: Callable[[Any], bool],
+    is_spec_leaf: Callable[[Any], bool],
+    strict: bool,
+) -> list[Request]:
+    """What the argument of a function that takes a filter requests for each leaf.
+
+    **Arguments:**
+
+    - `spec`: the filter: [`eqquant.Rules`][], or a prefix of `tree`.
+    - `tree`, `infos`: the tree, and what is known of each of its leaves.
+    - `argument`: the name of the argument, for errors.
+    - `is_leaf`, `is_spec_leaf`: which nodes of `tree` and of a prefix are leaves.
+    - `strict`: whether a rule that matches no leaf is an error.
+    """
+    if isinstance(spec, Rules):
+        rules = spec.assign(infos, argument, strict)
+        return [_by_rule(rule) for rule in rules]
+    found = []
+
+    def extend(value, subtree):
+        leaves = jtu.tree_leaves(subtree, is_leaf=is_leaf)
+        named = value is not spec and len(leaves) == 1 and leaves[0] is subtree
+        request = Request(value, named, f"left out by `{argument}`")
+        found.extend([request] * len(leaves))
+
+    jtu.tree_map(extend, spec, tree, is_leaf=is_spec_leaf)
+    return found
+
+
+def _by_rule(rule):
+    if rule is None:
+        return Request(None, False, "no rule matches")
+    condition, action = rule
+    return Request(action, True, f"left out by the rule {condition!r}")
