@@ -28,7 +28,7 @@ from .._product import (
     typed_sharding,
     with_spec,
 )
-from ..formats import AbstractFormat, AbstractScaled, shape_of, Stored, to_rows
+from ..formats import AbstractFormat, AbstractScaled, Layout, Stored
 from ._array_like import AbstractStandIn
 from ._index import indexed
 from ._provenance import marked, say
@@ -47,21 +47,18 @@ class QuantizedArray(AbstractStandIn):
     """
 
     stored: Stored
-    format: AbstractFormat = eqx.field(static=True)
+    layout: Layout = eqx.field(static=True)
     axis: Axis = eqx.field(static=True)
-    tail: int = eqx.field(static=True)
     sharding: NamedSharding | PartitionSpec | None = eqx.field(static=True)
     activation: AbstractFormat | None = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
-    # Which axis of the stored arrays is that of the rows: the layout.
-    row_axis: int = eqx.field(static=True)
     # The sizes of all contracted axes but the first.
     inner: tuple[int, ...] = eqx.field(static=True, default=())
 
     @property
     def shape(self) -> tuple[int, ...]:
-        check_axes(_first(self.stored).ndim, self.axis, self.row_axis)
-        *lead, k = shape_of(self.format, self.stored, self.tail, self.row_axis)
+        check_axes(_first(self.stored).ndim, self.layout, self.axis)
+        *lead, k = self.layout.shape(self.stored)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
 
@@ -76,6 +73,10 @@ class QuantizedArray(AbstractStandIn):
         return 8 * self.nbytes / max(1, self.size)
 
     @property
+    def format(self) -> AbstractFormat:
+        return self.layout.format
+
+    @property
     def block_size(self) -> int | None:
         return self.format.block_size
 
@@ -84,7 +85,8 @@ class QuantizedArray(AbstractStandIn):
         """The scale of each block, with the contracted axis last."""
         if not isinstance(self.format, AbstractScaled):
             raise AttributeError(f"There are no scales in {self.format}.")
-        return self.format.scales(to_rows(self.stored, self.row_axis), self.tail)
+        rows = self.layout.to_rows(self.stored)
+        return self.format.scales(rows, self.layout.tail)
 
     @property
     def mT(self) -> "QuantizedArray":
@@ -152,8 +154,8 @@ class QuantizedArray(AbstractStandIn):
         `None` inside of `jit` where the mesh has no explicit axes."""
         codes = codes_of(self.stored)
         if isinstance(codes, Tracer):
-            return typed_sharding(self.stored, self.axis, self.row_axis)
-        return logical_sharding(codes.sharding, self.axis, self.row_axis, codes.ndim)
+            return typed_sharding(self.stored, self.layout, self.axis)
+        return logical_sharding(codes.sharding, self.layout, self.axis, codes.ndim)
 
     @property
     def is_sharded(self) -> bool:
@@ -195,9 +197,7 @@ class QuantizedArray(AbstractStandIn):
             )
         spec = full_spec(sharding.spec, self.ndim)
         sharding = NamedSharding(sharding.mesh, spec)
-        stored = place(
-            self.stored, sharding, self.format, self.axis, self.tail, self.row_axis
-        )
+        stored = place(self.stored, sharding, self.layout, self.axis)
         return dataclasses.replace(self, stored=stored, sharding=sharding)
 
     def __matmul__(self, x: Any) -> Array:
@@ -266,7 +266,7 @@ def as_mapped(q: QuantizedArray) -> QuantizedArray:
 
 
 def _checked(q):
-    check_stored(q.stored, q.axis, q.row_axis)
+    check_stored(q.stored, q.layout, q.axis)
     return q
 
 
@@ -331,9 +331,7 @@ def _matmul(x, q, kernel, precision):
         x[None] if x.ndim == 1 else x,
         jtu.tree_map(lambda a: a[None], q.stored) if q.ndim == 1 else q.stored,
         product="matmul_transposed" if across else "matmul",
-        format=q.format,
-        tail=q.tail,
-        row_axis=q.row_axis,
+        layout=q.layout,
         sharding=declared_by_row(q.sharding, q.axis, q.ndim),
         activation=q.activation,
         kernel=kernel,
@@ -370,10 +368,10 @@ def _dequantize(q):
     q = _checked(q)
 
     def decode(q):
-        w = q.format.decode(to_rows(q.stored, q.row_axis), q.tail).astype(q.dtype)
+        w = q.layout.decode(q.stored).astype(q.dtype)
         return contracted_back(w, q.axis, q.inner)
 
-    return by_types(decode, typed_sharding(q.stored, q.axis, q.row_axis))(q)
+    return by_types(decode, typed_sharding(q.stored, q.layout, q.axis))(q)
 
 
 def has_numbers(q: QuantizedArray) -> bool:

@@ -20,7 +20,6 @@ from .._product import (
     typed_sharding,
     with_spec,
 )
-from ..formats import from_rows, shape_of, to_rows
 from ._provenance import marked
 from ._stored import check_stored
 
@@ -52,8 +51,8 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
 
 def _pick(q, index):
     old = q.stored
-    check_stored(old, q.axis, q.row_axis)
-    *lead, n, _ = shape_of(q.format, old, q.tail, q.row_axis)
+    check_stored(old, q.layout, q.axis)
+    *lead, n, _ = q.layout.shape(old)
     if len(index) <= len(lead):
         stored = jtu.tree_map(lambda a: a[index], old)
         return dataclasses.replace(q, stored=stored)
@@ -62,25 +61,25 @@ def _pick(q, index):
     def pick(a):
         return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
 
-    stored = jtu.tree_map(pick, to_rows(old, q.row_axis))
-    vector = all(a.ndim == 1 for a in jtu.tree_leaves(stored))
-    row_axis = -2 if vector else q.row_axis
-    return dataclasses.replace(q, stored=from_rows(stored, row_axis), row_axis=row_axis)
+    rows, layout = jtu.tree_map(pick, q.layout.to_rows(old)), q.layout
+    if all(a.ndim == 1 for a in jtu.tree_leaves(rows)):
+        layout = layout.preferred(1)
+    return dataclasses.replace(q, stored=layout.from_rows(rows), layout=layout)
 
 
 def _rows(q, index):
     stored = q.stored
-    check_stored(stored, q.axis, q.row_axis)
+    check_stored(stored, q.layout, q.axis)
 
     def pick(a, index):
-        a = jnp.moveaxis(a, q.row_axis, 0)
+        a = jnp.moveaxis(a, q.layout.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
     def rows(stored, index):
         picked = jtu.tree_map(lambda a: pick(a, index), stored)
-        return _decode_rows(picked, q.format, q.tail, q.dtype)
+        return _decode_rows(picked, q.layout, q.dtype)
 
-    sharding = typed_sharding(q.stored, q.axis, q.row_axis)
+    sharding = typed_sharding(q.stored, q.layout, q.axis)
     if sharding is None:
         return rows(stored, index)
     lead = PartitionSpec(None)
@@ -97,8 +96,8 @@ def _rows(q, index):
 
 _decode_rows = marked(
     "decode_rows",
-    lambda rows, format, tail, dtype: format.decode(rows, tail).astype(dtype),
-    static_argnums=(1, 2, 3),
+    lambda rows, layout, dtype: layout.format.decode(rows, layout.tail).astype(dtype),
+    static_argnums=(1, 2),
 )
 
 

@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
 from .._product import as_tuple, Axis, spec_of, with_spec
-from ..formats import from_rows, shape_of, to_rows
 from ._array import QuantizedArray
 
 
@@ -44,15 +43,15 @@ def along(
     """Applies `fn` to each stored array, and its axis that is the leading `axis`. It
     should not change how many axes there are."""
     index = leading_axes(q).index(axis)
-    *lead, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
-    is_row = index == len(lead) - 1
+    *lead, _ = q.layout.shape(q.stored)
+    is_row, row_axis = index == len(lead) - 1, q.layout.row_axis
 
     def apply(a):
         if not is_row:
             return fn(a, index)
         # What all rows share, any number of them do.
-        shared = a.shape[q.row_axis] != lead[-1]
-        return a if shared else fn(a, a.ndim + q.row_axis)
+        shared = a.shape[row_axis] != lead[-1]
+        return a if shared else fn(a, a.ndim + row_axis)
 
     return undeclared(q, stored=jtu.tree_map(apply, q.stored))
 
@@ -105,7 +104,7 @@ def _reordered(q, order):
 def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray:
     """With other leading axes, of as many numbers. The logical axes of the result mean
     nothing: its `axis` should be set."""
-    *old, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    *old, _ = q.layout.shape(q.stored)
     if lead == tuple(old):
         return q
 
@@ -122,7 +121,7 @@ def broadcast_leading(
     q: QuantizedArray, lead: tuple[int, ...], dims: tuple[int, ...]
 ) -> QuantizedArray:
     """With leading axes of these sizes, of which `dims` are those there are now."""
-    *old, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    *old, _ = q.layout.shape(q.stored)
 
     def broadcast(a, number, rest):
         kept = a.shape[a.ndim - rest :]
@@ -141,16 +140,16 @@ def _restacked(q, fn, keeps_rows):
     if keeps_rows:
         stored = jtu.tree_map(lambda a: fn(a, a.ndim - 2, 2), q.stored)
         return undeclared(q, stored=stored)
-    *lead, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    *lead, _ = q.layout.shape(q.stored)
 
     def apply(a):
         a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
         return fn(a, a.ndim - 1, 1)
 
-    rows = jtu.tree_map(apply, to_rows(q.stored, q.row_axis))
-    # Of a vector, there was nothing to lay out.
-    row_axis = q.row_axis if lead else q.format.row_axis
-    return undeclared(q, stored=from_rows(rows, row_axis), row_axis=row_axis)
+    rows = jtu.tree_map(apply, q.layout.to_rows(q.stored))
+    # A vector becomes a matrix, which has rows.
+    layout = q.layout if lead else q.layout.preferred(2)
+    return undeclared(q, stored=layout.from_rows(rows), layout=layout)
 
 
 def undeclared(q: QuantizedArray, **changes) -> QuantizedArray:

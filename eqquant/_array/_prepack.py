@@ -7,13 +7,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from ..formats import (
-    AbstractFormat,
     AbstractGrid,
-    from_rows,
+    Layout,
     Nested,
     pack,
-    shape_of,
-    to_rows,
     unpack,
 )
 from ._array import has_numbers, is_quantized, QuantizedArray
@@ -68,38 +65,34 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         if not is_quantized(x) or not has_numbers(x):
             return x
         format = x.format.prepacked(kind)
-        return relaid_once(x, format, -2 if kind == "gpu" else format.row_axis)
+        row_axis = -2 if kind == "gpu" else format.row_axis
+        return relaid_once(x, Layout(format, row_axis=row_axis))
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)
 
 
-def relaid(q: QuantizedArray, format: AbstractFormat, row_axis: int) -> QuantizedArray:
-    """The same array, in a format that packs the same codes otherwise, and with the
-    rows of stored matrices on another axis."""
-    if all(a.ndim < 2 for a in jtu.tree_leaves(q.stored)):
-        row_axis = q.row_axis
-    if (format, row_axis) == (q.format, q.row_axis):
+def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
+    """The same array in another layout, whose format may pack the same codes otherwise.
+    The `tail` is found here, whichever `layout` has."""
+    vector = all(a.ndim < 2 for a in jtu.tree_leaves(q.stored))
+    row_axis = q.layout.row_axis if vector else layout.row_axis
+    layout = Layout(layout.format, q.layout.tail, row_axis)
+    if layout == q.layout:
         return q
-    stored = _relaid(q.stored, q.tail, q.format, q.row_axis, format, row_axis)
-    k = shape_of(q.format, q.stored, q.tail, q.row_axis)[-1]
-    new = dataclasses.replace(
-        q,
-        stored=stored,
-        format=format,
-        tail=shape_of(format, stored, 0, row_axis)[-1] - k,
-        row_axis=row_axis,
-    )
+    stored = _relaid(q.stored, q.layout, layout)
+    layout = layout.trimmed(stored, q.layout.shape(q.stored)[-1])
+    new = dataclasses.replace(q, stored=stored, layout=layout)
     placed = isinstance(q.sharding, NamedSharding)
     return new.with_sharding(q.sharding) if placed else new
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=True)
-def _relaid(stored, tail, old, old_axis, new, new_axis):
-    stored = to_rows(stored, old_axis)
-    if old != new:
-        codes = unpack(stored["codes"], _radix(old), tail)
-        stored = stored | {"codes": pack(codes, _radix(new))}
-    return from_rows(stored, new_axis)
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _relaid(stored, old, new):
+    rows = old.to_rows(stored)
+    if old.format != new.format:
+        codes = unpack(rows["codes"], _radix(old.format), old.tail)
+        rows = rows | {"codes": pack(codes, _radix(new.format))}
+    return new.from_rows(rows)
 
 
 def _radix(format):

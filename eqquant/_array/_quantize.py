@@ -25,11 +25,10 @@ from ..formats import (
     AbstractFormat,
     as_format,
     encode_held,
-    from_rows,
+    Layout,
     NF4,
     not_held_text,
     round_trip,
-    shape_of,
 )
 from ._array import QuantizedArray
 from ._stored import settled
@@ -96,42 +95,39 @@ def quantize(
     w = jnp.asarray(w)
     if traced and isinstance(format, AbstractExact):
         w = _check_when_run(w, format)
-    row_axis = -2 if w.ndim == len(as_tuple(axis)) else format.row_axis
-    stored = _encode(w, format, axis, row_axis)
-    _, *inner = [w.shape[i] for i in as_tuple(axis)]
-    k = math.prod(w.shape[i] for i in as_tuple(axis))
+    contracted = [w.shape[i] for i in as_tuple(axis)]
+    layout = Layout(format).preferred(w.ndim - len(contracted) + 1)
+    stored = _encode(w, layout, axis)
     q = QuantizedArray(
         stored=stored,
-        format=format,
+        layout=layout.trimmed(stored, math.prod(contracted)),
         axis=axis,
-        tail=shape_of(format, stored, 0, row_axis)[-1] - k,
-        row_axis=row_axis,
         sharding=None,
         activation=activation,
         dtype=dtype,
-        inner=tuple(inner),
+        inner=tuple(contracted[1:]),
     )
     return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
-def _encode(w, format, axis, row_axis):
+@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _encode(w, layout, axis):
     def encode(w):
-        return from_rows(encode_held(format, contracted_last(w, axis)), row_axis)
+        return layout.from_rows(encode_held(layout.format, contracted_last(w, axis)))
 
-    sharding = _out_sharding(w, encode, format, axis, row_axis)
+    sharding = _out_sharding(w, encode, layout, axis)
     return settled(by_types(encode, sharding)(w))
 
 
-def _out_sharding(w, encode, format, axis, row_axis):
+def _out_sharding(w, encode, layout, axis):
     sharding = jax.typeof(w).sharding
     if not sharding.mesh.explicit_axes:
         return None
     plain = jax.ShapeDtypeStruct(w.shape, w.dtype)
     shape = jax.eval_shape(lambda w: contracted_last(w, axis), plain).shape
-    entries = checked_by_row(sharding, format, shape, axis)
+    entries = checked_by_row(sharding, layout.format, shape, axis)
     return jtu.tree_map(
-        lambda a: NamedSharding(sharding.mesh, stored_spec(a.shape, entries, row_axis)),
+        lambda a: NamedSharding(sharding.mesh, stored_spec(a.shape, entries, layout)),
         jax.eval_shape(encode, plain),
     )
 

@@ -4,10 +4,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from .._product import as_tuple, Axis
-from ..formats import Stored
+from ..formats import Layout, Stored
 
 
-def check_stored(stored: Stored, axis: Axis, row_axis: int) -> None:
+def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
     """Raises a `TypeError` if something took stored arrays for parameters, and a
     `ValueError` if `jax.vmap` maps them along an axis that is no leading one of the
     array that they stand for: now, or where what is being traced here is mapped."""
@@ -20,18 +20,18 @@ def check_stored(stored: Stored, axis: Axis, row_axis: int) -> None:
                 f"{a.dtype.name}: something took them for parameters. Filter those by "
                 "`eqx.is_inexact_array`, not by `eqx.is_array`."
             )
-        check_axes(a.ndim, axis, row_axis)
-    checked_p.bind(*leaves, axis=axis, row_axis=row_axis)
+        check_axes(a.ndim, layout, axis)
+    checked_p.bind(*leaves, layout=layout, axis=axis)
     # What all rows share is of size one.
     shapes = [a.shape for a in leaves if a.ndim > 1]
-    if len({shape[row_axis] for shape in shapes} - {1}) > 1:
+    if len({shape[layout.row_axis] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
 
 
-def check_axes(ndim: int, axis: Axis, row_axis: int) -> None:
+def check_axes(ndim: int, layout: Layout, axis: Axis) -> None:
     """Raises a `ValueError` if stored arrays have fewer axes than they must."""
     axes = as_tuple(axis)
-    least = 1 if row_axis == -2 else 2
+    least = 1 if layout.row_axis == -2 else 2
     if ndim < least or ndim - 1 + len(axes) < -axes[0]:
         raise ValueError(_sentence)
 
@@ -53,15 +53,15 @@ checked_p.def_abstract_eval(lambda *stored, **_: stored)
 mlir.register_lowering(checked_p, lambda ctx, *stored, **_: stored)
 
 
-def _batch_checked(stored, dims, *, axis, row_axis):
+def _batch_checked(stored, dims, *, layout, axis):
     axes = as_tuple(axis)
     for a, d in zip(stored, dims, strict=True):
         in_front = a.ndim - 1 + len(axes) + axes[0]
         # Of a matrix, the rows may be mapped, each of which is a vector.
-        lead = a.ndim - 2 if a.ndim > 2 or row_axis == -1 else 1
+        lead = a.ndim - 2 if a.ndim > 2 or layout.row_axis == -1 else 1
         if d is not None and d >= min(in_front, lead):
             raise ValueError(_sentence)
-    return checked_p.bind(*stored, axis=axis, row_axis=row_axis), dims
+    return checked_p.bind(*stored, layout=layout, axis=axis), dims
 
 
 batching.primitive_batchers[checked_p] = _batch_checked

@@ -7,7 +7,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._array import blocked_axes, is_quantized, leading_axes, QuantizedArray
 from .._product import full_spec, number_of_shards, splits_evenly
-from ..formats import by_row, shape_of
 from ._interpreter import as_arrays
 from ._table import add_rule
 
@@ -61,15 +60,14 @@ def _specs(q: QuantizedArray, spec: PartitionSpec, mesh: Any) -> Any:
     """Of each stored array; `None` if there are none."""
     entries = tuple(full_spec(spec, q.ndim))
     first, *others = blocked_axes(q)
-    *lead, k = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    *lead, k = q.layout.shape(q.stored)
     shards = number_of_shards(mesh, entries[first])
     if any(entries[i] is not None for i in others):
         return None
     if not splits_evenly(q.format, lead, k, shards):
         return None
-    wanted = by_row(
-        (*[entries[i] for i in leading_axes(q)], entries[first]), q.row_axis
-    )
+    rows = [entries[i] for i in leading_axes(q)]
+    wanted = q.layout.by_row((*rows, entries[first]))
 
     def of(a):
         split = [None if size == 1 else e for size, e in zip(a.shape, wanted)]

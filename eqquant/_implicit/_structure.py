@@ -18,7 +18,6 @@ from .._array import (
     reshaped_leading,
     take_along,
 )
-from ..formats import shape_of
 from ._interpreter import bind
 from ._table import add_rule
 
@@ -201,7 +200,7 @@ def _concatenated(values, axis):
     index = leading_axes(first).index(axis)
     wholes = [_with_all_rows(q) for q in values]
     rank = len(leading_axes(first))
-    place = index if index < rank - 1 else rank + 1 + first.row_axis
+    place = index if index < rank - 1 else rank + 1 + first.layout.row_axis
     stored = jtu.tree_map(
         lambda *leaves: lax.concatenate(leaves, place), *[q.stored for q in wholes]
     )
@@ -209,16 +208,16 @@ def _concatenated(values, axis):
 
 
 def _kind(q):
-    return q.format, q.axis, q.tail, q.activation, q.dtype, q.row_axis, q.inner
+    return q.layout, q.axis, q.activation, q.dtype, q.inner
 
 
 def _with_all_rows(q: QuantizedArray) -> QuantizedArray:
     # What rows share is given to each of them.
-    *lead, _ = shape_of(q.format, q.stored, q.tail, q.row_axis)
+    *lead, _ = q.layout.shape(q.stored)
 
     def spread(a):
         shape = list(a.shape)
-        shape[q.row_axis] = lead[-1]
+        shape[q.layout.row_axis] = lead[-1]
         return jnp.broadcast_to(a, shape)
 
     return dataclasses.replace(q, stored=jtu.tree_map(spread, q.stored))

@@ -63,9 +63,9 @@ def dot(
     # The weights are `stack rows blocked`, the inputs `stack x_free contracted`.
     sharding = declared_by_row(q.sharding, q.axis, q.ndim)
     if [*stack, *rows] == lead and len(rows) == 1:
-        stored, row_axis = q.stored, q.row_axis
+        stored, layout = q.stored, q.layout
     else:
-        stored, row_axis = _matrices(q, shape, stack, rows, blocked)
+        stored, layout = _matrices(q, shape, stack, rows, blocked)
         if sharding is not None:
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
     dtype = _dtype(x, q, out_dtype, exact_sums=len(sums) > 0)
@@ -83,9 +83,7 @@ def dot(
         stored,
         row_axes=len(x_free),
         product="matmul" if contracted is blocked else "matmul_transposed",
-        format=q.format,
-        tail=q.tail,
-        row_axis=row_axis,
+        layout=layout,
         sharding=sharding,
         activation=q.activation,
         precision=precision,
@@ -131,7 +129,7 @@ def _matrices(q, shape, stack, rows, blocked):
     assert new is not None
     row = math.prod(shape[i] for i in rows)
     new = reshaped_leading(new, (*[shape[i] for i in stack], row))
-    return new.stored, new.row_axis
+    return new.stored, new.layout
 
 
 def _dtype(x, q, out_dtype, exact_sums):

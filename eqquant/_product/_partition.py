@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ..formats import AbstractFormat, by_row, round_trip
+from ..formats import AbstractFormat, Layout, round_trip
 from ..kernels import Product
 from ._specs import as_entry, full_spec, names_of, splits_evenly
 
@@ -47,9 +47,9 @@ class Split(NamedTuple):
         out = self.n if product == "matmul" else self.k
         return _spec(*self.stack, *self.rows, out)
 
-    def leaf(self, shape: Sequence[int], row_axis: int) -> PartitionSpec:
+    def leaf(self, shape: Sequence[int], layout: Layout) -> PartitionSpec:
         """Of a stored array of this shape."""
-        entries = by_row((*self.stack, self.n, self.k), row_axis)
+        entries = layout.by_row((*self.stack, self.n, self.k))
         return _spec(*[() if i == 1 else names for i, names in zip(shape, entries)])
 
 
@@ -111,13 +111,12 @@ class Partition:
     the weight that it has, and a sum over devices where the contracted axis is split.
     The weight is never decoded to be sent.
 
-    - `product`, `format`, `row_axis`, `activation`: as of a `Problem`.
+    - `product`, `layout`, `activation`: as of a `Problem`.
     - `w_shape`: `*b n k`.
     """
 
     product: Product
-    format: AbstractFormat
-    row_axis: int
+    layout: Layout
     activation: AbstractFormat | None
     w_shape: tuple[int, ...]
 
@@ -130,8 +129,8 @@ class Partition:
         """From how the operands are placed: `x`, and the stored arrays."""
         x, *leaves = [full_spec(spec, len(s)) for spec, s in zip(specs, shapes)]
         codes = max(range(len(leaves)), key=lambda i: math.prod(shapes[1 + i]))
-        w = by_row(tuple(leaves[codes]), self.row_axis)
-        return split(tuple(x), w, shapes[0], self.w_shape, sizes, self.format)
+        w = self.layout.by_row(tuple(leaves[codes]))
+        return split(tuple(x), w, shapes[0], self.w_shape, sizes, self.layout.format)
 
     def specs(
         self, parts: Split, shapes: Sequence[tuple[int, ...]]
@@ -140,7 +139,7 @@ class Partition:
         x = parts.x(self.product)
         if self._by_whole_rows(parts):
             x = PartitionSpec(*x[:-1], None)
-        return [x, *[parts.leaf(shape, self.row_axis) for shape in shapes[1:]]]
+        return [x, *[parts.leaf(shape, self.layout) for shape in shapes[1:]]]
 
     def on_device(
         self, fn: Fn, parts: Split, scattered: int | None = None
@@ -217,7 +216,7 @@ def as_declared(
     others = tuple(name for name in mesh.auto_axes if name not in used)
     rows = [others, *[None] * (x.ndim - number + 1)]
     placed = [None] * (number - 2) + rows
-    w_shape, format = partition.w_shape, partition.format
+    w_shape, format = partition.w_shape, partition.layout.format
     parts = split(placed, spec, x.shape, w_shape, mesh.shape, format)
     return _on_mesh(partition, fn, mesh, operands, parts, set(mesh.auto_axes))
 
@@ -299,9 +298,10 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
 def _rule(partition, shapes):
     # As of `einsum`. A factor `u` stands for the units that `k` can be split into.
     *stack_shape, n, k = partition.w_shape
+    by_row = partition.layout.by_row
     x_shape, *leaves = shapes
     number = len(stack_shape)
-    units = _units(partition, k, [by_row(s, partition.row_axis)[-1] for s in leaves])
+    units = _units(partition, k, [by_row(s)[-1] for s in leaves])
     sizes = {"u": units}
 
     def along_k(size, name):
@@ -319,9 +319,9 @@ def _rule(partition, shapes):
         old, new = new, old
     terms = [[*stack, *rows, old]]
     for i, shape in enumerate(leaves):
-        *_, n_size, k_size = by_row(shape, partition.row_axis)
+        *_, n_size, k_size = by_row(shape)
         row = "n" if n_size == n else f"s{i}"
-        names = by_row((*stack, row, along_k(k_size, f"k{i}")), partition.row_axis)
+        names = by_row((*stack, row, along_k(k_size, f"k{i}")))
         terms.append([*names])
     left = ", ".join(map(" ".join, terms))
     result = [*stack, *rows, new]
@@ -337,5 +337,5 @@ def _units(partition, k, sizes):
     return next(
         i
         for i in range(whole, 0, -1)
-        if whole % i == 0 and splits_evenly(partition.format, lead, k, i)
+        if whole % i == 0 and splits_evenly(partition.layout.format, lead, k, i)
     )

@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Shaped
 
-from ..formats import AbstractFormat, shape_of, Stored
+from ..formats import AbstractFormat, Layout, Stored
 from ..kernels import choose, platforms, Problem, Product
 from ._partition import (
     as_declared,
@@ -31,9 +31,7 @@ def qmatmul_rows(
     *,
     row_axes: int = 1,
     product: Product,
-    format: AbstractFormat,
-    tail: int,
-    row_axis: int,
+    layout: Layout,
     sharding: NamedSharding | None = None,
     activation: AbstractFormat | None = None,
     kernel: str | None = None,
@@ -49,15 +47,13 @@ def qmatmul_rows(
     params = dict(
         treedef=treedef,
         product=product,
-        format=format,
-        tail=tail,
-        row_axis=row_axis,
+        layout=layout,
         sharding=sharding,
         activation=activation,
         kernel=kernel,
         precision=precision,
     )
-    stack = shape_of(format, stored, tail, row_axis)[:-2]
+    stack = layout.shape(stored)[:-2]
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         parts = jnp.stack([x.real, x.imag], -2)
         y = _broadcast(parts, leaves, stack, row_axes + 1, params)
@@ -127,12 +123,10 @@ def _abstract(x, *leaves, **params):
     return y.update(sharding=NamedSharding(mesh, spec))
 
 
-def _partition(
-    leaves, *, treedef, product, format, tail, row_axis, activation, **params
-):
+def _partition(leaves, *, treedef, product, layout, activation, **params):
     del params
-    w_shape = shape_of(format, treedef.unflatten(leaves), tail, row_axis)
-    return Partition(product, format, row_axis, activation, w_shape)
+    w_shape = layout.shape(treedef.unflatten(leaves))
+    return Partition(product, layout, activation, w_shape)
 
 
 def problem_of(
@@ -141,9 +135,7 @@ def problem_of(
     platform,
     treedef,
     product,
-    format,
-    tail,
-    row_axis,
+    layout,
     activation,
     precision,
     portable=False,
@@ -151,14 +143,12 @@ def problem_of(
 ) -> Problem:
     """What a product asks of a kernel, from its operands or their avals."""
     del params
-    *stack, n, k = shape_of(format, treedef.unflatten(leaves), tail, row_axis)
+    *stack, n, k = layout.shape(treedef.unflatten(leaves))
     rows = math.prod(x.shape[len(stack) : -1])
     return Problem(
         product=product,
         platform=platform,
-        format=format,
-        tail=tail,
-        row_axis=row_axis,
+        layout=layout,
         activation=activation,
         rows=rows if isinstance(rows, int) else None,
         n=n,

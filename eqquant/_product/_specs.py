@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ..formats import AbstractFormat, by_row, shape_of, Stored
+from ..formats import AbstractFormat, Layout, Stored
 from ._axes import as_tuple, Axis, logical
 
 
@@ -64,12 +64,7 @@ def by_types(fn: Callable, out_sharding: Any) -> Callable:
 
 
 def place(
-    stored: Stored,
-    sharding: NamedSharding,
-    format: AbstractFormat,
-    axis: Axis,
-    tail: int,
-    row_axis: int,
+    stored: Stored, sharding: NamedSharding, layout: Layout, axis: Axis
 ) -> Stored:
     """Places the stored arrays of an array that is to be sharded in this way.
 
@@ -77,11 +72,11 @@ def place(
 
     A `ValueError` if that would split a block, or a byte.
     """
-    lead_k = shape_of(format, stored, tail, row_axis)
-    entries = checked_by_row(sharding, format, lead_k, axis)
+    shape = layout.shape(stored)
+    entries = checked_by_row(sharding, layout.format, shape, axis)
 
     def place_one(a):
-        spec = stored_spec(a.shape, entries, row_axis)
+        spec = stored_spec(a.shape, entries, layout)
         return placed(a, NamedSharding(sharding.mesh, spec))
 
     return jtu.tree_map(place_one, stored)
@@ -119,10 +114,10 @@ def by_row_of(spec: PartitionSpec | tuple[Any, ...], axis: Axis) -> tuple[Any, .
 
 
 def stored_spec(
-    shape: Sequence[int], entries: tuple[Any, ...], row_axis: int
+    shape: Sequence[int], entries: tuple[Any, ...], layout: Layout
 ) -> PartitionSpec:
     """Of a stored array of this shape. What all rows share is on all devices."""
-    wanted = by_row(entries, row_axis)
+    wanted = layout.by_row(entries)
     return PartitionSpec(*[None if i == 1 else e for i, e in zip(shape, wanted)])
 
 
@@ -188,12 +183,12 @@ def as_entry(names: tuple[str, ...]) -> Any:
 
 
 def logical_sharding(
-    sharding: Sharding | None, axis: Axis, row_axis: int, codes_ndim: int
+    sharding: Sharding | None, layout: Layout, axis: Axis, codes_ndim: int
 ) -> Sharding | None:
     """How the array itself is placed, from how its codes are."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    spec = by_row(tuple(full_spec(sharding.spec, codes_ndim)), row_axis)
+    spec = layout.by_row(tuple(full_spec(sharding.spec, codes_ndim)))
     *_, split = spec
     contracted = (split, *[None] * (len(as_tuple(axis)) - 1))
     return NamedSharding(sharding.mesh, PartitionSpec(*logical(spec, axis, contracted)))
@@ -204,13 +199,13 @@ def codes_of(stored: Stored) -> Any:
     return max(jtu.tree_leaves(stored), key=lambda a: a.size)
 
 
-def typed_sharding(stored: Stored, axis: Axis, row_axis: int) -> NamedSharding | None:
+def typed_sharding(stored: Stored, layout: Layout, axis: Axis) -> NamedSharding | None:
     """How an array is placed, if the types of its stored arrays tell."""
     sharding = jax.typeof(codes_of(stored)).sharding
     if not sharding.mesh.explicit_axes:
         return None
     ndim = codes_of(stored).ndim
-    return cast(NamedSharding, logical_sharding(sharding, axis, row_axis, ndim))
+    return cast(NamedSharding, logical_sharding(sharding, layout, axis, ndim))
 
 
 def placed(a: Any, sharding: NamedSharding) -> Any:

@@ -15,8 +15,6 @@ from ._base import (
     AbstractExact as AbstractExact,
     AbstractFormat as AbstractFormat,
     AbstractScaled as AbstractScaled,
-    encode as encode,
-    round_trip as round_trip,
     Stored as Stored,
 )
 from ._binary import Binary as Binary
@@ -33,10 +31,9 @@ from ._int import Int as Int
 from ._int4 import Int4 as Int4
 from ._int8 import Int8 as Int8
 from ._layout import (
-    by_row as by_row,
-    from_rows as from_rows,
-    shape_of as shape_of,
-    to_rows as to_rows,
+    encode as encode,
+    Layout as Layout,
+    round_trip as round_trip,
 )
 from ._mxfp4 import MXFP4 as MXFP4
 from ._mxfp8 import MXFP8 as MXFP8

@@ -113,17 +113,6 @@ class AbstractFormat(eqx.Module):
         return wl.TextDoc(f"{type(self).__name__}({', '.join(shown)})")
 
 
-def encode(w: Float[Array, "*b k"], format: AbstractFormat) -> tuple[Stored, int]:
-    """The stored arrays and the tail of some numbers."""
-    stored = format.encode(w)
-    return stored, format.shape(stored, 0)[-1] - w.shape[-1]
-
-
-def round_trip(w: Float[Array, "*b k"], format: AbstractFormat) -> Float[Array, "*b k"]:
-    """The numbers as a format would give them back, in float32."""
-    return format.decode(*encode(w, format))
-
-
 def _is_default(format: AbstractFormat, field: dataclasses.Field) -> bool:
     if field.default is dataclasses.MISSING:
         return False

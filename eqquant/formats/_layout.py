@@ -1,33 +1,79 @@
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
+from jaxtyping import Array, Float
 
 from ._base import AbstractFormat, Stored
 
 
-# How the arrays that a format writes, `*b n _`, lie in memory: as they are, with the
-# rows on axis -2, or with the last two axes swapped, and the rows on axis -1. Which one
-# a product would rather have is for the format to say: `AbstractFormat.row_axis`.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the numbers `W[*b, n, k]` lie in their stored arrays. A value: it is hashable
+    and holds no arrays.
 
+    - `format`: writes and reads the stored arrays, with axes `*b n _`.
+    - `tail`: the number of positions that the last byte or block has room for beyond
+        `k`.
+    - `row_axis`: the axis of each stored array that `n` is. -2 is as the format writes
+        them. With -1 the last two axes are swapped, and the contracted one comes first.
+        A vector has no rows to choose for, and always has -2.
 
-def to_rows(stored: Stored, row_axis: int) -> Stored:
-    """Stored arrays as the format writes and reads them, from how they lie."""
-    if row_axis == -2:
-        return stored
-    return jtu.tree_map(lambda a: a.swapaxes(-1, -2), stored)
+    Stored arrays are called `rows` where they lie as the format writes them.
+    """
 
+    format: AbstractFormat
+    tail: int = 0
+    row_axis: int = -2
 
-# Two axes change places, so each is the inverse of the other.
-from_rows = to_rows
+    def to_rows(self, stored: Stored) -> Stored:
+        """The stored arrays as the format writes and reads them."""
+        if self.row_axis == -2:
+            return stored
+        return jtu.tree_map(lambda a: a.swapaxes(-1, -2), stored)
 
+    def from_rows(self, rows: Stored) -> Stored:
+        """The inverse of `to_rows`."""
+        return self.to_rows(rows)  # Swapping two axes is its own inverse.
 
-def by_row(entries: tuple[Any, ...], row_axis: int) -> tuple[Any, ...]:
-    """From a tuple with an entry for each axis of a stored array to one for each axis
-    of `*b n _`; or back."""
-    if row_axis == -2:
-        return entries
-    *lead, a, b = entries
-    return (*lead, b, a)
+    def by_row(self, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        """From one entry for each axis of a stored array to one for each axis of
+        `*b n _`, or back."""
+        if self.row_axis == -2:
+            return entries
+        *lead, a, b = entries
+        return (*lead, b, a)
+
+    def decode(self, stored: Stored) -> Float[Array, "*b k"]:
+        """The numbers, in float32."""
+        return self.format.decode(self.to_rows(stored), self.tail)
+
+    def shape(self, stored: Stored) -> tuple[int, ...]:
+        """The shape `*b n k` of the numbers."""
+        stored = stored if self.row_axis == -2 else self._structs_by_row(stored)
+        # (A method bound to a Module is a Module, and takes as long to make.)
+        return type(self.format).shape(self.format, stored, self.tail)
+
+    def _structs_by_row(self, stored):
+        # (Not `jax.tree_util`, which takes longer than the rest of an eager product.)
+        return {
+            name: self._structs_by_row(a)
+            if isinstance(a, dict)
+            else _Struct(self.by_row(a.shape), a.dtype)
+            for name, a in stored.items()
+        }
+
+    def preferred(self, ndim: int) -> "Layout":
+        """The same layout, with the `row_axis` that the format asks for, of an array
+        with so many axes `*b n k`."""
+        row_axis = -2 if ndim == 1 else self.format.row_axis
+        return dataclasses.replace(self, row_axis=row_axis)
+
+    def trimmed(self, stored: Stored, k: int) -> "Layout":
+        """The same layout, with the `tail` that leaves `k` contracted positions of
+        these stored arrays."""
+        whole = dataclasses.replace(self, tail=0)
+        return dataclasses.replace(self, tail=whole.shape(stored)[-1] - k)
 
 
 class _Struct(NamedTuple):
@@ -36,20 +82,13 @@ class _Struct(NamedTuple):
     dtype: Any
 
 
-def shape_of(
-    format: AbstractFormat, stored: Stored, tail: int, row_axis: int
-) -> tuple[int, ...]:
-    """The shape `*b n k` of the numbers, from the stored arrays as they lie."""
-    stored = stored if row_axis == -2 else _structs_by_row(stored, row_axis)
-    # (A method that is bound to a Module is a Module, and takes as long to make.)
-    return type(format).shape(format, stored, tail)
+def encode(w: Float[Array, "*b k"], format: AbstractFormat) -> tuple[Stored, Layout]:
+    """The stored arrays of some numbers, in rows, and their layout."""
+    stored = format.encode(w)
+    return stored, Layout(format).trimmed(stored, w.shape[-1])
 
 
-def _structs_by_row(stored, row_axis):
-    # (Not `jax.tree_util`, which takes longer than the rest of an eager product.)
-    return {
-        name: _structs_by_row(a, row_axis)
-        if isinstance(a, dict)
-        else _Struct(by_row(a.shape, row_axis), a.dtype)
-        for name, a in stored.items()
-    }
+def round_trip(w: Float[Array, "*b k"], format: AbstractFormat) -> Float[Array, "*b k"]:
+    """The numbers as a format would give them back, in float32."""
+    stored, layout = encode(w, format)
+    return layout.decode(stored)

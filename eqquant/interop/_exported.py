@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._array import QuantizedArray
+from ..formats import Layout
 from ._formats import format_from_json, format_to_json
 from ._save import spec_to_json
 from ._skeleton import tuple_from_json
@@ -31,9 +32,9 @@ def _to_json(aux: Any) -> bytes:
         "format": format_to_json(q.format),
         "activation": None if q.activation is None else format_to_json(q.activation),
         "axis": q.axis,
-        "tail": q.tail,
+        "tail": q.layout.tail,
         "inner": q.inner,
-        "row_axis": q.row_axis,
+        "row_axis": q.layout.row_axis,
         "dtype": q.dtype.name,
         "sharding": _sharding_to_json(q.sharding),
     }
@@ -49,12 +50,12 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
         )
     activation = static["activation"]
     return {
-        "format": format_from_json(static["format"]),
+        "layout": Layout(
+            format_from_json(static["format"]), static["tail"], static["row_axis"]
+        ),
         "activation": None if activation is None else format_from_json(activation),
         "axis": tuple_from_json(static["axis"]),
-        "tail": static["tail"],
         "inner": tuple(static["inner"]),
-        "row_axis": static["row_axis"],
         "dtype": as_dtype(static["dtype"]),
         "sharding": _sharding_from_json(static["sharding"]),
     }

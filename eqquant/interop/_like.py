@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized, QuantizedArray
 from .._product import as_tuple
-from ..formats import AbstractFormat
+from ..formats import Layout
 from ._nodes import dotted, is_data, leaves, python_scalar
 
 
@@ -67,14 +67,12 @@ def named_sharding(leaf: Any) -> NamedSharding | None:
     return NamedSharding(mesh, sharding.spec)
 
 
-def layout(leaf: Any, q: QuantizedArray) -> tuple[AbstractFormat, int]:
-    """The format and the `row_axis` that an array of a file is to have: those of a leaf
-    of `like`, if that has the same codes, or else what products on a CPU want."""
-    is_same = is_quantized(leaf) and leaf.format.prepacked("cpu") == q.format
-    format, row_axis = (leaf if is_same else q).format, q.format.row_axis
-    if q.ndim == len(as_tuple(q.axis)):
-        return format, -2
-    return format, leaf.row_axis if is_same else row_axis
+def layout(leaf: Any, q: QuantizedArray) -> Layout:
+    """The layout that an array of a file should have: that of a leaf of `like`, if it
+    has the same codes, or else the one that products on a CPU want."""
+    if is_quantized(leaf) and leaf.format.prepacked("cpu") == q.format:
+        return leaf.layout
+    return q.layout.preferred(q.ndim - len(as_tuple(q.axis)) + 1)
 
 
 def _has_sharding(x):

@@ -91,7 +91,7 @@ class _Reader:
             return x
         name, sharding = self._names[id(x)], named_sharding(like)
         if is_quantized(x):
-            return self._once(self._quantized, name, sharding, *layout(like, x))
+            return self._once(self._quantized, name, sharding, layout(like, x))
         kind = self.kind_of_numpy(x)
         if kind is None or sharding is not None:
             return self._once(self._array, name, sharding)
@@ -114,19 +114,20 @@ class _Reader:
         x = read_numpy(self.skeleton.types[name], self._file.get_slice(name))
         return x[()] if kind == "scalar" else x
 
-    def _quantized(self, name, sharding, format, row_axis):
+    def _quantized(self, name, sharding, layout):
         q = self.skeleton.quantized[name]
-        swapped = row_axis == -1
+        swapped = layout.row_axis == -1
         names = _map(lambda x: self._names[id(x)], q.stored)
         stored = _map(lambda x: _swapped(x) if swapped else x, q.stored)
-        q = dataclasses.replace(q, stored=stored, row_axis=row_axis)
+        laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
+        q = dataclasses.replace(q, stored=stored, layout=laid)
         if sharding is not None:
             # Bytes that are packed in another way may be split in another way.
-            same = format == q.format
+            same = layout.format == q.format
             q = _placed(name, q, sharding if same else whole_along(sharding, q))
         read = lambda name, x: self._once(self._array, name, x.sharding, swapped)
         q = dataclasses.replace(q, stored=jtu.tree_map(read, names, q.stored))
-        q = relaid(q, format, row_axis)
+        q = relaid(q, layout)
         return q if sharding is None else _placed(name, q, sharding)
 
 

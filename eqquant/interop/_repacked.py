@@ -6,30 +6,26 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._array import QuantizedArray, relaid
 from .._product import as_tuple, full_spec
-from ..formats import AbstractFormat
+from ..formats import Layout
 
 
-def repacked(
-    q: QuantizedArray, format: AbstractFormat, row_axis: int
-) -> QuantizedArray:
-    """The same array in a format that packs the same codes otherwise, and in another
-    layout. Where it is split over devices between bytes that are none in the other
-    format, its contracted axes are put together first."""
+def repacked(q: QuantizedArray, layout: Layout) -> QuantizedArray:
+    """The same array in another layout, whose format may pack the same codes otherwise.
+    Contracted axes that are split over devices are put together first: the other format
+    may not have bytes that end where they are split."""
     sharding = q.placement
     if isinstance(sharding, NamedSharding):
         q = q.with_sharding(whole_along(sharding, q))
-    return relaid(q, format, row_axis)
+    return relaid(q, layout)
 
 
-def repacked_struct(
-    q: QuantizedArray, format: AbstractFormat, row_axis: int
-) -> QuantizedArray:
+def repacked_struct(q: QuantizedArray, layout: Layout) -> QuantizedArray:
     """The same, of which only the shapes matter."""
-    if (format, row_axis) == (q.format, q.row_axis):
+    if layout == q.layout:
         return q
     stored = jtu.tree_map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), q.stored)
     q = dataclasses.replace(q, stored=stored, sharding=None)
-    return jax.eval_shape(lambda q: relaid(q, format, row_axis), q)
+    return jax.eval_shape(lambda q: relaid(q, layout), q)
 
 
 def whole_along(sharding: NamedSharding, q: QuantizedArray) -> NamedSharding:

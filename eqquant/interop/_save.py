@@ -1,3 +1,4 @@
+import dataclasses
 import functools as ft
 import itertools as it
 import os
@@ -133,35 +134,36 @@ class _Writer:
         for x in jtu.tree_leaves(q.stored):
             _check_concrete(x)
         format, activation = q.format.prepacked("cpu"), q.activation
+        layout = dataclasses.replace(q.layout, format=format)
         return {
             "shape": q.shape,
             "dtype": q.dtype.name,
             "format": format_to_json(format),
             "activation": None if activation is None else format_to_json(activation),
             "axis": q.axis,
-            "tail": repacked_struct(q, format, q.row_axis).tail,
+            "tail": repacked_struct(q, layout).layout.tail,
             "inner": q.inner,
             "sharding": spec_to_json(q.sharding),
-            "stored": self.node(_in_file(q, format), path),
+            "stored": self.node(_in_file(q, layout), path),
         }
 
 
-def _in_file(q, format):
+def _in_file(q, layout):
     # In rows, however they lie in memory; and packed as on CPUs.
-    structs = jtu.tree_leaves(repacked_struct(q, format, q.row_axis).stored)
+    structs = jtu.tree_leaves(repacked_struct(q, layout).stored)
     stored, treedef = jtu.tree_flatten(q.stored)
 
     def instead(i):
-        return jtu.tree_leaves(repacked(q, format, q.row_axis).stored)[i]
+        return jtu.tree_leaves(repacked(q, layout).stored)[i]
 
     tensors = []
     for i, (x, struct) in enumerate(zip(stored, structs)):
         type = ArrayType(type_of(x).dtype, struct.shape)
-        if q.row_axis == -1:
+        if layout.row_axis == -1:
             *lead, k, n = struct.shape
             type = type._replace(shape=(*lead, n, k))
-        made = None if format == q.format else ft.partial(instead, i)
-        tensors.append(Tensor(x, type, q.row_axis == -1, made))
+        made = None if layout == q.layout else ft.partial(instead, i)
+        tensors.append(Tensor(x, type, layout.row_axis == -1, made))
     return jtu.tree_unflatten(treedef, tensors)
 
 

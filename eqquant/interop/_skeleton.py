@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
 from .._array import QuantizedArray
+from ..formats import Layout
 from ._formats import format_from_json
 from ._tensors import ArrayType, as_dtype
 
@@ -76,10 +77,8 @@ def _quantized(name, json, arrays):
     activation, sharding = json["activation"], json["sharding"]
     q = QuantizedArray(
         stored=_node(json["stored"], arrays, {}),
-        format=format_from_json(json["format"]),
+        layout=Layout(format_from_json(json["format"]), json["tail"]),
         axis=tuple_from_json(json["axis"]),
-        tail=json["tail"],
-        row_axis=-2,
         sharding=None
         if sharding is None
         else PartitionSpec(*map(tuple_from_json, sharding)),

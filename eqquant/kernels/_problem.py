@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, Stored, to_rows
+from ..formats import AbstractFormat, Layout, Stored
 
 
 # "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`, along the blocks of `W`.
@@ -31,8 +31,8 @@ class Problem:
     - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
       `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
     - `platform`: what is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
-    - `format`, `tail`, `row_axis`: what is stored of `W`, and how it lies in memory:
-      the rows of each stored array are on axis -2, or on -1.
+    - `layout`: how `W` lies in its stored arrays: `format`, `tail` and `row_axis`,
+      which can also be read off the problem itself.
     - `activation`: the format that `x` is to be quantized in, row by row. `None` if `x`
       is to stay as it is.
     - `rows`: `m`. `None` if it is not known when compiling.
@@ -46,9 +46,7 @@ class Problem:
 
     product: Product
     platform: str
-    format: AbstractFormat
-    tail: int
-    row_axis: int
+    layout: Layout
     activation: AbstractFormat | None
     rows: int | None
     n: int
@@ -58,9 +56,21 @@ class Problem:
     precision: str | None
     portable: bool = False
 
+    @property
+    def format(self) -> AbstractFormat:
+        return self.layout.format
+
+    @property
+    def tail(self) -> int:
+        return self.layout.tail
+
+    @property
+    def row_axis(self) -> int:
+        return self.layout.row_axis
+
     def decode(self, stored: Stored) -> Float[Array, "n k"]:
         """`W`, or some of its rows if `stored` has no others, in float32."""
-        return self.format.decode(to_rows(stored, self.row_axis), self.tail)
+        return self.layout.decode(stored)
 
     @property
     def highest(self) -> bool:

@@ -7,7 +7,7 @@ from typing import get_args, NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from ..formats import AbstractComposite, AbstractFormat, from_rows, Stored, to_rows
+from ..formats import AbstractComposite, AbstractFormat, Stored
 from ._problem import Problem, Product
 from ._reference import reference
 from .cpu._tuning import fuses
@@ -194,15 +194,16 @@ def _candidates(problem: Problem) -> list[Kernel]:
 
 
 def _of_base(problem):
-    return dataclasses.replace(problem, format=problem.format.base)
+    layout = dataclasses.replace(problem.layout, format=problem.format.base)
+    return dataclasses.replace(problem, layout=layout)
 
 
 def _of_composite(kernel):
     @ft.wraps(kernel.fn)
     def fn(x, stored, problem):
-        rows = to_rows(stored, problem.row_axis)
-        flat = from_rows(problem.format.flat(rows, problem.tail), problem.row_axis)
-        return kernel.fn(x, flat, _of_base(problem))
+        layout = problem.layout
+        flat = layout.format.flat(layout.to_rows(stored), layout.tail)
+        return kernel.fn(x, layout.from_rows(flat), _of_base(problem))
 
     def supports(problem):
         if problem.platform == "cpu" and not fuses and problem.rows not in range(32):

@@ -49,7 +49,7 @@ def _advance(fn, options, g, *moments):
         return update.astype(g.dtype), *new
     formats = [q.format for q in moments]
     types = [jax.typeof(a).sharding for a in jtu.tree_leaves((g, moments))]
-    typed = typed_sharding(first.stored, first.axis, first.row_axis)
+    typed = typed_sharding(first.stored, first.layout, first.axis)
     # What was declared is a hint: parts that are not those of the devices are slower,
     # and give the same.
     known = typed or first.sharding

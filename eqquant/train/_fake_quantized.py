@@ -17,7 +17,7 @@ from .._product import (
     placed,
     stored_spec,
 )
-from ..formats import AbstractFormat, from_rows
+from ..formats import AbstractFormat, Layout
 from ._learned_step_size import initial_step_size, learned_step_size
 from ._points import as_rounding, largest
 from ._straight_through import checked_axis, straight_through
@@ -75,7 +75,7 @@ class FakeQuantized(AbstractStandIn):
         entries = checked_by_row(sharding, self.format, rows.shape, self.axis)
         step_size = self.step_size
         if step_size is not None:
-            spec = stored_spec(step_size.shape, entries, -2)
+            spec = stored_spec(step_size.shape, entries, Layout(self.format))
             step_size = placed(step_size, NamedSharding(sharding.mesh, spec))
         weight = placed(self.weight, sharding)
         return dataclasses.replace(self, weight=weight, step_size=step_size)
@@ -103,7 +103,7 @@ class FakeQuantized(AbstractStandIn):
             return q
         rows = contracted_last(self.weight, self.axis)
         stored = self.format.encode(rows, jnp.abs(self.step_size))
-        q = dataclasses.replace(q, stored=from_rows(stored, q.row_axis))
+        q = dataclasses.replace(q, stored=q.layout.from_rows(stored))
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
     def __matmul__(self, x: Any) -> Array:

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from .._product import Axis, contracted_last
-from ..formats import AbstractFormat, AbstractScaled, NF4, spread
+from ..formats import AbstractFormat, AbstractScaled, Layout, NF4, spread
 from ._points import as_rounding, largest, points
 from ._straight_through import back, checked_axis, estimate
 
@@ -73,9 +73,9 @@ def _learned_step_size(w, scale, format, axis):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
     size = jnp.abs(scale)
     stored = format.encode(rows, lax.stop_gradient(size))
-    tail = format.shape(stored, 0)[-1] - rows.shape[-1]
-    value = format.decode(stored, tail)
-    grid = points(stored, format, tail)
+    layout = Layout(format).trimmed(stored, rows.shape[-1])
+    value = layout.decode(stored)
+    grid = points(stored, layout)
     inside = grid.inside(rows)
     unit = grid.unit(rows) - grid.zero
     point = grid.unit(value) - grid.zero

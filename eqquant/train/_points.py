@@ -12,6 +12,7 @@ from ..formats import (
     AbstractScaled,
     as_format,
     Int4,
+    Layout,
     Nested,
     per_byte,
     reciprocal,
@@ -54,20 +55,21 @@ class Points(NamedTuple):
         return w * reciprocal(self.scale) + self.zero
 
 
-def points(stored: Stored, format: AbstractFormat, tail: int) -> Points:
-    """The points of what is stored.
+def points(rows: Stored, layout: Layout) -> Points:
+    """The points that stored arrays, in rows, can hold.
 
     **Raises:**
 
     A `ValueError` if the format is not a grid and a scale.
     """
+    format = layout.format
     grid = _grid(format)
     assert isinstance(format, AbstractScaled)
-    k = format.shape(stored, tail)[-1]
-    scale = spread(format.scales(stored, tail), format.block_size, k)
+    k = layout.shape(rows)[-1]
+    scale = spread(format.scales(rows, layout.tail), format.block_size, k)
     zero = jnp.zeros((1,) * scale.ndim)
-    if "zero_point" in stored:
-        zero = spread(stored["zero_point"].astype(jnp.float32), format.block_size, k)
+    if "zero_point" in rows:
+        zero = spread(rows["zero_point"].astype(jnp.float32), format.block_size, k)
     # Of what a scale is computed in, and of what it is stored in.
     slack = 2 * jnp.finfo(jnp.float32).eps + jnp.finfo(format.scale_dtype).eps / 2
     return Points(grid, scale, zero, float(slack))

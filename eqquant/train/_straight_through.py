@@ -15,7 +15,7 @@ from .._product import (
     contracted_last,
     normalise_axis,
 )
-from ..formats import AbstractFormat, encode_held, NF4
+from ..formats import AbstractFormat, encode_held, Layout, NF4
 from ._points import as_rounding, Points, points
 
 
@@ -90,14 +90,14 @@ def _straight_through(w, key, format, axis, clip):
 def _passed_through(w, key, format, axis, clip):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
     stored = encode_held(format, rows)
-    tail = format.shape(stored, 0)[-1] - rows.shape[-1]
+    layout = Layout(format).trimmed(stored, rows.shape[-1])
     if key is None:
-        value = format.decode(stored, tail)
+        value = layout.decode(stored)
     else:
-        value = _at_random(rows, points(stored, format, tail), key)
+        value = _at_random(rows, points(stored, layout), key)
     surrogate = w
     if clip:
-        inside = back(points(stored, format, tail).inside(rows), w, axis)
+        inside = back(points(stored, layout).inside(rows), w, axis)
         surrogate = jnp.where(inside, w, lax.stop_gradient(w))
     return estimate(back(value.astype(w.dtype), w, axis), surrogate)
 

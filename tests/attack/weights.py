@@ -79,7 +79,7 @@ def patched(case: Case, q: eqq.QuantizedArray) -> eqq.QuantizedArray:
     def patch(path, a):
         key = path[-1].key
         if key == "blocks":
-            return _patched_blocks(case, a, format, q.row_axis)
+            return _patched_blocks(case, a, format, q.layout.row_axis)
         scaled = key in ("scale", "global_scale")
         if not scaled or a.size == 0 or a.dtype in (np.int8, np.int32):
             return a

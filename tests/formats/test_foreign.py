@@ -138,8 +138,8 @@ def test_product_in_tiles(name):
     q = eqq.quantize(normal(300, 5), formats[name])
 
     def repeat(a):
-        shared = a.shape[q.row_axis] == 1
-        return a if shared else jnp.repeat(a, 130, axis=q.row_axis)
+        shared = a.shape[q.layout.row_axis] == 1
+        return a if shared else jnp.repeat(a, 130, axis=q.layout.row_axis)
 
     q = dataclasses.replace(q, stored=jtu.tree_map(repeat, q.stored))
     assert q.shape == (300, 650)

@@ -31,7 +31,7 @@ def test_codes(format):
     bits = next(b for b in (8, 16, 32) if base**format.k <= 2**b)
     assert q.stored["codes"].dtype == f"uint{bits}"
     assert format.bits == bits / format.k
-    assert q.tail == number * format.k - k
+    assert q.layout.tail == number * format.k - k
     assert q.nbytes == number * 7 * bits // 8
     np.testing.assert_array_equal(q.dequantize(), w)
 

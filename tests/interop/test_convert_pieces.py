@@ -45,9 +45,9 @@ def test_some_rows_at_a_time(format, axis, monkeypatch):
     q, error = _encode.encode(np.asarray(w), format, axis, shares.append)
     expected = eqq.quantize(w, format, axis=axis)
     for a, b in zip(jtu.tree_leaves(q.stored), jtu.tree_leaves(expected.stored)):
-        b = b.swapaxes(-1, -2) if expected.row_axis == -1 else b
+        b = b.swapaxes(-1, -2) if expected.layout.row_axis == -1 else b
         assert np.array_equal(a, b) and a.dtype == b.dtype
-    assert (q.shape, q.axis, q.tail) == (w.shape, axis, expected.tail)
+    assert (q.shape, q.axis, q.layout.tail) == (w.shape, axis, expected.layout.tail)
     noise = np.asarray(expected.dequantize(), np.float64) - np.asarray(w, np.float64)
     assert np.isclose(error.noise, np.sum(noise**2), rtol=1e-5)
     assert np.isclose(error.signal, np.sum(np.square(w, dtype=np.float64)), rtol=1e-5)

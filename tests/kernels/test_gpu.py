@@ -31,9 +31,7 @@ def problem(x, q, product="matmul", platform="cuda"):
         platform=platform,
         treedef=treedef,
         product=product,
-        format=q.format,
-        tail=q.tail,
-        row_axis=q.row_axis,
+        layout=q.layout,
         activation=q.activation,
         precision=None,
     )
@@ -215,7 +213,8 @@ def test_refused_layouts():
     assert refusals(normal(1, 128), q)[0] == "bfloat16_wgmma"
     q = eqq.quantize(normal(64, 320), "ternary", axis=-1)
     found = problem(normal(1, 320), q)
-    _, refused = choose(dataclasses.replace(found, row_axis=-2))
+    layout = dataclasses.replace(q.layout, row_axis=-2)
+    _, refused = choose(dataclasses.replace(found, layout=layout))
     assert hint in refused[0][1] and "2 bits" in refused[0][1]
 
 

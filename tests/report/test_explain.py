@@ -12,6 +12,7 @@ from rich.console import Console
 import eqquant as eqq
 from eqquant import Problem
 from eqquant._report import explain
+from eqquant.formats import Layout
 from eqquant.kernels import _table
 
 from ..helpers import native_formats, normal
@@ -93,9 +94,7 @@ def test_problem(x, w, axis, product, rows, n, k, stack):
     assert explain(_struct(*x), q).problem == Problem(
         product=product,
         platform="cpu",
-        format=eqq.Ternary(),
-        tail=q.tail,
-        row_axis=-2 if len(w) == 1 else -1,
+        layout=Layout(eqq.Ternary(), q.layout.tail, -2 if len(w) == 1 else -1),
         activation=None,
         rows=rows,
         n=n,

@@ -80,7 +80,7 @@ def assert_quantized_in_place(format, kind):
     assert _same(q, expected)
     assert q.placement.is_equivalent_to(sharded.sharding, 2)
     assert q.sharding == sharded.sharding
-    sent = collectives(lambda w: _quantize._encode(w, format, -2, q.row_axis), sharded)
+    sent = collectives(lambda w: _quantize._encode(w, q.layout, -2), sharded)
     assert set(sent) <= {"all-reduce"}
     assert f"f32[{k},16]" not in str(sent) and f"f32[16,{k}]" not in str(sent)
     decoded, sent = run(lambda q: q.dequantize(), q)

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractFormat, NF4, to_rows
+from ...formats import AbstractFormat, NF4
 from .._open import open
 from ._beside import as_json, beside
 from ._encode import encode, stand_in
@@ -201,7 +201,8 @@ def _stand_in(p, kind):
 
 def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
     stored = jtu.tree_map(np.asarray, q.stored) if stored is None else stored
-    return dataclasses.replace(q, stored=to_rows(stored, q.row_axis), row_axis=-2)
+    layout = dataclasses.replace(q.layout, row_axis=-2)
+    return dataclasses.replace(q, stored=q.layout.to_rows(stored), layout=layout)
 
 
 def _about(planned, files):

@@ -9,7 +9,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractExact, AbstractFormat, encode_rows, not_held_text, Stored
+from ...formats import (
+    AbstractExact,
+    AbstractFormat,
+    encode_rows,
+    Layout,
+    not_held_text,
+    Stored,
+)
 from ._pieces import Pieces
 
 
@@ -39,8 +46,9 @@ def stand_in(
     stored = _structs(format, (*lead, n, k))
     return _array(
         jtu.tree_map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), stored),
-        format.shape(stored, 0)[-1] - k,
-        (format, axis, dtype),
+        Layout(format).trimmed(stored, k),
+        axis,
+        dtype,
     )
 
 
@@ -64,17 +72,17 @@ def encode(
     """
     rows = w if axis == -1 else w.swapaxes(-1, -2)
     structs = _structs(format, rows.shape)
-    tail = format.shape(structs, 0)[-1] - rows.shape[-1]
+    layout = Layout(format).trimmed(structs, rows.shape[-1])
     pieces = Pieces(rows, _is_whole(format, rows.shape[-1]))
     known = _known(format, rows.shape, pieces)
     stored = jtu.tree_map(lambda a: np.empty(a.shape, a.dtype), structs)
     some, *_ = known.values()
     shapes = tuple(x.shape for x in some)
-    _compile(format, pieces.shape, pieces.dtype, tail, shapes)
+    _compile(layout, pieces.shape, pieces.dtype, shapes)
 
     def work(piece, index, rows):
         found = _encode(format, piece, known[index])
-        measured = _measure(format, piece, found, tail)
+        measured = _measure(layout, piece, found)
         jtu.tree_map(
             lambda all, some: _put(all[index], rows, np.asarray(some)), stored, found
         )
@@ -98,7 +106,7 @@ def encode(
             f"{_wanted(format)} {wrong} of its {w.size} numbers are others. A rule may "
             "leave it as it is."
         )
-    return _array(stored, tail, (format, axis, w.dtype)), Error(signal, noise)
+    return _array(stored, layout, axis, w.dtype), Error(signal, noise)
 
 
 def _known(format, shape, pieces):
@@ -121,14 +129,11 @@ def _known(format, shape, pieces):
     return known
 
 
-def _array(stored, tail, rest):
-    format, axis, dtype = rest
+def _array(stored, layout, axis, dtype):
     return QuantizedArray(
         stored=stored,
-        format=format,
+        layout=layout,
         axis=axis,
-        tail=tail,
-        row_axis=-2,
         sharding=None,
         activation=None,
         dtype=jax.dtypes.canonicalize_dtype(dtype),
@@ -175,11 +180,11 @@ def _put(all, rows, some):
 
 
 @ft.cache
-def _compile(format, shape, dtype, tail, shapes):
+def _compile(layout, shape, dtype, shapes):
     # Once, and not in each thread.
     w = np.zeros(shape, dtype)
     known = tuple(jnp.zeros(shape) for shape in shapes)
-    _measure(format, w, _encode(format, w, known), tail)
+    _measure(layout, w, _encode(layout.format, w, known))
 
 
 @ft.partial(jax.jit, static_argnums=0)
@@ -194,12 +199,13 @@ def _encode(format, w, known):
     return stored
 
 
-@ft.partial(jax.jit, static_argnums=(0, 3))
-def _measure(format, w, stored, tail):
+@ft.partial(jax.jit, static_argnums=0)
+def _measure(layout, w, stored):
+    format = layout.format
     wrong = ~jnp.isfinite(w)
     if isinstance(format, AbstractExact):
         wrong |= format.is_outside(w)
-    decoded = format.decode(stored, tail)
+    decoded = layout.decode(stored)
     lost = ~jnp.isfinite(decoded.astype(w.dtype))
     w = w.astype(jnp.float32)
     # Squares of numbers near one stay within float32; powers of two change no digits.

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractFormat, encode, from_rows
+from ...formats import AbstractFormat, encode, Layout
 from .._containers import RawTensor
 
 
@@ -69,18 +69,15 @@ def to_quantized(
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
     rows = (int(np.prod(shape)),) if flat else shape
-    row_axis = format.row_axis if len(rows) > 1 else -2
-    expected, tail = _expected(format, rows)
+    expected = _expected(format, rows)
     _check_stored(stored, expected)
+    layout = Layout(format).preferred(len(rows))
+    stored = layout.from_rows(stored)
     return QuantizedArray(
         # Not a memory map, which follows its file.
-        stored=jtu.tree_map(
-            lambda x: jnp.array(x, copy=True), from_rows(stored, row_axis)
-        ),
-        format=format,
+        stored=jtu.tree_map(lambda x: jnp.array(x, copy=True), stored),
+        layout=layout.trimmed(stored, rows[-1]),
         axis=axes if flat else -2 if transposed else -1,
-        tail=tail,
-        row_axis=row_axis,
         sharding=None,
         activation=None,
         dtype=jnp.dtype(dtype),
@@ -91,8 +88,7 @@ def to_quantized(
 def _expected(format, shape):
     # By what the format itself would store.
     w = jax.ShapeDtypeStruct(shape, np.float32)
-    stored = jax.eval_shape(lambda w: encode(w, format)[0], w)
-    return stored, format.shape(stored, 0)[-1] - shape[-1]
+    return jax.eval_shape(lambda w: encode(w, format)[0], w)
 
 
 def _check_stored(stored, expected):

@@ -7,7 +7,6 @@ import numpy as np
 
 from ..._array import QuantizedArray
 from ..._product import as_tuple
-from ...formats import from_rows
 from .._checkpoint import Entry
 from .._header import damaged, from_header
 from .._skeleton import Skeleton, to_skeleton
@@ -64,16 +63,16 @@ def checked_skeleton(
 
 
 def _quantized(name, q: QuantizedArray, parts, skeleton, source):
-    row_axis = -2 if q.ndim == len(as_tuple(q.axis)) else q.format.row_axis
+    layout = q.layout.preferred(q.ndim - len(as_tuple(q.axis)) + 1)
 
     def read(part):
         return from_tensor(skeleton.types[part], source.tensors[part].read())
 
     def to_array():
-        stored = from_rows(jtu.tree_map(read, parts), row_axis)
+        stored = layout.from_rows(jtu.tree_map(read, parts))
         # Not memory maps, which follow their file.
         stored = jtu.tree_map(lambda x: jnp.array(x, copy=True), stored)
-        return dataclasses.replace(q, stored=stored, row_axis=row_axis)
+        return dataclasses.replace(q, stored=stored, layout=layout)
 
     sources = tuple(source.tensors[part] for part in jtu.tree_leaves(parts))
     dtype = np.dtype(q.dtype)

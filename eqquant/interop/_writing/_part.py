@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import Stored, to_rows
+from ...formats import Stored
 from .._containers import dtypes, ggml_numbers, ggml_types
 
 
@@ -41,7 +41,7 @@ class Rows:
         self.name, self.shape, self.dtype = name, q.shape, q.dtype
         # Each library looks for those that it has.
         self.format: Any = q.format
-        self.tail, self._q, self._library = q.tail, q, library
+        self.tail, self._q, self._library = q.layout.tail, q, library
         if q.axis != -1 and not flat:
             raise self.refused(
                 "it should be contracted along its last axis, as in `w @ x`; the axis "
@@ -68,7 +68,7 @@ class Rows:
     @property
     def all_stored(self) -> Stored:
         """The stored arrays, in rows."""
-        return to_rows(self._q.stored, self._q.row_axis)
+        return self._q.layout.to_rows(self._q.stored)
 
     def stored(self, key: str) -> np.ndarray:
         return np.asarray(self.all_stored[key])
