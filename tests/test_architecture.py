@@ -101,6 +101,19 @@ def test_imports():
     assert found == []
 
 
+# Backends register their kernels; the dispatch table does not know them.
+def test_the_dispatch_table_knows_no_backend():
+    folder = package / "kernels"
+    backends = {path.name for path in folder.iterdir() if path.is_dir()}
+    assert {"cpu", "gpu", "native", "tpu"} <= backends
+    for file in {*folder.glob("*.py")} - {folder / "__init__.py"}:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = {alias.name for alias in node.names}
+                found = {*(node.module or "").split("."), *names} & backends
+                assert not found, f"{file.name} imports {found}"
+
+
 def test_every_file_is_in_a_room():
     assert {_room(file) for file in files} - {"__init__"} == set(level)
 

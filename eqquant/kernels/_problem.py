@@ -7,13 +7,13 @@ from jaxtyping import Array, Float
 from ..formats import AbstractFormat, Layout, Stored
 
 
-# "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`, along the blocks of `W`.
-# "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`, across them.
-# The derivative of either is the other.
+# "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`: it contracts the axis that blocks lie
+# along. "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`: it contracts the other.
+# Each is the other's derivative with respect to `x`.
 Product: TypeAlias = Literal["matmul", "matmul_transposed"]
 
 
-# What JAX calls products that are as good as those of float32.
+# The names of the precisions in which JAX multiplies as accurately as in float32.
 _highest = (
     "highest",
     "float32",
@@ -30,18 +30,22 @@ class Problem:
 
     - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
       `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
-    - `platform`: what is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
-    - `layout`: how `W` lies in its stored arrays: `format`, `tail` and `row_axis`,
-      which can also be read off the problem itself.
-    - `activation`: the format that `x` is to be quantized in, row by row. `None` if `x`
-      is to stay as it is.
-    - `rows`: `m`. `None` if it is not known when compiling.
-    - `n`, `k`: the size of `W`.
-    - `stack`: how many such products run side by side, each with a `W` of its own.
-    - `dtype`: that of `x`, and of the result.
-    - `precision`: the name of one, as in `jax.default_matmul_precision`.
-    - `portable`: whether the compiled program is for other machines, too, as one that
-      `jax.export` makes.
+    - `platform`: the platform that is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or
+      `"tpu"`.
+    - `layout`: how `W` lies in its stored arrays: its `format`, `tail` and `row_axis`,
+      which are also properties of the problem.
+    - `activation`: the format that `x` is quantized in, row by row. `None` for a
+      weight-only product.
+    - `rows`: `m`. `None` if it is not known at compile time.
+    - `n`, `k`: the sizes of `W`.
+    - `stack`: the number of such products that run side by side, each with its own `W`.
+    - `dtype`: the dtype of `x` and of the result.
+    - `precision`: the name of a precision, as in `jax.default_matmul_precision`.
+    - `portable`: whether the compiled program may run on other machines, as one that
+      `jax.export` writes.
+    - `composite`: whether `W` is stored in a composite format, such as
+      [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
+      computed before the kernel runs.
     """
 
     product: Product
@@ -55,6 +59,7 @@ class Problem:
     dtype: np.dtype
     precision: str | None
     portable: bool = False
+    composite: bool = False
 
     @property
     def format(self) -> AbstractFormat:
@@ -69,12 +74,12 @@ class Problem:
         return self.layout.row_axis
 
     def decode(self, stored: Stored) -> Float[Array, "n k"]:
-        """`W`, or some of its rows if `stored` has no others, in float32."""
+        """`W` in float32, or the rows of it that `stored` holds."""
         return self.layout.decode(stored)
 
     @property
     def highest(self) -> bool:
-        """Whether the precision of float32 is asked for."""
+        """Whether the product should be as accurate as one in float32."""
         return self.precision in _highest
 
     def __str__(self):

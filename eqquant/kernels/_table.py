@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from ..formats import AbstractComposite, AbstractFormat, Stored
 from ._problem import Problem, Product
 from ._reference import reference
-from .cpu._tuning import fuses
 
 
 platforms = ("cpu", "cuda", "rocm", "tpu")
@@ -19,11 +18,13 @@ platforms = ("cpu", "cuda", "rocm", "tpu")
 class Kernel(NamedTuple):
     """A way to compute a product.
 
-    - `name`: of the function, for `eqquant.explain` and `qmatmul(..., kernel=...)`.
+    - `name`: the name of the function, for `eqquant.explain` and
+      `qmatmul(..., kernel=...)`.
     - `fn`: `(x, stored, problem) -> y`.
-    - `supports`: `None` for a problem that it can do, or a sentence that says why not.
+    - `supports`: `None` for a problem that the kernel applies to, or the reason why it
+      does not apply.
     - `error`: a bound on its error, relative to `|x| |W|`.
-    - `provided`: what has to hold for the bound to. Nothing, if this is empty.
+    - `provided`: the condition under which the bound holds. Empty if it always holds.
     """
 
     name: str
@@ -34,12 +35,13 @@ class Kernel(NamedTuple):
 
     @property
     def about(self) -> str:
-        """How it works: the first paragraph of the function's docstring."""
+        """How the kernel works: the first paragraph of its function's docstring."""
         return (inspect.getdoc(self.fn) or "").split("\n\n")[0].replace("\n", " ")
 
 
 class Choice(NamedTuple):
-    """The kernel for a problem, and those that were refused before it, with reasons."""
+    """The kernel for a problem, and the kernels that were considered first, each with
+    the reason why it does not apply."""
 
     kernel: Kernel
     refused: list[tuple[Kernel, str]]
@@ -68,44 +70,55 @@ def register_kernel(
     error: float = 1e-5,
     provided: str = "",
 ) -> Callable[[Callable], Callable]:
-    """Enters a kernel into the table that every product of a quantized array goes
-    through. Used as a decorator of a function `(x, stored, problem) -> y`, in which
-    `stored` is what the format's `encode` gave, in the layout that the format asks for:
-    `problem.decode(stored)` is the weight.
+    """Enters a kernel into the dispatch table of quantized products. Decorates a
+    function `(x, stored, problem) -> y`, where `stored` holds the arrays that the
+    format's `encode` returned, in the layout `problem.layout`: `problem.decode(stored)`
+    is the weight.
 
-    The kernels for a format, and for the classes it inherits from, are tried in order:
-    the more specific class first, then the higher priority. The reference product is
-    the last of them, always.
+    The kernels for a format and for its base classes are tried in order: more specific
+    classes first, then higher priorities. The reference product is always the last.
+
+    !!! Example
+
+        ```python
+        def few_rows(problem):
+            return None if problem.rows == 1 else "is for one row"
+
+        @eqquant.register_kernel("matmul", eqquant.NF4, priority=99, supports=few_rows)
+        def my_kernel(x, stored, problem):
+            return (x @ problem.decode(stored).T).astype(x.dtype)
+        ```
 
     **Arguments:**
 
     - `product`: `"matmul"` for `y[m, n] = x[m, k] @ W[n, k].T`, or
         `"matmul_transposed"` for `y[m, k] = x[m, n] @ W[n, k]`.
-    - `format_type`: the class of formats whose stored arrays it reads.
+    - `format_type`: the class of formats whose stored arrays the kernel reads.
     - `platform`: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
-    - `activation`: the class of formats that it quantizes `x` in. `None` if it leaves
-        `x` as it is.
-    - `priority`: the highest is tried first.
-    - `supports`: called with a `Problem`. Should return `None` if the kernel can do it,
-        or a sentence that says why not: `"needs a multiple of 8 rows, got 3"`.
-    - `error`: a bound on the error of each number of `y`, against the product with the
+    - `activation`: the class of formats in which the kernel quantizes `x`. `None` for a
+        weight-only kernel.
+    - `priority`: kernels with higher priorities are tried first.
+    - `supports`: called with a [`eqquant.Problem`][]. Returns `None` if the kernel
+        applies, or the reason why it does not: `"needs a multiple of 8 rows, got 3"`.
+    - `error`: a bound on the error of each element of `y` against the product with the
         decoded weight, relative to the product of absolute values `|x| |W|`. (Rounding
-        `y` to a narrow dtype comes on top, and numbers below the smallest normal one
-        may count as zeros.) Kernels above `1e-5` are passed over where
-        `precision="highest"` is asked for. What is not finite should come out as of the
-        decoded weight.
-    - `provided`: what has to hold of the operands for that bound to, as in a sentence:
+        `y` to a narrow dtype comes on top, and subnormal numbers may be flushed to
+        zero.) With `precision="highest"`, kernels whose bound is above `1e-5` are
+        skipped. Infinities and NaNs should come out as in the product with the decoded
+        weight.
+    - `provided`: the condition on the operands under which the bound holds:
         `"the weights are on average no smaller where the inputs are larger"`. By
-        default it holds for all of them.
+        default it always holds.
 
     **Returns:**
 
-    A decorator, which returns the function as it is.
+    A decorator that returns the function unchanged.
 
     **Raises:**
 
-    A `ValueError` or `TypeError` for an argument that is not as above, and if there is
-    a kernel already that the choice would be ambiguous with.
+    A `TypeError` if `format_type` or `activation` is not a class of formats. A
+    `ValueError` for an unknown `product` or `platform`, and if another kernel has the
+    same key and `priority`, since the choice between them would be ambiguous.
     """
     if product not in get_args(Product):
         raise ValueError(
@@ -128,7 +141,7 @@ def register_kernel(
             )
         _table[key] = Kernel(fn.__name__, fn, supports, error, provided)
         if platform in _chosen:
-            # Programs that were compiled before hold choices that may now be others.
+            # Programs compiled so far may hold a choice that this kernel changes.
             jax.clear_caches()
         return fn
 
@@ -140,12 +153,13 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
 
     **Arguments:**
 
-    - `problem`: what is to be computed.
-    - `name`: the name of the kernel to use. By default the first that supports it.
+    - `problem`: the product to compute.
+    - `name`: the name of the kernel to use. By default, the first kernel that supports
+        the problem.
 
     **Raises:**
 
-    A `ValueError` if there is no kernel of that name, or if it refuses.
+    A `ValueError` if no kernel has that name, or if it does not support the problem.
     """
     _chosen.add(problem.platform)
     kernels = [*_candidates(problem), _reference]
@@ -190,12 +204,13 @@ def _candidates(problem: Problem) -> list[Kernel]:
     return kernels
 
 
-# The kernels of a format are also those of a composite one that has its codes.
+# A composite format has the codes of its base, and so it has the kernels of its base:
+# they run on the scales that `flat` computes.
 
 
 def _of_base(problem):
     layout = dataclasses.replace(problem.layout, format=problem.format.base)
-    return dataclasses.replace(problem, layout=layout)
+    return dataclasses.replace(problem, layout=layout, composite=True)
 
 
 def _of_composite(kernel):
@@ -205,20 +220,13 @@ def _of_composite(kernel):
         flat = layout.format.flat(layout.to_rows(stored), layout.tail)
         return kernel.fn(x, layout.from_rows(flat), _of_base(problem))
 
-    def supports(problem):
-        if problem.platform == "cpu" and not fuses and problem.rows not in range(32):
-            # XLA would hold all scales in memory several times; and the reference is as
-            # fast.
-            return "is for composite scales and many rows only from JAX 0.11 on"
-        return kernel.supports(_of_base(problem))
-
-    return kernel._replace(fn=fn, supports=supports)
+    return kernel._replace(fn=fn, supports=lambda p: kernel.supports(_of_base(p)))
 
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:
     if problem.highest and kernel.error > 1e-5:
         return (
-            f"has errors up to {kernel.error:.0e}, too many for `precision='highest'`"
+            f"has errors up to {kernel.error:.0e}, too large for `precision='highest'`"
         )
     return kernel.supports(problem)
 

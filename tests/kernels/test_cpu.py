@@ -170,3 +170,12 @@ def test_no_copy_of_the_weight(name):
         # (What a loop is given is no copy.)
         given = ("parameter(", "get-tuple-element(")
         assert all(any(name in r for name in given) for r in copies), copies
+
+
+# Before JAX 0.11, XLA would hold several copies of the scales of many rows.
+def test_composite_scales():
+    q = eqq.quantize(normal(256, 48), eqq.Nested())
+    few, many = (dict(eqq.explain(normal(m, 256), q).refused) for m in (1, 32))
+    refused = [reason for reason in many.values() if "composite scales" in reason]
+    assert (len(refused) > 0) == (jax.__version_info__ < (0, 11))
+    assert not any("composite scales" in reason for reason in few.values())

@@ -14,6 +14,7 @@ from ...formats import (
     per_byte,
 )
 from .._problem import Problem
+from ._tuning import fuses
 
 
 # The formats whose kernels are here: those on a grid, and `Int4`. Their codes lie with
@@ -124,11 +125,15 @@ def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
 
 
 def refuse_layout(problem: Problem) -> str | None:
-    """The reasons that all kernels for CPUs have."""
+    """Why no kernel for CPUs applies, if so."""
     if problem.n == 0 or problem.k == 0 or problem.rows == 0:
         return "is for operands that are not empty"
     if problem.row_axis != -1:
         return "needs a weight that lies with the contracted axis first"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"
+    if problem.composite and not fuses and problem.rows not in range(32):
+        # XLA would hold several copies of all scales, and be no faster than the
+        # reference product.
+        return "needs JAX 0.11 for composite scales with 32 rows or more"
     return None
