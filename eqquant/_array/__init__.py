@@ -1,18 +1,18 @@
-"""`QuantizedArray`, which stands where an array stood: how it is made (`_quantize`),
-indexed, stacked and laid out for kernels, and when it warns that it was dequantized.
+"""`QuantizedArray`, which takes the place of an array (`_array`), with the members that
+any such class shares (`_array_like`): how it is made (`_quantize`), indexed (`_index`),
+reshaped along leading axes (`_leading`) and repacked for the kernels of a platform
+(`_prepack`); which mapped axes are errors (`_stored`), and how implicit dequantization
+is traced and warned about (`_provenance`).
 
-It imports `_product` and what is below.
+This room imports `_product` and the rooms below it.
 """
 
 from ._array import (
     as_dense as as_dense,
-    as_mapped as as_mapped,
     dequantize as dequantize,
     dequantize_for as dequantize_for,
     has_numbers as has_numbers,
     is_quantized as is_quantized,
-    left_matmul as left_matmul,
-    matmul as matmul,
     QuantizedArray as QuantizedArray,
 )
 from ._array_like import AbstractStandIn as AbstractStandIn, dense_for as dense_for
@@ -28,6 +28,7 @@ from ._leading import (
     undeclared as undeclared,
 )
 from ._once import identity as identity, once_per_array as once_per_array
+from ._matmul import left_matmul as left_matmul, matmul as matmul
 from ._prepack import relaid as relaid, tree_prepack as tree_prepack
 from ._provenance import (
     marked as marked,
@@ -38,3 +39,4 @@ from ._provenance import (
     source_of as source_of,
 )
 from ._quantize import quantize as quantize
+from ._stored import as_mapped as as_mapped

@@ -11,19 +11,17 @@ import numpy as np
 import wadler_lindig as wl
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from jaxtyping import Array, Float, Inexact, Shaped
+from jaxtyping import Array, Float
 
 from .._product import (
     Axis,
     by_types,
     codes_of,
     contracted_back,
-    declared_by_row,
     full_spec,
     logical,
     logical_sharding,
     place,
-    qmatmul_rows,
     spec_of,
     typed_sharding,
     with_spec,
@@ -31,19 +29,42 @@ from .._product import (
 from ..formats import AbstractFormat, AbstractScaled, Layout, Stored
 from ._array_like import AbstractStandIn
 from ._index import indexed
+from ._matmul import left_matmul, matmul
 from ._provenance import marked, say
-from ._stored import check_axes, check_stored
+from ._stored import as_mapped, check_axes, checked, first_of
 
 
 class QuantizedArray(AbstractStandIn):
-    """Stands where an array stood, in fewer bits.
+    """Takes the place of an array, in fewer bits. Make one with [`eqquant.quantize`][].
 
-    It is multiplied, transposed, stacked, mapped, scanned and indexed as that array
-    was. Products read the packed codes, and the array is not built again; arithmetic
-    builds it, and gives ordinary arrays. It is immutable, and no training loop changes
-    it: its leaves are integers, its scales too.
+    It is multiplied, transposed, stacked, mapped, scanned and indexed like the array
+    that it stands for. Products read the packed codes and never build that array;
+    arithmetic builds it, and returns ordinary arrays.
 
-    Make one with [`eqquant.quantize`][].
+    **Fields:**
+
+    - `stored`: the arrays that the format wrote: codes, scales, ... by name. The only
+        field with leaves.
+    - `layout`: how the numbers, with the contracted axis last, lie in the stored
+        arrays. It holds the `format`.
+    - `axis`: the axis, or axes, that a product contracts and that blocks lie along,
+        counted from the end.
+    - `sharding`: the declared sharding of the last axes; see `with_sharding`. `None` if
+        none was declared.
+    - `activation`: the format in which products quantize the other operand. `None` for
+        weight-only products.
+    - `dtype`: the dtype that it dequantizes to.
+    - `inner`: the sizes of all contracted axes but the first.
+
+    **Invariants:**
+
+    - All leaves are integers, the bits of the scales included, so that gradients,
+        optimizers and casts of the inexact leaves of a model do not change it.
+    - The shape is derived from the shapes of the stored arrays. It is therefore right
+        for whatever `vmap`, `scan` or `tree_map` makes of them along leading axes, and
+        `axis`, `inner` and `sharding` are counted from the end for the same reason.
+    - The declared sharding is a hint. `placement` reads the real one off the arrays.
+    - It is immutable, and no operation pads, drops or rounds anything silently.
     """
 
     stored: Stored
@@ -52,49 +73,50 @@ class QuantizedArray(AbstractStandIn):
     sharding: NamedSharding | PartitionSpec | None = eqx.field(static=True)
     activation: AbstractFormat | None = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
-    # The sizes of all contracted axes but the first.
     inner: tuple[int, ...] = eqx.field(static=True, default=())
 
     @property
     def shape(self) -> tuple[int, ...]:
-        check_axes(_first(self.stored).ndim, self.layout, self.axis)
+        check_axes(first_of(self.stored).ndim, self.layout, self.axis)
         *lead, k = self.layout.shape(self.stored)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes, scales included."""
+        """The number of bytes that it takes, scales included."""
         return sum(a.size * a.dtype.itemsize for a in jtu.tree_leaves(self.stored))
 
     @property
     def bits_per_weight(self) -> float:
-        """How many bits it takes for each number, scales included."""
+        """The number of bits per element, scales included."""
         return 8 * self.nbytes / max(1, self.size)
 
     @property
     def format(self) -> AbstractFormat:
+        """The format of the stored arrays."""
         return self.layout.format
 
     @property
     def block_size(self) -> int | None:
+        """The number of elements that share a scale. `None` for the whole axis."""
         return self.format.block_size
 
     @property
     def scale(self) -> Float[Array, "*b g"]:
         """The scale of each block, with the contracted axis last."""
         if not isinstance(self.format, AbstractScaled):
-            raise AttributeError(f"There are no scales in {self.format}.")
+            raise AttributeError(f"{self.format} has no scales.")
         rows = self.layout.to_rows(self.stored)
         return self.format.scales(rows, self.layout.tail)
 
     @property
     def mT(self) -> "QuantizedArray":
-        """The transpose of each matrix. Nothing moves: another axis is contracted."""
+        """The transpose of each matrix. No data moves; only `axis` changes."""
         if self.ndim < 2 or self.axis not in (-1, -2):
             raise ValueError(
-                "`.mT` is of matrices, and stacks of them, with `axis` -1 or -2. Got "
-                f"shape {self.shape} and axis {self.axis}."
+                "`.mT` needs a matrix, or a stack of matrices, with `axis` -1 or -2. "
+                f"Got shape {self.shape} and axis {self.axis}."
             )
         sharding = self.sharding
         if sharding is not None:
@@ -103,8 +125,8 @@ class QuantizedArray(AbstractStandIn):
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
     def transpose(self, *axes: Any) -> "Array | QuantizedArray":
-        """As of an ordinary array. If only the axes of matrices change places then
-        nothing moves; otherwise this dequantizes."""
+        """Permutes the axes. If only the last two are swapped then no data moves;
+        otherwise this dequantizes."""
         if len(axes) == 1 and not isinstance(axes[0], int):
             (axes,) = axes
         n = self.ndim
@@ -115,13 +137,13 @@ class QuantizedArray(AbstractStandIn):
         return self._dense_for("transpose").transpose(*order)
 
     def swapaxes(self, axis1: int, axis2: int) -> "Array | QuantizedArray":
-        """As `transpose`, of two axes."""
+        """Swaps two axes, as `transpose` does."""
         order = list(range(self.ndim))
         order[axis1], order[axis2] = order[axis2], order[axis1]
         return self.transpose(*order)
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The ordinary array that this stands for, of its shape and dtype."""
+        """The ordinary array that this stands for, with the same shape and dtype."""
         return dequantize_for(self, "")
 
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
@@ -129,18 +151,18 @@ class QuantizedArray(AbstractStandIn):
         return dequantize_for(self, reason)
 
     def astype(self, dtype: Any) -> "QuantizedArray":
-        """The same codes, standing for an array of another floating-point dtype. This
-        is also the dtype of products with integers."""
+        """The same codes, for an array of another floating-point dtype, which is also
+        the dtype of products with integers."""
         dtype = jax.dtypes.canonicalize_dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
-                "`dtype` should be a floating-point dtype; for any other, "
+                "`dtype` should be a floating-point dtype; for any other dtype, "
                 f"`dequantize` first. Got {dtype.name}."
             )
         return dataclasses.replace(self, dtype=dtype)
 
     def delete(self) -> None:
-        """Frees the memory of the stored arrays at once."""
+        """Frees the memory of the stored arrays immediately."""
         for a in jtu.tree_leaves(self.stored):
             a.delete()
 
@@ -150,8 +172,8 @@ class QuantizedArray(AbstractStandIn):
 
     @property
     def placement(self) -> Sharding | None:
-        """How the array is really placed, whatever was declared: read off the codes.
-        `None` inside of `jit` where the mesh has no explicit axes."""
+        """The sharding that the array really has, whatever was declared: it is read off
+        the codes. `None` inside `jit` if the mesh has no explicit axes."""
         codes = codes_of(self.stored)
         if isinstance(codes, Tracer):
             return typed_sharding(self.stored, self.layout, self.axis)
@@ -159,32 +181,36 @@ class QuantizedArray(AbstractStandIn):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the array is really split over devices, whatever was declared."""
+        """Whether the array is really split over devices, as `placement` says."""
         placement = self.placement
         return placement is not None and not placement.is_fully_replicated
 
     def with_sharding(
         self, sharding: NamedSharding | PartitionSpec | None
     ) -> "QuantizedArray":
-        """Places the array, and declares how.
+        """Places the array, and declares its sharding.
 
         **Arguments:**
 
-        - `sharding`: of the array as its shape says. With a `NamedSharding`, the stored
-            arrays are placed to match. A `PartitionSpec` alone is only declared, and
-            `None` takes back what was declared.
+        - `sharding`: the sharding of the axes of `shape`. With a `NamedSharding`, the
+            stored arrays are placed to match. A `PartitionSpec` is declared and moves
+            nothing. `None` removes the declaration.
+
+        **Returns:**
+
+        The same array with this sharding.
 
         **Raises:**
 
-        A `ValueError` if a block, or a byte, would be split over devices.
+        A `ValueError` if a block, or a byte, would be split over devices. A `TypeError`
+        for any other kind of sharding.
 
         !!! Warning
 
-            JAX's own functions that place a PyTree (`jax.device_put`, the
-            `in_shardings` of `jax.jit`, `eqx.filter_shard`) give each stored array the
-            spec that they are given, of whose axes the order is another one. Numbers
-            are right wherever they are; how the array is placed after that,
-            `placement` says.
+            JAX's functions that place a PyTree (`jax.device_put`, the `in_shardings`
+            of `jax.jit`, `eqx.filter_shard`) apply the spec that they are given to each
+            stored array, whose axes are in another order. Results stay right;
+            `placement` tells how the array is placed then.
         """
         if sharding is None:
             return dataclasses.replace(self, sharding=None)
@@ -211,9 +237,9 @@ class QuantizedArray(AbstractStandIn):
         return matmul(jnp.asarray(x), self) if eqx.is_array(x) else NotImplemented
 
     def __getitem__(self, index: Any) -> "Array | QuantizedArray":
-        """Of a matrix with `axis=-1`, the rows, of which no others are decoded. Of a
-        stack, an index of the leading axes gives a `QuantizedArray`. Anything else
-        gives what the ordinary array would."""
+        """Indexing the rows of a matrix with `axis=-1` decodes those rows only.
+        Indexing the leading axes of a stack returns a `QuantizedArray`. Any other index
+        dequantizes, and returns what the ordinary array would."""
         return indexed(self, index, lambda: self._dense_for("getitem"))
 
     def __pdoc__(self, **kwargs):
@@ -247,115 +273,31 @@ class QuantizedArray(AbstractStandIn):
 
 
 def dequantize(q: QuantizedArray) -> Float[Array, "..."]:
-    """The ordinary array that `q` stands for, of its shape and dtype."""
+    """The ordinary array that `q` stands for, with the same shape and dtype."""
     return q.dequantize()
 
 
-def as_placed(q: QuantizedArray) -> QuantizedArray:
-    """Declared to be sharded as it is, where that is known."""
-    placement = q.placement
-    if not isinstance(placement, NamedSharding) or placement == q.sharding:
-        return q
-    return dataclasses.replace(q, sharding=placement)
-
-
-def as_mapped(q: QuantizedArray) -> QuantizedArray:
-    """The same, of which `jax.vmap` has mapped leading axes only, or will. Before its
-    shape is read."""
-    return _checked(q) if isinstance(_first(q.stored), Tracer) else q
-
-
-def _checked(q):
-    check_stored(q.stored, q.layout, q.axis)
-    return q
-
-
 def is_quantized(x: Any) -> bool:
-    """Whether `x` is a [`eqquant.QuantizedArray`][]. For `is_leaf`, and for filters."""
+    """Whether `x` is a [`eqquant.QuantizedArray`][]. Useful as `is_leaf`, and as a
+    filter.
+
+    !!! Example
+
+        ```python
+        leaves = jax.tree.leaves(model, is_leaf=eqquant.is_quantized)
+        ```
+    """
     return isinstance(x, QuantizedArray)
 
 
 def as_dense(x: Any) -> Any:
-    """Dequantizes a `QuantizedArray`, and leaves anything else as it is."""
+    """Dequantizes a `QuantizedArray`, and returns anything else unchanged."""
     return x.dequantize() if isinstance(x, QuantizedArray) else x
 
 
-def matmul(
-    x: Shaped[Array, "..."],
-    q: QuantizedArray,
-    kernel: str | None = None,
-    precision: str | None = None,
-) -> Inexact[Array, "..."]:
-    """`x @ q`, as `jnp.matmul` would have it, in the dtype of `x`."""
-    q = as_mapped(q)
-    _check_contracted(x.shape, q.shape)
-    return _matmul(x, as_placed(q), kernel, precision)
-
-
-def left_matmul(
-    q: QuantizedArray,
-    x: Shaped[Array, "..."],
-    kernel: str | None = None,
-    precision: str | None = None,
-) -> Inexact[Array, "..."]:
-    """`q @ x`, as `jnp.matmul` would have it, in the dtype of `x`."""
-    q = as_mapped(q)
-    _check_contracted(q.shape, x.shape)
-    return _left_matmul(as_placed(q), x, kernel, precision)
-
-
-def _check_contracted(left, right):
-    if len(left) == 0 or len(right) == 0:
-        raise ValueError(
-            "A matrix product needs operands with at least one axis. Got shapes "
-            f"{left} and {right}."
-        )
-    if left[-1] != right[-2:][0]:
-        raise ValueError(
-            f"A matrix product cannot contract an axis of size {left[-1]} with one of "
-            f"size {right[-2:][0]}. Got shapes {left} and {right}."
-        )
-
-
-@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _matmul(x, q, kernel, precision):
-    q = _checked(q)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        x = x.astype(q.dtype)
-    if q.ndim > 1 and q.axis not in (-1, -2):
-        # The blocks lie along neither axis of the matrix.
-        w = q._dense_for("matmul").astype(x.dtype)
-        return jnp.matmul(x, w, precision=precision)
-    across = q.ndim > 1 and q.axis == -1
-    y = qmatmul_rows(
-        x[None] if x.ndim == 1 else x,
-        jtu.tree_map(lambda a: a[None], q.stored) if q.ndim == 1 else q.stored,
-        product="matmul_transposed" if across else "matmul",
-        layout=q.layout,
-        sharding=declared_by_row(q.sharding, q.axis, q.ndim),
-        activation=q.activation,
-        kernel=kernel,
-        precision=precision or jax.config.jax_default_matmul_precision,  # pyright: ignore
-    )
-    y = y[..., 0] if q.ndim == 1 else y
-    return jnp.squeeze(y, -1 if q.ndim == 1 else -2) if x.ndim == 1 else y
-
-
-@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _left_matmul(q, x, kernel, precision):
-    transposed = x if x.ndim == 1 else x.mT
-    if q.ndim == 1:
-        return _matmul(transposed, q, kernel, precision)
-    if q.axis not in (-1, -2):
-        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else q.dtype
-        w = q._dense_for("matmul").astype(dtype)
-        return jnp.matmul(w, x.astype(dtype), precision=precision)
-    y = _matmul(transposed, q.mT, kernel, precision)
-    return y if x.ndim == 1 else y.mT
-
-
 def dequantize_for(q: QuantizedArray, reason: str) -> Float[Array, "..."]:
-    """`q.dequantize()`, with the name of what that is done for."""
+    """`q.dequantize()`, under a name in the jaxpr that tells which operation needs
+    it."""
     return _decoder(reason)(as_mapped(q))
 
 
@@ -365,7 +307,7 @@ def _decoder(reason):
 
 
 def _dequantize(q):
-    q = _checked(q)
+    q = checked(q)
 
     def decode(q):
         w = q.layout.decode(q.stored).astype(q.dtype)
@@ -375,13 +317,8 @@ def _dequantize(q):
 
 
 def has_numbers(q: QuantizedArray) -> bool:
-    """Whether the stored arrays are arrays, or structs of them. In a part of a tree, as
-    `eqx.filter` makes it, and between transformations they may be anything: `None`, or
-    booleans. Such has no shape."""
+    """Whether the stored arrays are arrays or `jax.ShapeDtypeStruct`s. After
+    `eqx.filter` or inside a transformation they may also be `None`, booleans or
+    anything else, and then `q` has no shape."""
     stored = jtu.tree_leaves(q.stored, is_leaf=lambda x: x is None)
     return all(eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct) for a in stored)
-
-
-def _first(stored: Stored) -> Any:
-    a = next(iter(stored.values()))
-    return _first(a) if isinstance(a, dict) else a

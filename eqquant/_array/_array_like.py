@@ -32,27 +32,29 @@ def _reflected(op: Callable) -> Callable:
 
 
 def _of_dense(name: str) -> Callable:
-    # A method of arrays, whose result is an ordinary array.
+    # The method of this name of the dense array.
     def method(self, *args, **kwargs):
         args = [dense_for(x, name) for x in args]
         return getattr(self._dense_for(name), name)(*args, **kwargs)
 
     method.__name__ = name
-    method.__doc__ = "As of an ordinary array, which this gives."
+    method.__doc__ = f"Dequantizes, and returns `{name}` of the ordinary array."
     return method
 
 
 class AbstractStandIn(eqx.Module):
-    """Stands where an array of some shape and dtype stood, and has the members of one.
-    Arithmetic makes it that array, and so do its methods; what products, transposes and
-    indices give is for a subclass to say."""
+    """Takes the place of a dense array of the same shape and dtype, and has the members
+    of one. Arithmetic and methods dequantize, and return ordinary arrays. Subclasses
+    define products, transposes and indexing."""
 
-    # So that `numpy_array @ w` is left to `w`.
+    # NumPy's operators then return `NotImplemented`, so that `numpy_array @ w` reaches
+    # `__rmatmul__`.
     __array_ufunc__ = None
 
     @property
     @abc.abstractmethod
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array that this stands for."""
 
     @property
     @abc.abstractmethod
@@ -61,15 +63,15 @@ class AbstractStandIn(eqx.Module):
 
     @abc.abstractmethod
     def dequantize(self) -> Float[Array, "..."]:
-        """The ordinary array that this stands for, of its shape and dtype."""
+        """The ordinary array that this stands for, with the same shape and dtype."""
 
     @abc.abstractmethod
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        """`dequantize`, where nobody asked for it: for an operation of this name."""
+        """`dequantize`, implicitly, for an operation with the name `reason`."""
 
     @abc.abstractmethod
     def with_sharding(self: _Same, sharding: Any) -> _Same:
-        """Places the arrays that it holds, as the array would be that it stands for."""
+        """Places the arrays that it holds so that it is sharded in this way."""
 
     @abc.abstractmethod
     def __matmul__(self, x: Any) -> Array: ...
@@ -82,19 +84,21 @@ class AbstractStandIn(eqx.Module):
 
     @property
     def ndim(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many numbers it stands for."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def T(self: _Same) -> _Same:
+        """The transpose of a vector or matrix."""
         if self.ndim > 2:
             raise ValueError(
-                "`.T` is of vectors and matrices. For the transpose of the matrices of "
-                f"a stack, use `.mT`. Got shape {self.shape}."
+                "`.T` needs a vector or a matrix. To transpose each matrix of a stack, "
+                f"use `.mT`. Got shape {self.shape}."
             )
         return self if self.ndim == 1 else self.mT
 
@@ -109,13 +113,14 @@ class AbstractStandIn(eqx.Module):
 
     @property
     def at(self) -> Any:
-        """For updates, as of an ordinary array; what they give is one."""
+        """Dequantizes, for updates such as `.at[i].set(y)`, which return ordinary
+        arrays."""
         return self._dense_for("at").at
 
     @property
     def itemsize(self) -> int:
-        """How many bytes each number of the ordinary array takes."""
-        # (A field of some subclasses, and a property of others.)
+        """The number of bytes of each element of the ordinary array."""
+        # (`dtype` is a field of some subclasses and a property of others.)
         return self.dtype.itemsize  # pyright: ignore
 
     @property
@@ -129,10 +134,10 @@ class AbstractStandIn(eqx.Module):
     def __array__(self, dtype=None, copy=None):
         raise TypeError(self._not_an_array())
 
-    # JAX's own error for a value that is not an array names neither the value nor a way
-    # out. Just before it, JAX looks this attribute up, or formats the value: both raise
-    # a better error then. For all other callers, JAX's operators among them, there is
-    # no `__jax_array__`.
+    # JAX's own error for a value that is not an array names neither the value nor a
+    # remedy. Just before raising it, JAX looks up this attribute or formats the value,
+    # and both raise a better error for that caller. For all other callers there is no
+    # `__jax_array__`: with one, JAX's operators would dequantize in `x @ q`.
     @property
     def __jax_array__(self):
         if _asked_by_jax("_arraylike"):
@@ -141,7 +146,7 @@ class AbstractStandIn(eqx.Module):
 
     def __str__(self) -> str:
         if _asked_by_jax("bind", "typeof", "asarray"):
-            # (JAX would put another `TypeError` in the place of one.)
+            # (Not a `TypeError`, which JAX would replace by its own.)
             raise ValueError(self._not_an_array())
         return repr(self)
 
@@ -214,7 +219,8 @@ class AbstractStandIn(eqx.Module):
     __pos__ = _arithmetic(operator.pos)
     __abs__ = _arithmetic(operator.abs)
 
-    # Of two of these, whether they are the same; with anything else, as arrays do.
+    # Between two of these, `==` compares them as Equinox compares modules; with
+    # anything else, it is elementwise.
     def __eq__(self, other: object) -> Any:
         if isinstance(other, AbstractStandIn):
             return eqx.Module.__eq__(self, other)
@@ -235,8 +241,8 @@ class AbstractStandIn(eqx.Module):
     __round__ = _of_dense("__round__")
 
 
-# Between a function and who asked for it there may be others: of Equinox, whose modules
-# say how their members are found; and of the type checkers.
+# Frames of these packages may lie between a method and its real caller: Equinox wraps
+# the methods of modules, and type checkers wrap functions.
 _between = (__name__.split(".")[0], "equinox", "jaxtyping", "beartype")
 
 
@@ -252,5 +258,6 @@ def _module(frame):
 
 
 def dense_for(x: Any, reason: str) -> Any:
-    """The ordinary array that something stands for, where nobody asked for it."""
+    """Dequantizes `x` implicitly, if it stands for an array, for an operation with the
+    name `reason`."""
     return x._dense_for(reason) if isinstance(x, AbstractStandIn) else x

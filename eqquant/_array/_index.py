@@ -25,9 +25,9 @@ from ._stored import check_stored
 
 
 def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
-    """`q[index]`, of a `QuantizedArray`. Leading axes of a stack leave it packed. Of a
-    matrix with `axis=-1`, rows are decoded, and no others. Anything else is what the
-    ordinary array gives, `dense`."""
+    """`q[index]`. Indexing leading axes of a stack leaves it packed, and indexing the
+    rows of a matrix with `axis=-1` decodes those rows only. Any other index goes to the
+    ordinary array, `dense()`."""
     index = index if isinstance(index, tuple) else (index,)
     stack = min(q.ndim - 2, q.ndim + as_tuple(q.axis)[0])
     if len(index) == 0 or not all(map(_is_of_one_axis, index)):
@@ -36,7 +36,7 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
         picked = _pick(q, index)
         if q.sharding is None:
             return picked
-        # What was declared is of the last axes.
+        # The declared sharding is that of the last axes.
         spec = PartitionSpec(*spec_of(q.sharding)[-picked.ndim :])
         sharding = with_spec(q.sharding, spec)
         return dataclasses.replace(picked, sharding=sharding)
@@ -57,7 +57,8 @@ def _pick(q, index):
         stored = jtu.tree_map(lambda a: a[index], old)
         return dataclasses.replace(q, stored=stored)
 
-    # Or of the rows too, as of the first axis of the filters of a convolution.
+    # The index includes the rows, as for the first axis of the filters of a
+    # convolution. What all rows share is given to each of them first.
     def pick(a):
         return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
 

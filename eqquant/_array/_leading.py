@@ -13,19 +13,19 @@ from .._product import as_tuple, Axis, spec_of, with_spec
 from ._array import QuantizedArray
 
 
-# The axes of an array that are not contracted lead those of the stored arrays, in
-# order; the last of them are the rows. What is done along these is done to each stored
-# array, and loses nothing.
+# The axes of an array that are not contracted are, in order, the leading axes of its
+# stored arrays; the last of them are the rows. To slice, permute, reshape or broadcast
+# them, do the same to each stored array: nothing is decoded, and nothing is lost.
 
 
 def blocked_axes(q: QuantizedArray) -> tuple[int, ...]:
-    """The axes, counted from the front, that blocks lie along."""
+    """The axes that blocks lie along, counted from the front."""
     ndim = q.ndim
     return tuple(ndim + i for i in as_tuple(q.axis))
 
 
 def leading_axes(q: QuantizedArray) -> tuple[int, ...]:
-    """All others."""
+    """The axes that blocks do not lie along, counted from the front."""
     ndim, axes = q.ndim, as_tuple(q.axis)
     return tuple(i for i in range(ndim) if i - ndim not in axes)
 
@@ -40,8 +40,8 @@ def along(
     axis: int,
     fn: Callable[[Shaped[Array, "..."], int], Shaped[Array, "..."]],
 ) -> QuantizedArray:
-    """Applies `fn` to each stored array, and its axis that is the leading `axis`. It
-    should not change how many axes there are."""
+    """Applies `fn(a, i)` to each stored array `a`, where its axis `i` is the leading
+    `axis` of `q`. `fn` should keep the number of axes."""
     index = leading_axes(q).index(axis)
     *lead, _ = q.layout.shape(q.stored)
     is_row, row_axis = index == len(lead) - 1, q.layout.row_axis
@@ -49,7 +49,7 @@ def along(
     def apply(a):
         if not is_row:
             return fn(a, index)
-        # What all rows share, any number of them do.
+        # An array that all rows share is also shared by other rows.
         shared = a.shape[row_axis] != lead[-1]
         return a if shared else fn(a, a.ndim + row_axis)
 
@@ -57,8 +57,8 @@ def along(
 
 
 def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> QuantizedArray:
-    """Some places of a leading axis, beginning at one that need not be known. Where it
-    is negative, this begins at the first: it does not count from the end."""
+    """A slice of a leading axis, whose `start` may be traced. A negative `start` is
+    clamped to zero: it does not count from the end."""
 
     def take(a, index):
         return lax.dynamic_slice_in_dim(
@@ -69,8 +69,8 @@ def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> Quantized
 
 
 def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
-    """`q.transpose(order)`. `None` if the codes would have to be written anew: if the
-    contracted axes came in another order."""
+    """`q.transpose(order)`, or `None` if that changes the order of the contracted axes:
+    the codes would have to be packed again."""
     blocked = blocked_axes(q)
     axes = [order.index(i) for i in blocked]
     if axes != sorted(axes):
@@ -80,7 +80,7 @@ def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
     moved = _reordered(q, [lead.index(i) for i in new])
     sharding = q.sharding
     if sharding is not None:
-        # What was declared is of the last axes.
+        # The declared sharding is that of the last axes.
         spec = (*[None] * q.ndim, *spec_of(sharding))[-q.ndim :]
         sharding = with_spec(sharding, PartitionSpec(*[spec[i] for i in order]))
     return dataclasses.replace(
@@ -89,7 +89,7 @@ def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
 
 
 def _reordered(q, order):
-    # The leading axes in another order. The logical axes of the result mean nothing.
+    # With the leading axes in another order. The caller has to set `axis`.
     number = len(order)
     if list(order) == [*range(number)]:
         return q
@@ -102,8 +102,8 @@ def _reordered(q, order):
 
 
 def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray:
-    """With other leading axes, of as many numbers. The logical axes of the result mean
-    nothing: its `axis` should be set."""
+    """`q` with its leading axes reshaped. The caller has to set the `axis` of the
+    result."""
     *old, _ = q.layout.shape(q.stored)
     if lead == tuple(old):
         return q
@@ -120,7 +120,8 @@ def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray
 def broadcast_leading(
     q: QuantizedArray, lead: tuple[int, ...], dims: tuple[int, ...]
 ) -> QuantizedArray:
-    """With leading axes of these sizes, of which `dims` are those there are now."""
+    """`q` broadcast to leading axes of these sizes. Its own leading axes become those
+    at `dims`."""
     *old, _ = q.layout.shape(q.stored)
 
     def broadcast(a, number, rest):
@@ -135,8 +136,8 @@ def broadcast_leading(
 
 
 def _restacked(q, fn, keeps_rows):
-    # `fn(a, lead, rest)` changes the first `lead` axes of a stored array, and keeps the
-    # other `rest`. Where the rows stay, so does the layout.
+    # `fn(a, lead, rest)` changes the first `lead` axes of a stored array and keeps the
+    # other `rest`. If it keeps the rows then it applies to the arrays as they lie.
     if keeps_rows:
         stored = jtu.tree_map(lambda a: fn(a, a.ndim - 2, 2), q.stored)
         return undeclared(q, stored=stored)
@@ -153,5 +154,6 @@ def _restacked(q, fn, keeps_rows):
 
 
 def undeclared(q: QuantizedArray, **changes) -> QuantizedArray:
-    """With other fields, and no sharding: what was declared is of other axes."""
+    """`q` with other fields and without its declared sharding, which is that of other
+    axes."""
     return dataclasses.replace(q, sharding=None, **changes)

@@ -21,14 +21,14 @@ _platforms = {"cpu": "cpu", "tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "
 
 
 def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
-    """Lays the codes of all quantized arrays as the kernels of a platform read them.
-    Nothing is rounded: the numbers that they stand for stay the same, bit for bit, and
-    so does the file that [`eqquant.save`][] writes.
+    """Repacks the codes of all quantized arrays in the layout that the kernels of a
+    platform read. Nothing is rounded: the arrays stand for the same numbers, bit for
+    bit, and [`eqquant.save`][] writes the same file.
 
-    - On a CPU and on a TPU, the contracted axis comes first: what
-      [`eqquant.quantize`][] makes.
-    - On a GPU, the rows come first.
-    - On a TPU and on a GPU, [`eqquant.Ternary`][] takes 2 bits instead of 1.6.
+    - For CPUs and TPUs, the contracted axis comes first, as [`eqquant.quantize`][]
+      lays it.
+    - For GPUs, the rows come first.
+    - For TPUs and GPUs, [`eqquant.Ternary`][] takes 2 bits instead of 1.6.
 
     !!! Example
 
@@ -40,17 +40,17 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
     **Arguments:**
 
     - `model`: any PyTree.
-    - `platform`: `"cpu"`, `"tpu"` or `"gpu"` (`"cuda"` and `"rocm"` are the same). By
-        default that of JAX's default backend.
+    - `platform`: `"cpu"`, `"tpu"` or `"gpu"` (`"cuda"` and `"rocm"` are synonyms). By
+        default, the platform of JAX's default backend.
 
     **Returns:**
 
-    `model`, with its quantized arrays in that layout. Products of another layout are
-    right on every platform, too, only not as fast: [`eqquant.explain`][] tells.
+    `model`, with its quantized arrays in that layout. Products with other layouts are
+    also right on every platform, but slower; see [`eqquant.explain`][].
 
     **Raises:**
 
-    A `ValueError` for another platform, and if bytes would be split over devices.
+    A `ValueError` for an unknown platform, and if a byte would be split over devices.
     """
     name = jax.default_backend() if platform is None else platform
     if name not in _platforms:
@@ -72,8 +72,9 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 
 
 def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
-    """The same array in another layout, whose format may pack the same codes otherwise.
-    The `tail` is found here, whichever `layout` has."""
+    """The same array in another layout, whose format may pack the same codes
+    differently. The `tail` of the result is computed here; that of `layout` is
+    ignored."""
     vector = all(a.ndim < 2 for a in jtu.tree_leaves(q.stored))
     row_axis = q.layout.row_axis if vector else layout.row_axis
     layout = Layout(layout.format, q.layout.tail, row_axis)

@@ -12,13 +12,14 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 
-# What is done to stored arrays outside of the primitive is a function of its own in the
-# programs that JAX traces, by a name that `audit` looks for. XLA inlines it.
+# Outside of the primitive, stored arrays are only read by functions that are jitted
+# under a name with this prefix. `audit` looks for the name in jaxprs; XLA inlines the
+# function.
 prefix = "eqquant_"
 
 
 def marked(name: str, fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callable:
-    """A compiled function that goes by a name."""
+    """`fn`, jitted under a name that [`name_of`][] finds in jaxprs."""
 
     def call(*args):
         return fn(*args)
@@ -28,21 +29,21 @@ def marked(name: str, fn: Callable, static_argnums: tuple[int, ...] = ()) -> Cal
 
 
 def name_of(eqn: JaxprEqn) -> str | None:
-    """The name of the marked function that an equation calls, if it does."""
+    """The name of the marked function that an equation calls, or `None`."""
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
     if isinstance(name, str) and name.startswith(prefix):
         return name.removeprefix(prefix)
     return None
 
 
-# The directories whose frames are not the user's.
+# Frames from these directories are not the user's.
 _hidden = tuple(
     str(pathlib.Path(str(module.__file__)).parent) for module in (jax, eqx, np)
 ) + (str(pathlib.Path(__file__).parents[1]),)
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """The file and the line, of the user, that an equation came from."""
+    """The line of the user's code that an equation was traced from, as `file:line`."""
     traceback = eqn.source_info.traceback
     for frame in [] if traceback is None else traceback.frames:
         if not frame.file_name.startswith(_hidden):
@@ -56,7 +57,7 @@ _muted: contextvars.ContextVar[bool] = contextvars.ContextVar("_muted", default=
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Nothing is said: for what is traced only to see what it returns."""
+    """Silences dequantization warnings, as during shape inference."""
     token = _muted.set(True)
     try:
         yield
@@ -65,7 +66,12 @@ def muted() -> Iterator[None]:
 
 
 def policy() -> str:
-    """What is to be said of a dequantization that was not asked for."""
+    """What an implicit dequantization does: `"allow"`, `"warn"` or `"raise"`.
+
+    **Raises:**
+
+    A `ValueError` if the environment variable has another value.
+    """
     value = "allow" if _muted.get() else os.environ.get(_variable, "allow")
     if value not in ("allow", "warn", "raise"):
         raise ValueError(
@@ -76,7 +82,8 @@ def policy() -> str:
 
 
 def say(array: Any, nbytes: int, reason: str) -> None:
-    """Says of an array that it is dequantized, and for what, if that is to be said."""
+    """Warns, or raises, if the policy asks for it: an operation named by `reason`
+    dequantizes `array`, to this number of bytes."""
     wanted = policy()
     if wanted == "allow":
         return

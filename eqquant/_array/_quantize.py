@@ -41,7 +41,7 @@ def quantize(
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
-    """Stores an array in fewer bits.
+    """Quantizes an array: stores it in fewer bits.
 
     !!! Example
 
@@ -53,27 +53,30 @@ def quantize(
 
     **Arguments:**
 
-    - `w`: a floating-point array of rank one at least. For a format of a few integers,
-        such as [`eqquant.RSRBinary`][], also one of integers or of booleans.
+    - `w`: a floating-point array with at least one axis. For a format of a few
+        integers, such as [`eqquant.RSRBinary`][], also an array of integers or
+        booleans.
     - `format`: a format or its name.
-    - `axis`: the axis that a matrix product contracts, which blocks lie along. -2 by
-        default, for `x @ w`. (-1 for a vector.) Several axes count as one, as those of
-        the filters of a convolution.
-    - `activation`: a format that products quantize the other operand in, row by row:
-        dynamic activation quantization. Weight-only by default.
+    - `axis`: the axis that matrix products contract and that blocks lie along. By
+        default -2, for `x @ w`, or -1 for a vector. A tuple of axes counts as one axis,
+        as for the filters of a convolution.
+    - `activation`: the format in which products quantize the other operand, row by row
+        (dynamic activation quantization). Weight-only by default.
 
     **Returns:**
 
-    A [`eqquant.QuantizedArray`][] of the same shape and dtype; of the `dtype` of the
-    format, if `w` is of integers or of booleans.
+    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`, or with the `dtype`
+    of the format if `w` holds integers or booleans.
 
     **Raises:**
 
-    A `TypeError` if `w` is not an array that the format takes. A `ValueError` if it has
-    no axes, if it is not finite or has numbers that are too large for the scales of the
-    format, or if that is one of a few integers and there are other numbers in it. (If
-    it is being traced, then each block with a number that is not finite, or too large,
-    becomes NaN; and a format of a few integers raises its error when it runs.)
+    A `TypeError` if `w` is not an array of a dtype that the format takes. A
+    `ValueError` if `w` has no axes, is not finite, has numbers too large for the scales
+    of the format, or numbers that a format of a few integers cannot store.
+
+    If `w` is traced then its numbers are not known yet. Each block with a number that
+    is not finite, or too large, becomes NaN, and a format of a few integers raises at
+    run time.
     """
     format = as_format(format)
     if activation is not None:
@@ -137,8 +140,8 @@ def _is_outside(w, format):
     return format.is_outside(w)
 
 
-# No scale is too narrow for numbers up to this one. What is larger is looked at, and
-# that takes as long as to quantize it again.
+# Every dtype of scales can hold numbers up to this one. Only for larger numbers does
+# `_number_lost` quantize and decode the array once more, to look for overflow.
 _ordinary = 256.0
 
 
@@ -181,12 +184,12 @@ def _check_activation(format):
             "`activation` should be a format that rounds any number. Got "
             f"{format}, which stores {format.domain_text} only."
         )
-    # Products fold all rows there are into one matrix.
+    # Products reshape all rows of `x` into one matrix, so rows must not share a scale.
     rows = jax.ShapeDtypeStruct((2, 16), np.float32)
     stored = jax.eval_shape(format.encode, rows)
     if any(a.shape[0] != 2 for a in jtu.tree_leaves(stored)):
         raise ValueError(
-            "`activation` should be a format in which each row has scales of its own. "
+            "`activation` should be a format with separate scales for each row. "
             f"Got {format}, whose scale all rows share."
         )
 
@@ -200,7 +203,7 @@ def _check_numbers(w, format, axis):
 
 def _check_domain(w, format):
     if isinstance(w, np.ndarray):
-        # As they are: JAX would wrap integers of 64 bits.
+        # Not converted to JAX arrays first: that would wrap 64-bit integers.
         outside = np.all([w != number for number in format.domain], axis=0)
     else:
         outside = _is_outside(w, format)
@@ -209,7 +212,7 @@ def _check_domain(w, format):
         example = np.asarray(w)[np.asarray(outside)][0]
         raise ValueError(
             f"{_wanted(format)} Of its {w.size} numbers {number} are others, such as "
-            f"{example}. For those, take a format that rounds, such as `Binary()` or "
+            f"{example}. To round those, use a format such as `Binary()` or "
             "`Ternary()`."
         )
 
@@ -218,13 +221,13 @@ def _check_when_run(w, format):
     outside = jnp.any(format.is_outside(w)).astype(jnp.int32)
     shards = tuple(sorted(jax.typeof(w).manual_axis_type.varying))
     outside = lax.psum(outside, shards) if shards else outside
-    # Of one number, for what is checked comes together on one device.
+    # On a scalar, since `eqx.error_if` gathers what it checks on one device.
     ok = eqx.error_if(jnp.asarray(True), outside > 0, _wanted(format))
     return jnp.where(ok, w, jnp.zeros_like(w))
 
 
 def _wanted(format):
-    return f"`w` should have no numbers but {format.domain_text}, for {format}."
+    return f"`w` should hold no numbers but {format.domain_text} for {format}."
 
 
 def _check_finite(w, format, axis):

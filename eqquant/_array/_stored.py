@@ -1,5 +1,8 @@
+from typing import Any
+
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -8,28 +11,28 @@ from ..formats import Layout, Stored
 
 
 def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
-    """Raises a `TypeError` if something took stored arrays for parameters, and a
-    `ValueError` if `jax.vmap` maps them along an axis that is no leading one of the
-    array that they stand for: now, or where what is being traced here is mapped."""
+    """Raises a `TypeError` if the stored arrays were treated as parameters, and a
+    `ValueError` if `jax.vmap` maps them along an axis that is not a leading axis of the
+    array that they stand for: now, or later, when the traced function is mapped."""
 
     leaves = jtu.tree_leaves(stored)
     for a in leaves:
         if not jnp.issubdtype(a.dtype, jnp.integer):
             raise TypeError(
                 "The stored arrays of a `QuantizedArray` should be integers. Got "
-                f"{a.dtype.name}: something took them for parameters. Filter those by "
-                "`eqx.is_inexact_array`, not by `eqx.is_array`."
+                f"{a.dtype.name}: they were treated as parameters. Select parameters "
+                "with `eqx.is_inexact_array`, not with `eqx.is_array`."
             )
         check_axes(a.ndim, layout, axis)
     checked_p.bind(*leaves, layout=layout, axis=axis)
-    # What all rows share is of size one.
+    # An array that all rows share has size one there.
     shapes = [a.shape for a in leaves if a.ndim > 1]
     if len({shape[layout.row_axis] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
 
 
 def check_axes(ndim: int, layout: Layout, axis: Axis) -> None:
-    """Raises a `ValueError` if stored arrays have fewer axes than they must."""
+    """Raises a `ValueError` if stored arrays have too few axes."""
     axes = as_tuple(axis)
     least = 1 if layout.row_axis == -2 else 2
     if ndim < least or ndim - 1 + len(axes) < -axes[0]:
@@ -37,15 +40,17 @@ def check_axes(ndim: int, layout: Layout, axis: Axis) -> None:
 
 
 _sentence = (
-    "A `QuantizedArray` is mapped along leading axes: those in front of the axis that "
-    "is contracted, and of its matrices. Got another one in `in_axes`, of `jax.vmap` "
-    "say, which are those of its stored arrays. Map its `.dequantize()` instead."
+    "A `QuantizedArray` can be mapped along leading axes only: those in front of its "
+    "contracted axis and of its matrices. Got another one, from the `in_axes` of "
+    "`jax.vmap` for example, which apply to the stored arrays. Map its `.dequantize()` "
+    "instead."
 )
 
 
-# Of stored arrays, `vmap` does not ask whose axes it maps: that is seen where they are
-# used, by what becomes of this. (What it gives is not used: a scan would keep a copy of
-# that for the backward pass.)
+# `vmap` maps the leaves of a PyTree without asking the class they belong to. This
+# primitive does nothing but have a batching rule, which sees the axes that are mapped
+# and raises. (Its results are not used: a scan would keep a copy of them for the
+# backward pass.)
 checked_p = Primitive("checked")
 checked_p.multiple_results = True
 checked_p.def_impl(lambda *stored, **_: stored)
@@ -57,7 +62,7 @@ def _batch_checked(stored, dims, *, layout, axis):
     axes = as_tuple(axis)
     for a, d in zip(stored, dims, strict=True):
         in_front = a.ndim - 1 + len(axes) + axes[0]
-        # Of a matrix, the rows may be mapped, each of which is a vector.
+        # The rows of a matrix may be mapped, too: each of them is a vector.
         lead = a.ndim - 2 if a.ndim > 2 or layout.row_axis == -1 else 1
         if d is not None and d >= min(in_front, lead):
             raise ValueError(_sentence)
@@ -67,9 +72,27 @@ def _batch_checked(stored, dims, *, layout, axis):
 batching.primitive_batchers[checked_p] = _batch_checked
 
 
+def as_mapped(q: Any) -> Any:
+    """A `QuantizedArray`, after a check that `jax.vmap` maps it along leading axes
+    only. Call this before its shape is read."""
+    return checked(q) if isinstance(first_of(q.stored), Tracer) else q
+
+
+def checked(q: Any) -> Any:
+    """`q`, after `check_stored`."""
+    check_stored(q.stored, q.layout, q.axis)
+    return q
+
+
+def first_of(stored: Stored) -> Any:
+    """The first stored array."""
+    a = next(iter(stored.values()))
+    return first_of(a) if isinstance(a, dict) else a
+
+
 def settled(stored: Stored) -> Stored:
-    """Stored arrays that were computed: along whichever axes those were mapped that
-    they are computed from, these are along the first."""
+    """Freshly computed stored arrays. Under `vmap` their mapped axis becomes the first,
+    whichever axis of the operands was mapped, so that it is a leading one."""
     return jtu.tree_map(settled_p.bind, stored)
 
 

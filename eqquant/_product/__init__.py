@@ -1,8 +1,9 @@
-"""The product of rows with a stored weight, as one JAX primitive with rules for `vmap`,
-derivatives and partitioning; and what it takes to say where a stored array's axes lie:
-the contracted axis (`_axes`) and its sharding (`_specs`).
+"""The product of a dense matrix with a quantized weight, as one JAX primitive
+(`_primitive`) with rules for `vmap` and derivatives, and its partitioning over devices
+(`_partition`); and the correspondence between an array's axes and those of its stored
+arrays: which axes are contracted (`_axes`), and how they are sharded (`_specs`).
 
-It imports `formats` and `kernels`.
+This room imports `formats` and `kernels`.
 """
 
 from ._axes import (

@@ -7,13 +7,19 @@ from jaxtyping import Array, Shaped
 from ._in_rows import in_rows
 
 
-# The logical axis, or axes, that is contracted. Counted from the end, and ascending, so
-# that stacking and indexing in front of it leave it true.
+# The contracted axis or axes, counted from the end and ascending. They stay right when
+# axes in front of them are added or removed.
 Axis: TypeAlias = int | tuple[int, ...]
 
 
 def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
-    """Counts `axis` from the end."""
+    """`axis`, counted from the end.
+
+    **Raises:**
+
+    A `TypeError` if it is not made of integers. A `ValueError` if an axis is out of
+    range or repeated.
+    """
     ndim = len(shape)
     axes = axis if isinstance(axis, tuple) else (axis,)
     for i in axes:
@@ -29,7 +35,7 @@ def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
     axes = sorted(i - ndim if i >= 0 else i for i in axes)
     if len(axes) == 0 or len(set(axes)) != len(axes):
         raise ValueError(
-            f"`axis` should name different axes, at least one. Got {axis}."
+            f"`axis` should name at least one axis, and none twice. Got {axis}."
         )
     return axes[0] if len(axes) == 1 else tuple(axes)
 
@@ -39,7 +45,7 @@ def as_tuple(axis: Axis) -> tuple[int, ...]:
 
 
 def contracted_last(w: Shaped[Array, "..."], axis: Axis) -> Shaped[Array, "*b k"]:
-    """Moves the contracted axis to the end, in memory too. Several become one."""
+    """Moves the contracted axes to the end, in memory too, and merges them into one."""
     axes = as_tuple(axis)
     last = tuple(range(-len(axes), 0))
     if axes != last:
@@ -51,7 +57,7 @@ def contracted_last(w: Shaped[Array, "..."], axis: Axis) -> Shaped[Array, "*b k"
 def contracted_back(
     w: Shaped[Array, "*b k"], axis: Axis, inner: tuple[int, ...]
 ) -> Shaped[Array, "..."]:
-    """The inverse of `contracted_last`. `inner` are the sizes of all contracted axes
+    """The inverse of `contracted_last`. `inner` holds the sizes of all contracted axes
     but the first, whose size follows from `k`."""
     axes = as_tuple(axis)
     *lead, k = w.shape
@@ -60,8 +66,8 @@ def contracted_back(
 
 
 def logical(row: tuple, axis: Axis, contracted: tuple) -> tuple:
-    """From a tuple with an entry for each axis of `*b k` to one for each logical axis.
-    `contracted` are the entries of the contracted axes."""
+    """From a tuple with one entry for each axis of `*b k` to one for each logical axis.
+    `contracted` holds the entries of the contracted axes."""
     axes = as_tuple(axis)
     ndim = len(row) - 1 + len(axes)
     entries = dict(zip([ndim + i for i in axes], contracted))

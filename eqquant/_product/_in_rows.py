@@ -6,12 +6,12 @@ from jaxtyping import Array, Shaped
 
 
 def in_rows(x: Shaped[Array, "*s"]) -> Shaped[Array, "*s"]:
-    """The same array, whose last axis lies together in memory.
+    """The same array, with its last axis contiguous in memory.
 
-    Of a transpose, XLA rather makes a layout that all that follows is computed in; and
-    on a CPU, what is reduced across the rows takes several times as long. (Where a
-    program is split over devices, XLA does so still: it would put the array together
-    before it gives it a layout.)
+    XLA would implement a transpose as a change of layout, and compute what follows in
+    that layout; on a CPU, a reduction over a strided axis takes several times as long.
+    (In a program that is partitioned over devices this does nothing: XLA would gather
+    the array before it applies the constraint.)
     """
     return _in_rows_p.bind(x)
 
@@ -26,7 +26,7 @@ def _lower(ctx, x):
     context = module.axis_context
     if not isinstance(context, mlir.ShardingContext) or context.num_devices != 1:
         return [x]
-    # A file may not say how an array lies.
+    # Exported programs cannot hold layout constraints.
     if module.lowering_parameters.for_export:
         return [x]
 

@@ -17,12 +17,12 @@ from ..kernels import Product
 from ._specs import as_entry, full_spec, names_of, splits_evenly
 
 
-# The names of the axes of a mesh that an axis of an array is split over.
+# The mesh axes that one axis of an array is split over.
 Names = tuple[str, ...]
 
 
 class Split(NamedTuple):
-    """Over which axes of a mesh a product is split, along each of its axes."""
+    """The mesh axes over which a product is split, along each of its axes."""
 
     stack: tuple[Names, ...]
     rows: tuple[Names, ...]
@@ -48,7 +48,7 @@ class Split(NamedTuple):
         return _spec(*self.stack, *self.rows, out)
 
     def leaf(self, shape: Sequence[int], layout: Layout) -> PartitionSpec:
-        """Of a stored array of this shape."""
+        """The spec of a stored array of this shape."""
         entries = layout.by_row((*self.stack, self.n, self.k))
         return _spec(*[() if i == 1 else names for i, names in zip(shape, entries)])
 
@@ -58,7 +58,7 @@ def _spec(*entries: Names) -> PartitionSpec:
 
 
 def without(spec: PartitionSpec, entry: Any) -> PartitionSpec:
-    """What is left of a spec without some names."""
+    """A spec without the mesh axes of `entry`."""
     names = names_of(entry)
     return _spec(*[tuple(i for i in names_of(e) if i not in names) for e in spec])
 
@@ -73,9 +73,9 @@ def split(
 ) -> Split:
     """How to split a product, from the specs of `x[*b, *rows, _]` and `W[*b, n, k]`.
 
-    What `x` has for its rows stays where it is: if the weight is split over the same
-    axes then its codes are gathered. The rest is split as the weight is. Splits that
-    would leave parts of different sizes, or cut through a block, are given up.
+    The rows of `x` stay where they are: if the weight is split over the same mesh axes
+    then its codes are gathered. The other axes are split as the weight is. Mesh axes
+    that would give parts of different sizes, or cut through a block, are dropped.
     """
     used = set()
 
@@ -101,15 +101,15 @@ def split(
     return Split(stack, rows, take(n, n_size), take(k, k_size, along))
 
 
-# What a device computes: `fn(x, leaves, activation)`.
+# The product that one device computes: `fn(x, leaves, activation)`.
 Fn: TypeAlias = Callable[[Array, Sequence[Array], AbstractFormat | None], Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A product over many devices: on each of them, that of the rows and of the part of
-    the weight that it has, and a sum over devices where the contracted axis is split.
-    The weight is never decoded to be sent.
+    """A product that is partitioned over devices. Each device multiplies its rows by
+    its part of the weight; if the contracted axis is split, the results are summed over
+    devices. Codes may be sent between devices, but never decoded weights.
 
     - `product`, `layout`, `activation`: as of a `Problem`.
     - `w_shape`: `*b n k`.
@@ -126,7 +126,7 @@ class Partition:
         shapes: Sequence[tuple[int, ...]],
         sizes: Mapping[str, int],
     ) -> Split:
-        """From how the operands are placed: `x`, and the stored arrays."""
+        """The split of the product, from the specs of `x` and of the stored arrays."""
         x, *leaves = [full_spec(spec, len(s)) for spec, s in zip(specs, shapes)]
         codes = max(range(len(leaves)), key=lambda i: math.prod(shapes[1 + i]))
         w = self.layout.by_row(tuple(leaves[codes]))
@@ -135,7 +135,7 @@ class Partition:
     def specs(
         self, parts: Split, shapes: Sequence[tuple[int, ...]]
     ) -> list[PartitionSpec]:
-        """How the operands should be placed."""
+        """The specs that the operands should have."""
         x = parts.x(self.product)
         if self._by_whole_rows(parts):
             x = PartitionSpec(*x[:-1], None)
@@ -144,8 +144,8 @@ class Partition:
     def on_device(
         self, fn: Fn, parts: Split, scattered: int | None = None
     ) -> Callable[..., Array]:
-        """What each device computes, of what it has of the operands. The sum over
-        devices, if there is one, may be `scattered` over them along an axis."""
+        """The function that each device applies to its parts of the operands. A sum
+        over devices may leave its result `scattered` over them along an axis."""
         names = parts.contracted(self.product)
         by_whole_rows = self._by_whole_rows(parts)
 
@@ -170,23 +170,25 @@ class Partition:
         return run
 
     def _by_whole_rows(self, parts):
-        # Part of a row does not have the scale that the row has.
+        # Part of a row has another dynamic scale than the whole row, so `x` is gathered
+        # and rounded before it is split.
         return self.activation is not None and len(parts.contracted(self.product)) > 0
 
 
 def explicit_mesh(avals: Sequence[Any]) -> Any:
-    """The mesh that the types of arrays tell of, or `None`."""
+    """The mesh in Explicit mode that the types of arrays carry, or `None`."""
     meshes = [a.sharding.mesh for a in avals if a.sharding.mesh.explicit_axes]
     return meshes[0] if meshes else None
 
 
 def split_of_types(partition: Partition, mesh: Any, avals: Sequence[Any]) -> Split:
+    """The split of the product, from the shardings that types carry."""
     placed = [a.sharding.spec for a in avals]
     return partition.split(placed, [a.shape for a in avals], mesh.shape)
 
 
 def over_types(partition: Partition, fn: Fn, mesh: Any, operands: list[Array]) -> Array:
-    """Where types tell how arrays are placed."""
+    """Runs the product under `shard_map`, split as the types of the operands say."""
     parts = split_of_types(partition, mesh, [jax.typeof(a) for a in operands])
     return _on_mesh(partition, fn, mesh, operands, parts, set(mesh.explicit_axes))
 
@@ -194,8 +196,8 @@ def over_types(partition: Partition, fn: Fn, mesh: Any, operands: list[Array]) -
 def within_manual(
     avals: Sequence[Any], declared: NamedSharding
 ) -> NamedSharding | None:
-    """What was declared of the axes that are left of a mesh, within a `shard_map` over
-    some of them. `None` outside of one, or if no axes are left."""
+    """The declared sharding over the Auto mesh axes that are left inside a `shard_map`
+    over the others. `None` outside of one, or if no axes are left."""
     mesh = avals[0].sharding.mesh
     if not mesh.manual_axes or not mesh.auto_axes:
         return None
@@ -207,8 +209,9 @@ def within_manual(
 def as_declared(
     partition: Partition, fn: Fn, declared: NamedSharding, operands: list[Array]
 ) -> Array:
-    """Where nothing is known but what was declared of the weight. The rows of `x` are
-    split over all other axes of the mesh, as far as there are enough."""
+    """Runs the product under `shard_map`, split as was declared for the weight, if
+    nothing else is known. The rows of `x` are split over the other mesh axes as far as
+    their number can be divided."""
     x, *_ = operands
     mesh, number = declared.mesh, len(partition.w_shape)
     spec = (*[None] * number, *declared.spec)[-number:]
@@ -240,8 +243,8 @@ def _on_mesh(partition, fn, mesh, operands, parts, axes):
 
 
 def known_to_compiler(ctx: mlir.LoweringRuleContext, mesh: Any) -> Any:
-    """The context of a lowering, with the devices of a mesh that it is for. `None` if
-    it is for others, for one device, or for a file."""
+    """The context of a lowering, with the devices of a mesh filled in. `None` if the
+    program is for other devices, for one device, or for export."""
     module = ctx.module_context
     context = module.axis_context
     if not isinstance(context, mlir.ShardingContext):
@@ -250,7 +253,7 @@ def known_to_compiler(ctx: mlir.LoweringRuleContext, mesh: Any) -> Any:
         return None
     if module.lowering_parameters.for_export:
         return None
-    # XLA counts devices, so any will do for a mesh that has none yet.
+    # XLA identifies devices by position, so any will do for an abstract mesh.
     if isinstance(mesh, Mesh):
         devices, mesh = tuple(mesh.devices.flat), mesh.abstract_mesh
     else:
@@ -262,12 +265,13 @@ def known_to_compiler(ctx: mlir.LoweringRuleContext, mesh: Any) -> Any:
 
 
 def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
-    """Where XLA knows how arrays are placed, and asks for what to do about it."""
+    """Runs the product where XLA's partitioner decides how arrays are placed: it calls
+    back with its decision, and gets the program of one device."""
 
     *_, n, k = partition.w_shape
     out = n if partition.product == "matmul" else k
 
-    # Only the shape and the dtype of this are read.
+    # JAX reads only the shape and dtype of the result: `decide` replaces the function.
     def whole(x, *leaves):
         return jnp.zeros((*x.shape[:-1], out), x.dtype)
 
@@ -275,7 +279,8 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
         shapes = [a.shape for a in arguments]
         specs = [a.sharding.spec for a in arguments]
         to = full_spec(result.sharding.spec, len(result.shape))
-        # XLA may have found that the rows of `x` are cheaper to send than the weight.
+        # Mesh axes that the result's last axis is split over are not used for the rows
+        # of `x`: XLA found that these are cheaper to send than the weight.
         specs[0] = without(specs[0], to[-1])
         parts = partition.split(specs, shapes, mesh.shape)
         place = ft.partial(NamedSharding, mesh)
@@ -296,7 +301,8 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
 
 
 def _rule(partition, shapes):
-    # As of `einsum`. A factor `u` stands for the units that `k` can be split into.
+    # An `einsum`-like rule of Shardy. The factor `u` stands for the units that `k` can
+    # be split into; each stored array has a whole number of positions for each unit.
     *stack_shape, n, k = partition.w_shape
     by_row = partition.layout.by_row
     x_shape, *leaves = shapes
@@ -327,7 +333,7 @@ def _rule(partition, shapes):
     result = [*stack, *rows, new]
     compound = any("(" in name for term in [*terms, result] for name in term)
     if not compound or any("u" in term for term in [*terms, result]):
-        sizes.pop("u")  # of no axis, or of a whole one
+        sizes.pop("u")  # JAX takes no size of a factor that is an axis, or of none.
     return f"{left} -> {' '.join(result)}", sizes
 
 

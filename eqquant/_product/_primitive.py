@@ -38,10 +38,13 @@ def qmatmul_rows(
     precision: str | None = None,
 ) -> Shaped[Array, "*d _"]:
     """The product of rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or
-    `x[*c, m, n] @ W[*b, n, k]`. Leading axes broadcast, as those of `jnp.matmul`. There
-    may be more `row_axes` than `m`, or none.
+    `x[*c, m, n] @ W[*b, n, k]`. Leading axes broadcast as in `jnp.matmul`.
 
-    `sharding` is what was declared of `W[*b, n, k]`.
+    **Arguments:**
+
+    - `row_axes`: the number of axes of `x` in the place of `m`, which may be zero.
+    - `sharding`: the declared sharding of `W[*b, n, k]`.
+    - Otherwise as in [`eqquant.Problem`][].
     """
     leaves, treedef = jtu.tree_flatten(stored)
     params = dict(
@@ -62,8 +65,8 @@ def qmatmul_rows(
 
 
 def _broadcast(x, leaves, stack, row_axes, params):
-    # An axis in front that the weights have stands for more weights, any other for more
-    # rows.
+    # Leading axes that the weight has (not of size one) batch the weight; any other
+    # leading axis of `x` only adds rows.
     number = x.ndim - row_axes - 1
     batch, matrix = x.shape[:number], x.shape[number:]
     lead = jnp.broadcast_shapes(batch, stack)
@@ -88,13 +91,13 @@ def _bind(x, *leaves, **params):
     return qmatmul_p.bind(*vary_together(x, *leaves), **params)
 
 
-# `x[*b, *rows, k] @ W[*b, n, k].T` or `x[*b, *rows, n] @ W[*b, n, k]`, of `x` and the
-# stored arrays of `W`. It is linear in `x`, up to the rounding of activations, the
-# derivative of which is straight-through. The stored arrays are integers, and have no
-# derivative.
+# `x[*b, *rows, k] @ W[*b, n, k].T` or `x[*b, *rows, n] @ W[*b, n, k]`. The operands are
+# `x` and the stored arrays of `W`. It is linear in `x`, except for the rounding of
+# activations, whose derivative is straight-through. The stored arrays are integers and
+# have no derivative.
 #
 # Why a primitive? A `custom_vjp` has no forward mode, a `custom_vmap` has no transpose,
-# and `vmap` of any plain function would read the weight once for each row of the batch.
+# and `vmap` of a plain function would read the weight once for each row of the batch.
 qmatmul_p = Primitive("qmatmul")
 
 
@@ -141,7 +144,8 @@ def problem_of(
     portable=False,
     **params,
 ) -> Problem:
-    """What a product asks of a kernel, from its operands or their avals."""
+    """The problem that a kernel has to solve, from the operands of a product or their
+    avals, and the parameters of the primitive."""
     del params
     *stack, n, k = layout.shape(treedef.unflatten(leaves))
     rows = math.prod(x.shape[len(stack) : -1])
@@ -164,7 +168,7 @@ def _on_device(x, leaves, activation, *, kernel, treedef, **params):
     params = params | dict(treedef=treedef, activation=activation)
     problem = problem_of(x, *leaves, **params)
     chosen, _ = choose(problem, kernel)
-    # Or else XLA may decode the weights of every layer of a model at once.
+    # Without a barrier, XLA may decode the weights of all layers of a model at once.
     x, leaves = lax.optimization_barrier((x, leaves))
     number = leaves[0].ndim - 2
     stack, rows, k = x.shape[:number], x.shape[number:-1], x.shape[-1]
@@ -236,7 +240,7 @@ def _transpose(ct, x, *leaves, product, kernel, activation, **params):
     if isinstance(ct, ad.Zero):
         return [ad.Zero(x.aval), *no_derivative]
     params["product"] = "matmul_transposed" if product == "matmul" else "matmul"
-    # Only the reference product is sure to exist for both.
+    # Only the reference product is certain to exist for both products.
     params["kernel"] = kernel if kernel == "reference" else None
     ct = qmatmul_p.bind(ct, *leaves, activation=None, **params)
     if x.aval.sharding.mesh.explicit_axes:
@@ -251,11 +255,11 @@ def _batch(operands, axes, **params):
     x, *leaves = operands
     x_axis, *leaf_axes = axes
     if all(axis is None for axis in leaf_axes):
-        # More rows.
+        # Only `x` is mapped: that means more rows.
         number = leaves[0].ndim - 2
         x = jnp.moveaxis(x, x_axis, number)
         return qmatmul_p.bind(x, *leaves, **params), number
-    # More weights.
+    # The weight is mapped: that means one more stacked axis.
     size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
     operands = [
         jnp.broadcast_to(a, (size, *a.shape))

@@ -14,7 +14,7 @@ from ._axes import as_tuple, Axis, logical
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
-    """The spec with an entry for each axis."""
+    """The spec with one entry for each axis."""
     if len(spec) > ndim:
         raise ValueError(
             f"`sharding` should have at most {ndim} entries, one for each axis. Got "
@@ -24,6 +24,7 @@ def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
 
 
 def spec_of(sharding: NamedSharding | PartitionSpec) -> PartitionSpec:
+    """The spec of a sharding."""
     return sharding.spec if isinstance(sharding, NamedSharding) else sharding
 
 
@@ -38,8 +39,9 @@ def with_spec(
 def declared_by_row(
     sharding: NamedSharding | PartitionSpec | None, axis: Axis, ndim: int
 ) -> NamedSharding | None:
-    """What was declared, of `*b n k`, if it is of a mesh that types do not tell of: its
-    own, or that which is set."""
+    """The declared sharding over `*b n k`, on its own mesh or on the one that is set.
+    `None` if there is no such mesh, or if it has Explicit axes, since types then carry
+    the sharding."""
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
     else:
@@ -56,8 +58,8 @@ def declared_by_row(
 
 
 def by_types(fn: Callable, out_sharding: Any) -> Callable:
-    """`fn`, which need not know of the types of sharded arrays. What it gives is placed
-    in this way, if it is not `None`."""
+    """`fn` under `jax.sharding.auto_axes`, with this sharding of its results. `fn`
+    itself if `out_sharding` is `None`."""
     if out_sharding is None:
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_sharding)
@@ -66,11 +68,11 @@ def by_types(fn: Callable, out_sharding: Any) -> Callable:
 def place(
     stored: Stored, sharding: NamedSharding, layout: Layout, axis: Axis
 ) -> Stored:
-    """Places the stored arrays of an array that is to be sharded in this way.
+    """Places stored arrays such that the array is sharded in this way.
 
     **Raises:**
 
-    A `ValueError` if that would split a block, or a byte.
+    A `ValueError` if that would split a block or a byte.
     """
     shape = layout.shape(stored)
     entries = checked_by_row(sharding, layout.format, shape, axis)
@@ -89,8 +91,8 @@ def checked_by_row(
 
     **Raises:**
 
-    A `ValueError` if parts would not be of the same size, or a block or a byte be cut
-    through. It names the nearest specs that are possible.
+    A `ValueError` if an axis cannot be split evenly, or if that would cut through a
+    block or a byte. It names the nearest specs that are possible.
     """
     *lead, k = shape
     ndim = len(lead) + len(as_tuple(axis))
@@ -101,13 +103,13 @@ def checked_by_row(
     fits = lambda spec: _refusal(spec, sharding.mesh, format, lead, k, axis) is None
     others = " or ".join(map(str, nearest_specs(spec, fits)))
     raise ValueError(
-        f"{reason}. Shard another axis, or over fewer devices: the nearest to "
-        f"`sharding` that would do is {others}. Got {spec}."
+        f"{reason}. Shard another axis, or over fewer devices: the nearest possible "
+        f"`sharding` is {others}. Got {spec}."
     )
 
 
 def by_row_of(spec: PartitionSpec | tuple[Any, ...], axis: Axis) -> tuple[Any, ...]:
-    """From an entry for each logical axis to one for each of `*b n k`."""
+    """From one entry for each logical axis to one for each of `*b n k`."""
     axes = [len(spec) + i for i in as_tuple(axis)]
     lead = [entry for i, entry in enumerate(spec) if i not in axes]
     return (*lead, spec[axes[0]])
@@ -116,7 +118,8 @@ def by_row_of(spec: PartitionSpec | tuple[Any, ...], axis: Axis) -> tuple[Any, .
 def stored_spec(
     shape: Sequence[int], entries: tuple[Any, ...], layout: Layout
 ) -> PartitionSpec:
-    """Of a stored array of this shape. What all rows share is on all devices."""
+    """The spec of a stored array of this shape. An array that all rows share is
+    replicated over the devices that the rows are split over."""
     wanted = layout.by_row(entries)
     return PartitionSpec(*[None if i == 1 else e for i, e in zip(shape, wanted)])
 
@@ -143,8 +146,8 @@ def _refusal(spec, mesh, format, lead, k, axis):
 def nearest_specs(
     spec: PartitionSpec, fits: Callable[[PartitionSpec], bool]
 ) -> list[PartitionSpec]:
-    """Specs that fit, at most three, the nearest to one that does not first: with some
-    names on another axis, or with fewer of them."""
+    """Up to three specs that fit, the nearest to `spec` first: some mesh axes are moved
+    to another axis of the array, or removed."""
 
     def changed(i, kept, j=None):
         entries = list(spec)
@@ -171,21 +174,21 @@ def nearest_specs(
 
 
 def names_of(entry: Any) -> tuple[str, ...]:
-    """The names in an entry of a spec."""
+    """The mesh axes in an entry of a spec."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
 
 
 def as_entry(names: tuple[str, ...]) -> Any:
-    """The inverse."""
+    """The entry of a spec with these mesh axes: the inverse of `names_of`."""
     return None if len(names) == 0 else names[0] if len(names) == 1 else names
 
 
 def logical_sharding(
     sharding: Sharding | None, layout: Layout, axis: Axis, codes_ndim: int
 ) -> Sharding | None:
-    """How the array itself is placed, from how its codes are."""
+    """The sharding of the array itself, from the sharding of its codes."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     spec = layout.by_row(tuple(full_spec(sharding.spec, codes_ndim)))
@@ -195,12 +198,12 @@ def logical_sharding(
 
 
 def codes_of(stored: Stored) -> Any:
-    """The largest stored array, which is placed as the array itself is."""
+    """The largest stored array: its sharding is that of the array itself."""
     return max(jtu.tree_leaves(stored), key=lambda a: a.size)
 
 
 def typed_sharding(stored: Stored, layout: Layout, axis: Axis) -> NamedSharding | None:
-    """How an array is placed, if the types of its stored arrays tell."""
+    """The sharding of an array, if the types of its stored arrays carry it."""
     sharding = jax.typeof(codes_of(stored)).sharding
     if not sharding.mesh.explicit_axes:
         return None
@@ -209,7 +212,7 @@ def typed_sharding(stored: Stored, layout: Layout, axis: Axis) -> NamedSharding 
 
 
 def placed(a: Any, sharding: NamedSharding) -> Any:
-    """An array, or a struct of one, in this place."""
+    """An array, or a `jax.ShapeDtypeStruct`, with this sharding."""
     if isinstance(a, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
     if not isinstance(a, Tracer):
@@ -220,9 +223,9 @@ def placed(a: Any, sharding: NamedSharding) -> Any:
 
 
 def vary_together(*operands: Any) -> list[Any]:
-    """Arrays of which each varies over the devices that any of them does, as operands
-    of one function must under `shard_map`. (The transpose of making one vary is the sum
-    over shards that its cotangent needs.)"""
+    """The operands, each marked as varying over every mesh axis that any of them varies
+    over, as one function under `shard_map` requires. (The transpose of marking is the
+    sum over shards that the cotangent needs.)"""
     varying = [jax.typeof(a).manual_axis_type.varying for a in operands]
     every = frozenset().union(*varying)
     return [
@@ -234,20 +237,22 @@ def vary_together(*operands: Any) -> list[Any]:
 
 
 def number_of_shards(mesh: Any, entry: Any) -> int:
-    """Over how many devices an axis with this entry of a spec is split."""
+    """The number of parts that an axis with this entry of a spec is split into."""
     return math.prod(mesh.shape[name] for name in names_of(entry))
 
 
 def splits_evenly(
     format: AbstractFormat, lead: Sequence[int], k: int, shards: int
 ) -> bool:
-    """Whether each shard of `k` contracted positions ends with a block and a byte."""
+    """Whether `k` contracted positions split into equal shards that each end with a
+    block and a byte."""
     if shards == 1:
         return True
     if k % shards != 0 or not format.splits:
         return False
 
-    # One position more would begin another unit in each stored array that is split.
+    # A shard ends with a unit (a byte, a block) of a stored array if one more position
+    # would begin another unit.
 
     def sizes(k):
         w = jax.ShapeDtypeStruct((*lead, k), jnp.float32)

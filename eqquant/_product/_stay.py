@@ -11,8 +11,8 @@ from ._partition import known_to_compiler
 
 
 def stay(a: Array, declared: NamedSharding) -> Array:
-    """An array that is placed as was declared, where that is of the devices that run
-    this. `jax.lax.with_sharding_constraint` is an error where it is of others."""
+    """Constrains an array to a declared sharding, if the program runs on the devices of
+    that sharding. (On other devices, `jax.lax.with_sharding_constraint` raises.)"""
     return stay_p.bind(a, sharding=declared)
 
 
@@ -35,7 +35,7 @@ mlir.register_lowering(stay_p, _lower)
 
 
 def _batch(operands, axes, *, sharding):
-    # Of many, nothing was declared.
+    # The sharding was declared for one array, not for a batch of them.
     del sharding
     return operands[0], axes[0]
 
