@@ -27,8 +27,8 @@ from ._leading import (
     take_along as take_along,
     undeclared as undeclared,
 )
-from ._once import identity as identity, once_per_array as once_per_array
 from ._matmul import left_matmul as left_matmul, matmul as matmul
+from ._once import identity as identity, once_per_array as once_per_array
 from ._prepack import relaid as relaid, tree_prepack as tree_prepack
 from ._provenance import (
     marked as marked,

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from ._containers import safetensors_layout
 from ._replacing import replacing, temporary_path
 from ._tensors import ArrayType, is_key, to_tensor
 from ._together import (
@@ -20,7 +21,6 @@ from ._together import (
     is_writer,
     same_everywhere,
 )
-from ._writing import safetensors_layout
 
 
 @dataclasses.dataclass(frozen=True)

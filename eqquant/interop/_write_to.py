@@ -9,25 +9,22 @@ from typing import Any
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._containers import parse
+from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
 from ._folder import make_folder
-from ._nodes import dotted, is_data, leaves, python_scalar
-from ._rename import renamed
-from ._replacing import replacing
-from ._writing import (
+from ._layouts import (
     bitsandbytes_config,
     bitsandbytes_parts,
     compressed_config,
     compressed_parts,
-    gguf_layout,
     gguf_parts,
     gptq_config,
     gptq_parts,
     mlx_config,
     mlx_parts,
-    safetensors_layout,
-    TensorFile,
 )
+from ._nodes import dotted, is_data, leaves, python_scalar
+from ._rename import renamed
+from ._replacing import replacing
 
 
 def write_gguf(

@@ -4,20 +4,23 @@ from ._file import (
     RawTensor as RawTensor,
     short as short,
 )
-from ._ggml import ggml_numbers as ggml_numbers, ggml_types as ggml_types
-from ._gguf import (
-    alignment_of as alignment_of,
-    array as array,
-    gguf_magic as gguf_magic,
-    scalars as scalars,
-    string as string,
-)
+from ._gguf import gguf_layout as gguf_layout
 from ._json import parse as parse
 from ._open import Container as Container, open_container as open_container
-from ._safetensors import dtypes as dtypes
+from ._safetensors import safetensors_layout as safetensors_layout
 from ._shards import (
     index_suffix as index_suffix,
     journal_name as journal_name,
     main_file as main_file,
     read_index as read_index,
+)
+from ._tensor_file import (
+    FileLayout as FileLayout,
+    Part as Part,
+    TensorFile as TensorFile,
+)
+from ._types import (
+    dtypes as dtypes,
+    ggml_numbers as ggml_numbers,
+    ggml_types as ggml_types,
 )

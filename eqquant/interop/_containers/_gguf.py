@@ -1,11 +1,13 @@
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ._cursor import Cursor
-from ._file import check_apart, check_shape, MappedFile, RawTensor
-from ._ggml import ggml_types
+from ._file import check_apart, check_shape, MappedFile, RawTensor, short
+from ._tensor_file import FileLayout, Part
+from ._types import ggml_numbers, ggml_types
 
 
 gguf_magic = b"GGUF"
@@ -25,6 +27,7 @@ scalars: dict[int, np.dtype] = {
     12: np.dtype("<f8"),
 }
 string, array = 8, 9
+_numbers_of = {dtype: number for number, dtype in scalars.items()}
 
 _default_alignment = 32
 
@@ -94,6 +97,84 @@ def alignment_of(metadata: dict[str, Any]) -> int:
     if alignment.bit_count() != 1:
         raise ValueError(f"its alignment should be a power of two. Got {alignment}.")
     return alignment
+
+
+def gguf_layout(parts: Mapping[str, Part], metadata: dict[str, Any]) -> FileLayout:
+    """The layout of a file of GGUF, version 3."""
+    alignment = alignment_of(metadata)
+    header = [gguf_magic, _u32(3), _u64(len(parts)), _u64(len(metadata))]
+    for key, value in metadata.items():
+        header += [_text(key), _to_bytes(key, value)]
+    offsets, size = {}, 0
+    for name, part in parts.items():
+        offsets[name] = size
+        size += part.nbytes + -part.nbytes % alignment
+        header += [_text(name), _u32(len(part.shape))]
+        # The contiguous axis comes first.
+        header += [_u64(n) for n in reversed(part.shape)]
+        header += [_u32(ggml_numbers[part.kind]), _u64(offsets[name])]
+    start = b"".join(header)
+    start += bytes(-len(start) % alignment)
+    starts = {name: len(start) + offset for name, offset in offsets.items()}
+    return FileLayout(start, starts, len(start) + size)
+
+
+def _u32(x):
+    return x.to_bytes(4, "little")
+
+
+def _u64(x):
+    return x.to_bytes(8, "little")
+
+
+def _to_bytes(key: str, value: Any) -> bytes:
+    """A value of the metadata of GGUF: its type, and itself. NumPy's numbers keep their
+    types. Python's integers are of 32 bits if that is enough, and unsigned if none is
+    negative; its floats are of 32.
+
+    **Raises:**
+
+    A `ValueError` if there is no such type.
+    """
+    if isinstance(value, str):
+        return _u32(string) + _text(value)
+    if not isinstance(value, list | tuple | np.ndarray):
+        numbers = _numbers(key, [value])
+        return _u32(_numbers_of[numbers.dtype]) + numbers.tobytes()
+    start, end = _u32(array), len(value).to_bytes(8, "little")
+    if len(value) > 0 and all(isinstance(x, str) for x in value):
+        return start + _u32(string) + end + b"".join(map(_text, value))
+    numbers = _numbers(key, value)
+    return start + _u32(_numbers_of[numbers.dtype]) + end + numbers.tobytes()
+
+
+def _text(x: str) -> bytes:
+    data = x.encode("utf-8", "surrogateescape")
+    return len(data).to_bytes(8, "little") + data
+
+
+def _numbers(key, values):
+    x = np.asarray(values)
+    own = isinstance(values, np.ndarray) or any(
+        isinstance(v, np.generic) for v in values
+    )
+    if x.ndim == 1 and not own and x.size > 0:
+        if np.issubdtype(x.dtype, np.integer):
+            x = x.astype(_integers(int(x.min()), int(x.max())))
+        elif np.issubdtype(x.dtype, np.floating):
+            x = x.astype(np.float32)
+    if x.ndim != 1 or x.dtype not in _numbers_of:
+        raise ValueError(
+            "`metadata` should have text, booleans, numbers, or lists of one of these. "
+            f"Got {short(values)}, for {key!r}."
+        )
+    return x
+
+
+def _integers(low, high):
+    if low < 0:
+        return np.int32 if low >= -(2**31) and high < 2**31 else np.int64
+    return np.uint32 if high < 2**32 else np.uint64
 
 
 def _value(cursor, type, key):

@@ -1,39 +1,17 @@
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import ml_dtypes
-import numpy as np
 
 from ._file import check_apart, check_shape, MappedFile, RawTensor, short
 from ._json import parse
+from ._tensor_file import FileLayout
+from ._types import dtypes
 
 
 # A tensor takes about 150 bytes of it, and at least 50, of which four are colons.
 _largest_header = 6 * 2**20
 _most = 1 / 12
-
-dtypes: dict[str, np.dtype] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-    "C64": np.dtype(np.complex64),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
 
 # Several to a byte: their sizes are known, but NumPy has no such arrays.
 _bits = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -84,6 +62,35 @@ def read_safetensors(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
             "follow its header."
         )
     return tensors, metadata
+
+
+def safetensors_layout(
+    types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
+) -> FileLayout:
+    """The layout of a file of safetensors.
+
+    **Arguments:**
+
+    - `types`: the dtype of each tensor, in the words of the file, and its shape.
+    """
+    itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
+    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    starts, size = {}, 0
+    # The largest numbers come first, so that all are aligned.
+    for name in sorted(types, key=lambda name: (-itemsizes[name], name)):
+        kind, shape = types[name]
+        starts[name] = size
+        size += math.prod(shape) * itemsizes[name]
+        entries[name] = {
+            "dtype": kind,
+            "shape": shape,
+            "data_offsets": (starts[name], size),
+        }
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    header = len(header).to_bytes(8, "little") + header
+    starts = {name: len(header) + start for name, start in starts.items()}
+    return FileLayout(header, starts, len(header) + size)
 
 
 def _tensors(

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .._containers import journal_name
+from .._containers import journal_name, Part, TensorFile
 from .._folder import make_folder
-from .._writing import Part, TensorFile
 from ._journal import is_finished, Journal, lock, sync
 from ._shards import Shard
 

@@ -2,7 +2,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .._writing import Layout, Part
+from .._containers import FileLayout, Part
 from ._targets import Target
 
 
@@ -11,7 +11,7 @@ class Shard(NamedTuple):
 
     name: str
     parts: dict[str, Part]
-    layout: Layout
+    layout: FileLayout
 
 
 def shards(

@@ -6,20 +6,17 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...formats import AbstractFormat
+from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
 from .._header import to_part
-from .._save import described
-from .._tensors import to_tensor
-from .._writing import (
+from .._layouts import (
     compressed_config,
     compressed_parts,
-    gguf_layout,
     gguf_parts,
-    Layout,
     mlx_config,
     mlx_parts,
-    Part,
-    safetensors_layout,
 )
+from .._save import described
+from .._tensors import to_tensor
 from ._tree import nested
 
 
@@ -40,7 +37,7 @@ class Target(NamedTuple):
 
     suffix: str
     parts: Callable[[str, Any], dict[str, Part]]
-    layout: Callable[[Mapping[str, Part], int, int, int], Layout]
+    layout: Callable[[Mapping[str, Part], int, int, int], FileLayout]
     config: Callable[[dict[str, AbstractFormat]], dict[str, Any]]
     index: dict[str, str] | None
 

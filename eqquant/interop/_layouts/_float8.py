@@ -5,7 +5,7 @@ import ml_dtypes
 from ...formats import FP8, MXFP8
 from .._checkpoint import Entry
 from ._base import bits_of, check, floats, Source, to_quantized
-from ._scheme import scale_blocks
+from ._groups import scale_blocks
 
 
 _dtypes = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}

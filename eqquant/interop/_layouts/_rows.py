@@ -1,36 +1,10 @@
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..._array import QuantizedArray
 from ...formats import Stored
-from .._containers import dtypes, ggml_numbers, ggml_types
-
-
-class Part(NamedTuple):
-    """A tensor of a file that is to be written.
-
-    - `kind`: its dtype, in the words of the file.
-    - `shape`: as the file says it.
-    - `make`: its numbers, which nobody needs before it is written.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    make: Callable[[], np.ndarray]
-
-    @property
-    def type(self) -> tuple[str, tuple[int, ...]]:
-        return self.kind, self.shape
-
-    @property
-    def nbytes(self) -> int:
-        if self.kind in dtypes:
-            return math.prod(self.shape) * dtypes[self.kind].itemsize
-        type = ggml_types[ggml_numbers[self.kind]]
-        return math.prod(self.shape) // type.block * type.nbytes
+from .._containers import dtypes, Part
 
 
 class Rows:
