@@ -88,4 +88,4 @@ from .formats import (
 )
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel
-from .train import is_frozen as is_frozen, straight_through as straight_through
+from .train import straight_through as straight_through

@@ -1,15 +1,16 @@
 """Training with quantized weights: straight-through estimators, quantization-aware
 training, LoRA adapters and 8-bit optimizers.
 
-It imports `_tree` and what is below, and optax where an optimizer is made.
+May import `_tree` and the rooms below it, and optax inside functions that make an
+optimizer. To add an estimator, write a function that ends in `estimate(value,
+surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
+`surrogate`.
 """
 
 from .._tree import trainable_spec as trainable_spec
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet
-from ._fake_quantize import fake_quantize as fake_quantize
 from ._fake_quantized import FakeQuantized as FakeQuantized
-from ._frozen import is_frozen as is_frozen
 from ._learned_step_size import learned_step_size as learned_step_size
 from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit
 from ._lora import lora as lora, lora_spec as lora_spec

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from ._advance8bit import advance
-from ._moments8bit import Moment, optax_library, Scalar, Size, zeros
+from ._moments8bit import chained, Moment, optax_library, Scalar, Size, zeros
 
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ScaleByAdam8bitState(NamedTuple):
-    """The number of steps, and for each parameter the running means of its gradient and
-    of the square of that."""
+    """The step count, and the running means of each parameter's gradient (`mu`) and
+    squared gradient (`nu`)."""
 
     count: Int[Array, ""]
     mu: PyTree[Moment]
@@ -33,9 +33,9 @@ def scale_by_adam8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.scale_by_adam` with a state of two bytes for each parameter, where that
-    has eight: both moments are kept in [`eqquant.Dynamic8`][], flattened and dithered,
-    the second one without a sign.
+    """`optax.scale_by_adam` with a state of two bytes per parameter instead of eight.
+    Both moments are flattened and stored in [`eqquant.Dynamic8`][] with dithered
+    rounding; the second moment is unsigned.
 
     !!! Example
 
@@ -49,20 +49,20 @@ def scale_by_adam8bit(
 
     **Arguments:**
 
-    - `b1`, `b2`, `eps`, `eps_root`: as of `optax.scale_by_adam`.
-    - `block_size`: how many numbers share a scale.
-    - `filter_spec`: which moments to keep in 8 bits: a PyTree that is a prefix of the
-        parameters, as of `eqx.partition`, of booleans and of functions from a leaf to
-        a boolean. All others are kept in float32.
-    - `min_size`: the moments of parameters with fewer numbers are kept in float32.
-    - `embeddings`: those of the parameters of an `eqx.nn.Embedding` are too, unless
-        this is true: few of its rows have a gradient at a time. (An embedding that is
-        not in such a module is for `filter_spec` to leave out.)
+    - `b1`, `b2`, `eps`, `eps_root`: as in `optax.scale_by_adam`.
+    - `block_size`: the number of elements that share a scale.
+    - `filter_spec`: which parameters have their moments in 8 bits: a prefix PyTree of
+        the parameters, as in `eqx.partition`, of booleans and of functions from a leaf
+        to a boolean. The other moments stay in float32.
+    - `min_size`: parameters with fewer elements keep their moments in float32.
+    - `embeddings`: whether the moments of an `eqx.nn.Embedding` are in 8 bits, too. By
+        default they stay in float32, since few rows have a gradient in any one step.
+        (Embeddings of other modules can be excluded by `filter_spec`.)
 
-    Moments are placed over the devices that their parameters are placed over.
+    Moments are sharded over the same devices as their parameters.
 
-    Within `optax.inject_hyperparams`, if `init` is to be compiled, `"block_size"` and
-    `"min_size"` are `static_args`.
+    To compile `init` under `optax.inject_hyperparams`, pass `"block_size"` and
+    `"min_size"` as `static_args`.
 
     **Returns:**
 
@@ -92,8 +92,8 @@ def scale_by_adam8bit(
     return library.GradientTransformation(init, update)
 
 
-# Of the module, and with all numbers as arguments: `optax.inject_hyperparams` makes a
-# new transformation for each step, and that should not compile a new program.
+# At module level, with every number an argument: `optax.inject_hyperparams` makes a new
+# transformation in each step, which must not compile a new program.
 @jax.jit
 def _step(updates, state, count, options):
     options = (count.astype(jnp.float32), *options)
@@ -123,7 +123,7 @@ def adamw8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.adamw` with a state of two bytes for each parameter.
+    """`optax.adamw` with a state of two bytes per parameter.
 
     !!! Example
 
@@ -134,9 +134,9 @@ def adamw8bit(
 
     **Arguments:**
 
-    - `learning_rate`, `b1`, `b2`, `eps`, `eps_root`, `weight_decay`, `mask`: as of
+    - `learning_rate`, `b1`, `b2`, `eps`, `eps_root`, `weight_decay`, `mask`: as in
         `optax.adamw`.
-    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as of
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
         [`eqquant.train.scale_by_adam8bit`][].
 
     **Returns:**
@@ -147,18 +147,14 @@ def adamw8bit(
 
     A `ModuleNotFoundError` if optax is not installed.
     """
-    library = optax_library()
-    return library.chain(
-        scale_by_adam8bit(
-            b1,
-            b2,
-            eps,
-            eps_root,
-            block_size=block_size,
-            filter_spec=filter_spec,
-            min_size=min_size,
-            embeddings=embeddings,
-        ),
-        library.add_decayed_weights(weight_decay, mask),
-        library.scale_by_learning_rate(learning_rate),
+    scale_by = scale_by_adam8bit(
+        b1,
+        b2,
+        eps,
+        eps_root,
+        block_size=block_size,
+        filter_spec=filter_spec,
+        min_size=min_size,
+        embeddings=embeddings,
     )
+    return chained(scale_by, learning_rate, weight_decay, mask)

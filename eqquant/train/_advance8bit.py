@@ -21,25 +21,26 @@ def advance(
     updates: PyTree[Array],
     *moments: PyTree,
 ) -> tuple[PyTree, ...]:
-    """One step for all parameters.
+    """One optimizer step for all parameters.
 
     **Arguments:**
 
-    - `fn`: from `options`, a gradient and its moments to the update and the new
-        moments, number by number and in float32.
-    - `options`: numbers, and arrays of one number.
+    - `fn`: `(options, gradient, *moments) -> (update, *moments)`, elementwise, in
+        float32.
+    - `options`: hyperparameters: numbers and scalar arrays.
     - `updates`: the gradients.
-    - `moments`: as they are stored, each a PyTree like `updates`.
+    - `moments`: the stored moments, each a PyTree of the structure of `updates`.
 
     **Returns:**
 
-    The updates, in the dtypes of the gradients, and the new moments, stored alike.
+    The updates, in the dtypes of the gradients, and the new moments, stored as the old
+    ones are.
     """
     leaves, treedef = jtu.tree_flatten(updates)
     each = zip(leaves, *map(treedef.flatten_up_to, moments))
-    found = [_advance(fn, options, g, *old) for g, *old in each]
+    results = [_advance(fn, options, g, *old) for g, *old in each]
     number = 1 + len(moments)
-    return tuple(treedef.unflatten([new[i] for new in found]) for i in range(number))
+    return tuple(treedef.unflatten([new[i] for new in results]) for i in range(number))
 
 
 def _advance(fn, options, g, *moments):
@@ -50,8 +51,8 @@ def _advance(fn, options, g, *moments):
     formats = [q.format for q in moments]
     types = [jax.typeof(a).sharding for a in jtu.tree_leaves((g, moments))]
     typed = typed_sharding(first.stored, first.layout, first.axis)
-    # What was declared is a hint: parts that are not those of the devices are slower,
-    # and give the same.
+    # The declared sharding is only a hint: if the arrays are placed otherwise, the
+    # result is the same, but slower.
     known = typed or first.sharding
     shards = 1
     if isinstance(known, NamedSharding):
@@ -79,15 +80,15 @@ def _stay(q):
     return dataclasses.replace(q, stored=stored)
 
 
-# How many numbers at a time.
+# The number of elements that are decoded at a time.
 _part = 2**17
 
 
 def _by_parts(fn, formats, shards, g, stored):
-    """Of a gradient and of moments that are stored flat, some numbers at a time, or
-    else all would be there in float32 after all. The update takes the place of the
-    gradient. Each of so many shards goes along at the same time, so that none of it
-    is sent where these are on devices of their own."""
+    """Applies `fn` to a gradient and its flat moments, `_part` elements at a time, so
+    that the moments never exist in float32 as a whole. The update overwrites the
+    gradient. All shards advance together, so that each device reads and writes only its
+    own."""
     blocks = [format.block_size or g.size for format in formats]
     block = math.lcm(*blocks)
     if g.size % (shards * block) != 0:
@@ -95,11 +96,11 @@ def _by_parts(fn, formats, shards, g, stored):
     length = g.size // shards
     size = max(1, _part // block) * block
 
-    def step(start, size, found):
+    def step(start, size, state):
         cut = lambda a, per: lax.dynamic_slice_in_dim(
             a, start // per, -(-size // per), 1
         )
-        g, *old = _by_block(cut, blocks, found)
+        g, *old = _by_block(cut, blocks, state)
         old = [f.decode(s, 0).astype(jnp.float32) for f, s in zip(formats, old)]
         update, *new = fn(g.astype(jnp.float32), *old)
         new = [f.encode(w) for f, w in zip(formats, new)]
@@ -108,21 +109,22 @@ def _by_parts(fn, formats, shards, g, stored):
         def paste(a, per):
             return lax.dynamic_update_slice_in_dim(a, next(parts), start // per, 1)
 
-        return _by_block(paste, blocks, found)
+        return _by_block(paste, blocks, state)
 
-    found = jtu.tree_map(lambda a: a.reshape(shards, -1), (g, *stored))
+    state = jtu.tree_map(lambda a: a.reshape(shards, -1), (g, *stored))
     whole = length // size
     if whole > 0:
-        found = lax.fori_loop(0, whole, lambda i, x: step(i * size, size, x), found)
+        state = lax.fori_loop(0, whole, lambda i, x: step(i * size, size, x), state)
     if length % size > 0:
-        found = step(whole * size, length % size, found)
-    update, *stored = found
+        state = step(whole * size, length % size, state)
+    update, *stored = state
     flat = jtu.tree_map(lambda a: a.reshape(-1), stored)
     return update.reshape(g.shape), *flat
 
 
-def _by_block(fn, blocks, found):
-    # Of a moment, there is a scale for each block.
-    g, *stored = found
+def _by_block(fn, blocks, state):
+    # `fn(array, elements per entry)` for the gradient, the codes and the scales: a
+    # scale is one entry for a whole block.
+    g, *stored = state
     one = lambda s, block: {"codes": fn(s["codes"], 1), "scale": fn(s["scale"], block)}
     return fn(g, 1), *[one(s, block) for s, block in zip(stored, blocks)]

@@ -6,14 +6,14 @@ from ._tree_fake_quantize import tree_fake_quantize
 
 
 def bitnet(model: PyTree, filter_spec: FilterSpec = True) -> PyTree:
-    """Quantization-aware training as of BitNet b1.58: ternary weights, times the mean
-    absolute value of each matrix, and activations of 8 bits, times the largest absolute
-    value of each token.
+    """Quantization-aware training as in BitNet b1.58: ternary weights, scaled by the
+    mean absolute value of each matrix, and 8-bit activations, scaled by the largest
+    absolute value of each token.
 
-    It is meant for training from the start. The authors put a norm before each linear
-    layer, and keep embeddings and the head as they are. They train with a learning rate
-    above that of a dense model, which falls to a lower one halfway; there the weight
-    decay ends, too.
+    The recipe is for training from scratch. Its authors put a norm before each linear
+    layer, and leave the embeddings and the head unquantized. They use a higher learning
+    rate than for a dense model, and halfway through the training they lower it and turn
+    weight decay off.
 
     !!! Example
 
@@ -25,12 +25,12 @@ def bitnet(model: PyTree, filter_spec: FilterSpec = True) -> PyTree:
     **Arguments:**
 
     - `model`: any PyTree.
-    - `filter_spec`: what to quantize, as of [`eqquant.tree_quantize`][].
+    - `filter_spec`: which leaves to quantize, as in [`eqquant.tree_quantize`][].
 
     **Returns:**
 
-    What [`eqquant.train.tree_fake_quantize`][] does, for `Ternary(scale="tensor")` and
-    `activation=Int8()`.
+    The result of [`eqquant.train.tree_fake_quantize`][] with
+    `Ternary(scale="tensor")` and `activation=Int8()`.
 
     ??? cite "Reference"
 

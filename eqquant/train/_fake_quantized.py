@@ -24,17 +24,17 @@ from ._straight_through import checked_axis, straight_through
 
 
 class FakeQuantized(AbstractStandIn):
-    """A weight that trains to be quantized. It stands where an array stood, holds that
-    array, and is multiplied, indexed and so on as the array would be after rounding.
-    The derivatives are those of the straight-through estimator.
+    """A weight in quantization-aware training. It replaces an array in a model, holds
+    the master weight, and behaves in products, indexing and arithmetic as the quantized
+    weight would. Gradients pass to the master weight by the straight-through estimator.
 
     Make these with [`eqquant.train.tree_fake_quantize`][].
 
     - `weight`: the master weight, which trains.
-    - `step_size`: the scale of each block, which trains too; or `None`, where the
-        format finds the scales anew from the weight each time.
-    - `format`, `axis`, `activation`: as of [`eqquant.quantize`][].
-    - `clips`: as `clip` of [`eqquant.straight_through`][].
+    - `step_size`: the scale of each block, which trains, too. `None` if the format
+        computes the scales from the weight each time.
+    - `format`, `axis`, `activation`: as in [`eqquant.quantize`][].
+    - `clips`: the argument `clip` of [`eqquant.straight_through`][].
     """
 
     weight: Float[Array, "..."]
@@ -54,21 +54,21 @@ class FakeQuantized(AbstractStandIn):
 
     @property
     def mT(self) -> "FakeQuantized":
-        """The transpose of each matrix, blocks and all."""
+        """The transpose of each matrix, with the same blocks."""
         if self.ndim < 2 or self.axis not in (-1, -2):
             raise ValueError(
-                "`.mT` is of matrices, and stacks of them, with `axis` -1 or -2. Got "
+                "`.mT` is for matrices, and stacks of them, with `axis` -1 or -2. Got "
                 f"shape {self.shape} and axis {self.axis}."
             )
         return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
 
     def astype(self, dtype: Any) -> Array:
-        """The array after rounding, of another dtype."""
+        """The quantized weight as a dense array of another dtype."""
         return self.dequantize().astype(dtype)
 
     def with_sharding(self, sharding: NamedSharding) -> "FakeQuantized":
-        """Places the master weight, and the step sizes along with it. A block, or a
-        byte, is not split, so that `freeze` may leave everything where it is."""
+        """Places the master weight, and the step sizes to match. A spec that would
+        split a block or a byte is an error, so that `freeze` need not move anything."""
         spec = full_spec(sharding.spec, self.ndim)
         sharding = NamedSharding(sharding.mesh, spec)
         rows = jax.eval_shape(lambda w: contracted_last(w, self.axis), self.weight)
@@ -81,7 +81,7 @@ class FakeQuantized(AbstractStandIn):
         return dataclasses.replace(self, weight=weight, step_size=step_size)
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The array after rounding: the one that `freeze` will stand for."""
+        """The quantized weight as a dense array: the numbers that `freeze` packs."""
         if self.step_size is None:
             return straight_through(
                 self.weight, self.format, axis=self.axis, clip=self.clips
@@ -95,7 +95,7 @@ class FakeQuantized(AbstractStandIn):
         return self.dequantize()
 
     def freeze(self) -> QuantizedArray:
-        """Packs the array, with the scales that were learned, if they were."""
+        """Packs the weight, with the learned step sizes if there are any."""
         q = quantize(
             self.weight, self.format, axis=self.axis, activation=self.activation
         )
@@ -123,11 +123,11 @@ class FakeQuantized(AbstractStandIn):
         return jnp.matmul(x, self.dequantize().astype(x.dtype))
 
     def __getitem__(self, index: Any) -> "Array | FakeQuantized":
-        """Integers and slices of the axes of a stack give a `FakeQuantized`. Anything
-        else gives what the ordinary array would."""
+        """Integers and slices along the stack axes give a `FakeQuantized`. Any other
+        index gives a dense array."""
         index = index if isinstance(index, tuple) else (index,)
-        of_stack = 0 < len(index) <= self.ndim - 2 and self.axis in (-1, -2)
-        if not (of_stack and all(map(_is_simple, index))):
+        on_stack = 0 < len(index) <= self.ndim - 2 and self.axis in (-1, -2)
+        if not (on_stack and all(map(_is_simple, index))):
             return self.dequantize()[index]
         return jax.tree.map(lambda a: a[index], self)
 
@@ -149,8 +149,8 @@ def fake_quantized(
     step_sizes: bool = False,
     clip: bool = False,
 ) -> FakeQuantized:
-    """Puts an array behind a format. What `quantize` would refuse when training is done
-    is refused now."""
+    """Wraps a master weight. A format or an axis that `quantize` would refuse after the
+    training is refused here."""
     format = as_rounding(format)
     axis = checked_axis(weight, axis)
     packed = eqx.filter_eval_shape(

@@ -20,15 +20,17 @@ def learned_step_size(
     *,
     axis: Axis | None = None,
 ) -> Float[Array, "..."]:
-    """Quantizes with given scales and dequantizes, with derivatives of the scales too:
-    Learned Step Size Quantization.
+    """Quantizes with given scales and dequantizes, with derivatives for the scales,
+    too: Learned Step Size Quantization (LSQ).
 
-    Where a number is `scale * u`, and becomes `scale * p`, the derivatives are
+    Write a number as `scale * u`, and its nearest point as `scale * p`. Then the
+    derivatives are
 
-    - by the number: one; zero if it is beyond the first or the last point.
-    - by the scale: `p - u`; `p` if it is beyond. All of it divided by the square root
-        of how many numbers share a scale times the last point of the grid, so that the
-        scale learns about as fast as they do.
+    - with respect to the number: one; zero beyond the first or the last point.
+    - with respect to the scale: `p - u`; `p` beyond the first or the last point. This
+        is divided by `sqrt(count * last)`, in which `count` numbers share a scale and
+        `last` is the last point of the grid, so that scales learn about as fast as
+        weights.
 
     !!! Example
 
@@ -43,10 +45,10 @@ def learned_step_size(
     **Arguments:**
 
     - `w`: a floating-point array of rank one at least.
-    - `scale`: the scale of each block, with the contracted axis last. (One whose sign
-        training has turned around counts as its absolute value.)
+    - `scale`: the scale of each block, with the contracted axis last. (Should training
+        make a scale negative, its absolute value is used.)
     - `format`: a format or its name.
-    - `axis`: as of [`eqquant.straight_through`][].
+    - `axis`: as in [`eqquant.straight_through`][].
 
     **Returns:**
 
@@ -54,8 +56,8 @@ def learned_step_size(
 
     **Raises:**
 
-    As [`eqquant.straight_through`][] with `clip`; and a `ValueError` for a `scale` of
-    another shape.
+    The errors of [`eqquant.straight_through`][] with `clip=True`, and a `ValueError` if
+    `scale` does not have one entry for each block.
 
     ??? cite "Reference"
 
@@ -91,9 +93,9 @@ def _learned_step_size(w, scale, format, axis):
 def initial_step_size(
     w: Float[Array, "..."], format: AbstractFormat, axis: Axis
 ) -> Float[Array, "*b g"]:
-    """The scales that the format itself would choose, in float32."""
+    """The scales that `format.encode` chooses, in float32."""
     rows = contracted_last(w, axis)
-    largest(format)  # or an error
+    largest(format)  # raises if the format is not a grid
     assert isinstance(format, AbstractScaled)
     stored = format.encode(rows)
     return format.scales(stored, format.shape(stored, 0)[-1] - rows.shape[-1])

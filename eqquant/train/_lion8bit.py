@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ._advance8bit import advance
-from ._moments8bit import Moment, optax_library, Scalar, Size, zeros
+from ._moments8bit import chained, Moment, optax_library, Scalar, Size, zeros
 
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ScaleByLion8bitState(NamedTuple):
-    """For each parameter the running mean of its gradient."""
+    """The running mean of each parameter's gradient."""
 
     mu: PyTree[Moment]
 
@@ -28,14 +28,13 @@ def scale_by_lion8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.scale_by_lion` with a state of one byte for each parameter, where that has
-    four: the moment is kept in [`eqquant.Dynamic8`][], flattened
-    and dithered.
+    """`optax.scale_by_lion` with a state of one byte per parameter instead of four. The
+    moment is flattened and stored in [`eqquant.Dynamic8`][] with dithered rounding.
 
     **Arguments:**
 
-    - `b1`, `b2`: as of `optax.scale_by_lion`.
-    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as of
+    - `b1`, `b2`: as in `optax.scale_by_lion`.
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
         [`eqquant.train.scale_by_adam8bit`][].
 
     **Returns:**
@@ -64,7 +63,7 @@ def scale_by_lion8bit(
     return optax_library().GradientTransformation(init, update)
 
 
-# Of the module, and with all numbers as arguments: see `scale_by_adam8bit`.
+# At module level, with every number an argument: see `_step` in `_adam8bit.py`.
 @jax.jit
 def _step(updates, state, options):
     updates, mu = advance(_one, options, updates, state.mu)
@@ -88,7 +87,7 @@ def lion8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.lion` with a state of one byte for each parameter.
+    """`optax.lion` with a state of one byte per parameter.
 
     !!! Example
 
@@ -99,8 +98,8 @@ def lion8bit(
 
     **Arguments:**
 
-    - `learning_rate`, `b1`, `b2`, `weight_decay`, `mask`: as of `optax.lion`.
-    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as of
+    - `learning_rate`, `b1`, `b2`, `weight_decay`, `mask`: as in `optax.lion`.
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
         [`eqquant.train.scale_by_adam8bit`][].
 
     **Returns:**
@@ -111,16 +110,12 @@ def lion8bit(
 
     A `ModuleNotFoundError` if optax is not installed.
     """
-    library = optax_library()
-    return library.chain(
-        scale_by_lion8bit(
-            b1,
-            b2,
-            block_size=block_size,
-            filter_spec=filter_spec,
-            min_size=min_size,
-            embeddings=embeddings,
-        ),
-        library.add_decayed_weights(weight_decay, mask),
-        library.scale_by_learning_rate(learning_rate),
+    scale_by = scale_by_lion8bit(
+        b1,
+        b2,
+        block_size=block_size,
+        filter_spec=filter_spec,
+        min_size=min_size,
+        embeddings=embeddings,
     )
+    return chained(scale_by, learning_rate, weight_decay, mask)

@@ -28,9 +28,9 @@ def lora(
     dtype: Any = jnp.float32,
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree[bool]]:
-    """Puts low-rank adapters next to the weights of a model, which may be quantized
-    (QLoRA) or not (LoRA). The adapters train, and the weights stay as they are. The
-    layers are used as before; at first, the model computes what it did.
+    """Adds low-rank adapters to the weights of a model, which may be quantized (QLoRA)
+    or dense (LoRA). Only the adapters train. The layers are called as before, and the
+    model computes the same function until the first step.
 
     !!! Example
 
@@ -49,28 +49,28 @@ def lora(
     **Arguments:**
 
     - `model`: any PyTree.
-    - `rank`: of the adapters. A weight of size `n` times `k` gets `rank * (n + k)`
-        numbers that train.
-    - `filter_spec`, `min_size`, `embeddings`: which weights get one, as of
-        [`eqquant.tree_quantize`][]. It does not matter which of them are quantized, and
+    - `rank`: the rank of the adapters. An `n` by `k` weight gets `rank * (n + k)`
+        trainable numbers.
+    - `filter_spec`, `min_size`, `embeddings`: which weights get adapters, as in
+        [`eqquant.tree_quantize`][]. Quantized and dense weights are treated alike, and
         a format in `filter_spec` means the same as `True`.
-    - `alpha`: the product of the adapters is scaled by `alpha / rank`. By default this
-        is one.
-    - `rank_stabilized`: scale by `alpha / sqrt(rank)` instead (rsLoRA).
-    - `dora`: to train the norm of each row, too (DoRA).
-    - `dtype`: of the adapters.
-    - `key`: for their first values.
+    - `alpha`: the product of the adapters is scaled by `alpha / rank`. Defaults to
+        `rank`.
+    - `rank_stabilized`: whether to scale by `alpha / sqrt(rank)` instead (rsLoRA).
+    - `dora`: whether to train the norm of each row, too (DoRA).
+    - `dtype`: the dtype of the adapters.
+    - `key`: a random key for their initial values.
 
     **Returns:**
 
-    The model, with a [`eqquant.train.LoRA`][] in the place of each weight that was
-    chosen; and the filter of what trains: a PyTree of booleans, for `eqx.partition`.
-    (For more than that to train, such as norms, set those to true.)
+    The model, with a [`eqquant.train.LoRA`][] in place of each selected weight, and a
+    PyTree of booleans for `eqx.partition` that is true for the adapters. (To train
+    other arrays as well, such as norms, set their leaves to `True`.)
 
     **Raises:**
 
-    A `ValueError` if there is no weight to adapt, if a rule matches nothing, or if the
-    model has adapters already.
+    A `ValueError` if no weight is selected, if a rule matches nothing, or if the model
+    has adapters already.
 
     ??? cite "Reference"
 
@@ -98,8 +98,8 @@ def lora(
     number = sum(decision.format is not None for decision in chosen)
     if number == 0:
         raise ValueError(
-            "`filter_spec` should select some weight of `model`. It selects none; "
-            "`eqquant.report(model)` tells what there is."
+            "`filter_spec` should select at least one weight of `model`. It selects "
+            "none; `eqquant.report(model)` lists them."
         )
     keys = iter(jr.split(key, number))
     leaves, treedef = jtu.tree_flatten(model, is_leaf=is_quantized)
@@ -122,12 +122,12 @@ def lora(
 
 
 def lora_spec(model: PyTree) -> PyTree[bool]:
-    """The filter of what trains in a model with adapters: they do, and all else is
-    frozen.
+    """The filter for training adapters: true for their arrays, false for every other
+    leaf.
 
     **Arguments:**
 
-    - `model`: as returned by [`eqquant.train.lora`][].
+    - `model`: a model with adapters, as from [`eqquant.train.lora`][].
 
     **Returns:**
 
@@ -152,25 +152,24 @@ def is_lora(x: Any) -> bool:
 def check_no_adapters(model: PyTree) -> None:
     if any(map(is_lora, jtu.tree_leaves(model, is_leaf=is_lora))):
         raise ValueError(
-            "`model` should have no adapters yet. To go on with those, take the model "
-            "as it is; for others, `eqquant.train.merge_lora` it first."
+            "`model` should have no adapters. To keep training them, use the model as "
+            "it is; to add new ones, call `eqquant.train.merge_lora` first."
         )
 
 
 def rows_first(shape: tuple[int, ...], axis: Any, path: str) -> tuple[int, int]:
-    """The sizes of a matrix: of its rows, and of the contracted axis."""
+    """The number of rows of a matrix, and the size of its contracted axis."""
     if len(shape) < 2 or axis not in (-1, -2):
         raise ValueError(
-            "Adapters are of matrices, and stacks of them, of which a product "
-            "contracts one of the last two axes. Got "
-            f"`{path}`, of shape {shape} and axis {axis}."
+            "Adapters need a matrix, or a stack of matrices, whose products contract "
+            f"one of the last two axes. Got `{path}`, of shape {shape} and axis {axis}."
         )
     *_, n, k = shape if axis == -1 else (*shape[:-2], shape[-1], shape[-2])
     return n, k
 
 
 def with_magnitude(w: LoRA, dtype: Any) -> LoRA:
-    """DoRA, of which the magnitude is that of the base."""
+    """Turns LoRA into DoRA. The initial magnitudes are the row norms of the base."""
     norm = square_norms(w.base, w.axis)
     magnitude = jnp.sqrt(from_bits(norm, jnp.dtype(jnp.float32))).astype(dtype)
     return dataclasses.replace(w, magnitude=magnitude, norm=norm)

@@ -15,7 +15,7 @@ from ._lora_array import LoRA
 
 
 def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
-    """The adapters of a model, without the model: for a file of their own.
+    """The adapters of a model alone, to save them in a file of their own.
 
     !!! Example
 
@@ -33,14 +33,14 @@ def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
 
     **Returns:**
 
-    A dictionary from the path of each weight that has adapters to those: `"a"`, `"b"`,
-    `"scale"`, `"axis"`, and `"magnitude"` in the case of DoRA. Paths are dotted, as
-    `"layers.0.weight"`. Where two would be the same, as those of `{"a.b": w, "a": {"b":
-    w}}`, they are `"['a.b']"` and `"['a']['b']"`.
+    A dictionary from the path of each adapted weight to its `"a"`, `"b"`, `"scale"` and
+    `"axis"`, and for DoRA its `"magnitude"`. Paths are dotted: `"layers.0.weight"`. Two
+    weights with the same dotted path, as in `{"a.b": w, "a": {"b": w}}`, are written
+    `"['a.b']"` and `"['a']['b']"` instead.
 
     **Raises:**
 
-    A `ValueError` if there are none.
+    A `ValueError` if the model has no adapters.
     """
     found = {
         path: {
@@ -59,24 +59,23 @@ def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
 def with_lora(
     model: PyTree, adapters: Mapping[str, Mapping[str, Any]]
 ) -> tuple[PyTree, PyTree[bool]]:
-    """Puts adapters that have been trained next to the weights that they were trained
-    with.
+    """Adds trained adapters to the model that they were trained for.
 
     **Arguments:**
 
-    - `model`: without adapters; quantized or not.
-    - `adapters`: as returned by [`eqquant.train.lora_only`][], or as loaded from what
-        that was saved to.
+    - `model`: a model without adapters, quantized or dense.
+    - `adapters`: the adapters as [`eqquant.train.lora_only`][] returned them, or as
+        loaded from the file that they were saved to.
 
     **Returns:**
 
-    The model with the adapters, and the filter of what trains: as
-    [`eqquant.train.lora`][] returns them.
+    The model with the adapters, and the filter for training them, as from
+    [`eqquant.train.lora`][].
 
     **Raises:**
 
-    A `ValueError` if the adapters are not of this model: if it has no array at one of
-    the paths, or one of another shape. And if it has adapters already.
+    A `ValueError` if the adapters do not fit the model (it has no array at one of the
+    paths, or one of another shape), or if it has adapters already.
     """
     check_no_adapters(model)
     left = dict(adapters)
@@ -87,7 +86,7 @@ def with_lora(
     leaves = [adapt(*pair) for pair in _with_paths(model)]
     if left:
         raise ValueError(
-            "`adapters` should be of the weights of `model`, which has no array at "
+            "`adapters` should be for weights of `model`, which has no array at "
             f"{', '.join(map(repr, left))}."
         )
     model = jtu.tree_unflatten(jtu.tree_structure(model, is_leaf=is_quantized), leaves)
@@ -95,23 +94,22 @@ def with_lora(
 
 
 def merge_lora(model: PyTree, format: AbstractFormat | str | None = None) -> PyTree:
-    """Adds the adapters of a model to its weights, so that it is as it was before it
-    had any.
+    """Adds the trained adapters to the weights and removes them from the model.
 
     **Arguments:**
 
-    - `model`: as returned by [`eqquant.train.lora`][], and trained.
-    - `format`: to quantize those weights in, or its name. By default they become
-        ordinary arrays. (To quantize each in a format of its own,
-        [`eqquant.tree_quantize`][] what this returns.)
+    - `model`: a model with adapters, as from [`eqquant.train.lora`][].
+    - `format`: the format, or its name, in which to quantize the merged weights. By
+        default they become dense arrays. (To quantize them in several formats, call
+        [`eqquant.tree_quantize`][] on the dense result.)
 
     **Returns:**
 
-    The model without adapters. Weights that had none stay as they are.
+    The model without adapters. Weights that had none are unchanged.
 
     **Raises:**
 
-    A `ValueError` if there are no adapters, or if a sum is not finite.
+    A `ValueError` if there are no adapters, or if a merged weight is not finite.
     """
     nodes = jtu.tree_leaves(model, is_leaf=is_lora)
     if not any(map(is_lora, nodes)):
@@ -132,13 +130,16 @@ def merge_lora(model: PyTree, format: AbstractFormat | str | None = None) -> PyT
 def _adapted(path, leaf, adapter):
     a, b, axis = jnp.asarray(adapter["a"]), jnp.asarray(adapter["b"]), adapter["axis"]
     if not (is_quantized(leaf) or eqx.is_array(leaf)):
-        raise ValueError(f"`adapters` are of {path!r}, which is no array of `model`.")
+        raise ValueError(
+            "`adapters` should be for arrays of `model`. Got an adapter of "
+            f"{path!r}, which is not an array."
+        )
     n, k = rows_first(leaf.shape, axis, path)
     *stack, _, _ = leaf.shape
     rank = a.shape[-2]
     if (a.shape, b.shape) != ((*stack, rank, k), (*stack, n, rank)):
         raise ValueError(
-            f"`adapters` of {path!r} are of shapes {a.shape} and {b.shape}, which do "
+            f"The adapters of {path!r} have shapes {a.shape} and {b.shape}, which do "
             f"not fit an array of shape {leaf.shape}."
         )
     w = LoRA(leaf, a, b, None, None, axis=axis, scale=adapter["scale"])
@@ -157,8 +158,8 @@ def _with_paths(model):
 
 
 def _names(paths):
-    # Dotted. Where keys have dots themselves, so that two paths would have one name,
-    # as they are written in Python.
+    # Dotted paths; but where keys contain dots, so that two paths would have the same
+    # name, the paths as they are written in Python.
     exact = [jtu.keystr(keys) for keys in paths]
     names = [jtu.keystr(keys, simple=True, separator=".") for keys in paths]
     while len(set(names)) < len(names):
@@ -167,8 +168,7 @@ def _names(paths):
         if new == names:
             same = next(name for name in names if count[name] > 1)
             raise ValueError(
-                "`model` should have keys that are written differently. Got two arrays "
-                f"at {same}."
+                f"`model` should have distinct paths. Got two arrays at {same}."
             )
         names = new
     return names

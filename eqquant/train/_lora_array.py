@@ -17,13 +17,13 @@ from ..formats import from_bits, to_bits
 
 
 class LoRA(AbstractStandIn):
-    """Stands where a weight stood: `W + scale * B A`, where `W` is frozen and `A` and
-    `B` are thin matrices that train. Products are those of `W` and of the two, one
-    after the other; the sum is not built.
+    """A weight with a low-rank adapter: `W + scale * B A`, in which `W` is frozen and
+    the thin matrices `A` and `B` train. A product multiplies by `W`, `A` and `B` in
+    turn; the sum is never materialized.
 
-    With a `magnitude`, this is DoRA: the rows of the sum have the norm that it says.
+    With a `magnitude` this is DoRA: each row of the sum is rescaled to that norm.
 
-    [`eqquant.train.lora`][] puts these into a model.
+    Make these with [`eqquant.train.lora`][].
 
     ??? cite "Reference"
 
@@ -33,9 +33,10 @@ class LoRA(AbstractStandIn):
 
         DoRA: Weight-Decomposed Low-Rank Adaptation. Liu et al., 2024. Section 4.
 
-    - `base`: `W`, quantized or not. It gets no gradient.
-    - `a`, `b`: with the contracted axis of `W` last, whichever that is of `base`.
-    - `magnitude`: of each row, or `None`.
+    - `base`: `W`, quantized or dense. It gets no gradient.
+    - `a`, `b`: the thin matrices, in the orientation in which the contracted axis of
+        `W` is last.
+    - `magnitude`: the norm of each row for DoRA, or `None`.
     - `axis`: the axis of `base` that products contract, -1 or -2.
     """
 
@@ -43,7 +44,8 @@ class LoRA(AbstractStandIn):
     a: Float[Array, "*b r k"]
     b: Float[Array, "*b n r"]
     magnitude: Float[Array, "*b n"] | None
-    # Of the rows of `W`, squared. As the bits of floats, or it might be trained.
+    # The squared norms of the rows of `W`, stored as the bits of floats so that no
+    # optimizer trains them.
     norm: UInt32[Array, "*b n"] | None
     axis: int = eqx.field(static=True)
     scale: float = eqx.field(static=True)
@@ -62,7 +64,7 @@ class LoRA(AbstractStandIn):
         return dataclasses.replace(self, base=self.base.mT, axis=-3 - self.axis)
 
     def astype(self, dtype: Any) -> "LoRA":
-        """The same, of another floating-point dtype."""
+        """The same weight with another floating-point dtype."""
         cast = lambda x: None if x is None else x.astype(dtype)
         return dataclasses.replace(
             self,
@@ -73,11 +75,12 @@ class LoRA(AbstractStandIn):
         )
 
     def with_sharding(self, sharding: NamedSharding) -> "LoRA":
-        """Places the base, and the thin matrices along with it."""
+        """Places the base, and the thin matrices to match."""
         spec = full_spec(sharding.spec, self.ndim)
         *lead, n, k = spec if self.axis == -1 else _swapped(spec)
         if sharding.mesh.explicit_axes:
-            # JAX does not multiply operands of which both contracted axes are split.
+            # On Explicit meshes, JAX refuses products whose contracted axes are both
+            # split.
             k = None
 
         def place(a, *entries):
@@ -100,7 +103,7 @@ class LoRA(AbstractStandIn):
         )
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The ordinary array that this stands for, of its shape and dtype."""
+        """The adapted weight as a dense array."""
         w = as_dense(self._frozen)
         w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
         return w if self.axis == -1 else w.mT
@@ -125,9 +128,8 @@ class LoRA(AbstractStandIn):
         return jnp.squeeze(y, -2) if x.ndim == 1 else y
 
     def __getitem__(self, index: Any) -> "Array | LoRA":
-        """Of the leading axes of a stack, a `LoRA`. Of a matrix with `axis=-1`, the
-        rows, of which no others are built. Anything else gives what the ordinary array
-        would."""
+        """Indexing the stack axes gives a `LoRA`. Indexing the rows of a matrix with
+        `axis=-1` computes those rows alone. Any other index dequantizes first."""
         index = index if isinstance(index, tuple) else (index,)
         if all(map(_is_simple, index)):
             if 0 < len(index) <= self.ndim - 2:
@@ -139,11 +141,11 @@ class LoRA(AbstractStandIn):
 
     @property
     def _frozen(self):
-        # A quantized array has no gradient in the first place.
+        # (No gradient reaches a quantized array anyway.)
         return self.base if is_quantized(self.base) else lax.stop_gradient(self.base)
 
     def _adapted(self, w, b, magnitude):
-        # Some rows of `W`, and what belongs to them.
+        # Rows of the adapted weight, from those of `W`, `B` and the magnitude.
         dtype = w.dtype
         b, a = b.astype(jnp.float32), self.a.astype(jnp.float32)
         w = w.astype(jnp.float32) + self.scale * (b @ a)
@@ -158,7 +160,7 @@ class LoRA(AbstractStandIn):
             x = _times(x, _gain(self.magnitude, self._square()))
         y = x @ self._frozen
         x, a, b = (z.astype(y.dtype) for z in (x, self.a, self.b))
-        # Not by transposes, which a scan over layers would keep copies of.
+        # Einsum rather than transposes, of which a scan over layers would keep copies.
         if forward:
             thin = jnp.einsum("...mk,...rk->...mr", x, a)
             y = y + self.scale * jnp.einsum("...mr,...nr->...mn", thin, b)
@@ -169,7 +171,7 @@ class LoRA(AbstractStandIn):
         return y
 
     def _square(self):
-        # Of the rows of `W + scale * B A` the norm, squared, by thin products alone.
+        # The squared row norms of `W + scale * B A`, from thin products alone.
         assert self.norm is not None
         a, b = (lax.stop_gradient(x.astype(jnp.float32)) for x in (self.a, self.b))
         w = self._frozen
@@ -185,13 +187,13 @@ class LoRA(AbstractStandIn):
 
 @ft.partial(jax.jit, static_argnums=1)
 def square_norms(w: QuantizedArray | Array, axis: int) -> UInt32[Array, "*b n"]:
-    """What a `LoRA` knows of the norms of the rows of its base."""
+    """The squared norms of the rows of a base, as the bits of floats."""
     square = jnp.sum(as_dense(w).astype(jnp.float32) ** 2, axis=axis)
     return to_bits(square, jnp.dtype(jnp.float32))
 
 
 def _gain(magnitude, square):
-    # The norm counts as constant: Section 4.3 of the paper on DoRA.
+    # The norm is treated as a constant: Section 4.3 of the DoRA paper.
     tiny = jnp.finfo(jnp.float32).tiny
     return magnitude.astype(jnp.float32) / jnp.sqrt(jnp.maximum(square, tiny))
 

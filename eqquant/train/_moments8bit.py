@@ -2,7 +2,8 @@ import importlib
 import importlib.util
 import itertools as it
 import operator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
 import jax
@@ -25,25 +26,44 @@ from .._product import (
 from ..formats import Dynamic8
 
 
-# A running mean of gradients, or of their squares: flattened and quantized, or in
-# float32 and of the shape of the parameter.
+if TYPE_CHECKING:
+    import optax
+
+
+# A running mean of gradients or of their squares: either flattened and quantized, or in
+# float32 with the shape of the parameter.
 Moment: TypeAlias = QuantizedArray | Array
 
-# A hyperparameter. (An array, if `optax.inject_hyperparams` gives it.)
+# A hyperparameter; an array under `optax.inject_hyperparams`.
 Scalar: TypeAlias = float | int | Array
 
-# One that shapes depend on. (An array likewise.)
+# A hyperparameter that shapes depend on; it, too, may come as an array.
 Size: TypeAlias = int | Array
 
 
 def optax_library() -> Any:
-    """The library, which only those need who use this."""
+    """Imports optax, which is an optional dependency."""
     if importlib.util.find_spec("optax") is None:
         raise ModuleNotFoundError(
             "8-bit optimizers are gradient transformations of optax, which is not "
             "installed. Install it by `pip install eqquant[train]`."
         )
     return importlib.import_module("optax")
+
+
+def chained(
+    scale_by: "optax.GradientTransformation",
+    learning_rate: Scalar | Callable[[Any], Any],
+    weight_decay: Scalar,
+    mask: Any,
+) -> "optax.GradientTransformation":
+    """Follows `scale_by` with weight decay and the learning rate."""
+    library = optax_library()
+    return library.chain(
+        scale_by,
+        library.add_decayed_weights(weight_decay, mask),
+        library.scale_by_learning_rate(learning_rate),
+    )
 
 
 def zeros(
@@ -54,25 +74,25 @@ def zeros(
     min_size: Size,
     embeddings: bool,
 ) -> PyTree[Moment]:
-    """The moments to begin with: in 8 bits those of parameters that are large, and of
-    no embedding, and that `filter_spec` does not leave out. Each is placed over the
-    devices that its parameter is placed over."""
+    """The initial moments. They are quantized for parameters that `filter_spec` selects
+    and that have at least `min_size` elements, except (by default) embeddings; all
+    others are in float32. Each is sharded over the devices of its parameter."""
     block = None if block_size is None else _static("block_size", block_size)
     format = Dynamic8(block, signed=signed, dithered=True)
     size = _static("min_size", min_size)
 
-    def zero(x, wish, embedding):
-        is_8bit = wish and x.size >= size and (embeddings or not embedding)
+    def zero(x, selected, embedding):
+        is_8bit = selected and x.size >= size and (embeddings or not embedding)
         return _zeros(x, format) if is_8bit else jnp.zeros_like(x, jnp.float32)
 
-    wishes = _extended(filter_spec, params)
-    return jtu.tree_map(zero, params, wishes, _embeddings(params))
+    selected = _extended(filter_spec, params)
+    return jtu.tree_map(zero, params, selected, _embeddings(params))
 
 
 def _static(name: str, value: Size) -> int:
     if isinstance(value, Tracer):
         raise TypeError(
-            f"`{name}` should be known before the optimizer is compiled. Give it to "
+            f"`{name}` should be a static integer. Pass it to "
             f"`optax.inject_hyperparams` as one of the `static_args`. Got {value}."
         )
     return value if isinstance(value, int) else operator.index(value)
@@ -80,7 +100,8 @@ def _static(name: str, value: Size) -> int:
 
 def _zeros(x, format):
     sharding = _flat_sharding(x, format)
-    # Without the barrier, XLA would quantize while it compiles, and slowly.
+    # Without the barrier, XLA would fold the constant: it would quantize, slowly, while
+    # it compiles.
     if not isinstance(x, Tracer):
         flat = jnp.zeros(x.size, jnp.float32, device=sharding)
         return quantize(lax.optimization_barrier(flat), format)
@@ -90,8 +111,10 @@ def _zeros(x, format):
 
 
 def _flat_sharding(x, format):
-    # Over all that the parameter is split over, in order: if that is its first axis,
-    # each device has its own moments. Of what would cut blocks, as much as does not.
+    # The flat moments are split over the same mesh axes as the parameter, in the same
+    # order: if the parameter is split along its first axis, each device then has the
+    # moments of its own part. Where that would cut blocks, over the largest subset of
+    # those mesh axes that does not.
     sharding = None
     if isinstance(x, Tracer):
         typed = jax.typeof(x).sharding
@@ -114,8 +137,8 @@ def _flat_sharding(x, format):
 
 def _extended(filter_spec, params):
     def extend(spec, subtree):
-        wish = spec if callable(spec) else lambda _: spec
-        return jtu.tree_map(lambda x: bool(wish(x)), subtree)
+        select = spec if callable(spec) else lambda _: spec
+        return jtu.tree_map(lambda x: bool(select(x)), subtree)
 
     return jtu.tree_map(extend, filter_spec, params)
 

@@ -22,7 +22,7 @@ from ..formats import (
 
 
 def as_rounding(format: AbstractFormat | str) -> AbstractFormat:
-    """A format that takes any number."""
+    """Checks that a format rounds arbitrary numbers."""
     format = as_format(format)
     if isinstance(format, AbstractExact):
         raise ValueError(
@@ -33,8 +33,8 @@ def as_rounding(format: AbstractFormat | str) -> AbstractFormat:
 
 
 class Points(NamedTuple):
-    """What the numbers of a matrix can become: at each position a scale times the
-    points of a grid, from which the zero-point is taken first."""
+    """The values that each position of a quantized matrix can take: `scale * (grid -
+    zero)`."""
 
     grid: Float[np.ndarray, " p"]
     scale: Float[Array, "*b _"]
@@ -42,8 +42,8 @@ class Points(NamedTuple):
     slack: float
 
     def inside(self, w: Float[Array, "*b k"]) -> Bool[Array, "*b k"]:
-        """Which numbers lie between the first point and the last, up to the rounding of
-        the scale."""
+        """Which numbers lie between the first and the last point, allowing for the
+        rounding of the scale."""
         ends = [self.scale * (end - self.zero) for end in self.grid[[0, -1]]]
         wide = [
             end + self.slack * jnp.abs(end) * side for end, side in zip(ends, (-1, 1))
@@ -51,16 +51,16 @@ class Points(NamedTuple):
         return (w >= wide[0]) & (w <= wide[1])
 
     def unit(self, w: Float[Array, "*b k"]) -> Float[Array, "*b k"]:
-        """In units of the grid."""
+        """The numbers in units of the grid."""
         return w * reciprocal(self.scale) + self.zero
 
 
 def points(rows: Stored, layout: Layout) -> Points:
-    """The points that stored arrays, in rows, can hold.
+    """The points that stored arrays, in rows, can represent.
 
     **Raises:**
 
-    A `ValueError` if the format is not a grid and a scale.
+    A `ValueError` if the format is not a scale times a grid.
     """
     format = layout.format
     grid = _grid(format)
@@ -70,7 +70,7 @@ def points(rows: Stored, layout: Layout) -> Points:
     zero = jnp.zeros((1,) * scale.ndim)
     if "zero_point" in rows:
         zero = spread(rows["zero_point"].astype(jnp.float32), format.block_size, k)
-    # Of what a scale is computed in, and of what it is stored in.
+    # The rounding of a scale when it is computed in float32, and when it is stored.
     slack = 2 * jnp.finfo(jnp.float32).eps + jnp.finfo(format.scale_dtype).eps / 2
     return Points(grid, scale, zero, float(slack))
 
@@ -88,12 +88,12 @@ def _grid(format: AbstractFormat) -> np.ndarray:
         return np.arange(low, high + 1, dtype=np.float32)
     if not isinstance(format, AbstractGrid):
         raise ValueError(
-            "`format` should be a scale times the points of a grid, to be clipped, "
-            f"rounded at random or given a learned step size. Got {format}."
+            "`format` should be a scale times a grid for clipping, stochastic rounding "
+            f"and learned step sizes. Got {format}."
         )
     with jax.ensure_compile_time_eval():
         found = format.to_points(jnp.asarray(_codes(format)))
-        # Some codes may never be written, as the -128 of `Int8`.
+        # Leave out codes that are never written, such as the -128 of `Int8`.
         again = format.to_points(_to_codes(format, found[None]))[0]
         return np.unique(np.asarray(found)[np.asarray(again == found)])
 

@@ -27,8 +27,8 @@ def straight_through(
     clip: bool = False,
     key: PRNGKeyArray | None = None,
 ) -> Float[Array, "..."]:
-    """Quantizes and dequantizes, but has the derivative of the identity: the
-    straight-through estimator. So a weight can be trained to be quantized.
+    """Fake quantization with the straight-through estimator: quantizes and dequantizes
+    in the forward pass, and has the derivative of the identity.
 
     !!! Example
 
@@ -40,28 +40,31 @@ def straight_through(
         jax.grad(loss)(w, x, y)
         ```
 
+    Activations are fake-quantized by the same function, for example with one scale for
+    each token: `straight_through(x, "int8", axis=-1)`.
+
     **Arguments:**
 
-    - `w`: a floating-point array of rank one at least.
+    - `w`: a floating-point array with at least one axis.
     - `format`: a format or its name.
-    - `axis`: the axis that blocks lie along, or several, as of [`eqquant.quantize`][].
-    - `clip`: whether numbers beyond the first or the last point that their block can
-        represent have the derivative zero, not one.
-    - `key`: rounds at random to one of the two neighbouring points of the grid, such
-        that the mean is the number itself, wherever it lies between the first and the
-        last of them. The scales are those without a key. By default, rounds as the
-        format does.
+    - `axis`: the axis, or axes, along which blocks lie, as in [`eqquant.quantize`][].
+    - `clip`: whether numbers beyond the first or the last point of their block have
+        the derivative zero instead of one.
+    - `key`: a random key for stochastic rounding: each number becomes one of its two
+        neighbouring points, with the number itself as the mean. (Numbers beyond the
+        first or the last point become that point.) The scales are the same as without
+        a key. By default, rounds as the format does.
 
     **Returns:**
 
-    An array of the shape and dtype of `w`: without a key, the one that
-    `quantize(w, format, axis=axis).dequantize()` would be, bit for bit. A block with
-    numbers that are not finite becomes NaN.
+    An array of the shape and dtype of `w`. Without a key it equals
+    `quantize(w, format, axis=axis).dequantize()` bit for bit. Non-finite numbers make
+    their block NaN.
 
     **Raises:**
 
-    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it has no axes
-    or if the format takes only a few integers; with `clip` or a `key`, if the format is
+    A `TypeError` if `w` is not a floating-point array. A `ValueError` if it is a
+    scalar, or if the format does not round; with `clip` or a `key`, if the format is
     not a scale times a grid.
 
     ??? cite "Reference"
@@ -78,7 +81,7 @@ def straight_through(
     return _straight_through(w, key, format, checked_axis(w, axis), clip)
 
 
-# Compiled, as `quantize` is: or else the scales may differ by a rounding.
+# Compiled because `quantize` is: otherwise the scales might round differently.
 @ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _straight_through(w, key, format, axis, clip):
     sharding = jax.typeof(w).sharding
@@ -103,7 +106,7 @@ def _passed_through(w, key, format, axis, clip):
 
 
 def checked_axis(w: Array, axis: Axis | None) -> Axis:
-    """The axis to quantize along, counted from the end."""
+    """The axis to quantize along, counted from the end, for a floating-point array."""
     if not eqx.is_array(w) or not jnp.issubdtype(w.dtype, jnp.floating):
         got = f"dtype {w.dtype.name}" if eqx.is_array(w) else type(w).__name__
         raise TypeError(f"`w` should be a floating-point JAX array. Got {got}.")
@@ -113,7 +116,7 @@ def checked_axis(w: Array, axis: Axis | None) -> Axis:
 
 
 def back(rows: Array, w: Array, axis: Axis) -> Array:
-    """The inverse of `contracted_last`, to the shape of `w`."""
+    """The inverse of `contracted_last`, for an array of the shape of `w`."""
     _, *inner = [w.shape[i] for i in as_tuple(axis)]
     return contracted_back(rows, axis, tuple(inner))
 

@@ -24,10 +24,10 @@ def tree_fake_quantize(
     unsupported: Literal["skip", "error"] = "skip",
     strict: bool = True,
 ) -> PyTree:
-    """Quantization-aware training: the weights of a model are rounded wherever they are
-    used, and train all the same. What comes back is the same model, of the same
-    modules, for the same training loop. [`eqquant.train.tree_freeze`][] packs it when
-    that is done.
+    """Prepares a model for quantization-aware training: its weights are rounded in
+    every use, and gradients reach the master weights by the straight-through estimator.
+    The modules and the training loop stay the same. After the training,
+    [`eqquant.train.tree_freeze`][] packs the weights.
 
     !!! Example
 
@@ -41,28 +41,28 @@ def tree_fake_quantize(
     **Arguments:**
 
     - `model`, `filter_spec`, `format`, `axis`, `min_size`, `embeddings`, `unsupported`,
-        `strict`: as of [`eqquant.tree_quantize`][]. What that would quantize is what
-        this does; except that `unsupported` cannot be `"on_call"`.
-    - `activation`: a format that products round the other operand in, row by row:
-        dynamic activation quantization.
-    - `step_sizes`: whether the scales are learned with the weights, as by
-        [`eqquant.train.learned_step_size`][]. By default they are found anew from the
-        weights each time, as the format says. (Scales are smaller than weights: with an
-        optimizer whose steps do not depend on that, such as Adam, learn slowly.)
-    - `clip`: whether numbers beyond the first or the last point that their block can
-        represent have the derivative zero, not one. With `step_sizes` they always have.
+        `strict`: as in [`eqquant.tree_quantize`][], which selects the same leaves;
+        except that `unsupported` cannot be `"on_call"`.
+    - `activation`: a format in which products quantize their other operand, row by row
+        (dynamic activation quantization).
+    - `step_sizes`: whether the scales are learned along with the weights, as in
+        [`eqquant.train.learned_step_size`][]. By default the format computes them from
+        the weights each time. (Scales are smaller than weights. An optimizer whose
+        steps do not depend on that, such as Adam, needs a small learning rate for
+        them.)
+    - `clip`: whether numbers beyond the first or the last point of their block have
+        the derivative zero instead of one. With `step_sizes` they always do.
 
     **Returns:**
 
-    `model`, with a [`eqquant.train.FakeQuantized`][] in the place of each array that is
-    to be quantized. Those that are there already are left so, and so is what is
-    quantized.
+    `model`, with a [`eqquant.train.FakeQuantized`][] in place of each selected array.
+    Arrays that are quantized or fake-quantized already are unchanged.
 
     **Raises:**
 
-    As [`eqquant.tree_quantize`][], except that weights need not be finite; and a
-    `ValueError` if a format does not round, or cannot be clipped, or has no scales to
-    be learned.
+    The errors of [`eqquant.tree_quantize`][], except that weights need not be finite;
+    and a `ValueError` if a format does not round, cannot be clipped, or has no scales
+    to learn.
     """
     decisions = decide(
         model,
@@ -86,7 +86,7 @@ def tree_fake_quantize(
 
 
 def tree_freeze(model: PyTree) -> PyTree:
-    """Packs every weight that was trained to be quantized.
+    """Packs the weights of a model after quantization-aware training.
 
     !!! Example
 
@@ -97,12 +97,13 @@ def tree_freeze(model: PyTree) -> PyTree:
 
     **Arguments:**
 
-    - `model`: any PyTree, with [`eqquant.train.FakeQuantized`][] in it.
+    - `model`: any PyTree, as from [`eqquant.train.tree_fake_quantize`][].
 
     **Returns:**
 
-    `model`, with a [`eqquant.QuantizedArray`][] in the place of each, which stands for
-    the very numbers that the last step of training saw.
+    `model`, with a [`eqquant.QuantizedArray`][] in place of each
+    [`eqquant.train.FakeQuantized`][]. It decodes to the numbers that the forward pass
+    of the training used, bit for bit.
 
     **Raises:**
 

@@ -30,6 +30,31 @@ def test_forward_is_what_is_stored(format, shape, axis):
         assert np.array_equal(straight_through(w, format), expected)
 
 
+# A scale for each token or one for all of them; with a zero-point, unsigned codes.
+@pytest.mark.parametrize("axis", (-1, (-3, -2, -1)))
+@pytest.mark.parametrize("bits", (4, 8))
+@pytest.mark.parametrize("symmetric", (True, False))
+def test_activations(axis, bits, symmetric):
+    x = normal(3, 7, 40) * jnp.arange(1.0, 8.0)[None, :, None] + 2
+    if symmetric:
+        format = eqq.Int8() if bits == 8 else eqq.Int4(None)
+        low, first = -np.abs(x).max(axis, keepdims=True), 1 - 2 ** (bits - 1)
+        scale, zero = low / first, 0
+    else:
+        format = eqq.Int(bits, None, offset="zero_point")
+        low = np.minimum(np.min(x, axis, keepdims=True), 0)
+        high = np.maximum(np.max(x, axis, keepdims=True), 0)
+        scale, first = (high - low) / (2**bits - 1), 0
+        zero = np.round(-low / scale)
+    last = 2**bits - 1 if first == 0 else -first
+    codes = np.clip(np.round(np.asarray(x) / scale) + zero, first, last)
+    y, tangent = jax.jvp(lambda x: straight_through(x, format, axis=axis), (x,), (x,))
+    # A few numbers half-way between two integers round the other way.
+    near = np.isclose(y, (codes - zero) * scale, rtol=1e-5, atol=1e-5)
+    assert near.mean() > 0.998
+    assert np.array_equal(tangent, x)
+
+
 @main_formats
 @dtypes
 def test_derivative_is_that_of_the_identity(format, dtype):

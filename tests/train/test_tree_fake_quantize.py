@@ -239,5 +239,5 @@ def test_errors():
     )
     with pytest.raises(ValueError, match="`w` should be finite"):
         tree_freeze(model)
-    with pytest.raises(TypeError, match="use `q.dequantize"):
+    with pytest.raises(TypeError, match="`q.dequantize"):
         np.asarray(fake(model)[0])
