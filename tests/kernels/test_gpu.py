@@ -191,8 +191,8 @@ def test_older_jax():
         (513, 128, eqq.NF4(64), "is for at most 512 rows, got 513"),
         (0, 128, eqq.NF4(64), "is for operands that are not empty"),
         (1, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
-        (1, 128, eqq.NF4(16), "needs blocks of 32 to 256 by powers of two, or mult"),
-        (1, 192, eqq.Int4(96), "multiples, got 96"),
+        (1, 128, eqq.NF4(16), "needs blocks whose size is a power of two from 32"),
+        (1, 192, eqq.Int4(96), "multiple of 256, got 96"),
     ),
 )
 def test_refused(m, k, format, reason):
@@ -207,7 +207,7 @@ def test_refused_layouts():
     q = eqq.quantize(normal(128, 64), "nf4")
     name, reasons = refusals(normal(1, 128), q)
     assert name == "decoded"
-    assert "lies in rows" in reasons["bfloat16_wgmma"]
+    assert "contracted axis last" in reasons["bfloat16_wgmma"]
     assert hint in reasons["bfloat16_wgmma"]
     q = eqq.tree_prepack(eqq.quantize(normal(128, 64), eqq.Int8()), platform="gpu")
     assert refusals(normal(1, 128), q)[0] == "bfloat16_wgmma"

@@ -91,9 +91,9 @@ def test_version(folder, minor):
     running = library._interface()
     assert running is not None
     expected = (
-        f"or newer minor ones; that of jaxlib is {running[0]}.{running[1]}"
+        f"or a newer minor version; that of jaxlib is {running[0]}.{running[1]}"
         if minor == 99
-        else "which JAX does not take: "
+        else "which JAX does not accept: "
     )
     assert expected in (library.missing() or "")
 
@@ -111,7 +111,7 @@ def test_interface_that_is_not_known(folder, monkeypatch):
 
 def test_processor_without_the_instructions(folder):
     make_stub(folder, 3, level=0)
-    assert "for processors with AVX2" in (library.missing() or "")
+    assert "for CPUs with AVX2" in (library.missing() or "")
 
 
 def test_off(monkeypatch):
@@ -186,7 +186,7 @@ print(is_loaded, found[0] is None)
 
 # The newest of them that the tests run on, at least, is known.
 def test_interface_is_known():
-    assert (library._interface() or (9, 9)) <= library._known_to_take
+    assert (library._interface() or (9, 9)) <= library._tested_interface
 
 
 # JAX could not start if it refused what was registered before.
@@ -195,7 +195,7 @@ def test_not_registered_at_import_if_it_may_be_refused(
     folder, monkeypatch, newest, registered
 ):
     make_stub(folder, 3, level=3)
-    monkeypatch.setattr(library, "_known_to_take", newest)
+    monkeypatch.setattr(library, "_tested_interface", newest)
     asked = []
     monkeypatch.setattr(library, "_register", asked.append)
     library.register_at_import()

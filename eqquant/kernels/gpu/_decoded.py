@@ -17,17 +17,17 @@ from .._problem import Problem
 from .._table import register_kernel
 
 
-# Products of many rows, those across the blocks, and all for which there is no other
-# kernel. Counted on an H200, the decoded weight costs what 366 rows of a product in
-# bfloat16 do: written and read, it is four bytes for each number, while each row adds
-# two operations.
+# The kernel for many rows, for products across the blocks, and wherever no other kernel
+# applies. By the data sheet of an H200, decoding takes as long as 366 rows of a product
+# in bfloat16: the decoded weight is written and read, four bytes for each number, while
+# each row of the product takes two operations for each number.
 
 
 def decoded(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
-    """Decodes the weight once, as a whole, and leaves the product to XLA. In bfloat16,
-    or in float32 if `x` is."""
+    """Decodes the whole weight to memory, and leaves the product to XLA. The decoded
+    weight is in bfloat16, or in float32 if `x` is."""
     dtype = jnp.float32 if problem.dtype.itemsize == 4 else jnp.bfloat16
     if problem.activation is not None:
         x = round_trip(x, problem.activation)

@@ -4,7 +4,6 @@ import itertools as it
 from typing import Any
 
 import jax.numpy as jnp
-from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
 from ...formats import AbstractFormat, from_bits, Int4, Int8, NF4, round_trip, Ternary
@@ -19,8 +18,9 @@ from ._rows import by_eights, padded
 from ._words import per_byte
 
 
-# Counted on an H200: up to this many rows, decoding each piece of the weight where it
-# is used takes less time than writing the decoded weight to memory and reading it.
+# By the data sheet of an H200: up to this many rows, decoding each tile of the weight
+# where it is used takes less time than writing the decoded weight to memory and reading
+# it back.
 _most_rows = 512
 
 
@@ -30,42 +30,40 @@ def bfloat16_wgmma(
     problem: Problem,
     interpret: Any = None,
 ) -> Float[Array, "m n"]:
-    """Decodes to bfloat16 in registers, and adds in float32."""
+    """Decodes codes to bfloat16 in registers, which `wgmma` reads as its operand, and
+    accumulates in float32."""
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
         problem = dataclasses.replace(problem, activation=None)
-
-    @sequential_vmap
-    def one(x, stored):
-        most = ft.partial(_product, interpret=interpret)
-        return by_eights(most, decoded, x, stored, problem)
-
-    return one(x, stored)
+    most = ft.partial(_product, interpret=interpret)
+    return by_eights(most, decoded, x, stored, problem)
 
 
 def _product(x, stored, problem, interpret):
     format, codes, dtype = problem.format, stored["codes"], problem.dtype
     n, j = codes.shape
     p, block = per_byte(format), format.block_size
-    of_blocks = [stored[name] for name in ("scale", "zero_point") if name in stored]
-    if block is None and len(of_blocks) == 2:
+    scaling = [stored[name] for name in ("scale", "zero_point") if name in stored]
+    if block is None and len(scaling) == 2:
+        # A zero-point has to be subtracted before the product: treat the row as one
+        # long block.
         block = -(-j * p // 256) * 256
-    sizes = [] if block is None else [a.dtype.itemsize for a in of_blocks]
+    sizes = [] if block is None else [a.dtype.itemsize for a in scaling]
     pieces = plan(x.shape[0], n, j, p, dtype.itemsize, block, sizes)
-    # What is missing from the last byte, and from the last call of `wgmma`.
+    # Zeros in `x` meet the unused codes of the last byte, and of the last `wgmma`.
     size = -(-j * p // unit_of(block)) * unit_of(block)
     more = padded(x.shape[0]) - x.shape[0]
     x = jnp.pad(x.astype(jnp.bfloat16), ((0, more), (0, size - x.shape[1])))
     if block is None:
         scale = from_bits(stored["scale"], format.scale_dtype)[:, 0]
         scale = jnp.broadcast_to(infinite_as_nan(scale), (n,))
-        of_blocks = [jnp.pad(scale, (0, -n % pieces.channels))]
+        scaling = [jnp.pad(scale, (0, -n % pieces.channels))]
     else:
-        of_blocks = [_aligned(a) for a in of_blocks]
+        scaling = [_aligned(a) for a in scaling]
     y = product(
         x,
         codes,
-        *of_blocks,
+        *scaling,
         format=format,
         block=block,
         plan=pieces,
@@ -77,12 +75,12 @@ def _product(x, stored, problem, interpret):
 
 
 def _aligned(a):
-    # The unit that fetches memory needs rows of multiples of 16 bytes.
+    # TMA, the unit that copies tiles, needs rows of a multiple of 16 bytes.
     return jnp.pad(a, ((0, 0), (0, -a.shape[1] % (16 // a.dtype.itemsize))))
 
 
 def refuse(problem: Problem) -> str | None:
-    """The reasons that all kernels for Hopper have."""
+    """Why no kernel for Hopper applies to a problem, or `None`."""
     if (reason := hopper()) is not None:
         return reason
     if problem.k == 0 or problem.rows == 0:
@@ -91,13 +89,13 @@ def refuse(problem: Problem) -> str | None:
         return f"is for weights of 8 rows or more, got {problem.n}"
     if problem.row_axis != -2:
         return (
-            "needs a weight that lies in rows, as "
-            '`eqq.tree_prepack(model, platform="gpu")` lays it'
+            "needs the contracted axis last in memory, where "
+            '`eqq.tree_prepack(model, platform="gpu")` puts it'
         )
     if problem.dtype.itemsize > 4:
         return f"computes in float32 at most, got {problem.dtype.name}"
     if problem.rows is None:
-        return "is for a number of rows that is known when compiling"
+        return "needs to know the number of rows when compiling"
     return None
 
 
@@ -113,8 +111,8 @@ def _supports(problem: Problem) -> str | None:
     rows = problem.rows
     if rows is not None and rows > _most_rows:
         return (
-            f"is for at most {_most_rows} rows, got {rows}: for more, to "
-            "decode the weight once takes less time"
+            f"is for at most {_most_rows} rows, got {rows}: for more, "
+            "decoding the weight once takes less time"
         )
     p = per_byte(format)
     size = (problem.k + problem.tail) // p
@@ -123,7 +121,10 @@ def _supports(problem: Problem) -> str | None:
     block, least = format.block_size, 16 * p
     if block is None or block % 256 == 0 or (256 % block == 0 and block >= least):
         return None
-    return f"needs blocks of {least} to 256 by powers of two, or multiples, got {block}"
+    return (
+        f"needs blocks whose size is a power of two from {least} to 256, or a multiple "
+        f"of 256, got {block}"
+    )
 
 
 _types = (NF4, Int4, Int8, Ternary)
@@ -135,6 +136,7 @@ for _type, _activation in it.product(_types, (None, AbstractFormat)):
         activation=_activation,
         priority=1,
         supports=_supports,
-        # Of the inputs, and of points that are no integers.
+        # Inputs are rounded to bfloat16; so are the points of NF4. Small integers are
+        # exact.
         error=8e-3 if _type is NF4 else 5e-3,
     )(bfloat16_wgmma)

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Float32, Int8 as Int8Array
 
 from ...formats import from_bits, Int8
@@ -13,19 +12,19 @@ from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
 from ._float import refuse
-from ._pallas import mosaic_gpu, store
+from ._pallas import launch, mosaic_gpu, pipeline, store
 from ._plan import aligned, group, Plan, splits_of, stages_of
 from ._rows import by_eights, padded, swizzle_of
 
 
-# Products of 8-bit integers, with a scale for each row of both operands.
+# Products of 8-bit integers, with one scale for each row of `x` and of the weight.
 
-# Columns of the product, in a piece; and bytes of each row, in a step.
+# The columns of a tile of the product, and the bytes of each row in a pipeline step.
 _columns = 128
 _bytes = 128
 
-# Up to this many rows the weight is read about once; for more, XLA has products that
-# share what they read between multiprocessors.
+# Up to this many rows, the weight is read from memory about once. For more, XLA has
+# products in which multiprocessors share what they read.
 _most_rows = 256
 
 
@@ -35,14 +34,10 @@ def int8_wgmma(
     problem: Problem,
     interpret: Any = None,
 ) -> Float[Array, "m n"]:
-    """Rounds `x` to 8 bits, and multiplies integers."""
-
-    @sequential_vmap
-    def one(x, stored):
-        most = ft.partial(_most, interpret=interpret)
-        return by_eights(most, int8_dot, x, stored, problem)
-
-    return one(x, stored)
+    """Quantizes `x` to 8 bits, multiplies 8-bit integers by `wgmma`, and applies the
+    scales of both to the sums."""
+    most = ft.partial(_most, interpret=interpret)
+    return by_eights(most, int8_dot, x, stored, problem)
 
 
 def _most(x, stored, problem, interpret):
@@ -94,24 +89,31 @@ def _product(
 ) -> Float[Array, "s m n"]:
     pl, plgpu = mosaic_gpu()
     m, n = x.shape[0], w.shape[0]
+    # `wgmma` reads both operands from shared memory, in tiles of 8 rows whose bytes TMA
+    # has swizzled so that the banks do not conflict.
     size = swizzle_of(x.shape[1], _bytes)
     swizzled = (plgpu.TilingTransform((8, size)), plgpu.SwizzleTransform(size))
 
     def kernel(x_gmem, w_gmem, scale_x, scale_w, y_gmem, y_smem):
         axis = lax.axis_index
+        # A program computes `plan.channels` rows and `_columns` columns of `y`, for one
+        # part "k" of the contracted axis. Each warpgroup takes `group` of the rows.
         wg, first = axis("wg"), axis("k") * plan.steps
         at = axis("m") * plan.channels + wg * group
         mine, columns = pl.ds(at, group), pl.ds(axis("n") * _columns, _columns)
 
         def body(index, x_smem, w_smem, sums):
             plgpu.wgmma(sums, x_smem.at[pl.ds(wg * group, group)], w_smem.T)
+            # The step's shared memory is overwritten once the body returns.
             plgpu.wgmma_wait(0)
             return sums
 
         def factor(scales, part, axis):
+            # Loads one scale per row (`axis` 0) or column (1), in the registers of the
+            # threads whose sums have that row or column.
             layout = plgpu.Layout.WGMMA.reduce(1 - axis)
-            found = plgpu.load(scales.at[part], layout=layout, optimized=False)
-            return lax.broadcast_in_dim(found, (group, _columns), [axis])
+            loaded = plgpu.load(scales.at[part], layout=layout, optimized=False)
+            return lax.broadcast_in_dim(loaded, (group, _columns), [axis])
 
         def compute(run):
             def scope(sums):
@@ -125,40 +127,20 @@ def _product(
 
             pl.run_scoped(scope, plgpu.ACC((group, _columns), jnp.int32))
 
-        plgpu.emit_pipeline_warp_specialized(
-            body,
-            grid=(plan.steps,),
-            memory_registers=40,
-            wg_axis="wg",
-            num_compute_wgs=plan.groups,
-            max_concurrent_steps=plan.stages,
-            compute_context=compute,
-            in_specs=[
-                plgpu.BlockSpec(
-                    (plan.channels, _bytes),
-                    lambda k: (axis("m"), first + k),
-                    transforms=swizzled,
-                ),
-                plgpu.BlockSpec(
-                    (_columns, _bytes),
-                    lambda k: (axis("n"), first + k),
-                    transforms=swizzled,
-                ),
-            ],
-        )(x_gmem, w_gmem)
+        def tile(name, rows):
+            index = lambda k: (axis(name), first + k)
+            return plgpu.BlockSpec((rows, _bytes), index, transforms=swizzled)
 
-    y = plgpu.kernel(
+        specs = [tile("m", plan.channels), tile("n", _columns)]
+        pipeline(body, compute, plan, specs)(x_gmem, w_gmem)
+
+    y = launch(
         kernel,
-        out_type=jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
-        grid=(plan.splits, -(-n // _columns), -(-m // plan.channels)),
-        grid_names=("k", "n", "m"),
-        num_threads=plan.groups + 1,
-        thread_name="wg",
-        scratch_types=[plgpu.SMEM((plan.groups, group, _columns), dtype)],
-        interpret=interpret,
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        plan,
+        jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
+        (-(-n // _columns), -(-m // plan.channels)),
+        [plgpu.SMEM((plan.groups, group, _columns), dtype)],
+        interpret,
     )(x, w, scale_of_x, scale_of_w)
     return y[:, :, :n]
 
@@ -166,7 +148,7 @@ def _product(
 def int8_dot(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
-    """Rounds `x` to 8 bits, and leaves the product of integers to XLA."""
+    """Quantizes `x` to 8 bits, and leaves the product of 8-bit integers to XLA."""
     codes, scale = _rounded(x, problem.activation)
     axis = 1 if problem.row_axis == -2 else 0
     y = lax.dot_general(

@@ -1,20 +1,74 @@
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from ._plan import Plan
+
 
 def mosaic_gpu() -> tuple[Any, Any]:
-    """Pallas, and its part for GPUs. They change too often to be typed, and take most
-    of a second to import."""
+    """Imports Pallas and its GPU backend, which takes most of a second. (They are `Any`
+    since their interfaces change between versions of JAX.)"""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return pl, plgpu
 
 
+def pipeline(
+    body: Callable[..., Any],
+    compute: Callable[..., None],
+    plan: Plan,
+    specs: Sequence[Any],
+) -> Callable[..., None]:
+    """The warp-specialized pipeline of a kernel. One warpgroup copies the tiles of the
+    next steps from global to shared memory, while `plan.groups` others run `body` on
+    those that have arrived. `compute` sets up their accumulators."""
+    _, plgpu = mosaic_gpu()
+    return plgpu.emit_pipeline_warp_specialized(
+        body,
+        grid=(plan.steps,),
+        # Copying needs few registers: leave the others to the compute warpgroups.
+        memory_registers=40,
+        wg_axis="wg",
+        num_compute_wgs=plan.groups,
+        max_concurrent_steps=plan.stages,
+        compute_context=compute,
+        in_specs=specs,
+    )
+
+
+def launch(
+    kernel: Callable[..., None],
+    plan: Plan,
+    out: jax.ShapeDtypeStruct,
+    tiles: tuple[int, int],
+    scratch: Sequence[Any],
+    interpret: Any,
+) -> Callable[..., Any]:
+    """Runs a kernel for each part `k` of the contracted axis and each of the `n` by `m`
+    tiles of the product."""
+    _, plgpu = mosaic_gpu()
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        grid=(plan.splits, *tiles),
+        grid_names=("k", "n", "m"),
+        num_threads=plan.groups + 1,
+        thread_name="wg",
+        scratch_types=scratch,
+        interpret=interpret,
+        # Layouts of registers are explicit, which warpgroup semantics would infer.
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+    )
+
+
 def store(ref: Any, y: Any) -> None:
-    """Writes to memory, in whatever order the numbers lie."""
+    """Writes registers to memory, also in layouts for which Mosaic has no optimized
+    store."""
     _, plgpu = mosaic_gpu()
     if jax.__version_info__ >= (0, 12):
         plgpu.store(ref, y, optimized=False)
@@ -23,22 +77,22 @@ def store(ref: Any, y: Any) -> None:
 
 
 def hopper() -> str | None:
-    """`None` if kernels for Hopper can be compiled, or a sentence that says why not.
+    """Why kernels for Hopper cannot be compiled, or `None`.
 
-    The device is that of the mesh in whose context a program is traced, if it names
-    one, or else the first GPU of this process. A program that is made where there is
-    none, to be run elsewhere, is taken to be for Hopper.
+    The device is the one that the abstract mesh in context names, or else the first GPU
+    of this process. A process without a GPU exports programs for others: it assumes
+    Hopper.
     """
     if jax.__version_info__ < (0, 11, 2):
         return f"needs JAX 0.11.2 or newer, got {jax.__version__}"
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is not None and device.platform == "gpu":
-        kind, right = device.device_kind, re.search(r"H\d{2,3}\b", device.device_kind)
+        kind, fits = device.device_kind, re.search(r"H\d{2,3}\b", device.device_kind)
     elif jax.default_backend() == "gpu":
         gpu = jax.devices()[0]
-        kind, right = gpu.device_kind, gpu.compute_capability == "9.0"
+        kind, fits = gpu.device_kind, gpu.compute_capability == "9.0"
     else:
         return None
-    if not right:
+    if not fits:
         return f"needs a GPU of compute capability 9.0, such as an H100, got {kind}"
     return None

@@ -4,25 +4,27 @@ from collections.abc import Sequence
 import numpy as np
 
 
-# Of an H200, which an H100 is much like.
+# Of an H100 or H200: the number of multiprocessors, and the bytes of shared memory that
+# a kernel may use on each.
 _processors = 132
 _shared_memory = 220 * 1024
 
-# How many rows of the weight a warpgroup computes with: what `wgmma` takes.
+# The number of rows of the operand that `wgmma` takes from one warpgroup.
 group = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a product is cut into pieces.
+    """The sizes of the tiles and of the pipeline of a product.
 
-    - `rows`: of `x`, in a piece.
-    - `groups`: how many warpgroups compute a piece, each with `group` rows of the
-      weight.
-    - `bytes`: of each row of the weight, in a step of the pipeline.
-    - `steps`: of the pipeline.
-    - `stages`: how many steps are in memory at once.
-    - `splits`: into how many parts the contracted axis is cut, each of `steps` steps.
+    - `rows`: the rows of `x` in a tile.
+    - `groups`: the number of warpgroups that compute a tile, each with `group` rows of
+      the weight.
+    - `bytes`: the bytes of each row of the weight in one step of the pipeline.
+    - `steps`: the number of steps of the pipeline.
+    - `stages`: the number of steps whose tiles are in shared memory at once.
+    - `splits`: the number of parts of the contracted axis, of `steps` steps each. They
+      are computed in parallel, and added afterwards.
     """
 
     rows: int
@@ -34,7 +36,7 @@ class Plan:
 
     @property
     def channels(self) -> int:
-        """Rows of the weight, in a piece."""
+        """The rows of the weight in a tile."""
         return self.groups * group
 
 
@@ -45,47 +47,54 @@ def plan(
     p: int,
     itemsize: int,
     block: int | None,
-    of_blocks: Sequence[int],
+    scaling: Sequence[int],
 ) -> Plan:
-    """**Arguments:**
+    """Chooses a plan.
 
-    - `m`: rows of `x`.
-    - `n`, `j`: rows of the weight, and bytes of each.
-    - `p`: codes of a byte.
-    - `itemsize`: bytes of each number of the product.
-    - `block`: codes that have a scale, `None` if that is not looked up at each step.
-    - `of_blocks`: bytes of each array that is.
+    **Arguments:**
+
+    - `m`: the number of rows of `x`.
+    - `n`, `j`: the number of rows of the weight, and of bytes in each.
+    - `p`: the number of codes per byte.
+    - `itemsize`: the bytes of each number of the product.
+    - `block`: the number of codes that share a scale; `None` if scales are applied to
+        the sums instead of within the steps.
+    - `scaling`: the itemsizes of the arrays of scales and zero-points that the steps
+        load.
     """
     rows = next((r for r in (8, 16, 32, 64) if m <= r), 128)
-    # Few rows are bound by how much of the weight is on its way, and by how many
-    # warps decode it; the sums of many leave no registers for that.
+    # With few rows, what limits the speed is how many bytes of the weight are in flight
+    # and how many warps decode them. With many, the accumulators take the registers
+    # that further warpgroups would need.
     groups = 4 if rows <= 16 else 2
+    # The codes of a row in a step: as many as fit, and few blocks of them.
     most = min(256, 2**14 // rows)
     if block is not None:
-        most = min(most, block * min(4 // len(of_blocks), 256 // rows))
+        most = min(most, block * min(4 // len(scaling), 256 // rows))
     size = next(size for size in (128, 64, 32, 16) if p * size <= most)
     all_steps = -(-j // size)
     tiles = -(-n // (group * groups)) * -(-m // rows)
     steps = -(-all_steps // splits_of(tiles, all_steps, 8 * rows / size))
     splits = -(-all_steps // steps)
-    scales = sum(loaded(p * size, block, nbytes) * nbytes for nbytes in of_blocks)
+    scales = sum(loaded(p * size, block, nbytes) * nbytes for nbytes in scaling)
     stage = group * groups * (size + scales) + 2 * rows * p * size
     sums = group * groups * rows * (itemsize if splits == 1 else 4)
     return Plan(rows, groups, size, steps, stages_of(steps, stage, sums), splits)
 
 
 def loaded(step: int, block: int | None, nbytes: int) -> int:
-    """How many blocks come with each step of so many codes, if each has `nbytes`: those
-    of the step, and 16 bytes at least."""
+    """The number of scales of `nbytes` bytes that are copied with a step of `step`
+    codes: those of its blocks, and at least the 16 bytes that TMA copies."""
     return max(1 if block is None else step // block, 16 // nbytes)
 
 
 def splits_of(tiles: int, steps: int, sums: float) -> int:
-    """Into how many parts to cut the contracted axis of a product, of which there are
-    `tiles` pieces of `steps` steps each.
+    """The number of parts into which to split the contracted axis of a product that has
+    `tiles` tiles of `steps` steps each.
 
-    Counted is what the busiest multiprocessor moves, in steps: its parts of the weight;
-    two more until the first has come; and `sums`, of each part, written and read.
+    This minimizes the memory traffic of the busiest multiprocessor, in units of a step:
+    its parts of the weight, two steps of latency for each part, and, if there are
+    several parts, `sums` for writing and reading the partial sums of each.
     """
     splits = np.arange(1, min(8, steps) + 1)
     waves = -(-tiles * splits // _processors)
@@ -94,11 +103,12 @@ def splits_of(tiles: int, steps: int, sums: float) -> int:
 
 
 def stages_of(steps: int, stage: int, sums: int) -> int:
-    """How many steps of `stage` bytes fit in memory, next to `sums` bytes."""
+    """The number of steps of `stage` bytes that fit in shared memory next to `sums`
+    bytes of output."""
     return max(1, min(8, steps, (_shared_memory - sums) // stage))
 
 
 def aligned(n: int) -> int:
-    """How long to make a row of `n` numbers, so that it takes a multiple of 16 bytes:
-    the unit that fetches and stores memory needs that."""
+    """The length of a row of `n` numbers, padded to a multiple of 16 bytes as TMA needs
+    it."""
     return -(-n // 8) * 8

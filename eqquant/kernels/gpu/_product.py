@@ -7,18 +7,18 @@ from jaxtyping import Array, BFloat16, Float, Integer, Shaped
 
 from ...formats import AbstractScaled
 from .._finite import infinite_as_nan
-from ._pallas import mosaic_gpu, store
+from ._pallas import launch, mosaic_gpu, pipeline, store
 from ._plan import aligned, group, loaded, Plan
 from ._rows import swizzle_of
 from ._words import in_order_of_words, in_registers, interpreted, per_byte
 
 
-# How many registers of each thread may hold sums that wait for their scales.
+# The number of registers per thread for sums that wait for their scales.
 _waiting = 16
 
 
 def unit_of(block: int | None) -> int:
-    """How many codes a call of `wgmma` takes, all of one block."""
+    """The number of codes per row in a call of `wgmma`, all of the same block."""
     return 64 if block is None or block % 64 == 0 else 32
 
 
@@ -34,28 +34,27 @@ def product(
     dtype: Any,
     interpret: Any,
 ) -> Float[Array, "s m n"]:
-    """`x @ w.T` for a weight that lies in rows: for each part of the contracted axis,
-    the sum, rounded to `dtype` in the end.
+    """`x @ w.T` for a weight with the contracted axis last: the partial sum of each
+    part of the contracted axis, rounded to `dtype`.
 
-    `scale` and `zero_point` are of each `block` codes, as stored. Or if that is `None`,
-    `scale` is of each row, as floats, and some more for what the last piece has less.
+    `scale` and `zero_point` have an entry for each `block` codes, as stored. If `block`
+    is `None`, `scale` has a float for each row, padded to whole tiles.
 
-    A piece of the product is transposed, so that the weight is the operand that `wgmma`
-    takes from registers. One warpgroup brings what the others compute with.
+    `wgmma` can read only its left operand from registers. So each tile computes
+    `w @ x.T`, with the decoded weight on the left, and stores the transpose.
     """
     pl, plgpu = mosaic_gpu()
     m, n = x.shape[0], codes.shape[0]
     p, unit = per_byte(format), unit_of(block)
     step = plan.bytes * p
-    of_blocks = (
-        [] if block is None else [a for a in (scale, zero_point) if a is not None]
-    )
-    # Blocks in a step, or 1 if a block is longer; and in what comes with it.
+    scaling = [] if block is None else [a for a in (scale, zero_point) if a is not None]
+    # A step has this many blocks (1 if a block is longer than a step), and copies this
+    # many scales and zero-points. Each block takes `number` calls of `wgmma`.
     blocks = 1 if block is None else max(1, step // block)
-    sizes = [loaded(step, block, a.dtype.itemsize) for a in of_blocks]
+    sizes = [loaded(step, block, a.dtype.itemsize) for a in scaling]
     number = step // unit // blocks
 
-    operands = [codes, *(of_blocks if of_blocks else [scale])]
+    operands = [codes, *(scaling if scaling else [scale])]
     number_of_refs = len(operands) + 2
     row = plgpu.Layout.WGMMA.reduce(1)
     # As `wgmma` leaves sums, but one at a time instead of in pairs: to be transposed.
@@ -75,10 +74,13 @@ def product(
         *weight_gmem, y_gmem, y_smem = refs[:number_of_refs]
         staged = refs[number_of_refs:]
         axis = lax.axis_index
+        # A program computes `plan.channels` columns and `plan.rows` rows of `y`, for
+        # one part "k" of the contracted axis. Each warpgroup takes `group` columns.
         wg, first = axis("wg"), axis("k") * plan.steps
         mine = pl.ds(wg * group, group)
 
         def decode(codes_smem):
+            # In this layout, a thread loads words of 4 bytes: see `_words.py`.
             layout = plgpu.Layout.WGMMA_UPCAST_2X
             codes = plgpu.load(codes_smem.at[mine], layout=layout)
             return (interpreted if interpret else in_registers)(codes, format, unit)
@@ -87,7 +89,8 @@ def product(
             for i, part in enumerate(parts):
                 columns = x_smem.at[:, pl.ds((start + i) * unit, unit)]
                 if interpret:
-                    # Which has no operands in registers.
+                    # The interpreter has no operands in registers: stage them in
+                    # shared memory.
                     staged[0].at[wg][...] = part
                     plgpu.commit_smem()
                     plgpu.wgmma(sums, staged[0].at[wg], columns.T)
@@ -111,12 +114,16 @@ def product(
                 )
 
             if zero_point is not None:
+                # Affine codes are decoded with 128 added (see `_unsigned`). Codes and
+                # zero-points are small integers, so that their difference is exact.
                 for b in range(blocks):
                     zero = of_block(1, b).astype(jnp.float32) + 128
                     zero = zero.astype(jnp.bfloat16)
                     zero = lax.broadcast_in_dim(zero, (group, unit), [0])
                     for i in range(b * number, (b + 1) * number):
                         parts[i] = parts[i] - zero
+            # Several blocks, each with accumulators of its own, are in flight at once;
+            # then each block's sums are scaled and added to `y`.
             together = max(1, min(blocks, 2 * _waiting // plan.rows))
             for start in range(0, blocks, together):
                 some = range(start, start + together)
@@ -143,6 +150,7 @@ def product(
             return y * lax.broadcast_in_dim(factor, y.shape, [0])
 
         def put(y):
+            # Transposes while it stores to shared memory, which TMA copies from.
             y = plgpu.layout_cast(y.astype(dtype), single)
             store(y_smem.at[wg].T, y)
             plgpu.commit_smem()
@@ -164,44 +172,33 @@ def product(
 
             return plgpu.BlockSpec((plan.channels, number), index)
 
-        plgpu.emit_pipeline_warp_specialized(
-            body_of_channels if block is None else body_of_blocks,
-            grid=(plan.steps,),
-            memory_registers=40,
-            wg_axis="wg",
-            num_compute_wgs=plan.groups,
-            max_concurrent_steps=plan.stages,
-            compute_context=compute,
-            in_specs=[
-                plgpu.BlockSpec(
-                    (plan.rows, step),
-                    lambda k: (axis("m"), first + k),
-                    transforms=swizzled(2 * unit, 2),
-                ),
-                plgpu.BlockSpec(
-                    (plan.channels, plan.bytes),
-                    lambda k: (axis("n"), first + k),
-                    transforms=swizzled(swizzle_of(codes.shape[1], plan.bytes), 1),
-                ),
-                *map(blocks_spec, sizes),
-            ],
-        )(x_gmem, *weight_gmem[: 1 + len(of_blocks)])
+        specs = [
+            plgpu.BlockSpec(
+                (plan.rows, step),
+                lambda k: (axis("m"), first + k),
+                transforms=swizzled(2 * unit, 2),
+            ),
+            plgpu.BlockSpec(
+                (plan.channels, plan.bytes),
+                lambda k: (axis("n"), first + k),
+                transforms=swizzled(swizzle_of(codes.shape[1], plan.bytes), 1),
+            ),
+            *map(blocks_spec, sizes),
+        ]
+        body = body_of_channels if block is None else body_of_blocks
+        run = pipeline(body, compute, plan, specs)
+        run(x_gmem, *weight_gmem[: 1 + len(scaling)])
 
     scratch = [plgpu.SMEM((plan.groups, plan.rows, group), dtype)]
     if interpret:
         shape, transforms = (plan.groups, group, unit), swizzled(2 * unit, 2)
         scratch.append(plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms))
-    y = plgpu.kernel(
+    y = launch(
         kernel,
-        out_type=jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
-        grid=(plan.splits, -(-n // plan.channels), -(-m // plan.rows)),
-        grid_names=("k", "n", "m"),
-        num_threads=plan.groups + 1,
-        thread_name="wg",
-        scratch_types=scratch,
-        interpret=interpret,
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        plan,
+        jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
+        (-(-n // plan.channels), -(-m // plan.rows)),
+        scratch,
+        interpret,
     )(in_order_of_words(x, p, unit), *operands)
     return y[:, :, :n]

@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
 from ...formats import Stored
@@ -16,26 +17,31 @@ def by_eights(
     stored: Stored,
     problem: Problem,
 ) -> Float[Array, "m n"]:
-    """The product with as many rows of the weight as are a multiple of eight, which is
-    how memory is fetched, by `most`; and with the up to seven others by `rest`. XLA
-    copies none of the former."""
+    """A product of which `most` computes the rows of the weight up to a multiple of
+    eight, the tiles in which TMA copies, and `rest` the up to seven others. (Padding
+    the weight instead would copy it.) Stacks run one product after another."""
     n = problem.n - problem.n % 8
 
-    def part(fn, rows, number):
+    def part(fn, x, stored, rows, number):
         some = jtu.tree_map(lambda a: a if a.shape[0] == 1 else a[rows], stored)
         return fn(x, some, dataclasses.replace(problem, n=number))
 
-    if n == problem.n:
-        return most(x, stored, problem)
-    y = part(most, slice(n), n)
-    return jnp.concatenate([y, part(rest, slice(n, None), problem.n - n)], axis=1)
+    @sequential_vmap
+    def one(x, stored):
+        if n == problem.n:
+            return most(x, stored, problem)
+        first = part(most, x, stored, slice(n), n)
+        others = part(rest, x, stored, slice(n, None), problem.n - n)
+        return jnp.concatenate([first, others], axis=1)
+
+    return one(x, stored)
 
 
 def swizzle_of(nbytes: int, most: int) -> int:
-    """How many bytes of a row lie together: the most that divide a row of `nbytes`."""
+    """The width in bytes of a swizzled tile: the largest that divides `nbytes`."""
     return next(size for size in (128, 64, 32) if size <= most and nbytes % size == 0)
 
 
 def padded(m: int) -> int:
-    """A number of rows of `x` that can be fetched."""
+    """`m`, rounded up to a number of rows of `x` that TMA can copy."""
     return m if m < 8 else -(-m // 8) * 8

@@ -10,30 +10,32 @@ from ...formats import AbstractFormat, digits, Int4, Int8, NF4, Ternary
 from ._pallas import mosaic_gpu
 
 
-# How the bytes of a weight become the operand of `wgmma`, in registers.
+# Decoding of the bytes of a weight to an operand of `wgmma`, in registers.
 #
-# A thread loads words of four bytes. The codes of a word come out in pairs, two numbers
-# of bfloat16 to a register: the first codes of bytes 0 and 2, of bytes 1 and 3, the
-# second codes of bytes 0 and 2, and so on. `wgmma` takes these registers for columns
-# other than those that the codes stand in; which is as well, as long as the columns of
-# the other operand are in the same order. So no codes change threads.
+# A thread loads words of four bytes, and decodes the codes of a word to pairs of
+# bfloat16, two to a register: the first codes of bytes 0 and 2, then of bytes 1 and 3,
+# then the second codes of bytes 0 and 2, and so on. The layout of `wgmma` assigns these
+# registers to other columns than those of the codes. That permutes the contracted axis,
+# which changes nothing if the columns of `x` are permuted alike (`in_order_of_words`).
+# So no code has to move to another thread.
 
 
 def per_byte(format: AbstractFormat) -> int:
-    """How many codes a byte has, in whole bits."""
+    """The number of codes in a byte, each of a whole number of bits."""
     return int(8 // format.bits)
 
 
 def offset(format: AbstractFormat) -> int | None:
-    """The code of zero. `None` if codes are no integers, or each block has its own."""
+    """The code that stands for zero. `None` if the points are not integers, or if each
+    block has a zero-point of its own."""
     if isinstance(format, Int4) and format.symmetric:
         return 8
     return 1 if isinstance(format, Ternary) else None
 
 
 def ptx(format: AbstractFormat) -> str:
-    """Instructions that make pairs of numbers, `$0`, `$1` and so on, of a word, which
-    is the operand after them. Scales, and the zero-points of blocks, are left out."""
+    """PTX that decodes a word, the last operand, to pairs of bfloat16, the operands
+    `$0`, `$1` and so on. It applies neither scales nor the zero-points of blocks."""
     p = per_byte(format)
     if isinstance(format, NF4):
         lines = _lookups(f"${2 * p}")
@@ -44,12 +46,14 @@ def ptx(format: AbstractFormat) -> str:
     return "{\n" + "\n".join(f"{line};" for line in lines) + "\n}"
 
 
-# The bits of 128 in bfloat16. With a number below 128 in the low bits, those of the sum
-# of both.
+# Two times 128 in bfloat16, whose 7 mantissa bits are zero and count ones: `or` with an
+# integer below 128 adds that integer.
 _128 = 0x43004300
 
 
 def _unsigned(word, p, zero):
+    # Shift a code to the low bits of each half, mask it, and `or` it into 128. Then
+    # subtract 128 and the code of zero; with zero-points, the caller does.
     bits = 8 // p
     mask = (1 << bits) - 1
     lines = [".reg .b32 w"]
@@ -69,12 +73,14 @@ def _unsigned(word, p, zero):
 
 
 def _and_or(out, word, mask, others):
+    # 0xea is the truth table of `(a & b) | c`.
     return f"lop3.b32 {out}, {word}, 0x{mask:08x}, 0x{others:08x}, 0xea"
 
 
 def _signed_bytes(word):
-    # The low seven bits, less 128 if the sign is set. Both with 128 added, so that the
-    # second is 256, whose bits are those of 128 with the sign's in its place.
+    # A signed byte is its low seven bits, minus 128 if the sign bit is set. Both terms
+    # are made with 128 added: the first as in `_unsigned`; the second is 128, or 256
+    # if the sign is set, since that bit is the lowest of bfloat16's exponent.
     lines = [".reg .b32 w, low, sign"]
     for odd in range(2):
         lines += [
@@ -87,9 +93,10 @@ def _signed_bytes(word):
 
 
 def _lookups(word):
-    # A byte permutation is a table of eight bytes, looked up by the low three bits of
-    # four codes. Two tables for each byte of the numbers, and the fourth bits of the
-    # codes to choose between them.
+    # `prmt` looks up four codes of three bits in a table of eight bytes. So the 16
+    # points take two tables for their low bytes and two for their high bytes. The
+    # fourth bit of each code chooses between the two (`half`), and a last `prmt`
+    # interleaves low and high bytes to bfloat16.
     numbers = NF4.codebook.astype(jnp.bfloat16).view(np.uint16)
     lines = [
         ".reg .b32 w, index, half, few, many, low, high",
@@ -116,25 +123,26 @@ def _lookups(word):
 
 
 def in_order_of_words(x: Float[Array, "m k"], p: int, unit: int) -> Float[Array, "m k"]:
-    """Each `unit` columns in the order in which the codes of a weight, `p` to a byte,
-    come out."""
+    """Permutes each `unit` columns of `x` to the order in which `in_registers` decodes
+    the codes of a weight, `p` to a byte."""
     m, k = x.shape
-    # The bits of a byte's place among 16: two of its thread, two of its place there.
+    # The index of a byte among 16 is two bits of its thread, then two of its place in
+    # the word of that thread.
     x = x.reshape(m, k // unit, unit // (16 * p), 2, 2, 2, 2, p)
     return x.transpose(0, 1, 7, 2, 6, 4, 3, 5).reshape(m, k)
 
 
 def columns(word: int, p: int, unit: int) -> list[int]:
-    """Where the pairs of a thread's word go: which eights of columns, in the operand of
-    `wgmma` that it is the `word`th of."""
+    """The groups of eight columns, in an operand of `wgmma`, to which the pairs of the
+    thread's `word`th word belong."""
     return [(i // 2) * (unit // p // 8) + 2 * word + i % 2 for i in range(2 * p)]
 
 
 def in_registers(
     codes: Array, format: AbstractFormat, unit: int
 ) -> list[BFloat16[Array, "n u"]]:
-    """The numbers of each `unit` codes, as operands of `wgmma`. `codes` are the bytes
-    of a tile, loaded in the layout `WGMMA_UPCAST_2X`."""
+    """Decodes the bytes of a tile, loaded in the layout `WGMMA_UPCAST_2X`, to operands
+    of `wgmma` of `unit` columns each."""
     from jax.experimental.mosaic import gpu as mgpu
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import llvm
@@ -155,11 +163,11 @@ def in_registers(
         pair = ir.VectorType.get((2,), ir.BF16Type.get())
         pairs = llvm.StructType.get_literal((i32,) * (2 * p))
         constraints = ",".join(["=r"] * (2 * p) + ["r"])
-        # A thread has words, and pairs, of two rows.
-        found = codes.registers.reshape(-1, words, 2)
+        # A thread holds words, and pairs, of two rows.
+        loaded = codes.registers.reshape(-1, words, 2)
         shape = layout.to_mgpu().registers_shape((n, unit))
         operands = []
-        for some in found:
+        for some in loaded:
             registers = np.empty((unit // 8, 2), object)
             for word, row in np.ndindex(words, 2):
                 bits = mgpu.utils.bitcast(some[word, row], i32)
@@ -182,7 +190,7 @@ def in_registers(
 def interpreted(
     codes: Array, format: AbstractFormat, unit: int
 ) -> list[BFloat16[Array, "n u"]]:
-    """The same as `in_registers`, in the operations of JAX."""
+    """`in_registers` in operations of JAX, for Pallas' interpreter."""
     p = per_byte(format)
     n, j = codes.shape
     if p > 1:

@@ -1,5 +1,14 @@
-"""Kernels for x86-64 CPUs in C++, called through XLA's foreign function interface. The
-sources are in `src`; `build.py` compiles them when the package is installed.
+"""Kernels for x86-64 CPUs in C++, called through XLA's foreign function interface
+(FFI).
+
+`src/` has the sources, which `build.py` compiles when the package is installed.
+`_library.py` loads the library and says what is missing; `_call.py` turns a weight into
+operands of an FFI call; `_kernels.py` registers the kernels. In `src/`, `kernels.h` is
+the table that each instruction set fills, and `ffi.cpp` has the functions that XLA
+calls.
+
+May import `formats` and the modules of `kernels`. To add a kernel, add its function to
+the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.
 """
 
 from . import _kernels as _kernels

@@ -11,17 +11,19 @@ from ..cpu._codes import grid, integer_step, point_table, radix, refuse_layout
 from . import _library as library
 
 
-# What a byte of codes holds, by their radix, as `native/kernels.h` numbers it.
+# The enumerations `Codes` (by radix) and `ScaleType` of `src/kernels.h`.
 _kinds = {256: 0, 16: 1, 4: 2, 3: 3, 2: 4}
 _scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 class Weight(NamedTuple):
-    """A weight, as a function of the native library takes it.
+    """A weight as the functions of the native library take it.
 
-    - `operands`: the codes, the scales, the zero-points, what digits stand for.
-    - `attributes`: how to read them.
-    - `per`: how many digits a byte has, of which the first `used` are codes.
+    - `operands`: the codes, the scales, the zero-points, and a table of the points that
+      digits stand for.
+    - `attributes`: the static attributes of the FFI call.
+    - `per`: the number of digits in a byte.
+    - `used`: how many of these, from the first, are codes.
     """
 
     operands: tuple[Shaped[Array, "..."], ...]
@@ -31,6 +33,7 @@ class Weight(NamedTuple):
 
 
 def weight(stored: Stored, problem: Problem) -> Weight:
+    """The operands and attributes of a weight."""
     format, codes = problem.format, stored["codes"]
     if isinstance(format, AbstractRSR):
         base, used, size = format.levels, format.k, None
@@ -61,8 +64,8 @@ def weight(stored: Stored, problem: Problem) -> Weight:
 
 
 def integer_offset(format: AbstractFormat) -> int | None:
-    """What products of 8-bit integers have to take from each code for it to be a point
-    of the grid, or from twice the code if that is a bit. `None` if that is not so."""
+    """The integer to subtract from each code (or, for codes of one bit, from twice the
+    code) to get its point. `None` if the points are not such integers."""
     if isinstance(format, Int4):
         return 8 if format.symmetric else 0
     step = integer_step(format)
@@ -70,23 +73,23 @@ def integer_offset(format: AbstractFormat) -> int | None:
         return None
     if step[0] != (2 if format.radix == 2 else 1):
         return None
-    # (Codes of 8 bits are taken with 128 added.)
+    # (The library adds 128 to codes of 8 bits, to make them unsigned.)
     return 128 - step[1] if format.radix == 256 else -step[1]
 
 
 def call(
     name: str, x: list[Shaped[Array, "m _"]], w: Weight, columns: int
 ) -> Float[Array, "m _"]:
-    """What a function of the native library makes of inputs and a weight."""
+    """Calls a function of the native library on inputs and a weight."""
     result = jax.ShapeDtypeStruct((x[0].shape[0], columns), jnp.float32)
-    # A stack of weights is one call.
+    # Under `vmap`, a stack of weights is one call.
     function = jax.ffi.ffi_call(f"eqquant_{name}", result, vmap_method="broadcast_all")
     return function(*x, *w.operands, **w.attributes)
 
 
 def by_digit(x: Shaped[Array, "m k"], w: Weight) -> Shaped[Array, "m _"]:
-    """Inputs in the order of the digits that they meet, with zeros for those that are
-    not codes."""
+    """Aligns inputs with the digits of the weight: one input for each digit, zero where
+    the digit is not a code."""
     m, k = x.shape
     number = w.operands[0].shape[0]
     if k == number * w.per:
@@ -98,7 +101,7 @@ def by_digit(x: Shaped[Array, "m k"], w: Weight) -> Shaped[Array, "m _"]:
 
 
 def refuse(problem: Problem) -> str | None:
-    """The reasons that all kernels of the native library have."""
+    """Why no kernel of the native library applies to a problem, or `None`."""
     missing = library.missing()
     if missing is not None:
         return missing

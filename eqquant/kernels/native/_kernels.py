@@ -30,9 +30,9 @@ from ._call import by_digit, call, integer_offset, refuse, weight
 def native(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
-    """In machine code: decodes in registers, and multiplies and adds in float32. Codes
-    of fewer than 4 bits look up sums of the inputs that they meet, as the Method of
-    Four Russians does. Exact."""
+    """Decodes codes in registers, and multiplies and adds in float32. Codes below 4
+    bits instead index tables of partial input sums (the Method of Four Russians), if
+    the product is along the blocks."""
     w = weight(stored, problem)
     x = x.astype(jnp.float32)
     if problem.activation is not None:
@@ -52,8 +52,8 @@ def native(
 def native_bfloat16(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
-    """In machine code: rounds the inputs and the points of the grid to bfloat16, and
-    adds in float32."""
+    """Rounds the inputs and the decoded weight to bfloat16, multiplies by the CPU's
+    bfloat16 instructions, and accumulates in float32."""
     w = weight(stored, problem)
     x = x.astype(jnp.float32)
     if problem.activation is not None:
@@ -65,10 +65,13 @@ def native_bfloat16(
 def native_integers(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
-    """In machine code: products of 8-bit integers, of the codes and of the inputs in
-    two digits each, the second one a 254th of the first. Inputs far above the others of
-    their row are multiplied in float32, as are rows with many of those. With rounded
-    activations, one digit."""
+    """Multiplies 8-bit integers: the codes by the inputs, each of which is two 8-bit
+    digits. Inputs far above the others of their row are multiplied in float32, as are
+    rows with many of those.
+
+    A unit of the second digit is a 254th of a unit of the first. With quantized
+    activations there is one digit only.
+    """
     w = weight(stored, problem)
     x = x.astype(jnp.float32)
     if problem.activation is None:
@@ -76,7 +79,7 @@ def native_integers(
     else:
         assert isinstance(problem.activation, Int8)
         rounded = problem.activation.encode(x)
-        # Fours of codes, and whole bytes of them.
+        # The instructions take four codes at a time; and bytes are whole.
         codes = by_digit(rounded["codes"], w)
         codes = jnp.pad(codes, ((0, 0), (0, -codes.shape[1] % math.lcm(4, w.per))))
         unit = problem.activation.scales(rounded, 0)
@@ -102,7 +105,7 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     if reason is not None:
         return reason
     if library.level() < 3:
-        return "needs a processor with products of bfloat16"
+        return "needs a CPU with bfloat16 instructions (AVX512_BF16)"
     if isinstance(problem.format, Int4) and not problem.format.symmetric:
         return f"is for formats without zero-points, got {problem.format}"
     assert problem.rows is not None
@@ -116,14 +119,14 @@ def _of_integers(problem: Problem) -> str | None:
     if reason is not None:
         return reason
     if library.level() < 2:
-        return "needs a processor with products of 8-bit integers (AVX512, VNNI)"
+        return "needs a CPU with 8-bit integer products (AVX512, VNNI)"
     if integer_offset(problem.format) is None:
         return (
             f"needs points that are consecutive integers, not those of {problem.format}"
         )
     least = native_integer_rows(problem.format, tiles=library.level() >= 4)
     if least is None:
-        return "is slower than the exact product of codes of one bit"
+        return "is slower than `native` for codes of one bit"
     assert problem.rows is not None
     if problem.rows < least:
         return f"is for {least} rows or more, got {problem.rows}"
@@ -162,8 +165,8 @@ for _type in (AbstractGrid, Int4):
     _register = ft.partial(
         register_kernel, "matmul", _type, priority=11, supports=_of_integers
     )
-    # Digits are off by up to 1 / 508 of their unit, which is at most 64 / 127 of the
-    # geometric mean of the inputs that are not zero.
+    # The error of an input is at most 1 / 508 of its row's unit, which is at most
+    # 64 / 127 of the geometric mean of the nonzero inputs.
     _register(
         error=1e-3,
         provided="the weights are on average no smaller where the inputs are larger",

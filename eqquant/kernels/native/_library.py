@@ -11,22 +11,23 @@ import jax
 
 _folder = pathlib.Path(__file__).parent
 _functions = ("forward", "transposed", "integers", "rounded", "bfloat16")
-# Each has the instructions of those before it.
+# The instruction sets, each of which includes those before it.
 _levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}
-# The newest interface of which it is known that it takes libraries for the oldest one
-# that jaxlib may have here. It is not for a jaxlib to say which it takes.
-_known_to_take = (0, 5)
+# The newest version of XLA's FFI that was tested to accept a library compiled for the
+# oldest supported jaxlib. (A jaxlib does not tell which versions it accepts.)
+_tested_interface = (0, 5)
 _lock = threading.Lock()
 
 
 def missing() -> str | None:
-    """Why there is no native library to call: what is to be said of a kernel that needs
-    it. `None` if there is one, which is loaded when this is first asked.
+    """Why the native library cannot be called, as the reason of a kernel that needs it.
+    `None` if it can. The first call loads the library.
 
     **Raises:**
 
-    A `RuntimeError` instead, if `EQQUANT_NATIVE=require` in the environment. A
-    `ValueError` if that is neither `0`, nor `1`, nor `require`.
+    A `RuntimeError` if the library is missing and the environment has
+    `EQQUANT_NATIVE=require`. A `ValueError` if that variable is not `0`, `1` or
+    `require`.
     """
     wanted = os.environ.get("EQQUANT_NATIVE", "1")
     if wanted not in ("0", "1", "require"):
@@ -47,9 +48,10 @@ def missing() -> str | None:
 
 
 def level() -> int:
-    """Which instructions may be used, if nothing is missing: 1 for AVX2, 2 for AVX512
-    with VNNI, 3 for those of bfloat16, too, 4 for AMX. `EQQUANT_NATIVE_LEVEL` in the
-    environment limits it to `avx2`, `avx512`, `avx512_bf16` or `amx`."""
+    """The instruction set to use: 1 for AVX2, 2 for AVX512 with VNNI, 3 with
+    AVX512_BF16, 4 with AMX. Call this only if nothing is `missing`. The environment
+    variable `EQQUANT_NATIVE_LEVEL` limits it to `avx2`, `avx512`, `avx512_bf16` or
+    `amx`."""
     most = os.environ.get("EQQUANT_NATIVE_LEVEL", "amx")
     if most not in _levels:
         raise ValueError(
@@ -67,37 +69,38 @@ def _library() -> ctypes.CDLL | str:
 
 
 def register_at_import() -> None:
-    """Makes the functions known to JAX before any kernel is asked: programs that were
-    compiled in another process call them by their names.
+    """Registers the functions with JAX at import, before any kernel is chosen: programs
+    that another process compiled call them by name.
 
-    JAX may not have started, and must not: it is to be configured still. So this is not
-    done for an interface that is newer than all that are known, which might refuse the
-    functions when JAX starts; with one of those, they are known once a kernel is asked.
+    This must not start JAX's backends, which the user may still want to configure. JAX
+    checks the functions only when it starts, and fails if it refuses one. So with an
+    FFI newer than the tested ones, the functions are registered later, when a kernel is
+    first considered.
     """
     if os.environ.get("EQQUANT_NATIVE") == "0":
         return
     found = _checked()
-    if not isinstance(found, str) and (_interface() or (0, 0)) <= _known_to_take:
+    if not isinstance(found, str) and (_interface() or (0, 0)) <= _tested_interface:
         _register(found)
 
 
 @ft.cache
 def _load() -> ctypes.CDLL | str:
-    """The library, with its functions made known to JAX, or what keeps it from that."""
+    """The library, registered with JAX, or why it cannot be."""
     library = _checked()
     if isinstance(library, str):
         return library
     try:
-        # JAX has started, then, and refuses without harm.
+        # Once JAX has started, a refusal is an exception and nothing worse.
         jax.local_devices(backend="cpu")
         _register(library)
     except RuntimeError as e:
-        return f"which JAX does not take: {e}"
+        return f"which JAX does not accept: {e}"
     return library
 
 
 def _checked() -> ctypes.CDLL | str:
-    # The library, or why there is none that could be registered.
+    # The library, or why it cannot be registered.
     platform = sysconfig.get_platform()
     if platform != "linux-x86_64":
         return f"which is for Linux on x86-64, not {platform}"
@@ -110,15 +113,15 @@ def _checked() -> ctypes.CDLL | str:
     except OSError as e:
         return f"which the system cannot load: {e}"
     if library.eqquant_level() == 0:
-        return "which is for processors with AVX2, FMA and F16C"
-    # All that could be wrong has to be found before the functions are registered: what
-    # JAX refuses of them when it starts keeps it from starting.
+        return "which is for CPUs with AVX2, FMA and F16C"
+    # Check the version before registering: a function that JAX refuses would keep it
+    # from starting.
     compiled = library.eqquant_interface_major(), library.eqquant_interface_minor()
     running = _interface()
     if running is None or compiled[0] != running[0] or compiled[1] > running[1]:
         return (
-            f"which is for version {_text(compiled)} of the interface of XLA, or newer "
-            f"minor ones; that of jaxlib is {_text(running)}"
+            f"which is for version {_text(compiled)} of XLA's FFI or a newer minor "
+            f"version; that of jaxlib is {_text(running)}"
         )
     return library
 
@@ -130,7 +133,7 @@ def _register(library):
 
 
 def _interface() -> tuple[int, int] | None:
-    """The version of XLA's interface for foreign functions, in the jaxlib that runs."""
+    """The version of XLA's FFI in the installed jaxlib, from its headers."""
     header = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
     text = header.read_text() if header.exists() else ""
     found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", text)

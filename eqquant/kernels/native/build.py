@@ -1,10 +1,9 @@
-"""Compiles the native library, for wheels and for editable installs: a hook of
-[Hatchling](https://hatch.pypa.io/latest/plugins/build-hook/custom/).
+"""A build hook of [Hatchling](https://hatch.pypa.io/latest/plugins/build-hook/custom/)
+that compiles the native library for wheels and editable installs.
 
-An install does not fail here. What keeps the library from being built is written where
-the library would lie, and `eqquant.explain` says it. With `EQQUANT_NATIVE=require` in
-the environment each such reason is an error, and with `EQQUANT_NATIVE=0` nothing is
-built.
+A failure here does not fail the install: the reason is written to `not_built.txt`,
+which `eqquant.explain` shows. With `EQQUANT_NATIVE=require` in the environment it is an
+error, and with `EQQUANT_NATIVE=0` nothing is built.
 """
 
 import importlib.metadata
@@ -32,8 +31,8 @@ _avx2 = ["-mavx2", "-mfma", "-mf16c"]
 _avx512 = [*_avx2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
 _avx512_bf16 = [*_avx512, "-mavx512bf16"]
 _amx = [*_avx512_bf16, *(f"-mamx-{part}" for part in ("tile", "int8", "bf16"))]
-# What is compiled, and for which instruction sets. The library chooses among them when
-# it runs.
+# The source files, with the flags of the instruction sets that each is compiled for.
+# The library chooses among them at run time.
 _sources = {
     "avx2.cpp": _avx2,
     "avx512.cpp": _avx512,
@@ -44,7 +43,8 @@ _sources = {
 
 
 class NotBuilt(Exception):
-    """Why there is no native library: in short in the first line, then in full."""
+    """The reason why the native library could not be built. The first line is a
+    summary."""
 
 
 class NativeBuildHook(BuildHookInterface):
@@ -92,16 +92,17 @@ class NativeBuildHook(BuildHookInterface):
             objects = compile_all(list(_sources), compiler, source, folder, flags)
             run([*compiler, "-shared", *objects, "-o", str(target)])
 
-    # Those of XLA's foreign functions, of the oldest supported jaxlib: compiled with
-    # newer ones, the library would keep an older JAX from starting.
+    # The FFI headers of the oldest supported jaxlib: a library compiled with newer
+    # headers would keep an older JAX from starting.
     def _headers(self, folder):
         requirements = map(Requirement, self.metadata.core.dependencies)
         version = _least(next(r.specifier for r in requirements if r.name == "jax"))
         for jaxlib in importlib.metadata.distributions(name="jaxlib"):
             if jaxlib.version == version:
                 return jaxlib.locate_file("jaxlib/include")
-        # If that jaxlib were a requirement of the build, an install would fail where it
-        # cannot be had. This one is only read, so it may be for another Python.
+        # Download that jaxlib instead of requiring it for the build, so that an install
+        # without access to it does not fail. Only its headers are used, so that it may
+        # be for another version of Python.
         python = _least(SpecifierSet(self.metadata.core.requires_python))
         run(
             [*_pip(folder), "download", f"jaxlib=={version}", f"--dest={folder}"]
@@ -117,7 +118,7 @@ class NativeBuildHook(BuildHookInterface):
 
 
 def find_compiler() -> list[str]:
-    """The command of a C++ compiler: `CXX` in the environment, or one on the path."""
+    """The command of the C++ compiler: `CXX` in the environment, or one on the path."""
     given = os.environ.get("CXX", "").strip()
     for command in (given,) if given else ("c++", "g++", "clang++"):
         found = shlex.split(command)
@@ -133,7 +134,7 @@ def compile_all(
     folder: pathlib.Path,
     flags: list[str],
 ) -> list[str]:
-    """Compiles some files side by side, into object files in another folder."""
+    """Compiles source files in parallel, and returns their object files."""
     always = ["-std=c++17", "-fvisibility=hidden", *flags, "-c"]
 
     def compile(name):
@@ -146,7 +147,7 @@ def compile_all(
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> None:
-    """Runs a command, of which something is said only if it fails."""
+    """Runs a command quietly. If it fails, raises `NotBuilt` with its output."""
     try:
         result = subprocess.run(
             command, env=env, capture_output=True, encoding="utf-8", errors="replace"
@@ -166,7 +167,7 @@ def _least(specifiers):
 
 
 def _outside():
-    """The environment without what isolates a build from the packages around it."""
+    """The environment without the variables by which pip isolates a build."""
     inside = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_CONSTRAINT")
     return {key: value for key, value in os.environ.items() if key not in inside}
 

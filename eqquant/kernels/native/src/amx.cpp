@@ -1,4 +1,4 @@
-// Kernels for AVX512 with products of tiles (AMX).
+// Kernels for AVX512 with tile products (AMX).
 #include "bfloat16_tiles.h"
 #include "integer_tiles.h"
 #include "integers.h"

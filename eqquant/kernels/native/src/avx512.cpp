@@ -1,5 +1,5 @@
-// Kernels for AVX512 with products of 8-bit integers (VNNI), and tables of those with
-// more.
+// Kernels for AVX512 with 8-bit integer products (VNNI), and the tables of the two
+// instruction sets that extend it.
 #include "digits.h"
 #include "forward.h"
 #include "integers.h"

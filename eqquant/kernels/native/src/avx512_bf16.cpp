@@ -1,4 +1,4 @@
-// Kernels for AVX512 with products of bfloat16.
+// Kernels for AVX512 with bfloat16 products (AVX512_BF16).
 #include "bfloat16.h"
 #include "kernels.h"
 

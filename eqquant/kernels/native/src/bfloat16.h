@@ -1,5 +1,6 @@
-// Products along the blocks of a weight whose bytes are pairs of nibbles, in bfloat16:
-// the inputs, and the points of the grid. Sums are of float32, and are then scaled.
+// Products along the blocks of a weight of nibbles, with AVX512_BF16. Inputs and points
+// are rounded to bfloat16; sums are in float32, and are scaled for each block. A byte
+// is a pair of codes, which becomes one lane of two bfloat16.
 #pragma once
 
 #include <immintrin.h>
@@ -13,10 +14,10 @@
 namespace eqquant {
 namespace {
 
-// How many bytes of each row of a panel are decoded at a time.
+// The number of bytes of each row of a panel that are decoded at a time.
 constexpr int64_t kBfloat16Bytes = 64;
 
-// How many panels lie side by side, at most.
+// The largest number of adjacent panels of a task.
 constexpr int kBfloat16Panels = 16;
 
 inline uint32_t rounded(float x) {
@@ -37,7 +38,7 @@ inline void round(const float* x, uint32_t* found, int64_t pairs) {
   }
 }
 
-// Of panels that lie together, at most so many.
+// Products with up to `kTogether` adjacent panels.
 template <int64_t kTogether>
 class Bfloat16 {
  public:
@@ -47,12 +48,12 @@ class Bfloat16 {
     uint32_t point[16];
     for (int i = 0; i < 16; ++i) point[i] = rounded(w.points[i]);
     const __m512i low = _mm512_loadu_si512(point);
-    // Both halves of each 32 bits are looked up at once, by five bits of which the
-    // fifth says nothing.
+    // One permutation of 16-bit elements looks up both codes of each lane. It uses five
+    // bits of an index, so the table has the 16 points twice.
     table_ = _mm512_permutex2var_epi16(low, pairs(), low);
   }
 
-  // Of `count` rows of `W`, which are those of the panels.
+  // The products with the `count` rows of `W` from row `n`: those of the panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kPanelRows), each = rows_ * kPanelRows;
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
@@ -77,7 +78,7 @@ class Bfloat16 {
     return _mm512_loadu_si512(at);
   }
 
-  // The bytes from `first` to `last`, of the block `g`, of a panel.
+  // Decodes and multiplies the bytes from `first` to `last` of a panel, in block `g`.
   void some(int64_t n, int64_t count, int64_t g, int64_t first, int64_t last,
             float* sums, const Soon<kTogether>& soon) const {
     alignas(64) uint32_t panel[kBfloat16Bytes * kPanelRows];
@@ -108,13 +109,14 @@ class Bfloat16 {
           continue;
         }
         const __m512i codes = Avx512::bytes<false>(c + 16 * v, here);
+        // The low code stays in the low half; the high code moves to the high half.
         const __m512i both = _mm512_or_si512(codes, _mm512_slli_epi32(codes, 12));
         _mm512_store_si512(panel, _mm512_permutexvar_epi16(both, table_));
       }
     }
   }
 
-  // Adds to `sums` what each of `R` rows of pairs gives with the 64 rows of a panel.
+  // Adds the products of `R` rows of pairs with the 64 rows of a panel to `sums`.
   template <int R>
   EQQUANT_INNERMOST void multiply(const uint32_t* x, const uint32_t* panel,
                                   int64_t bytes, const __m512* scale, float* sums,

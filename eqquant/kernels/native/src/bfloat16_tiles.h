@@ -1,6 +1,6 @@
-// Products along the blocks of a weight whose bytes are pairs of nibbles, in bfloat16,
-// by tiles. The numbers of the weight are scaled before they are rounded, so that sums
-// need not be.
+// Products along the blocks of a weight of nibbles, with AMX tiles of bfloat16. The
+// decoded numbers are scaled before they are rounded, so that sums, which stay in
+// tiles, need no scaling.
 #pragma once
 
 #include <immintrin.h>
@@ -15,16 +15,18 @@
 namespace eqquant {
 namespace {
 
-// How many bytes of each row of a panel are decoded at a time.
+// The number of bytes of each row of a panel that are decoded at a time.
 constexpr int64_t kBfloat16TilesBytes = 64;
 
-// How many panels lie side by side, at most.
+// The largest number of adjacent panels of a task.
 constexpr int kBfloat16TilesPanels = 16;
 
-// A byte is a pair of numbers, and a row of a tile has 16 of them.
+// The number of tiles for a row of inputs. A byte is a pair of numbers, and a row of a
+// tile has 16 pairs.
 inline int64_t bfloat16_tiles(const Weight& w) { return divided_up(w.bytes, 16); }
 
-// Rows of `x` as tiles of pairs: those of the first 16 rows, then those of the next.
+// Rounds rows of `x` to tiles of pairs: those of the first 16 rows, then of the next
+// 16.
 inline void round_to_tiles(const Weight& w, const float* x, int64_t rows,
                            uint8_t* tiles, const Parallel& parallel) {
   const int64_t k = 2 * w.bytes;
@@ -43,7 +45,7 @@ inline void round_to_tiles(const Weight& w, const float* x, int64_t rows,
   });
 }
 
-// Of so many panels that lie side by side, at most.
+// Products with up to `kTogether` adjacent panels.
 template <int64_t kTogether>
 class Bfloat16Tiles {
  public:
@@ -54,7 +56,7 @@ class Bfloat16Tiles {
     in_pairs_ = _mm512_loadu_si512(at);
   }
 
-  // Of `count` rows of `W`, which are those of the panels.
+  // The products with the `count` rows of `W` from row `n`: those of the panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const Tiles tiles;
     const int64_t panels = divided_up(count, kPanelRows);
@@ -73,7 +75,7 @@ class Bfloat16Tiles {
  private:
   int64_t groups() const { return divided_up(rows_, kTileRows); }
 
-  // The bytes from `first` to `last` of a panel.
+  // Decodes and multiplies the bytes from `first` to `last` of a panel.
   void some(int64_t n, int64_t count, int64_t first, int64_t last, float* sums,
             const Soon<kTogether>& soon) const {
     alignas(64) uint32_t panel[kBfloat16TilesBytes * kPanelRows];

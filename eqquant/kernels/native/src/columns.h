@@ -1,4 +1,5 @@
-// Columns of results: panels of 64 rows of a weight, some of which lie side by side.
+// Splits a product into columns: panels of 64 rows of the weight, of which a task takes
+// several adjacent ones.
 #pragma once
 
 #include <immintrin.h>
@@ -11,11 +12,12 @@
 namespace eqquant {
 namespace {
 
-// How many rows of a weight a panel has.
+// The number of rows of the weight in a panel.
 constexpr int64_t kPanelRows = 64;
 
-// How many panels lie side by side: `most`, since memory is read fastest in its order;
-// or few, if threads would have none, or the sums of `rows` would not stay in a cache.
+// The number of adjacent panels of a task: `most`, since long runs of consecutive
+// memory are read fastest. Fewer if some threads would otherwise have no task, or if
+// the sums of `rows` would not stay in cache.
 constexpr int64_t kFewPanels = 4;
 
 inline int64_t panels_together(int64_t most, const Weight& w, int64_t rows,
@@ -25,15 +27,15 @@ inline int64_t panels_together(int64_t most, const Weight& w, int64_t rows,
   return cached && most <= each ? most : smaller(kFewPanels, each);
 }
 
-// What will be needed soon: some bytes of panels that lie together. It is asked for a
-// bit at a time, while something else is computed.
+// The codes that a task needs next: some bytes of adjacent panels. They are prefetched
+// a few at a time, between the instructions of the current product.
 template <int64_t panels>
 struct Soon {
   const uint8_t* at;
   int64_t stride;
   int64_t bytes;
 
-  // The part `i` of `parts`.
+  // Part `i` of `parts`.
   Soon part(int64_t i, int64_t parts) const {
     const int64_t begin = bytes * i / parts, end = bytes * (i + 1) / parts;
     return {at + begin * stride, stride, end - begin};
@@ -48,7 +50,7 @@ struct Soon {
   }
 };
 
-// The scales of a block, of `count` rows of a panel and of no others.
+// The scales of a block for the `count` rows of a panel; zeros for missing rows.
 inline void scales_of_panel(const Weight& w, int64_t block, int64_t n, int64_t count,
                             __m512* scale) {
   for (int64_t v = 0; v < 4; ++v)
@@ -57,7 +59,7 @@ inline void scales_of_panel(const Weight& w, int64_t block, int64_t n, int64_t c
                    : Avx512::scales(w, block, n + 16 * v, smaller(16, count - 16 * v));
 }
 
-// Copies what is in `sums`, `each` for a panel, to the columns of `y`.
+// Copies the sums of panels, `each` floats apart, to the columns of `y`.
 inline void store_columns(const Weight& w, const float* sums, int64_t each,
                           int64_t rows, int64_t n, int64_t count, float* y) {
   for (int64_t i = 0; i < count; i += 16)
@@ -68,15 +70,16 @@ inline void store_columns(const Weight& w, const float* sums, int64_t each,
           smaller(16, count - i));
 }
 
-// How many floats `over_columns` needs for sums.
+// The number of floats that `over_columns` needs for sums.
 template <int most>
 int64_t sums_of_columns(const Weight& w, int64_t rows, int64_t workers) {
   const int64_t together = kPanelRows * panels_together(most, w, rows, workers);
   return smaller(workers, divided_up(w.n, together)) * rows * together;
 }
 
-// Calls `columns(panels, n, count, sums)` for all rows of a weight, `count` of them at
-// a time: those of so many panels, at most. `sums` are for each of `rows`.
+// Calls `columns(panels, n, count, sums)` in parallel for all rows of a weight, `count`
+// of them at a time from row `n`: those of up to `panels` panels. `sums` has a float
+// for each of these and each of the `rows` of inputs.
 template <int most, class Columns>
 void over_columns(const Weight& w, int64_t rows, float* sums, const Parallel& parallel,
                   Columns columns) {

@@ -1,4 +1,5 @@
-// What the digits of some bytes stand for, each in a vector of its own.
+// Decodes a vector of bytes to the points of their digits: one vector of floats for
+// each digit.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ class Decode {
     float of[16];
   };
 
-  // The bits above those of a digit change nothing.
+  // The points, repeated to 16 entries: the lookup uses the low 4 bits of an index, of
+  // which those above the digit then have no effect.
   static Entries entries(const Weight& w) {
     constexpr int base = kind == Codes::kBits ? 2 : kind == Codes::kQuarters ? 4 : 16;
     Entries found;

@@ -1,4 +1,4 @@
-// Rows of inputs as two digits of 8 bits each.
+// Quantizes rows of inputs to two 8-bit digits, with outliers apart.
 #pragma once
 
 #include <immintrin.h>
@@ -11,14 +11,14 @@
 namespace eqquant {
 namespace {
 
-// An input is an outlier from 64 times the geometric mean of its row on, of those that
-// are not zero; as a logarithm, in 128ths. Less 12, since that of a number is up to 11
-// more than its bits say.
+// Every input of at least 64 times the geometric mean of the nonzero inputs of its row
+// is an outlier. The range is in 128ths of an octave. Logarithms are read off the bits
+// of floats, which makes them up to 11 of these too low: hence the 12.
 constexpr int64_t kOutlierRange = 6 * 128 - 12;
 
 constexpr int32_t kInfinity = 0x7f800000, kSmallest = 0x00800000;
 
-// The bits of absolute values, which are in the order of these.
+// The bits of absolute values, which are ordered as the values are.
 inline __m512i absolute(const float* x, int64_t count) {
   return _mm512_and_si512(_mm512_castps_si512(Avx512::load(x, count)),
                           _mm512_set1_epi32(0x7fffffff));
@@ -30,7 +30,7 @@ inline float as_float(int32_t bits) {
   return found;
 }
 
-// The largest number of a row, and from what on its numbers are outliers; as bits.
+// The largest absolute value of a row, and the least one that is an outlier, as bits.
 struct Range {
   int32_t largest, limit;
 
@@ -40,7 +40,7 @@ struct Range {
     const __m512i some = _mm512_set1_epi32(kInfinity - kSmallest);
     int64_t total = 0, number = 0;
     for (int64_t i = 0; i < k;) {
-      // No sum leaves 32 bits.
+      // So many terms do not overflow 32 bits.
       __m512i sum = _mm512_setzero_si512();
       for (const int64_t end = smaller(i + (1 << 15), k); i < end; i += 16) {
         const __m512i a = absolute(x + i, smaller(16, k - i));
@@ -58,7 +58,7 @@ struct Range {
   }
 };
 
-// The largest number of a row below a limit, and how many are not.
+// Counts the outliers of a row, and reduces `range.largest` to the others.
 inline int64_t count_outliers(const float* x, int64_t k, Range& range) {
   __m512i largest = _mm512_setzero_si512();
   const __m512i limit = _mm512_set1_epi32(range.limit);
@@ -73,7 +73,7 @@ inline int64_t count_outliers(const float* x, int64_t k, Range& range) {
   return number;
 }
 
-// The digits of a row, and its outliers.
+// Writes the digits of a row, and its outliers.
 inline void write_digits(const float* x, int64_t k, int32_t limit, float unit,
                          int8_t* first, int8_t* second, Outlier* outlier) {
   const __m512 s = _mm512_set1_ps(unit);
@@ -108,7 +108,7 @@ inline void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* d
     const bool any = range.largest >= range.limit;
     const int64_t number = any ? count_outliers(mine, k, range) : 0;
     const float most = as_float(range.largest) / 127;
-    // (There are numbers that are not normal, which a thread may take as zeros.)
+    // Too small: the unit would be subnormal, which some threads flush to zero.
     const bool tiny = range.largest >= kSmallest && most < as_float(kSmallest);
     const bool none = number > digits.most || tiny;
     outliers[m] = none ? kNoDigits : static_cast<int32_t>(number);

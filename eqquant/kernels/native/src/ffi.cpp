@@ -1,10 +1,8 @@
-// What XLA calls: checks of the operands, and threads of its own pool.
+// The functions that XLA calls. They check their operands, choose the kernels of an
+// instruction set, and run them on XLA's thread pool.
 #include "xla/ffi/api/ffi.h"
 
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,6 +12,8 @@
 #include <thread>
 
 #include "kernels.h"
+#include "machine.h"
+#include "operands.h"
 #include "products.h"
 
 namespace eqquant {
@@ -21,38 +21,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The instruction sets, each of which has all those before it.
-enum Level : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4 };
-
-// Whether there are tiles, with products of 8-bit integers and of bfloat16, and Linux
-// lets this process have them: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
-bool may_use_tiles() {
-  constexpr unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;
-  unsigned a, b, c, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & wanted) == wanted &&
-         syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-}
-
-Level find_level() {
-  unsigned a, b, c = 0, d;
-  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-  __builtin_cpu_init();
-  if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-    return kNone;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512vnni"))
-    return kAvx2;
-  if (!__builtin_cpu_supports("avx512bf16")) return kAvx512;
-  return may_use_tiles() ? kAmx : kAvx512Bf16;
-}
-
-// Asked for once, since Linux may come to another answer.
-Level level_of_machine() {
-  static const Level found = find_level();
-  return found;
-}
-
+// The kernels of an instruction set, or null if the machine does not have it.
 const Kernels* kernels_of(int32_t level) {
   if (level > level_of_machine()) return nullptr;
   switch (level) {
@@ -64,7 +33,8 @@ const Kernels* kernels_of(int32_t level) {
   }
 }
 
-// Runs tasks on the pool and on the thread that asks for them, whichever is first.
+// Runs tasks on the threads of the pool and on the calling thread. Each takes the next
+// task as soon as it is free.
 void run_on_pool(const void* pool, int64_t tasks,
                  void (*task)(void* data, int64_t i, int64_t worker), void* data) {
   auto& threads =
@@ -72,7 +42,7 @@ void run_on_pool(const void* pool, int64_t tasks,
   struct State {
     std::atomic<int64_t> next{0}, done{0}, workers{1};
   };
-  // Shared, for a thread may come to it when all is done.
+  // Shared: a thread of the pool may start only after the caller has returned.
   auto state = std::make_shared<State>();
   auto work = [state, tasks, task, data](int64_t worker) {
     for (int64_t i; (i = state->next.fetch_add(1)) < tasks;) {
@@ -92,110 +62,8 @@ ffi::Error wrong(const std::string& what) {
   return ffi::Error::InvalidArgument("eqquant: " + what);
 }
 
-// The last two axes of an operand, and how many such matrices there are.
-struct Matrices {
-  int64_t number = 1, rows = 1, columns = 1;
-
-  explicit Matrices(ffi::Span<const int64_t> sizes) {
-    const int64_t rank = static_cast<int64_t>(sizes.size());
-    for (int64_t i = 0; i < rank; ++i)
-      (i + 2 < rank ? number : i + 2 == rank ? rows : columns) *= sizes[i];
-  }
-  int64_t each() const { return rows * columns; }
-};
-
-// The operands and attributes that say what a weight is.
-struct Operands {
-  ffi::AnyBuffer codes, scale;
-  ffi::Buffer<ffi::U8> zero;
-  ffi::Buffer<ffi::F32> points;
-  int32_t kind, scale_type, offset, used;
-  int64_t block, k;
-};
-
-// The weights of a product, side by side.
-class Weights {
- public:
-  explicit Weights(const Operands& o)
-      : o_(o),
-        codes_(o.codes.dimensions()),
-        scale_(o.scale.dimensions()),
-        zero_(o.zero.dimensions()),
-        points_(o.points.dimensions()) {}
-
-  int64_t number() const { return codes_.number; }
-  int64_t n() const { return codes_.columns; }
-  int64_t k() const { return codes_.rows * codes_per_byte(kind()); }
-  int64_t k_in_fours() const { return codes_of(kind(), codes_.rows); }
-
-  std::string problem() const {
-    if (o_.kind < 0 || o_.kind > static_cast<int32_t>(Codes::kBits))
-      return "unknown kind of codes " + std::to_string(o_.kind);
-    const auto wanted = o_.kind == 0 ? ffi::S8 : ffi::U8;
-    if (o_.codes.element_type() != wanted || o_.codes.dimensions().size() < 2)
-      return "codes should be a matrix of bytes, signed if each is one code";
-    if (codes_.rows < 1 || codes_.columns < 1 || o_.block < 1)
-      return "codes and blocks should not be empty";
-    const int64_t blocks = divided_up(codes_.rows, block());
-    const bool wide = o_.scale_type == static_cast<int32_t>(ScaleType::kFloat32);
-    if (o_.scale_type < 0 || o_.scale_type > 2 ||
-        o_.scale.element_type() != (wide ? ffi::U32 : ffi::U16))
-      return "scales should be the bits of floats of 32 bits, or of 16";
-    if (scale_.rows != blocks || (scale_.columns != n() && scale_.columns != 1))
-      return "there should be scales for " + std::to_string(blocks) +
-             " blocks of each row or of all, got " + std::to_string(scale_.rows) +
-             " x " + std::to_string(scale_.columns);
-    if (zero_.each() != 0 && (zero_.rows != blocks || zero_.columns != n()))
-      return "there should be zero-points for " + std::to_string(blocks) +
-             " blocks of each row, got " + std::to_string(zero_.rows) + " x " +
-             std::to_string(zero_.columns);
-    if (zero_.each() != 0 && kind() != Codes::kNibbles)
-      return "zero-points are for nibbles";
-    if (o_.offset < -255 || o_.offset > 255)
-      return "the offset should have 8 bits, got " + std::to_string(o_.offset);
-    if (points_.each() != 16) return "there should be 16 points";
-    if (o_.used < 1 || o_.used > codes_per_byte(kind()) || o_.k < 1 ||
-        o_.k > codes_.rows * o_.used)
-      return "bytes should have room for codes, got " + std::to_string(o_.used) +
-             " in each and " + std::to_string(o_.k) + " in all";
-    for (int64_t number : {scale_.number, zero_.number, points_.number})
-      if (number != codes_.number)
-        return "there should be as many weights in each operand, got " +
-               std::to_string(number) + " and " + std::to_string(codes_.number);
-    return "";
-  }
-
-  Weight operator[](int64_t i) const {
-    const int64_t scale_size = o_.scale_type == 0 ? 4 : 2;
-    return {
-        kind(),
-        static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
-        codes_.rows,
-        n(),
-        block(),
-        scale_.rows,
-        static_cast<ScaleType>(o_.scale_type),
-        static_cast<const uint8_t*>(o_.scale.untyped_data()) +
-            i * scale_.each() * scale_size,
-        scale_.columns,
-        zero_.each() == 0 ? nullptr : o_.zero.typed_data() + i * zero_.each(),
-        o_.points.typed_data() + i * points_.each(),
-        o_.offset,
-        o_.used,
-        o_.k,
-    };
-  }
-
- private:
-  Codes kind() const { return static_cast<Codes>(o_.kind); }
-  // No longer than a row.
-  int64_t block() const { return smaller(o_.block, codes_.rows); }
-
-  const Operands& o_;
-  Matrices codes_, scale_, zero_, points_;
-};
-
-// Memory for the time of a call. (XLA has an allocator for devices only.)
+// Scratch memory for one call, aligned to 64 bytes. (XLA's allocator is for devices
+// only.)
 template <class T>
 class Scratch {
  public:
@@ -223,6 +91,7 @@ Parallel on(const ffi::ThreadPool& pool) {
 using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<ffi::Buffer<ffi::F32>>;
 
+// What is wrong with the operands of a product from `from` to `to` columns, or "".
 std::string check(const Weights& w, const Matrices& x, const Matrices& y, int64_t from,
                   int64_t to) {
   std::string problem = w.problem();
@@ -244,7 +113,7 @@ ffi::Error no_memory() {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "eqquant: no scratch memory");
 }
 
-// Calls `one(product, i)` for each of the weights.
+// Calls `one(product, i)` for each weight of the stack.
 template <class One>
 ffi::Error multiply(const Kernels& kernels, const Weights& weights, int64_t rows,
                     const ffi::ThreadPool& pool, One one) {
@@ -302,12 +171,13 @@ ffi::Error bfloat16(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
                   });
 }
 
-// Or else the last four of a block would reach into the digits of the next one.
+// Whether blocks have whole fours of codes. Otherwise the last four of a block would
+// reach into the digits of the next one.
 bool has_whole_fours(const Weight& w) {
   return w.block >= w.bytes || w.block % bytes_of_fours(w.kind) == 0;
 }
 
-// Of `x` in two digits.
+// Quantizes `x` to two digits.
 ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
                     int32_t level) {
   const Kernels* kernels = kernels_of(level);
@@ -324,7 +194,7 @@ ffi::Error integers(const ffi::ThreadPool& pool, Floats x, Operands o, Result y,
                   });
 }
 
-// Of `x` in one digit, already rounded, `x[m, k] = unit[m, 1] * digit[m, k]`.
+// Takes `x` as one digit: `x[m, k] = unit[m, 1] * digit[m, k]`.
 ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats unit,
                    Operands o, Result y, int32_t level) {
   const Kernels* kernels = kernels_of(level);
@@ -344,6 +214,7 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
                   });
 }
 
+// The signatures that XLA binds: all operands and attributes of a weight, one by one.
 template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result,
                                 int32_t)>
 ffi::Error of_floats(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
@@ -395,8 +266,8 @@ auto bind_rounded() {
 
 #define EQQUANT_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The version of the interface that this was compiled for, and the instructions that
-// the machine has.
+// The version of XLA's FFI that the library was compiled for, and the instruction set
+// of the machine. Python reads them before it registers the functions below.
 EQQUANT_EXPORT int32_t eqquant_interface_major() { return XLA_FFI_API_MAJOR; }
 EQQUANT_EXPORT int32_t eqquant_interface_minor() { return XLA_FFI_API_MINOR; }
 EQQUANT_EXPORT int32_t eqquant_level() { return eqquant::level_of_machine(); }

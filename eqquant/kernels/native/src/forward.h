@@ -1,5 +1,5 @@
-// Products along the blocks, in float32: `y[m, n] = x[m, k] @ W[n, k].T`. Some columns
-// of `y` are taken at a time, one to each lane.
+// Products along the blocks, in float32: `y[m, n] = x[m, k] @ W[n, k].T`. A vector
+// computes consecutive columns of `y`, one per lane.
 #pragma once
 
 #include <immintrin.h>
@@ -12,31 +12,32 @@
 namespace eqquant {
 namespace {
 
-// Some bytes of each row of a weight, all of one block.
+// A range of bytes of each row of a weight, all in the same block.
 struct Bytes {
   int64_t block, first, last;
 
-  // At most `most` from `first`.
+  // At most `most` bytes from `first`.
   static Bytes of(const Weight& w, int64_t first, int64_t most, int64_t last) {
     const int64_t block = first / w.block;
     return {block, first, smaller(smaller(first + most, last), (block + 1) * w.block)};
   }
 };
 
-// The terms of some bytes, of rows of inputs.
+// The terms of some bytes for rows of inputs, which are `stride` apart: see `terms.h`.
 struct Inputs {
   const float* terms;
   int64_t stride;
 };
 
-// What some bytes add to some columns of `y`.
+// Adds the contribution of some bytes to some columns of `y`.
 template <class V, Codes kind>
 class Sums {
  public:
-  // `scaled`: as their blocks are.
+  // If `scaled`, sums are multiplied by the scales of their block.
   Sums(const Weight& w, bool scaled) : w_(w), step_(w), scaled_(scaled) {}
 
-  // Of `R` rows of `x`, and `U` vectors at a time. If `fresh`, `y` is not read.
+  // For `R` rows of `x`, `U` vectors at a time: `R * U` accumulators stay in registers.
+  // If `fresh`, `y` is overwritten instead of added to.
   template <int R, int U>
   void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
     if constexpr (kind == Codes::kNibbles)
@@ -52,8 +53,8 @@ class Sums {
     some<R, 1, zeros, true>(b, x, n, end, y, fresh);
   }
 
-  // As many columns as whole vectors have, or, if `part`, what is left of one. Returns
-  // where the next column is.
+  // The columns of whole vectors, or, if `part`, those of the last, partial vector.
+  // Returns the next column.
   template <int R, int U, bool zeros, bool part>
   int64_t some(Bytes of, Inputs x, int64_t n, int64_t end, float* y, bool fresh) const {
     constexpr int64_t W = V::width;
@@ -73,7 +74,7 @@ class Sums {
       for (int64_t b = of.first; b < of.last; ++b, terms += terms_of(kind)) {
         const uint8_t* c = w_.codes + b * w_.n + n;
         if constexpr (!part)
-          // What comes next of these columns.
+          // Prefetch the next bytes of these columns.
           _mm_prefetch(reinterpret_cast<const char*>(c + (of.last - of.first) * w_.n),
                        _MM_HINT_T0);
         EQQUANT_UNROLL
@@ -107,13 +108,13 @@ class Sums {
   bool scaled_;
 };
 
-// Many rows of `x` are bound by arithmetic. So many bytes, of so many columns, are
-// added up at a time: few enough that a float32 does not drift, and that the codes stay
-// in a cache while all rows of `x` meet them.
+// With many rows of `x`, arithmetic is the bottleneck. A tile of this many bytes and
+// columns is accumulated at a time: small enough that rounding errors do not build up,
+// and that its codes stay in cache for all rows of `x`.
 constexpr int64_t kForwardBytes = 64;
 constexpr int64_t kForwardColumns = 512;
 
-// How many rows of `x` that is, at most.
+// The number of rows of `x` that pass over the weight together.
 constexpr int64_t kForwardRows = 16;
 
 template <class V, Codes kind>
@@ -149,7 +150,7 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
       }
     }
   };
-  // Several for each thread, if they do not become too narrow.
+  // Several tasks for each thread, as long as they do not become too narrow.
   const int64_t each = divided_up(w.n, 4 * parallel.workers * 64) * 64;
   const int64_t width = smaller(kForwardColumns, larger(128, each));
   const int64_t tasks = larger(1, w.n / width);
@@ -158,9 +159,9 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
   });
 }
 
-// Few rows of `x` are bound by memory, which is read fastest in its order: a few bytes
-// of each row of the weight are swept through all columns. Parts of the rows are added
-// up apart.
+// With few rows of `x`, memory is the bottleneck, and it is fastest to read in order.
+// So a few bytes of each row of the weight are swept over all columns. The bytes of a
+// row are split into parts, which different threads sum and `sum_up` adds.
 constexpr int64_t kSweepRows = 3;
 constexpr int64_t kSweepBytes = 8;
 
@@ -193,7 +194,7 @@ class Sweep {
     }
   }
 
-  // Once all parts are there.
+  // Adds the parts, once all are computed.
   void sum_up(int64_t begin, int64_t end) const {
     const int64_t parts = sweep_parts(w_);
     if (parts == 1 && !late()) return;
@@ -210,7 +211,7 @@ class Sweep {
   }
 
  private:
-  // One scale for each row can wait until there is one number to be scaled.
+  // With one scale per row, `sum_up` can apply it to the total.
   bool late() const { return w_.blocks == 1; }
   float* of_part(int64_t i) const {
     return i == 0 ? y_ : scratch_ + (i - 1) * R * w_.n;
@@ -229,7 +230,7 @@ void forward_few(const Weight& w, const float* x, float* y, float* scratch,
                  const Parallel& parallel) {
   const Sweep<V, kind, R> sweep(w, x, y, scratch);
   const int64_t parts = sweep_parts(w);
-  // More tasks for more threads, if their columns do not become too few.
+  // Split the columns, too, if there are many threads and enough columns.
   const int64_t pieces =
       larger(1, smaller(w.n / 1024, divided_up(4 * parallel.workers, parts)));
   const auto columns = [&](int64_t i) { return divided_up(i * w.n, pieces * 64) * 64; };

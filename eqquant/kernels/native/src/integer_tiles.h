@@ -1,5 +1,5 @@
-// Products of panels with rows of digits, by tiles. They have the same bits as those in
-// registers, but for rows with outliers.
+// Products of panels by rows of digits with AMX tiles. Results are bit-identical to
+// those of `IntegersInRegisters`, except in rows with outliers.
 #pragma once
 
 #include <immintrin.h>
@@ -14,14 +14,14 @@
 namespace eqquant {
 namespace {
 
-// The rows of a tile are some rows of `x`: the first digits of all of them, then the
-// second ones, if there are any.
+// A tile has the first digits of several rows of `x`, then their second digits, if
+// there are any.
 class IntegersInTiles {
  public:
   static constexpr int64_t kWhole = kTileBytes;
   using Scope = Tiles;
 
-  // Few rows, or short segments, would leave most of a tile empty.
+  // Whether tiles are worth it: few rows or short segments leave most of a tile empty.
   static bool pay(const Weight& w, const Digits& x) {
     return x.number * x.rows >= kTileRows / 2 &&
            2 * codes_of(w.kind, Segment::bytes(w)) >= kTileBytes;
@@ -62,17 +62,17 @@ class IntegersInTiles {
   }
 
  private:
-  // How many rows of `x` a tile has.
+  // The number of rows of `x` in a tile.
   static int64_t each(const Digits& x) { return kTileRows / x.number; }
   static int64_t groups(const Digits& x) { return divided_up(x.rows, each(x)); }
 
-  // Of the tiles of a segment, in bytes.
+  // The size of the tiles of a segment, in bytes.
   static int64_t size(const Weight& w) {
     return divided_up(codes_of(w.kind, Segment::bytes(w)), kTileBytes) * kTileSize;
   }
   int64_t size_of_group() const { return Segment::number(w_) * size(w_); }
 
-  // The tiles of some digits of a group, from `k` on.
+  // Copies `codes` digits of a group of rows, from position `k`, to tiles.
   void fill(int64_t group, int64_t k, int64_t codes, uint8_t* tiles) const {
     for (int64_t i = 0; i < codes; i += kTileBytes)
       for (int64_t r = 0; r < kTileRows; ++r, tiles += kTileBytes) {

@@ -1,4 +1,6 @@
-// Products along the blocks, of 8-bit integers: of the codes, and of digits of `x`.
+// Products along the blocks, of 8-bit integers: codes by digits of `x`. A task unpacks
+// segments of its panels to bytes, multiplies them by all rows of digits, and adds the
+// scaled results to float32 sums, which it finally writes to `y`.
 #pragma once
 
 #include <immintrin.h>
@@ -13,15 +15,14 @@
 namespace eqquant {
 namespace {
 
-// How many codes of a row are unpacked at a time: no sum leaves 32 bits, nor (less what
-// the offset adds) the 24 that a float32 holds.
+// The number of codes of a row that are unpacked at a time: few enough that no sum
+// overflows 32 bits, nor (less the offset) the 24 bits of a float32.
 constexpr int64_t kIntegersCodes = 256;
 
-// How many panels lie side by side, at most.
+// The largest number of adjacent panels of a task.
 constexpr int kIntegersPanels = 8;
 
-// A part of a block: some bytes of each row that share a scale, no more than a panel
-// has.
+// A part of a block: some bytes of each row that share a scale and fit in a panel.
 struct Segment {
   int64_t block, first, last;
 
@@ -51,7 +52,7 @@ inline int32_t total(const int8_t* x, int64_t fours) {
   return _mm512_reduce_add_epi32(sum);
 }
 
-// Of a row of digits, the sums over the codes of each segment.
+// The sum of a row of digits over each segment, by which offsets are subtracted.
 inline void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* totals) {
   for (int64_t i = 0; i < Segment::number(w); ++i) {
     const Segment s = Segment::of(w, i);
@@ -60,15 +61,15 @@ inline void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* total
   }
 }
 
-// A segment of the 64 rows of a panel: the codes, how many fours of them, where they
-// meet `x`, and scales and zero-points in the order of lanes.
+// A segment of a panel: its codes, the number of fours of them, the position `k` of the
+// first in `x`, and the scales and zero-points in the order of lanes.
 struct Unpacked {
   const uint8_t* codes;
   int64_t segment, fours, k;
   __m512 scale[4], zero[4];
 };
 
-// How many segments of a panel are unpacked together, at most.
+// The largest number of segments that are unpacked together.
 constexpr int64_t kSegments = 16;
 
 struct UnpackedSegments {
@@ -79,8 +80,8 @@ struct UnpackedSegments {
   const Unpacked* end() const { return of + number; }
 };
 
-// Adds to `sums` what a vector of lanes gives: of `products` of codes, less the offset,
-// with one digit or two, which add up to `totals`.
+// Adds a vector of results to `sums`: the `products` of codes (less the offset) with
+// one or two digits are corrected for the zero-point by `totals`, combined, and scaled.
 template <int digits>
 inline void add_scaled(const Weight& w, const Unpacked& codes, int v,
                        const __m512i* products, const int32_t* totals, float* sums) {
@@ -98,10 +99,10 @@ inline void add_scaled(const Weight& w, const Unpacked& codes, int v,
                    _mm512_fmadd_ps(sum[0], codes.scale[v], _mm512_loadu_ps(sums)));
 }
 
-// The outliers of rows of digits, by the segments of a weight that they meet.
+// The outliers of rows of digits, by the segments of the weight that they multiply.
 class Outliers {
  public:
-  // In numbers of 32 bits.
+  // In units of 32 bits.
   static int64_t scratch(const Weight& w, const Digits& x) {
     return x.outliers == nullptr ? 0 : (Segment::number(w) + 1) * x.rows;
   }
@@ -124,7 +125,7 @@ class Outliers {
 
   bool none() const { return x_.outliers == nullptr; }
 
-  // What they give with some segments, which follow each other.
+  // Adds the products of outliers with consecutive segments.
   void add(const UnpackedSegments& segments, float* sums) const {
     const int32_t* const first = first_ + segments.of[0].segment * x_.rows;
     const int32_t* const last = first + segments.number * x_.rows;
@@ -138,7 +139,7 @@ class Outliers {
     const int32_t* const first = first_ + unpacked.segment * x_.rows + m;
     if (first[0] == first[x_.rows]) return;
     const Outlier* const last = x_.outlier + m * x_.most + first[x_.rows];
-    // The bits of 2**23 are those of 2**23 plus a code, but for the lowest eight.
+    // `or` of a code into the low bits of the float 2**23 gives 2**23 + code.
     const __m512 base = _mm512_set1_ps(8388608);
     const __m512 offset = _mm512_set1_ps(static_cast<float>(w_.offset));
     __m512 less[4], sum[4];
@@ -150,7 +151,7 @@ class Outliers {
     for (const Outlier* at = x_.outlier + m * x_.most + first[0]; at < last; ++at) {
       const int64_t k = at->k - unpacked.k;
       const uint8_t* const codes = unpacked.codes + k / 4 * 4 * kPanelRows;
-      // One byte of each four.
+      // Extract one byte of each four.
       const __m512i which =
           _mm512_add_epi32(_mm512_setr4_epi32(0, 4, 8, 12),
                            _mm512_set1_epi32(static_cast<int32_t>(0x80808000 + k % 4)));
@@ -176,17 +177,17 @@ class Outliers {
   const int32_t* first_;
 };
 
-// Multiplies panels with rows of digits, some rows at a time, in registers.
+// Multiplies panels by rows of digits with VNNI. Sums of a few rows stay in registers.
 class IntegersInRegisters {
  public:
-  // Segments are filled up with zeros, to a multiple of so many codes.
+  // Segments are padded with zeros to a multiple of this many codes.
   static constexpr int64_t kWhole = 4;
-  // What a thread has while it multiplies.
+  // A resource that a thread holds while it multiplies: none.
   struct Scope {};
 
   static int64_t scratch(const Weight&, const Digits&) { return 0; }
 
-  // `totals`: what `sum_up` makes of each row of digits.
+  // `totals`: the results of `sum_up` for each row of digits.
   IntegersInRegisters(const Weight& w, const Digits& x, const int32_t* totals, float*,
                       const Parallel&)
       : w_(w), x_(x), totals_(totals) {}
@@ -218,7 +219,7 @@ class IntegersInRegisters {
   }
 
  private:
-  // Adds to `sums` what each of `R` rows gives with the 64 rows of a panel.
+  // Adds the products of `R` rows of digits with the 64 rows of a panel to `sums`.
   template <int R, int digits, int64_t panels>
   EQQUANT_INNERMOST void multiply(int64_t m, const Unpacked& unpacked, float* sums,
                                   Soon<panels> soon) const {
@@ -233,6 +234,7 @@ class IntegersInRegisters {
     for (int r = 0; r < R * digits; ++r) {
       const int64_t row = r % digits * x_.rows + m + r / digits;
       total[r] = totals_[row * Segment::number(w_) + unpacked.segment];
+      // Starting here subtracts the offset from every code.
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_set1_epi32(-w_.offset * total[r]);
     }
@@ -272,7 +274,7 @@ class IntegersInRegisters {
   const int32_t* totals_;
 };
 
-// Of so many panels that lie side by side, at most. `Rows` multiply them with digits.
+// Products with up to `kTogether` adjacent panels, which `Rows` multiplies by digits.
 template <int64_t kTogether, class Rows>
 class Integers {
  public:
@@ -280,7 +282,7 @@ class Integers {
            float* y)
       : w_(w), x_(x), rows_(rows), outliers_(outliers), y_(y) {}
 
-  // Of `count` rows of `W`, which are those of the panels.
+  // The products with the `count` rows of `W` from row `n`: those of the panels.
   template <Codes kind>
   EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t codes = whole(codes_of(kind, Segment::bytes(w_)));
@@ -309,7 +311,7 @@ class Integers {
     return divided_up(codes, Rows::kWhole) * Rows::kWhole;
   }
 
-  // The segments from `begin` to `end` of a panel.
+  // Unpacks and multiplies the segments from `begin` to `end` of a panel.
   template <Codes kind>
   EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
                               float* sums, const Soon<kTogether>& soon) const {

@@ -1,19 +1,21 @@
-// What the kernels compute, and the table of them that each instruction set fills.
+// The operands of the kernels, and the table of kernels that each instruction set
+// fills.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-// Before a loop whose number of turns is known: what an array holds stays in registers.
+// Unrolls a loop with a constant trip count, so that small arrays stay in registers.
 #define EQQUANT_UNROLL _Pragma("GCC unroll 32")
-// After a loop that adds up to `x`: or else GCC keeps it in memory, too, all along.
+// After a loop that accumulates into `x`: otherwise GCC also stores it in each
+// iteration.
 #define EQQUANT_ADDED_UP(x) asm("" : "+v"(x))
-// Not inlined, or else the compiler runs out of registers.
+// Keeps inner loops out of their callers, whose variables would take registers.
 #define EQQUANT_INNERMOST __attribute__((noinline))
 
 namespace eqquant {
 
-// What a byte of codes holds. The first code is in the lowest digit.
+// How codes are packed in a byte. The first code is the lowest digit.
 enum class Codes : int32_t {
   kInt8 = 0,      // a signed integer
   kNibbles = 1,   // two digits of base 16
@@ -22,8 +24,8 @@ enum class Codes : int32_t {
   kBits = 4,      // eight digits of base 2
 };
 
-// What headers define has no linkage: a function compiled for one instruction set must
-// never be called by code for another.
+// Headers define functions in unnamed namespaces. With external linkage, the linker
+// could merge a function with its copy for a newer instruction set.
 namespace {
 
 constexpr int64_t codes_per_byte(Codes codes) {
@@ -37,7 +39,7 @@ constexpr int64_t codes_per_byte(Codes codes) {
   return 0;
 }
 
-// Calls `f` with a constant of that kind.
+// Calls `f` with the kind as a compile-time constant.
 template <class F>
 void with_kind(Codes kind, F f) {
   switch (kind) {
@@ -52,7 +54,7 @@ void with_kind(Codes kind, F f) {
 template <int n>
 using Number = std::integral_constant<int, n>;
 
-// How many bytes of a row make whole fours of codes.
+// The least number of bytes that has a multiple of four codes.
 constexpr int64_t bytes_of_fours(Codes codes) {
   return codes_per_byte(codes) % 4 == 0 ? 1 : codes_per_byte(codes) == 2 ? 2 : 4;
 }
@@ -61,7 +63,8 @@ constexpr int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 constexpr int64_t larger(int64_t x, int64_t y) { return x < y ? y : x; }
 constexpr int64_t divided_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// How many codes some bytes have, up to whole fours of them.
+// The number of codes in some bytes, rounded up to whole fours of codes. (Integer
+// products take four codes at a time.)
 constexpr int64_t codes_of(Codes codes, int64_t bytes) {
   const int64_t step = bytes_of_fours(codes);
   return divided_up(bytes, step) * step * codes_per_byte(codes);
@@ -72,8 +75,9 @@ constexpr int64_t codes_of(Codes codes, int64_t bytes) {
 enum class ScaleType : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 // A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
-// axis comes first. Each `block` bytes of a row share a scale, and a zero-point if
-// there are any; there are `blocks` of those, the last of which may be shorter.
+// axis is first, so that a vector load takes the same byte of consecutive rows. Each
+// `block` bytes of a row share a scale, and optionally a zero-point. A row has `blocks`
+// of these, the last of which may be shorter.
 struct Weight {
   Codes kind;
   const uint8_t* codes;
@@ -83,16 +87,17 @@ struct Weight {
   int64_t blocks;
   ScaleType scale_type;
   const void* scale;      // at `g * scale_columns + i`
-  int64_t scale_columns;  // `n`, or 1: then `i` is 0
-  const uint8_t* zero;    // at `g * n + i`; null if there are none; of nibbles only
-  const float* points;    // what the digit `d` stands for, of 16; not of `kInt8`
+  int64_t scale_columns;  // `n`, or 1 if all rows share their scales: then `i` is 0
+  const uint8_t* zero;    // at `g * n + i`; null if there are none; for nibbles only
+  const float* points;    // a table of the 16 points of the digits; unused by `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points
-  int64_t used;           // how many digits of a byte are codes: the first ones
-  int64_t k;              // how many codes a row has; what else meets inputs of zero
+  int64_t used;           // how many digits of each byte, from the first, are codes
+  int64_t k;              // how many codes a row has; digits beyond meet zero inputs
 };
 
-// Runs `task(data, i, worker)` for each `i` below `tasks`, on many threads. No two that
-// run at the same time have the same `worker`, which is below `workers` and `tasks`.
+// Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks
+// that run at the same time have different `worker`s, below `workers` and `tasks`, by
+// which they choose their part of the scratch memory.
 struct Parallel {
   void (*run)(const void* pool, int64_t tasks,
               void (*task)(void* data, int64_t i, int64_t worker), void* data);
@@ -110,14 +115,14 @@ struct Parallel {
   }
 };
 
-// An input of a row of digits that is too large for them, which are 0 there.
+// An input that is too large for the digits of its row. Its digits are 0.
 struct Outlier {
   int32_t k;
   float x;  // in units of the row
 };
 
-// Instead of how many outliers a row has: too many, or it is too small for digits. Its
-// digits are 0, and say nothing.
+// In place of a row's number of outliers: there are too many of them, or the row is too
+// small for digits. Its digits are 0 and meaningless.
 constexpr int32_t kNoDigits = -1;
 
 // Rows of inputs, as 8-bit integers: `x[m, k] = unit[m] * digit[0, m, k]`, or with a
@@ -129,11 +134,11 @@ struct Digits {
   const int8_t* digit;      // [number, rows, stride]
   const float* unit;        // [rows]
   int64_t most;             // how many outliers a row may have
-  const int32_t* outliers;  // [rows], how many it has; null if no row has any
+  const int32_t* outliers;  // [rows], how many each has; null if no row has any
   const Outlier* outlier;   // [rows, most], in the order of `k`
 };
 
-// Rows of inputs, as they are, or if `x` is null, as one digit.
+// Rows of inputs in float32, or if `x` is null, as one digit.
 struct AnyRows {
   const float* x;  // [rows, stride]
   int64_t stride;
@@ -141,8 +146,9 @@ struct AnyRows {
   const float* unit;
 };
 
-// All of them add to nothing that another task writes, so that results do not depend on
-// how many threads there are. `products.h` puts them together.
+// The kernels of an instruction set; `products.h` combines them to whole products. No
+// two tasks of a kernel add to the same number, so that results do not depend on the
+// number of threads.
 struct Kernels {
   // y[m, n] = x[m, per * bytes] @ W[n, per * bytes].T, in float32. `scratch` has
   // `forward_scratch` floats.
@@ -154,24 +160,23 @@ struct Kernels {
   void (*transposed)(const Weight&, const float* x, float* y, int64_t rows, int64_t k,
                      const Parallel&);
 
-  // Computes once more what is not finite of `y`, each number of the weight scaled on
-  // its own. All others scale sums instead, which may be too large, or hide a sum of
-  // infinities of both signs.
+  // Recomputes the non-finite numbers of `y` from a weight that is scaled before the
+  // product. All other kernels scale sums, which may overflow or turn infinities of
+  // both signs into other values.
   void (*mend)(const Weight&, const AnyRows& x, float* y, int64_t rows,
                const Parallel&);
   void (*mend_transposed)(const Weight&, const float* x, float* y, int64_t rows,
                           int64_t k, const Parallel&);
 
-  // Products of integers. Null where the instruction set has none. The last four
-  // pointers are to what the digits will consist of.
+  // Products of 8-bit integers. Null if the instruction set has none. The last four
+  // pointers of `to_digits` are to the memory of `Digits`, which it writes.
   void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
                     float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
   int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
   void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
                    const Parallel&);
 
-  // Inputs and points in bfloat16, sums in float32. Null where the instruction set has
-  // no such products.
+  // Products of bfloat16, accumulated in float32. Null if the instruction set has none.
   int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
   void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows,
                    float* scratch, const Parallel&);
@@ -182,7 +187,7 @@ extern const Kernels avx512_kernels;
 extern const Kernels avx512_bf16_kernels;
 extern const Kernels amx_kernels;
 
-// What the last two tables have that the one before does not.
+// The kernels by which the last two tables differ from `avx512_kernels`.
 namespace avx512_bf16 {
 int64_t bfloat16_scratch(const Weight&, int64_t rows, int64_t workers);
 void bfloat16(const Weight&, const float* x, float* y, int64_t rows, float* scratch,

@@ -1,6 +1,6 @@
-// Results that are not finite, computed once more. In float32, with each number of the
-// weight scaled on its own, and with no inputs but those that meet one: so infinities
-// and NaNs are those of the product with the decoded weight.
+// Recomputes non-finite results in float32 from the decoded weight, each number of
+// which is scaled before the product, and without the digits that are not codes. So
+// infinities and NaNs are those of the reference product.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,11 @@
 namespace eqquant {
 namespace {
 
-// How many numbers are added up at a time, of each row: few enough that a float32 does
-// not drift.
+// The length of partial sums: short enough that rounding errors do not build up.
 constexpr int64_t kMendBytes = 64;
 constexpr int64_t kMendColumns = 1024;
 
-// How many results a task looks at, if a row has no more.
+// The number of results that a task checks (at least one row).
 constexpr int64_t kMendResults = 1 << 14;
 
 template <class V>
@@ -65,14 +64,14 @@ class Mend {
     return x.x != nullptr ? x.x[at] : x.unit[m] * static_cast<float>(x.digit[at]);
   }
 
-  // Then so are all results.
+  // Whether a row of inputs has a NaN, which makes all of its results NaN.
   bool has_nan(const AnyRows& x, int64_t m) const {
     for (int64_t k = 0; k < w_.bytes * per; ++k)
       if (__builtin_isnan(input(x, m, k))) return true;
     return false;
   }
 
-  // The numbers of byte `b` of some rows of the weight.
+  // Decodes byte `b` of `count` rows of the weight, from row `n`.
   void numbers(int64_t b, int64_t n, int64_t count, typename V::Floats* found) const {
     const int64_t g = b / w_.block;
     decode_(V::template bytes < kind == Codes::kInt8 > (w_.codes + b * w_.n + n, count),
@@ -103,7 +102,7 @@ class Mend {
     return sum;
   }
 
-  // What the code `k` of each row of the weight gives.
+  // The result of code `k` of each row of the weight.
   float code(const float* x, int64_t k) const {
     float sum = 0;
     for (int64_t n = 0; n < w_.n && !__builtin_isnan(sum);) {
@@ -123,7 +122,7 @@ class Mend {
   Decode<V, kind> decode_;
 };
 
-// Calls `row(m)` for all rows of `y`, which has so many columns.
+// Calls `row(m)` in parallel for all rows of a `y` with `columns` columns.
 template <class Row>
 void over_rows(int64_t rows, int64_t columns, const Parallel& parallel, Row row) {
   const int64_t each = larger(1, kMendResults / columns);

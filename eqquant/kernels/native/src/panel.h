@@ -1,8 +1,9 @@
-// Panels of codes: some bytes of 64 rows of a weight, unpacked to one code to a byte,
-// four of each row together, as the products of 8-bit integers take them.
+// Panels of codes: some bytes of 64 rows of a weight, unpacked to one code per byte, in
+// groups of four codes of a row, which is what 8-bit integer products take as a lane.
 //
-// Rows are not in order, for instructions that interleave do so within 128 bits: the 16
-// lanes of the vector `v` are the rows `16 i + 4 v + j`, of `i` and `j` below 4.
+// The lanes are not in the order of the rows, since the instructions that interleave
+// bytes work within 128 bits: the lane `4 i + j` of the vector `v` is the row
+// `16 i + 4 v + j`, for `i` and `j` below 4.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +17,8 @@ namespace eqquant {
 namespace {
 
 struct Panel {
-  // `count` rows, of which there are at most 64.
+  // Unpacks the bytes from `first` to `last` of `count` rows (at most 64), from row
+  // `n`.
   template <Codes kind>
   static void unpack(const Weight& w, int64_t n, int64_t count, int64_t first,
                      int64_t last, uint8_t* panel) {
@@ -39,7 +41,8 @@ struct Panel {
     }
   }
 
-  // Numbers in the order of rows, in that of the lanes of a panel; and back.
+  // Permutes numbers from the order of rows to that of lanes. It is its own inverse: a
+  // transpose of 4 x 4 groups of four lanes.
   static void exchange(const __m512* from, __m512* to) {
     const __m512 a = _mm512_shuffle_f32x4(from[0], from[1], 0x44);
     const __m512 b = _mm512_shuffle_f32x4(from[0], from[1], 0xee);
@@ -55,7 +58,7 @@ struct Panel {
   template <Codes kind>
   static void digits(__m512i c, __m512i* found) {
     if constexpr (kind == Codes::kInt8) {
-      // As unsigned integers, with 128 added.
+      // Add 128: the products want unsigned codes.
       found[0] = _mm512_xor_si512(c, _mm512_set1_epi8(static_cast<char>(0x80)));
     } else if constexpr (kind == Codes::kTrits) {
       trits(c, found);
@@ -65,13 +68,14 @@ struct Panel {
       EQQUANT_UNROLL
       for (int i = 0; i < per; ++i) {
         found[i] = _mm512_and_si512(_mm512_srli_epi16(c, bits * i), mask);
-        // As 0 and 2, so that with 1 less they stand for -1 and 1.
+        // 0 and 2, so that an offset of 1 makes them -1 and 1.
         if (kind == Codes::kBits) found[i] = _mm512_add_epi8(found[i], found[i]);
       }
     }
   }
 
-  // The digits of base 3 of a byte. Its third, in 8 bits of 16 each: 171 / 512.
+  // The five base-3 digits of each byte, by repeated division. `c / 3` is
+  // `c * 171 >> 9`, which takes 16 bits: even and odd bytes are divided apart.
   static void trits(__m512i c, __m512i* found) {
     const __m512i low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
     EQQUANT_UNROLL

@@ -1,7 +1,7 @@
-// Whole products: kernels, and what they leave to each other. All return whether there
-// was memory.
+// Whole products, as combinations of kernels. Each returns false if memory ran out.
 //
-// `Memory<T>(number)` has `get()`, and `failed()` if there is none for so many.
+// `Memory<T>(number)` allocates an array: `get()` is its pointer, and `failed()` tells
+// whether the allocation failed.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace eqquant {
 namespace {
 
-// A row with more outliers than this part of it is multiplied exactly: they take about
-// as long.
+// A row in which more than one input in `kOutlierShare` is an outlier is computed in
+// float32: with so many outliers, integers would take about as long.
 constexpr int64_t kOutlierShare = 16;
 
 template <template <class> class Memory>
@@ -43,7 +43,7 @@ class Products {
     return true;
   }
 
-  // Of `x` in two digits.
+  // Quantizes `x` to two digits.
   bool integers(const float* x, float* y) const {
     const int64_t stride = codes_of(w_.kind, w_.bytes), most = k() / kOutlierShare;
     const Memory<int8_t> digit(2 * rows_ * stride);
@@ -68,7 +68,7 @@ class Products {
     return true;
   }
 
-  // Of `x` in one digit, already rounded, `x[m, k] = unit[m] * digit[m, k]`.
+  // Takes `x` as one digit: `x[m, k] = unit[m] * digit[m, k]`.
   bool rounded(const int8_t* digit, const float* unit, float* y) const {
     const int64_t stride = codes_of(w_.kind, w_.bytes);
     if (!of_digits({1, rows_, stride, digit, unit, 0, nullptr, nullptr}, y))
@@ -98,7 +98,7 @@ class Products {
     return true;
   }
 
-  // The rows that have none, which are so many.
+  // Computes the `rows` rows without digits in float32.
   bool without_digits(const float* x, float* y, const int32_t* outliers,
                       int64_t rows) const {
     const Memory<float> some_x(rows * k()), some_y(rows * w_.n);

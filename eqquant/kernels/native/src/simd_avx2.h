@@ -1,4 +1,4 @@
-// Eight numbers at a time.
+// Vectors of eight numbers (AVX2). `simd_avx512.h` has the same interface.
 #pragma once
 
 #include <immintrin.h>
@@ -31,7 +31,7 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
 
-  // The first `count` numbers, and zeros; or all of them for `width`.
+  // A mask of the first `count` lanes. Masked loads give zeros in the other lanes.
   static __m256i first(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -46,12 +46,12 @@ struct Avx2 {
   static Floats only(Floats x, int64_t count) {
     return _mm256_and_ps(x, _mm256_castsi256_ps(first(count)));
   }
-  // A bit for each that is no number.
+  // A bit for each lane that is NaN.
   static uint32_t nans(Floats x) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   }
 
-  // Bytes as integers, with or without a sign.
+  // Widens bytes to integers, with or without a sign.
   template <bool sign>
   static Ints bytes(const uint8_t* p) {
     const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
@@ -67,14 +67,14 @@ struct Avx2 {
   static Ints right(Ints x) {
     return _mm256_srli_epi32(x, bits);
   }
-  // Of integers below 2**15.
+  // For integers below 2**15.
   static Ints times(Ints x, int32_t y) {
     return _mm256_madd_epi16(x, _mm256_set1_epi32(y));
   }
   static Ints minus(Ints x, Ints y) { return _mm256_sub_epi32(x, y); }
   static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 
-  // Only the lowest bits of an index count: four, or five.
+  // Lookups, which use the low four (or five) bits of an index and ignore the others.
   struct Table16 {
     __m256 low, high;
     explicit Table16(const float* p)
@@ -94,6 +94,7 @@ struct Avx2 {
     }
   };
 
+  // The scales of block `g` for `count` rows from row `i`.
   static Floats scales(const Weight& w, int64_t g, int64_t i, int64_t count) {
     bool one = w.scale_columns == 1;
     int64_t at = g * w.scale_columns + (one ? 0 : i);

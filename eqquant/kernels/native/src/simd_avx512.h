@@ -1,4 +1,4 @@
-// Sixteen numbers at a time.
+// Vectors of sixteen numbers (AVX512). `simd_avx2.h` has the same interface.
 #pragma once
 
 #include <immintrin.h>
@@ -26,7 +26,7 @@ struct Avx512 {
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
   static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 
-  // The first `count` numbers, and zeros; or all of them for `width`.
+  // A mask of the first `count` lanes. Masked loads give zeros in the other lanes.
   static __mmask16 first(int64_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
   }
@@ -40,10 +40,10 @@ struct Avx512 {
   static Floats only(Floats x, int64_t count) {
     return _mm512_maskz_mov_ps(first(count), x);
   }
-  // A bit for each that is no number.
+  // A bit for each lane that is NaN.
   static uint32_t nans(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
-  // Bytes as integers, with or without a sign.
+  // Widens bytes to integers, with or without a sign.
   template <bool sign>
   static Ints widened(__m128i x) {
     return sign ? _mm512_cvtepi8_epi32(x) : _mm512_cvtepu8_epi32(x);
@@ -60,14 +60,14 @@ struct Avx512 {
   static Ints right(Ints x) {
     return _mm512_srli_epi32(x, bits);
   }
-  // Of integers below 2**15.
+  // For integers below 2**15.
   static Ints times(Ints x, int32_t y) {
     return _mm512_madd_epi16(x, _mm512_set1_epi32(y));
   }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
   static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 
-  // Only the lowest bits of an index count: four, or five.
+  // Lookups, which use the low four (or five) bits of an index and ignore the others.
   struct Table16 {
     __m512 entries;
     explicit Table16(const float* p) : entries(_mm512_loadu_ps(p)) {}
@@ -80,6 +80,7 @@ struct Avx512 {
     Floats operator[](Ints i) const { return _mm512_permutex2var_ps(low, i, high); }
   };
 
+  // The scales of block `g` for `count` rows from row `i`.
   static Floats scales(const Weight& w, int64_t g, int64_t i, int64_t count) {
     __mmask16 mask = first(count);
     int64_t at = g * w.scale_columns + (w.scale_columns == 1 ? 0 : i);

@@ -1,7 +1,8 @@
-// What the bytes of a weight add to a product in float32.
+// The contribution of a byte of the weight to a product in float32.
 //
-// That comes from terms, some for each byte and row of `x`: the inputs themselves, or
-// sums of them that the byte's digits look up (the Method of Four Russians).
+// It is computed from the byte's terms, of which each row of `x` has its own: the
+// inputs themselves, or for small digits two tables of partial sums of the inputs,
+// which the digits index (the Method of Four Russians).
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@
 namespace eqquant {
 namespace {
 
-// What the digits of a byte stand for, taken apart: the byte's first digits index a
-// table of `low` entries, the others one of 16.
+// How the digits of a byte index two tables: the first digits one of `low` entries, the
+// others one of 16.
 struct Split {
-  int64_t first;  // how many digits the first table is for
+  int64_t first;  // how many digits index the first table
   int64_t low;    // how many entries it has
   int64_t base;
 };
@@ -28,7 +29,7 @@ constexpr Split split_of(Codes kind) {
   }
 }
 
-// How many terms a byte has.
+// The number of terms of a byte.
 constexpr int64_t terms_of(Codes kind) {
   return split_of(kind).low > 0 ? split_of(kind).low + 16 : codes_per_byte(kind);
 }
@@ -37,7 +38,7 @@ inline int64_t power(int64_t base, int64_t exponent) {
   return exponent == 0 ? 1 : base * power(base, exponent - 1);
 }
 
-// The terms of bytes, from the inputs that they meet.
+// Computes the terms of bytes from the inputs that they multiply.
 template <Codes kind>
 class Terms {
  public:
@@ -63,7 +64,8 @@ class Terms {
   }
 
  private:
-  // One of the two tables. (Inputs that others meet may be infinite.)
+  // Fills one of the two tables. (It sums only its own inputs: zero times an infinite
+  // input of the other table would be NaN.)
   template <int64_t i, int64_t i_end, int64_t e, int64_t e_end>
   void fill(const float* x, float* terms) const {
     for (int64_t k = e; k < e_end; ++k) {
@@ -76,7 +78,8 @@ class Terms {
   alignas(64) float point_[per][size] = {};
 };
 
-// Adds what a vector of bytes adds to the sums of `R` rows, which are `apart`.
+// Adds the contributions of a vector of bytes to the sums of `R` rows, which are
+// `apart` in the array of sums.
 template <class V, Codes kind>
 struct Step;
 
@@ -104,7 +107,7 @@ struct Step<V, Codes::kNibbles> {
     add<R, apart>(table[c], table[V::template right<4>(c)], terms, stride, sums);
   }
 
-  // Less a zero-point.
+  // With a zero-point subtracted from the points.
   template <int R, int apart>
   void add_less(typename V::Floats zero, typename V::Ints c, const float* terms,
                 int64_t stride, typename V::Floats* sums) const {

@@ -1,6 +1,7 @@
-// Products of tiles: registers of 16 rows of 64 bytes (AMX).
+// Products of AMX tiles, which are registers of 16 rows of 64 bytes.
 //
-// Four of them hold sums: of 16 rows of inputs, with the 64 rows of a panel.
+// Tiles 0 to 3 hold the sums of 16 rows of inputs by the 64 rows of a panel; tile 4
+// holds inputs, and tiles 5 to 7 hold codes.
 #pragma once
 
 #include <immintrin.h>
@@ -17,7 +18,7 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64;
 constexpr int64_t kTileSize = kTileRows * kTileBytes;
 
-// What tiles there are, as an instruction reads it.
+// The configuration of the tiles, in the layout of `ldtilecfg`.
 struct TileShapes {
   uint8_t palette = 1, start = 0, none[14] = {};
   uint16_t bytes[16] = {};
@@ -31,7 +32,7 @@ struct TileShapes {
   }
 };
 
-// While one of these lives, the thread has tiles.
+// Configures the tiles of the thread during its lifetime.
 class Tiles {
  public:
   Tiles() {
@@ -49,7 +50,7 @@ class Tiles {
     _tile_zero(3);
   }
 
-  // Sums of 32 bits: a row for each of the inputs.
+  // Sums of 32 bits, with a row for each row of inputs.
   static void load(const void* sums) {
     const char* const at = static_cast<const char*>(sums);
     written();
@@ -67,7 +68,8 @@ class Tiles {
   }
 
   // Adds the products of a tile of `x` with the next 64 bytes of each row of a panel:
-  // integers of 8 bits, which have no sign in the panel.
+  // 8-bit integers, signed in `x` and unsigned in the panel. Loads alternate with
+  // products, to overlap with them.
   static void add_integers(const void* x, const void* panel) {
     const char* const at = static_cast<const char*>(panel);
     written();
@@ -82,7 +84,7 @@ class Tiles {
     _tile_dpbsud(3, 4, 5);
   }
 
-  // The same with pairs of bfloat16.
+  // The same for pairs of bfloat16.
   static void add_bfloat16(const void* x, const void* panel) {
     const char* const at = static_cast<const char*>(panel);
     written();
@@ -98,10 +100,10 @@ class Tiles {
   }
 
  private:
-  // From a row of sums to the next, and from four bytes of each row of a panel.
+  // The stride in bytes of rows of sums, and of groups of four bytes in a panel.
   static constexpr int64_t kNext = 4 * kPanelRows;
 
-  // GCC does not know that to load a tile is to read memory.
+  // A compiler barrier: GCC does not know that tile loads read memory.
   static void written() { asm volatile("" ::: "memory"); }
 };
 

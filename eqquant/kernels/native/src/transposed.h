@@ -1,7 +1,7 @@
 // Products across the blocks, in float32: `y[m, k] = x[m, n] @ W[n, k]`.
 //
-// Each byte is decoded where it lies, some rows of `W` at a time, one to each lane.
-// What of `x` it meets is scaled first, once for some bytes of a block.
+// A vector decodes the same byte of consecutive rows of `W`, one per lane. `x` is
+// multiplied by the scales instead of the weight, once for several bytes of a block.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@
 namespace eqquant {
 namespace {
 
-// How many bytes of a row of `W`, and how many rows of it, meet what was scaled.
+// The bytes of a row of `W`, and the rows of it, for which scaled inputs are reused.
 constexpr int64_t kTransposedBytes = 32;
 constexpr int64_t kTransposedColumns = 1024;
 
@@ -28,7 +28,7 @@ class Transposed {
   Transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k)
       : w_(w), decode_(w), x_(x), y_(y), rows_(rows), k_(k) {}
 
-  // Those of one block, `g`.
+  // The results of the bytes from `first` to `last`, all in the block `g`.
   void bytes(int64_t g, int64_t first, int64_t last) const {
     for (int64_t n = 0; n < w_.n; n += kTransposedColumns) {
       int64_t count = smaller(kTransposedColumns, w_.n - n);
@@ -84,7 +84,7 @@ class Transposed {
     }
   }
 
-  // `x` times the scales, with zeros up to a whole vector.
+  // Multiplies `x` by the scales, and pads it with zeros to whole vectors.
   void scale(const float* x, int64_t g, int64_t n, int64_t count, float* found) const {
     for (int64_t i = 0; i < count; i += W) {
       int64_t part = smaller(W, count - i);
