@@ -1,6 +1,5 @@
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -20,27 +19,18 @@ from .._digits import provided
 from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
-from ._call import (
-    accumulate,
-    bytes_of,
-    inside,
-    Operand,
-    out_dtype,
-    padded,
-    refuse,
-    refuse_lookup,
-    scales,
-)
+from . import _call as call
 from ._codes import Decoder, integers, reinterpret, rounded_lookup, to_planes
 from ._tuning import depth_of_blocks, few_rows, tile, tile_of_rows
 
 
-# Products with the codes alone, block by block; the scales come afterwards. For a few
-# rows that is far less work than to scale the weight.
+# Products of bare codes, block by block, whose results are scaled. For few rows that is
+# far less work than scaling the weight.
 #
-# A block is too short to fill the matrix unit. So each row of inputs stands there once
-# for each of several blocks, with zeros for the others: more rows, of which there are
-# few, and the weight passes through no more than once.
+# A block is shorter than the matrix unit is deep. So several blocks are multiplied at
+# once: each row of inputs is repeated for each of the blocks, with zeros in place of
+# the other blocks. This takes more rows, of which there are few, but the weight passes
+# through the matrix unit only once.
 
 
 def _by_blocks(
@@ -50,46 +40,48 @@ def _by_blocks(
     problem: Problem,
     decoder: Decoder,
 ) -> Float[Array, "m n"]:
-    """The product with the weight of `(digits[0] + digits[1] / 254) * unit`, or of
-    `digits[0] * unit` if there are no others."""
+    """The product of `(digits[0] + digits[1] / 254) * unit` with the weight, or of
+    `digits[0] * unit` if there is one digit."""
     number, m, _ = digits.shape
-    bn, bk, span = tile(problem, decoder.planes, depth_of_blocks)
+    size = tile(problem, decoder.planes, depth_of_blocks)
+    bn, bk, span = size
     bm = _tile_m(m, number, digits.dtype)
     block = problem.format.block_size
     several = 1 if block is None else span // block
-    # The digits of a tile of rows, one after the other.
-    x = jnp.stack([padded(digit, bm, bk) for digit in digits])
+    # A tile has the first digits of its rows, then their second digits.
+    x = jnp.stack([call.padded(digit, bm, bk) for digit in digits])
     _, rows, k = x.shape
     x = x.reshape(number, rows // bm, bm, k).swapaxes(0, 1).reshape(number * rows, k)
     x = to_planes(x, decoder.planes, span)
     dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
-    scale = scales(stored, problem)
-    blocks = scale.shape[0]
-    groups = 1 if block is None else bk // block  # of a tile
-    size = bytes_of(problem, span)
+    weight = call.weight_operands(stored, problem, size)
+    blocks = weight[1].array.shape[0]
+    groups = call.blocks_in(size, problem)
+    nbytes = call.bytes_of(problem, span)
 
-    def step(i, total, x, codes, unit, scale, *zero):
+    def step(i, total, x, unit, codes, scale, *zero):
         del unit
-        scale = infinite_as_nan(inside(scale[...], 0, i * groups, blocks))
+        scale = infinite_as_nan(call.inside(scale[...], 0, i * groups, blocks))
         zeros = zero[0][...].astype(jnp.int32) if zero else None
         y = jnp.zeros(total.shape, dtype if block is None else jnp.float32)
+        # Multiply `span` contracted numbers at a time, which hold `several` blocks.
         for t in range(bk // span):
             less = None
             if zeros is not None:
                 less = zeros[t * several : (t + 1) * several] if block else zeros
-            w = decoder.decode(codes[t * size : (t + 1) * size], less)
+            w = decoder.decode(codes[t * nbytes : (t + 1) * nbytes], less)
             part = x[:, t * span : (t + 1) * span]
             part = _apart(part, decoder.planes, several)
-            found = jnp.dot(part, jnp.concatenate(w), preferred_element_type=dtype)
+            products = jnp.dot(part, jnp.concatenate(w), preferred_element_type=dtype)
             if block is None:
-                y = y + found
+                y = y + products
                 continue
             for b in range(several):
-                of_block = found[b * number * bm : (b + 1) * number * bm]
+                of_block = products[b * number * bm : (b + 1) * number * bm]
                 y = y + of_block.astype(jnp.float32) * scale[t * several + b][None]
         total[...] += y.astype(jnp.float32)
 
-    def finish(total, x, codes, unit, scale, *zero):
+    def finish(total, x, unit, codes, scale, *zero):
         del x, codes, zero
         y = total[:bm]
         if number == 2:
@@ -97,42 +89,35 @@ def _by_blocks(
         y = y * (unit[...] * np.float32(decoder.unit))
         return y * infinite_as_nan(scale[...]) if block is None else y
 
-    by_k = lambda i, j, step: (step if block else 0, j)
-    operands = [
-        Operand(x, (number * bm, bk), lambda i, j, step: (i, step)),
-        Operand(stored["codes"], (bytes_of(problem, bk), bn), lambda i, j, k: (k, j)),
-        Operand(padded(unit, bm, 1), (bm, 1), lambda i, j, step: (i, 0)),
-        Operand(scale, (groups, bn), by_k),
-    ]
-    if "zero_point" in stored:
-        operands.append(Operand(stored["zero_point"], (groups, bn), by_k))
-    y = accumulate(
+    inputs = call.Operand(x, (number * bm, bk), lambda i, j, step: (i, step))
+    units = call.Operand(call.padded(unit, bm, 1), (bm, 1), lambda i, j, step: (i, 0))
+    y = call.accumulate(
         step,
         finish,
-        operands,
-        (rows // bm, -(-problem.n // bn), k // bk),
-        (number * bm, bn),
-        jax.ShapeDtypeStruct((rows, problem.n), out_dtype(problem)),
+        [inputs, units, *weight],
+        k // bk,
+        (rows, problem.n),
         (bm, bn),
         problem,
+        sums=(number * bm, bn),
     )
     return y[:m].astype(problem.dtype)
 
 
 def _tile_m(m: int, number: int, dtype) -> int:
-    # A register has 32 rows of bytes, and 16 of bfloat16.
+    # A register holds 32 rows of bytes, or 16 of bfloat16.
     least = 32 // number if dtype == jnp.int8 else 16
     return tile_of_rows(m, least)
 
 
 def _apart(x: Shaped[Array, "m k"], planes: int, several: int) -> Shaped[Array, "_ k"]:
-    """The rows of each block, with zeros for the other blocks."""
+    """Repeats the rows for each block, with zeros in place of the other blocks."""
     if several == 1:
         return x
     words = reinterpret(x, jnp.uint32)
     rows = words.shape[1] // planes
     position = lax.broadcasted_iota(jnp.int32, words.shape, 1)
-    # (Plain division would ask what TPU this is for.)
+    # (Lowering `//` and `%` would query the generation of the TPU.)
     row = lax.rem(position, np.int32(rows))
     block = lax.div(row, np.int32(rows // several))
     only = [jnp.where(block == b, words, np.uint32(0)) for b in range(several)]
@@ -149,14 +134,14 @@ def _refuse_rows(
     rows = number * _tile_m(problem.rows, number, dtype) * several
     if rows > few_rows:
         return (
-            f"is for at most {few_rows} rows in the matrix unit, where {problem.rows} "
-            f"rows are {rows}"
+            f"is for at most {few_rows} rows in the matrix unit, which {problem.rows} "
+            f"rows of inputs exceed with {rows}"
         )
     return None
 
 
 def _supports_integers(problem: Problem) -> str | None:
-    reason = refuse(problem)
+    reason = call.refuse(problem)
     if reason is not None:
         return reason
     return _refuse_rows(problem, integers(problem.format), 2, jnp.int8)
@@ -165,8 +150,11 @@ def _supports_integers(problem: Problem) -> str | None:
 def mosaic_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """Products of 8-bit integers: the codes, and the inputs in two digits. The weight
-    is never converted to a float. Rows with an input that is not finite are NaN."""
+    """Multiplies 8-bit integers: the codes by the inputs in two 8-bit digits. The
+    weight is never converted to floats, and results are scaled block by block.
+
+    Rows with a non-finite input become NaN.
+    """
     digits, unit = _two_digits(x.astype(jnp.float32))
     decoder = integers(problem.format)
     return _by_blocks(digits, unit, stored, problem, decoder)
@@ -175,8 +163,8 @@ def mosaic_integers(
 def mosaic_int8_activations(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """Products of 8-bit integers: the codes, and those of the inputs. The scales of
-    both are applied before the result is written."""
+    """Multiplies 8-bit integers: the codes by the quantized inputs. The scales of both
+    are applied before the result is written."""
     assert isinstance(problem.activation, Int8)
     codes, _ = encode(x.astype(jnp.float32), problem.activation)
     unit = from_bits(codes["scale"], problem.activation.scale_dtype)
@@ -187,8 +175,8 @@ def mosaic_int8_activations(
 def _supports_int8_activations(problem: Problem) -> str | None:
     assert problem.activation is not None
     if problem.activation.block_size is not None:
-        return f"is for one scale of each row of inputs, got {problem.activation}"
-    reason = refuse(problem)
+        return f"needs activations with one scale per row, got {problem.activation}"
+    reason = call.refuse(problem)
     if reason is not None or problem.format.block_size is None:
         return reason
     return _refuse_rows(problem, integers(problem.format), 1, jnp.int8)
@@ -210,7 +198,7 @@ for _format in (Int4, Int8, Ternary, Binary):
 
 
 def _supports_lookup(problem: Problem) -> str | None:
-    reason = refuse_lookup(problem)
+    reason = call.refuse_lookup(problem)
     if reason is not None:
         return reason
     return _refuse_rows(problem, rounded_lookup(problem.format), 1, jnp.bfloat16)
@@ -222,10 +210,13 @@ def _supports_lookup(problem: Problem) -> str | None:
 def mosaic_lookup(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """Looks up the point of each code among the rows of a register, where a word has
-    two. That is nearly all of the work. On a v6e it takes as long as to copy a weight
-    of bfloat16, and on a v5e about half as long: what a smaller weight saves there is
-    memory, rather than time."""
+    """Looks up the point of each code, in bfloat16, in the rows of a register, and
+    scales the results block by block.
+
+    A word of the register has two points. Nearly all of the time goes into the lookups.
+    On a v6e they take as long as copying the weight in bfloat16 would, and on a v5e
+    about half as long: so what the smaller weight saves is mostly memory, not time.
+    """
     unit = jnp.ones((x.shape[0], 1), jnp.float32)
     decoder = rounded_lookup(problem.format)
     return _by_blocks(x.astype(jnp.bfloat16)[None], unit, stored, problem, decoder)
@@ -239,6 +230,6 @@ def _two_digits(
     first = jnp.round(x_127)
     second = jnp.round((x_127 - first) * np.float32(254))
     unit = largest * np.float32(1 / 127)
-    # (A maximum may drop NaNs.)
+    # (A maximum may ignore NaNs.)
     unit = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), unit, jnp.nan)
     return jnp.stack([first, second]).astype(jnp.int8), unit

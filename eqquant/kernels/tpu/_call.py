@@ -9,12 +9,12 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from ...formats import AbstractGrid, AbstractScaled, from_bits, Stored, Ternary
 from .._problem import Problem
-from ._tuning import largest_block, memory
+from ._tuning import largest_block, memory, Tile
 
 
 class Operand(NamedTuple):
-    """An operand of a kernel: an array, the shape of its tile, and which tile a step of
-    the grid takes."""
+    """An operand of a kernel: an array, the shape of its tiles, and the index of the
+    tile that a step of the grid loads."""
 
     array: Array
     tile: tuple[int, ...]
@@ -25,15 +25,20 @@ def accumulate(
     step: Callable[..., None],
     finish: Callable[..., Array],
     operands: Sequence[Operand],
-    grid: tuple[int, int, int],
-    total: tuple[int, int],
-    out: jax.ShapeDtypeStruct,
+    steps: int,
+    shape: tuple[int, int],
     tile: tuple[int, int],
     problem: Problem,
+    sums: tuple[int, int] | None = None,
 ) -> Array:
-    """Calls `step(i, total, *operands)` for each `i` of the last axis of the grid, and
-    writes `finish(total, *operands)` as a tile of the result, which is where the other
-    two axes say. `total` has zeros at first, and a shape of its own."""
+    """Computes an array of some `shape` by its tiles. For each tile it calls
+    `step(i, sums, *operands)` for each `i` below `steps`, and writes
+    `finish(sums, *operands)`.
+
+    `sums` are floats on the chip, initially zero, of the shape of the tile or of
+    another one. The grid is (tile of rows, tile of columns, step), in this order: its
+    last axis runs fastest, so that `sums` belongs to one tile at a time.
+    """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
@@ -47,27 +52,51 @@ def accumulate(
 
         step(i, sums, *inputs)
 
-        @pl.when(i == grid[2] - 1)
+        @pl.when(i == steps - 1)
         def _():
             y[...] = finish(sums[...], *inputs).astype(y.dtype)
 
-    # What varies over the shards of a mesh makes the result do so.
+    # Inside `shard_map`, the result varies over the mesh axes over which `x` does.
     kind = jax.typeof(operands[0].array).manual_axis_type
-    if kind.varying:
-        out = jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=kind)
-    # (Pallas's interpreter does not map over kernels that say which axes are parallel.)
+    varying = {"manual_axis_type": kind} if kind.varying else {}
+    dtype = jnp.bfloat16 if problem.dtype == jnp.bfloat16 else jnp.float32
+    # (Pallas's interpreter cannot vmap kernels that declare parallel axes.)
     axes = ("parallel", "parallel", "arbitrary") if problem.stack == 1 else None
     return pl.pallas_call(
         kernel,
-        grid=grid,
+        grid=(pl.cdiv(shape[0], tile[0]), pl.cdiv(shape[1], tile[1]), steps),
         in_specs=[pl.BlockSpec(operand.tile, operand.index) for operand in operands],
         out_specs=pl.BlockSpec(tile, lambda i, j, step: (i, j)),
-        out_shape=out,
-        scratch_shapes=[pltpu.VMEM(total, jnp.float32)],
+        out_shape=jax.ShapeDtypeStruct(shape, dtype, **varying),
+        scratch_shapes=[pltpu.VMEM(sums or tile, jnp.float32)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=axes, vmem_limit_bytes=memory
         ),
     )(*[operand.array for operand in operands])
+
+
+def weight_operands(
+    stored: Stored, problem: Problem, tile: Tile, *, transposed: bool = False
+) -> list[Operand]:
+    """The operands of a weight: its codes, its scales and, if it has them, its
+    zero-points. The steps of the grid go along the contracted axis `k`, or along the
+    rows if `transposed`. Without blocks, the scales are those of whole rows."""
+    block = problem.format.block_size
+
+    def at(i, j, step):
+        del i
+        return (j, step) if transposed else (step, j)
+
+    def of_block(i, j, step):
+        k, n = at(i, j, step)
+        return (k if block else 0, n)
+
+    arrays = [scales(stored, problem)]
+    if "zero_point" in stored:
+        arrays.append(stored["zero_point"])
+    groups = blocks_in(tile, problem)
+    codes = Operand(stored["codes"], (bytes_of(problem, tile.k), tile.n), at)
+    return [codes, *[Operand(a, (groups, tile.n), of_block) for a in arrays]]
 
 
 def scales(stored: Stored, problem: Problem) -> Float[Array, "g n"]:
@@ -77,11 +106,17 @@ def scales(stored: Stored, problem: Problem) -> Float[Array, "g n"]:
     return jnp.broadcast_to(scale, (scale.shape[0], problem.n))
 
 
+def blocks_in(tile: Tile, problem: Problem) -> int:
+    """The number of scales that each row of a tile has."""
+    block = problem.format.block_size
+    return 1 if block is None else tile.k // block
+
+
 def inside(
     a: Float[Array, "g n"], axis: int, start: Integer[Array, ""], size: int
 ) -> Float[Array, "g n"]:
-    """Makes zeros of what a tile has beyond the end of an array: that may be anything.
-    The tile begins at `start`, and the array has so large a `size`."""
+    """Sets to zero what a tile, which begins at `start`, has beyond the end of an array
+    of this `size`: the values there are undefined."""
     if size % a.shape[axis] == 0:
         return a
     index = start + lax.broadcasted_iota(jnp.int32, a.shape, axis)
@@ -89,23 +124,18 @@ def inside(
 
 
 def padded(x: Shaped[Array, "m k"], m: int, k: int) -> Shaped[Array, "_ _"]:
-    """Zeros after the last row and column, up to the next multiple of `m` and `k`."""
+    """Pads with zeros to a multiple of `m` rows and `k` columns."""
     rows, columns = x.shape
     return jnp.pad(x, ((0, -rows % m), (0, -columns % k)))
 
 
 def bytes_of(problem: Problem, number: int) -> int:
-    """How many bytes so many codes are."""
+    """The bytes that this number of codes takes."""
     return round(number * problem.format.bits / 8)
 
 
-def out_dtype(problem: Problem) -> Any:
-    """What a kernel writes."""
-    return jnp.bfloat16 if problem.dtype == jnp.bfloat16 else jnp.float32
-
-
 def refuse(problem: Problem) -> str | None:
-    """The reasons that all kernels have."""
+    """Why no kernel for TPUs applies to a problem, or `None`."""
     if problem.rows is None:
         return "needs to know the number of rows when compiling"
     if problem.rows == 0 or problem.n == 0 or problem.k == 0:
@@ -114,7 +144,7 @@ def refuse(problem: Problem) -> str | None:
         return f"computes in float32, got {problem.dtype.name}"
     prepack = "`eqquant.tree_prepack(model, platform='tpu')`"
     if isinstance(problem.format, Ternary) and problem.format.radix == 3:
-        return f"needs 2 bits for a code, which {prepack} gives it"
+        return f"needs codes of 2 bits, as {prepack} packs them"
     if problem.row_axis != -1:
         return f"needs the contracted axis first in memory, where {prepack} puts it"
     size = problem.format.block_size
@@ -124,7 +154,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def refuse_lookup(problem: Problem) -> str | None:
-    """The reasons that kernels have which look codes up."""
+    """Why no kernel that looks codes up applies to a problem, or `None`."""
     assert isinstance(problem.format, AbstractGrid)
     if problem.format.radix != 16:
         return f"is for codes of 4 bits, got {problem.format}"

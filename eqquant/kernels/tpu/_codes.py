@@ -10,18 +10,18 @@ from jaxtyping import Array, Float, Int8 as I8, Integer, Shaped, UInt8, UInt32
 from ...formats import AbstractFormat, AbstractGrid, Binary, Int4, Int8, Ternary
 
 
-# Bytes are decoded 32 bits at a time, four rows of bytes in one word: a TPU has no
-# arithmetic of narrower integers, but it reinterprets registers for free. What comes
-# out are planes: the first code of each byte, the second and so on. So a product wants
-# its contracted axis in that order, which is for the inputs to be brought into.
+# Bytes are decoded 32 bits at a time, with four rows of bytes in a word: a TPU has no
+# arithmetic of narrower integers, but can reinterpret registers at no cost. The results
+# are planes: the first codes of all bytes, the second codes, and so on. This permutes
+# the contracted axis, so inputs are permuted alike (`to_planes`).
 
 
 class Decoder(NamedTuple):
     """How a tile of bytes is decoded.
 
-    - `planes`: how many planes there are.
-    - `decode`: bytes, and zero-points or `None`, to planes.
-    - `unit`: what one stands for in them.
+    - `planes`: the number of planes.
+    - `decode`: `(bytes, zero-points or None) -> planes`.
+    - `unit`: the value of a one in a plane, in units of the scale.
     """
 
     planes: int
@@ -30,7 +30,7 @@ class Decoder(NamedTuple):
 
 
 def to_planes(x: Array, planes: int, span: int) -> Array:
-    """Brings the last axis into the order of planes, each `span` of it on their own."""
+    """Permutes each `span` of the last axis to the order of planes."""
     *lead, k = x.shape
     x = x.reshape(*lead, k // span, span // planes, planes)
     return jnp.swapaxes(x, -1, -2).reshape(*lead, k)
@@ -42,7 +42,7 @@ def from_planes(x: Array, planes: int, span: int) -> Array:
 
 
 def integers(format: AbstractFormat) -> Decoder:
-    """Decodes codes that are integers, as such, in 8 bits."""
+    """Decodes codes of integers to 8-bit integers, perhaps in other units."""
     if isinstance(format, Int8):
         return Decoder(1, lambda codes, zero: [codes], 1.0)
     if isinstance(format, Ternary):
@@ -54,7 +54,8 @@ def integers(format: AbstractFormat) -> Decoder:
 
 
 def _int4(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
-    # Less eight, in the upper half of a byte.
+    # Flipping the top bit of each code subtracts 8. The signed result goes to the upper
+    # half of a byte, which multiplies it by 16.
     word = _words(codes) ^ _u32(0x88888888)
     high = _u32(0xF0F0F0F0)
     return [_bytes((word << _u32(4)) & high), _bytes(word & high)]
@@ -63,6 +64,8 @@ def _int4(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
 def _affine(
     codes: UInt8[Array, "j n"], zero: Integer[Array, "g n"]
 ) -> list[I8[Array, "j n"]]:
+    # Subtracts the zero-point from four codes in a word at once. A set top bit keeps
+    # each byte from borrowing of the next, and is flipped back.
     word = _words(codes)
     less = spread(zero.astype(jnp.uint32) * _u32(0x01010101), word.shape[0])
     low, borrow = _u32(0x0F0F0F0F), _u32(0x80808080)
@@ -74,7 +77,8 @@ def _affine(
 
 
 def _ternary(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
-    # Two bits less one, modulo four, are the upper two of a signed byte.
+    # The code minus one, modulo four, goes to the upper two bits of a signed byte,
+    # which multiplies it by 64.
     word = _words(codes)
     even = ~word & _u32(0x55555555)
     odd = ~(word | (word << _u32(1))) & _u32(0xAAAAAAAA)
@@ -83,13 +87,14 @@ def _ternary(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
 
 
 def _binary(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
-    # 0x40 is 64, and 0xC0 is -64.
+    # The inverted bit becomes the sign of 64: 0x40 is 64, and 0xC0 is -64.
     word, sign, one = ~_words(codes), _u32(0x80808080), _u32(0x40404040)
     return [_bytes(((word << _u32(7 - i)) & sign) | one) for i in range(8)]
 
 
 def lookup(format: AbstractFormat) -> Decoder:
-    """Decodes codes of 4 bits to any numbers, in float32."""
+    """Decodes codes of 4 bits to arbitrary points, in float32. The points are in two
+    registers of eight rows; the top bit of a code chooses between them."""
     points = codebook(format)
 
     def decode(codes, zero):
@@ -110,8 +115,8 @@ def lookup(format: AbstractFormat) -> Decoder:
 
 
 def rounded_lookup(format: AbstractFormat) -> Decoder:
-    """Decodes codes of 4 bits to any numbers, in bfloat16. A word of the table has two
-    of them, so that each code is looked up once."""
+    """Decodes codes of 4 bits to arbitrary points, in bfloat16. A word of the table has
+    the points of codes `i` and `i + 8`, so that each code is looked up once."""
     with jax.ensure_compile_time_eval():
         rounded = np.asarray(jnp.asarray(codebook(format)).astype(jnp.bfloat16))
     bits = rounded.view(np.uint16).astype(np.uint32)
@@ -127,7 +132,7 @@ def rounded_lookup(format: AbstractFormat) -> Decoder:
             return _gather(table, index.astype(jnp.int32))
 
         def half(i, other):
-            # By how much to shift: by 16 if the last bit of the code says so.
+            # The shift that selects a half of the looked-up word by the code's top bit.
             bit = ~word if other else word
             bit = bit << _u32(1) if i == 0 else bit >> _u32(4 * i - 1)
             return bit & _u32(16)
@@ -150,22 +155,22 @@ def codebook(format: AbstractFormat) -> Float[np.ndarray, "16"]:
 
 
 def reinterpret(a: Shaped[Array, "m n"], dtype: Any) -> Shaped[Array, "_ n"]:
-    """The same bits as numbers of another width, of which there are more or fewer rows:
-    the first of them is the lowest bits."""
+    """Reinterprets bits as numbers of another width, with more or fewer rows. The first
+    row has the lowest bits."""
     from jax.experimental.pallas import tpu as pltpu
 
     return pltpu.bitcast(a, dtype)
 
 
 def spread(a: Array, rows: int) -> Array:
-    """Repeats each row, so that there are so many."""
+    """Repeats each row, to this number of rows in all."""
     groups, n = a.shape
     a = jnp.broadcast_to(a[:, None], (groups, rows // groups, n))
     return a.reshape(rows, n)
 
 
 def _table(entries, n, dtype):
-    # An array of eight rows: a kernel may close over scalars only.
+    # A table of eight rows, made of scalars: a kernel cannot close over arrays.
     row = lax.broadcasted_iota(jnp.int32, (8, n), 0)
     table = jnp.full((8, n), entries[0], dtype)
     for i, entry in enumerate(entries[1:], 1):
@@ -183,7 +188,7 @@ _along_rows = lax.GatherDimensionNumbers(
 
 
 def _gather(table, index):
-    # As `jnp.take_along_axis`, which would allow for negative indices.
+    # Like `jnp.take_along_axis`, but without its handling of negative indices.
     inside = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     parts = [
         lax.gather(table, index[i : i + 8, :, None], _along_rows, (1, 1), mode=inside)

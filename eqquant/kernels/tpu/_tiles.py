@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -17,28 +16,18 @@ from ...formats import (
 from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
-from ._call import (
-    accumulate,
-    bytes_of,
-    inside,
-    Operand,
-    out_dtype,
-    padded,
-    refuse,
-    refuse_lookup,
-    scales,
-)
+from . import _call as call
 from ._codes import Decoder, from_planes, integers, lookup, spread, to_planes
 from ._tuning import depth_of_tiles, tile, tile_of_rows
 
 
-# Products with decoded tiles of the weight, in bfloat16: while the matrix unit works
-# on one part of a tile, the next is decoded. A scale of a whole row is no part of it,
-# but is applied to the result, or to the inputs.
+# Products with tiles of the weight that are decoded to bfloat16. A tile is decoded in
+# parts, so that the vector unit decodes the next part while the matrix unit multiplies
+# by the last one. Scales of whole rows are applied to the result, or to the inputs.
 
 
 def _decoded(codes, scale, zero, decoder: Decoder) -> Float[Array, "s n"]:
-    """Part of a weight, its contracted axis in the order of planes."""
+    """A part of a tile, with the contracted axis in the order of planes."""
     planes = decoder.decode(codes, zero)
     if scale is not None:
         rows = planes[0].shape[0]
@@ -48,9 +37,9 @@ def _decoded(codes, scale, zero, decoder: Decoder) -> Float[Array, "s n"]:
 
 
 def _parts(codes, scale, zero, bk, span, problem, decoder):
-    """The decoded parts of a tile, one after another."""
+    """Yields the decoded parts of a tile, of `span` contracted numbers each."""
     block = problem.format.block_size
-    size = bytes_of(problem, span)
+    size = call.bytes_of(problem, span)
     zero = zero[0][...].astype(jnp.int32) if zero else None
     for t in range(bk // span):
         mine = slice(t * span // block, (t + 1) * span // block) if block else slice(1)
@@ -70,18 +59,17 @@ def _rounded(x, problem: Problem):
 
 def _matmul(x, stored: Stored, problem: Problem, decoder: Decoder):
     m, _ = x.shape
-    bn, bk, span = tile(problem, decoder.planes, depth_of_tiles)
+    size = tile(problem, decoder.planes, depth_of_tiles)
+    bn, bk, span = size
     bm = tile_of_rows(m, 16)
-    x = padded(_rounded(x, problem).astype(jnp.bfloat16), bm, bk)
+    x = call.padded(_rounded(x, problem).astype(jnp.bfloat16), bm, bk)
     rows, k = x.shape
     x = to_planes(x, decoder.planes, span)
-    scale = scales(stored, problem)
-    block = problem.format.block_size
-    groups = 1 if block is None else bk // block
-    blocks = scale.shape[0]
+    weight = call.weight_operands(stored, problem, size)
+    groups, blocks = call.blocks_in(size, problem), weight[1].array.shape[0]
 
     def step(i, total, x, codes, scale, *zero):
-        scale = inside(scale[...], 0, i * groups, blocks)
+        scale = call.inside(scale[...], 0, i * groups, blocks)
         parts = _parts(codes, scale, zero, bk, span, problem, decoder)
         y = jnp.zeros_like(total)
         for t, w in enumerate(parts):
@@ -91,48 +79,32 @@ def _matmul(x, stored: Stored, problem: Problem, decoder: Decoder):
 
     def finish(total, x, codes, scale, *zero):
         del x, codes, zero
-        if block:
+        if problem.format.block_size is not None:
             return total
         return total * (infinite_as_nan(scale[...]) * np.float32(decoder.unit))
 
-    by_k = lambda i, j, step: (step if block else 0, j)
-    operands = [
-        Operand(x, (bm, bk), lambda i, j, step: (i, step)),
-        Operand(stored["codes"], (bytes_of(problem, bk), bn), lambda i, j, k: (k, j)),
-        Operand(scale, (groups, bn), by_k),
-    ]
-    if "zero_point" in stored:
-        operands.append(Operand(stored["zero_point"], (groups, bn), by_k))
-    y = accumulate(
-        step,
-        finish,
-        operands,
-        (rows // bm, -(-problem.n // bn), k // bk),
-        (bm, bn),
-        jax.ShapeDtypeStruct((rows, problem.n), out_dtype(problem)),
-        (bm, bn),
-        problem,
-    )
+    inputs = call.Operand(x, (bm, bk), lambda i, j, step: (i, step))
+    operands, shape = [inputs, *weight], (rows, problem.n)
+    y = call.accumulate(step, finish, operands, k // bk, shape, (bm, bn), problem)
     return y[:m].astype(problem.dtype)
 
 
 def _matmul_transposed(x, stored: Stored, problem: Problem, decoder: Decoder):
     m, _ = x.shape
-    bn, bk, span = tile(problem, decoder.planes, depth_of_tiles)
+    size = tile(problem, decoder.planes, depth_of_tiles)
+    bn, bk, span = size
     bm = tile_of_rows(m, 16)
-    scale = scales(stored, problem)
-    block = problem.format.block_size
     x = _rounded(x, problem)
-    if block is None:
+    if problem.format.block_size is None:
+        scale = call.scales(stored, problem)
         x = x.astype(jnp.float32) * (scale * np.float32(decoder.unit))
-    x = padded(x.astype(jnp.bfloat16), bm, bn)
+    x = call.padded(x.astype(jnp.bfloat16), bm, bn)
     rows, n = x.shape
-    groups = 1 if block is None else bk // block
     k = -(-problem.k // bk) * bk
     along_n = (((1,), (1,)), ((), ()))
 
     def step(i, total, x, codes, scale, *zero):
-        scale = inside(scale[...], 1, i * bn, problem.n)
+        scale = call.inside(scale[...], 1, i * bn, problem.n)
         parts = _parts(codes, scale, zero, bk, span, problem, decoder)
         for t, w in enumerate(parts):
             y = lax.dot_general(x[...], w, along_n, preferred_element_type=jnp.float32)
@@ -142,24 +114,9 @@ def _matmul_transposed(x, stored: Stored, problem: Problem, decoder: Decoder):
         del operands
         return total
 
-    by_k = lambda i, j, step: (j if block else 0, step)
-    operands = [
-        Operand(x, (bm, bn), lambda i, j, step: (i, step)),
-        Operand(stored["codes"], (bytes_of(problem, bk), bn), lambda i, j, n: (j, n)),
-        Operand(scale, (groups, bn), by_k),
-    ]
-    if "zero_point" in stored:
-        operands.append(Operand(stored["zero_point"], (groups, bn), by_k))
-    y = accumulate(
-        step,
-        finish,
-        operands,
-        (rows // bm, k // bk, n // bn),
-        (bm, bk),
-        jax.ShapeDtypeStruct((rows, k), out_dtype(problem)),
-        (bm, bk),
-        problem,
-    )
+    inputs = call.Operand(x, (bm, bn), lambda i, j, step: (i, step))
+    operands = [inputs, *call.weight_operands(stored, problem, size, transposed=True)]
+    y = call.accumulate(step, finish, operands, n // bn, (rows, k), (bm, bk), problem)
     y = from_planes(y[:m], decoder.planes, span)
     return y[:, : problem.k].astype(problem.dtype)
 
@@ -167,35 +124,39 @@ def _matmul_transposed(x, stored: Stored, problem: Problem, decoder: Decoder):
 def mosaic_tiles(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """Decodes a tile of the weight at a time, to bfloat16."""
+    """Decodes tiles of the weight to bfloat16, and accumulates in float32."""
     return _matmul(x, stored, problem, integers(problem.format))
 
 
 def mosaic_tiles_transposed(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
-    """Decodes a tile of the weight at a time, to bfloat16."""
+    """Decodes tiles of the weight to bfloat16, and accumulates in float32."""
     return _matmul_transposed(x, stored, problem, integers(problem.format))
 
 
 def mosaic_lookup_tiles(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """Decodes a tile of the weight at a time, to bfloat16: looks up the point of each
-    code among the rows of two registers. That takes as long as the product of several
-    hundred rows, so what a smaller weight saves is memory, rather than time."""
+    """Decodes tiles of the weight to bfloat16 by looking up the point of each code in
+    the rows of two registers, and accumulates in float32.
+
+    The lookups take as long as the product of several hundred rows: so what the smaller
+    weight saves is mostly memory, not time.
+    """
     return _matmul(x, stored, problem, lookup(problem.format))
 
 
 def mosaic_lookup_tiles_transposed(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
-    """Decodes a tile of the weight at a time, to bfloat16, as `mosaic_lookup_tiles`."""
+    """Decodes tiles of the weight to bfloat16 by looking up the point of each code in
+    the rows of two registers, and accumulates in float32."""
     return _matmul_transposed(x, stored, problem, lookup(problem.format))
 
 
 def _register(product, format_type, kernel, supports):
-    # Activations may also be quantized: those of any format are rounded first.
+    # With quantized activations of any format, `x` is rounded first.
     for activation in (None, AbstractFormat):
         register_kernel(
             product, format_type, "tpu", activation, supports=supports, error=8e-3
@@ -203,9 +164,12 @@ def _register(product, format_type, kernel, supports):
 
 
 for _format in (Int4, Int8, Ternary, Binary):
-    _register("matmul", _format, mosaic_tiles, refuse)
-    _register("matmul_transposed", _format, mosaic_tiles_transposed, refuse)
-_register("matmul", AbstractGrid, mosaic_lookup_tiles, refuse_lookup)
+    _register("matmul", _format, mosaic_tiles, call.refuse)
+    _register("matmul_transposed", _format, mosaic_tiles_transposed, call.refuse)
+_register("matmul", AbstractGrid, mosaic_lookup_tiles, call.refuse_lookup)
 _register(
-    "matmul_transposed", AbstractGrid, mosaic_lookup_tiles_transposed, refuse_lookup
+    "matmul_transposed",
+    AbstractGrid,
+    mosaic_lookup_tiles_transposed,
+    call.refuse_lookup,
 )

@@ -4,36 +4,37 @@ from typing import NamedTuple
 from .._problem import Problem
 
 
-# Sizes of tiles, by the bundles that libtpu schedules for v5e and v6e: those of
-# `tests/aot/tpu_bundles.csv`. One table for both: when a kernel is traced for export,
-# or for a mesh that is elsewhere, nobody knows the generation; and what is best for
-# one is within a few percent for the other.
+# Sizes of tiles, chosen by the number of instruction bundles that libtpu schedules for
+# v5e and v6e (`tests/aot/tpu_bundles.csv`). Both have the same sizes: when a kernel is
+# traced for export, or for a remote mesh, the generation is unknown; and the best size
+# for one is within a few percent of the best for the other.
 
-# How many numbers of a weight are decoded for one step of the grid: more, if that is
-# what eight blocks have.
+# The part of the weight that a step of the grid decodes. (`tile_k` grows if eight
+# blocks are longer.)
 tile_n = 512
 tile_k = 2048
-# How many rows a tile of inputs has, at most. The weight is decoded once for each tile
-# of them. Of 1024 rows, NF4 takes 17 % more bundles than codes that need no lookup: for
-# 4096 rows, no more than it would take to decode it once, write that, and read it.
+# The most rows of a tile of inputs. The weight is decoded once for each tile of them.
+# With 1024 rows, NF4 takes 17 % more bundles than codes that need no lookup. For 4096
+# rows that is no more than decoding once, writing the result and reading it back.
 tile_m = 1024
-# How much of the 128 MiB of memory on the chip a kernel may have, in bytes.
+# The bytes of VMEM, of 128 MiB, that a kernel may use.
 memory = 64 * 2**20
-# How long a block may be.
+# The longest block.
 largest_block = 1024
-# Up to how many rows in the matrix unit the scales come after the product. More of them
-# keep it busy for so long that the weight itself is scaled meanwhile.
+# With up to this many rows in the matrix unit, scales are applied after the product.
+# More rows keep the matrix unit busy for so long that the weight can be scaled in the
+# meantime.
 few_rows = 128
-# How many contracted numbers go into the matrix unit at a time, at least. It has 128
-# rows on v5e, and 256 on v6e; but where a row of inputs stands there once for each of
-# several blocks, fewer blocks are better on both.
+# The least number of contracted numbers that go into the matrix unit at a time. It is
+# 128 deep on v5e, and 256 on v6e; but where rows of inputs are repeated for each block,
+# fewer blocks are better on both.
 depth_of_blocks = 128
 depth_of_tiles = 256
 
 
 class Tile(NamedTuple):
-    """What one step of the grid takes of a weight: `n` rows, `k` contracted numbers of
-    each, and the latter `span` at a time."""
+    """The part of a weight that a step of the grid loads: `n` rows, and `k` contracted
+    numbers of each, which are decoded `span` at a time."""
 
     n: int
     k: int
@@ -41,9 +42,9 @@ class Tile(NamedTuple):
 
 
 def tile(problem: Problem, planes: int, depth: int) -> Tile:
-    """The size of a tile whose bytes are decoded into so many planes."""
+    """The size of a tile whose bytes are decoded to this many planes."""
     block = problem.format.block_size
-    # A register has 32 rows of bytes, and 8 of scales.
+    # A register holds 32 rows of bytes, or 8 of scales: tiles are whole registers.
     unit = math.lcm(depth, 32 * planes)
     if block is None:
         span = least = unit
@@ -55,6 +56,7 @@ def tile(problem: Problem, planes: int, depth: int) -> Tile:
 
 
 def tile_of_rows(m: int, least: int) -> int:
-    """How many rows of inputs a tile has, of which registers have `least`."""
+    """The number of rows of a tile of inputs, a multiple of the `least` rows that a
+    register holds."""
     tiles = -(-m // tile_m)
     return -(-m // (tiles * least)) * least

@@ -8,20 +8,20 @@ from .._problem import Problem
 from .._table import register_kernel
 
 
-# On a TPU, XLA converts codes of 8 bits on their way into the matrix unit: nothing of
-# the size of the weight is written. So one scale for each row needs no kernel.
+# On a TPU, XLA fuses the conversion of 8-bit codes into the product, and writes no
+# array of the weight's size. So with one scale per row, XLA's own product is enough.
 
 
 def _supports(problem: Problem) -> str | None:
     if problem.format.block_size is not None:
-        return f"is for one scale of each row, got {problem.format}"
+        return f"needs one scale per row, got {problem.format}"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"
     return None
 
 
 def _dot(x: Float[Array, "m _"], stored: Stored, axis: int) -> Float[Array, "m _"]:
-    # (Integers of 8 bits are exact in bfloat16.)
+    # (8-bit integers are exact in bfloat16.)
     x, codes = x.astype(jnp.bfloat16), stored["codes"].astype(jnp.bfloat16)
     contract = (((1,), (axis % 2,)), ((), ()))
     return lax.dot_general(x, codes, contract, preferred_element_type=jnp.float32)
@@ -36,7 +36,8 @@ def _scales(stored: Stored, problem: Problem) -> Float[Array, "1 n"]:
 def xla_int8(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """A product of bfloat16, then the scales."""
+    """Leaves the product of inputs and codes in bfloat16 to XLA, and scales the
+    result."""
     y = _dot(x, stored, problem.row_axis + 1)
     scale = infinite_as_nan(_scales(stored, problem))
     return (y * scale).astype(problem.dtype)
@@ -48,6 +49,6 @@ def xla_int8(
 def xla_int8_transposed(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
-    """The scales, then a product of bfloat16."""
+    """Scales the inputs, and leaves their product with the codes in bfloat16 to XLA."""
     x = x.astype(jnp.float32) * _scales(stored, problem)
     return _dot(x, stored, problem.row_axis).astype(problem.dtype)
