@@ -3,11 +3,12 @@
 The function's jaxpr is interpreted with one rule for each primitive. An operand of a
 primitive that has no rule is dequantized.
 
-This room imports `_ops` and the rooms below it.
+May import `_ops` and the rooms below it.
 
-To add a rule: write a function and decorate it with `register_rule(primitive)`, in the
-file of its kind (`_products`, `_structure`, `_gather`, ...). Code outside the package
-decorates with `eqquant.register_rule` in the same way.
+To add a rule, write a function `(interpreter, eqn, values) -> results` and decorate it
+with `add_rule(primitive)`, in the file of its kind (`_products`, `_structure`,
+`_gather`, ...). Code outside the package uses `eqquant.register_rule`, whose functions
+see the operands and parameters alone.
 """
 
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake

@@ -16,7 +16,8 @@ from ._table import add_rule
 from ._trace import trace
 
 
-# Functions inside of a function: each stays one, with its own derivative if it has one.
+# Rules for inner functions, which stay functions, with their own derivatives if they
+# have any.
 
 
 @add_rule("jit", "pjit")
@@ -31,8 +32,8 @@ def _jit(interpreter, eqn, values):
         return interpreter.call(run, values)
 
 
-# The same functions of similar operands are traced, and compiled, once; as long as
-# there is the function.
+# One jitted function per jaxpr, so that each is traced and compiled once for the same
+# types of operands. It lives as long as the jaxpr.
 _functions: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
 
@@ -74,7 +75,8 @@ def _checkpoint(interpreter, eqn, values):
     fn = jax.checkpoint(call, prevent_cse=eqn.params["prevent_cse"], policy=policy)
     if not differentiated:
         return fn(values)
-    # Part of a derivative already: there it is told apart from what it repeats.
+    # It is part of a derivative already: set `differentiated` in the new equation, too,
+    # so that XLA does not merge it with the computation that it repeats.
     jaxpr = jax.make_jaxpr(fn)(values)
     leaves = jtu.tree_leaves(values)
     env = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
@@ -97,7 +99,7 @@ def _custom_jvp(interpreter, eqn, values):
     def call(values):
         return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
 
-    later = Interpreter()  # What is given here will be gone by then.
+    later = Interpreter()  # The replaced constants of this one will be gone by then.
 
     @call.defjvp
     def jvp(primals, tangents):
@@ -130,7 +132,7 @@ def _custom_vjp(interpreter, eqn, values):
     def call(values):
         return interpreter.nested(eqn, eqn.params["call_jaxpr"], values)
 
-    later = Interpreter()  # What is given here will be gone by then.
+    later = Interpreter()  # The replaced constants of this one will be gone by then.
 
     def forward(values):
         def fn(*operands):
@@ -169,7 +171,7 @@ def _custom_vjp(interpreter, eqn, values):
 
 
 def _of(eqn, values: Sequence[Any], places: Sequence[int]) -> Callable:
-    # The primitive as a function of the operands in some places.
+    # The primitive as a function of some operands, with the others fixed.
     def fn(*some):
         new = list(values)
         for i, value in zip(places, some, strict=True):

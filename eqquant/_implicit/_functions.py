@@ -20,7 +20,7 @@ def qdot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Shaped[Array, "..."]:
-    """`jax.lax.dot_general`, where either operand may be quantized, or both.
+    """`jax.lax.dot_general`, where either or both operands may be quantized.
 
     !!! Example
 
@@ -30,20 +30,20 @@ def qdot_general(
 
     **Arguments:**
 
-    - `x`, `w`: the operands. Packed codes are read if all axes that blocks lie along
-        are contracted, or else none of them is and another one is; for anything else,
-        the operand is dequantized.
-    - Others: as of `jax.lax.dot_general`.
+    - `x`, `w`: the operands. The product reads the packed codes if it contracts all the
+        axes along which blocks lie, or none of them but another axis. Otherwise the
+        operand is dequantized.
+    - Others: as in `jax.lax.dot_general`.
 
     **Returns:**
 
-    The product, in the dtype of the operand that is not quantized, unless
-    `preferred_element_type` says otherwise. (That of the other, if this is an integer.)
-    It is accumulated in float32.
+    The product, in the dtype of the dense operand unless `preferred_element_type` is
+    given. (In the dtype of the quantized one, if the dense one is an integer.) It is
+    accumulated in float32.
 
     **Raises:**
 
-    What `jax.lax.dot_general` does, if the shapes do not match.
+    The errors of `jax.lax.dot_general` if the shapes do not match.
     """
     contracted, batch = dimension_numbers
     numbers = tuple(map(tuple, contracted)), tuple(map(tuple, batch))
@@ -51,7 +51,7 @@ def qdot_general(
     return _dot_general(x, w, numbers, precision, preferred_element_type)
 
 
-# An eager call of these compiles once for each shape.
+# Jitted so that eager calls compile once for each shape; so are those below.
 @ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _dot_general(x, w, *params):
     return implicit(lambda x, w: lax.dot_general(x, w, *params))(x, w)
@@ -63,7 +63,7 @@ def qeinsum(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Shaped[Array, "..."]:
-    """`jnp.einsum`, of operands any of which may be quantized.
+    """`jnp.einsum`, where any operand may be quantized.
 
     !!! Example
 
@@ -74,18 +74,17 @@ def qeinsum(
 
     **Arguments:**
 
-    - `subscripts`, `operands`, and others: as of `jnp.einsum`. Packed codes are read as
-        by [`eqquant.qdot_general`][].
+    - `subscripts`, `operands`, and others: as in `jnp.einsum`. The products read packed
+        codes under the same conditions as in [`eqquant.qdot_general`][].
 
     **Returns:**
 
-    An array, in the dtype of the operands that are not quantized, unless
-    `preferred_element_type` says otherwise. (That of the others, if these are
-    integers.)
+    An array, in the dtype of the dense operands unless `preferred_element_type` is
+    given. (In the dtype of the quantized ones, if the dense ones are integers.)
 
     **Raises:**
 
-    What `jnp.einsum` does, if the shapes do not match.
+    The errors of `jnp.einsum` if the shapes do not match.
     """
     params = dict(precision=precision, preferred_element_type=preferred_element_type)
     return _einsum(_of_one_dtype(operands), subscripts, tuple(params.items()))
@@ -104,7 +103,8 @@ def qtake(
     *,
     mode: str | None = None,
 ) -> Shaped[Array, "..."] | QuantizedArray:
-    """`jnp.take`, from an array that may be quantized. Only what is taken is read.
+    """`jnp.take` from an array that may be quantized. It reads only the selected
+    entries.
 
     !!! Example
 
@@ -119,14 +119,14 @@ def qtake(
 
     **Arguments:**
 
-    - `w`: what to take from.
-    - `ids`, `axis`, `mode`: as of `jnp.take`. Along an axis that blocks lie along, `w`
-        is dequantized.
+    - `w`: the array to take from.
+    - `ids`, `axis`, `mode`: as in `jnp.take`. If blocks lie along `axis`, `w` is
+        dequantized.
 
     **Returns:**
 
-    Of a matrix, an array: the rows. Of a stack, a [`eqquant.QuantizedArray`][] where
-    `axis` is one of the stack's.
+    The selected rows of a matrix, as a dense array. For a stack of matrices and an
+    `axis` of the stack, a [`eqquant.QuantizedArray`][].
     """
     return _take(w, jnp.asarray(ids), axis, mode)
 
@@ -137,7 +137,7 @@ def _take(w, ids, axis, mode):
 
 
 def _of_one_dtype(operands: Sequence[Any]) -> list[Any]:
-    # Products have the dtype of what is not quantized, and quantized arrays follow.
+    # Casts quantized operands and integers to the dtype of the dense operands.
     operands = [x if is_quantized(x) else jnp.asarray(x) for x in operands]
     arrays = [x for x in operands if not is_quantized(x)]
     quantized = [q for q in operands if is_quantized(q)]

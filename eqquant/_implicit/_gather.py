@@ -16,8 +16,8 @@ from ..formats import AbstractScaled
 from ._table import add_rule
 
 
-# Only what is asked for of a leading axis is read. Of a matrix, the rows are decoded;
-# of a stack, the weights are left packed.
+# The rule for gathers along one leading axis, which read only the selected entries.
+# Rows of a matrix are decoded; weights of a stack stay packed.
 
 
 @add_rule("gather")
@@ -27,7 +27,7 @@ def _gather(interpreter, eqn, values):
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     if not is_quantized(q) or numbers.operand_batching_dims:
         return NotImplemented
-    # The axes that are not taken whole: there should be one, taken one by one.
+    # Exactly one axis should be indexed, with slices of size one.
     cut = [i for i in range(q.ndim) if sizes[i] != q.shape[i]]
     cut = cut or [i for i in numbers.collapsed_slice_dims]
     if len(cut) != 1 or cut[0] not in leading_axes(q) or sizes[cut[0]] != 1:
@@ -44,22 +44,23 @@ def _gather(interpreter, eqn, values):
     ids = ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)
     keeps = axis not in numbers.collapsed_slice_dims
 
-    # The axes of the result, in the order that they come out here.
+    # Taking `ids` along `axis` puts their axes in its place: permute the result to the
+    # order of the gather.
     batch = ids.ndim
     rank = batch + q.ndim - (not keeps)
     batch_axes = [i for i in range(rank) if i not in numbers.offset_dims]
     offsets = iter(sorted(numbers.offset_dims))
-    found = []
+    axes = []
     for i in range(q.ndim):
         if i == axis:
-            found += batch_axes
+            axes += batch_axes
         if i != axis or keeps:
-            found.append(next(offsets))
-    order = [found.index(i) for i in range(rank)]
+            axes.append(next(offsets))
+    order = [axes.index(i) for i in range(rank)]
     ids = ids[..., None] if keeps else ids
 
     if q.ndim == 2 and q.axis in (-1, -2):
-        # (With the blocks along axis 0, the rows are the columns.)
+        # (With blocks along axis 0, the rows are the columns of `q`.)
         rows = (q if q.axis == -1 else q.mT)[jnp.clip(ids, 0, q.shape[axis] - 1)]
         if q.axis == -2:
             rows = jnp.moveaxis(rows, -1, 0)
@@ -92,7 +93,7 @@ def _picked(q: QuantizedArray, ids, axis, fills, value):
     size = q.shape[axis]
 
     def take(a):
-        # All ones are the bits of a NaN, whatever the dtype of the scales.
+        # Scales whose bits are all ones are NaN in every dtype.
         ones = jnp.iinfo(a.dtype).max
         return jnp.take(a, ids, axis=index, mode=mode, fill_value=ones)
 

@@ -22,14 +22,13 @@ from ._program import has_jaxprs, Program, program_of
 from ._table import rules_of
 
 
-# What a variable of a jaxpr stands for.
+# The value of a variable of a jaxpr: an array or a quantized array.
 Value: TypeAlias = Any
 
 
 class Interpreter:
-    """Evaluates one jaxpr, in which each variable stands for an array or for a
-    quantized array. The rules are told which one is at work: it dequantizes for them,
-    and evaluates the jaxprs that are inside of this one."""
+    """Evaluates a jaxpr whose variables may be quantized arrays. Rules get the
+    interpreter as an argument, to dequantize operands and to evaluate inner jaxprs."""
 
     def __init__(
         self,
@@ -37,22 +36,23 @@ class Interpreter:
         final: bool = False,
         given: dict[int, Any] | None = None,
     ):
-        # Quantized arrays that are still read when this is done, and those that are
-        # after the equation at work.
+        # The quantized arrays that are read after this jaxpr, and those that are read
+        # after the current equation.
         self._kept = [*kept]
         self._later = [*kept]
-        # Whether nothing that this gives is differentiated.
+        # Whether the results will not be differentiated.
         self.final = final
-        # What stands in the place of constants, by the identity of these.
+        # Replacements of constants, by their `id`.
         self._given = {} if given is None else given
-        # By identity. (Each is kept alive, so that no other takes its identity.)
+        # Dense arrays by the `id` of the quantized ones. (Holding these keeps their
+        # `id` from being reused.)
         self._decoded: dict[int, tuple[QuantizedArray, Array]] = {}
         self._constants: dict[Any, Any] = {}
 
     def evaluate(
         self, jaxpr: ClosedJaxpr | Jaxpr, values: Sequence[Value]
     ) -> list[Value]:
-        """The results of a jaxpr."""
+        """Evaluates a jaxpr, and returns its results."""
         jaxpr, constants = opened(jaxpr)
         env = dict(zip(jaxpr.constvars, self.given(constants), strict=True))
         self._constants.update(env)
@@ -74,7 +74,7 @@ class Interpreter:
         return [_as_array(atom, _read(env, atom)) for atom in jaxpr.outvars]
 
     def apply(self, eqn: JaxprEqn, inputs: Sequence[Value]) -> Sequence[Value]:
-        """The results of an equation."""
+        """Evaluates an equation, and returns its results."""
         program = None
         if not self.final and policy() == "allow":
             program = program_of(eqn, inputs)
@@ -88,11 +88,13 @@ class Interpreter:
         return bind(eqn, inputs)
 
     def call(self, fn: Callable[..., Any], values: Sequence[Value]) -> list[Value]:
-        """Calls a compiled function `(wanted, values, known) -> (results, decoded)`. It
-        is told what is decoded already, and which values it should give the ordinary
-        arrays of, if it makes them."""
+        """Calls a compiled function `(wanted, values, known) -> (results, decoded)`.
+        `known` are the dense arrays of values that were decoded before; `wanted` says
+        for which others `decoded` should have the dense array, if the function makes
+        it."""
         known = self.decoded(values)
-        # (Of a program, XLA removes what is not used; and there is one function less.)
+        # (Under a trace, request all: XLA removes those that are unused, and fewer
+        # variants of the function are compiled.)
         traced = any(isinstance(a, Tracer) for a in jtu.tree_leaves(values))
         wanted = tuple(
             dense is None and (traced or self.is_read_later(value))
@@ -109,8 +111,8 @@ class Interpreter:
         values: Sequence[Value],
         dense: Sequence[bool] | bool = True,
     ) -> list[Value]:
-        """Evaluates a jaxpr inside of a transformation. `dense` says which of the
-        results should be dequantized."""
+        """Evaluates a jaxpr inside a transformation. `dense` says which results should
+        be dequantized."""
         inside = Interpreter(final=self.final, given=self._given)
         outputs = inside.evaluate(jaxpr, values)
         dense = [dense] * len(outputs) if isinstance(dense, bool) else dense
@@ -120,7 +122,7 @@ class Interpreter:
         ]
 
     def dequantize(self, value: Value, eqn: JaxprEqn) -> Value:
-        """The ordinary array, made once."""
+        """The dense array of a value. It is decoded once."""
         if not is_quantized(value):
             return value
         if id(value) not in self._decoded:
@@ -137,38 +139,38 @@ class Interpreter:
     def inline(
         self, jaxpr: ClosedJaxpr | Jaxpr, values: Sequence[Value]
     ) -> list[Value]:
-        """Evaluates a jaxpr as if its equations were some of this one's."""
+        """Evaluates a jaxpr as if its equations were part of this one."""
         kept = [*filter(self.is_read_later, values)]
         inside = Interpreter(kept, self.final, self._given)
         inside._decoded = self._decoded
         return inside.evaluate(jaxpr, values)
 
     def decoded(self, values: Sequence[Value]) -> list[Array | None]:
-        """Of each value, the ordinary array if that was made."""
-        found = [self._decoded.get(id(value)) for value in values]
-        return [None if pair is None else pair[1] for pair in found]
+        """The dense array of each value that was decoded, `None` for the others."""
+        pairs = [self._decoded.get(id(value)) for value in values]
+        return [None if pair is None else pair[1] for pair in pairs]
 
     def remember(
         self, values: Sequence[Value], decoded: Sequence[Array | None]
     ) -> None:
-        """That of each value the ordinary array was made, if one is given."""
+        """Records the dense arrays of values, where they are not `None`."""
         for value, dense in zip(values, decoded, strict=True):
             if dense is not None:
                 self._decoded[id(value)] = (value, dense)
 
     def is_read_later(self, value: Value) -> bool:
-        """Whether what comes after the equation at work reads this quantized array."""
+        """Whether anything after the current equation reads this quantized array."""
         return any(value is other for other in self._later)
 
     def constant(self, atom: Any) -> Any:
-        """The number that an operand is, if it is the same one whenever this program
-        runs, and nothing is differentiated with respect to it; or else `None`."""
+        """The scalar that an operand is, if it is a constant of the program, with
+        respect to which nothing is differentiated. `None` otherwise."""
         value = atom.val if isinstance(atom, Literal) else self._constants.get(atom)
         is_number = value is not None and np.ndim(value) == 0
         return value if is_number and not isinstance(value, Tracer) else None
 
     def given(self, constants: Sequence[Any]) -> list[Any]:
-        """What stands in the place of constants of a jaxpr."""
+        """The constants of a jaxpr, or their replacements."""
         return [self._given.get(id(constant), constant) for constant in constants]
 
     def _note(self, eqn):
@@ -200,7 +202,8 @@ def inside(
     final: bool,
     given: dict[int, Any],
 ) -> tuple[list[Value], list[Array | None]]:
-    """What functions for `Interpreter.call` do."""
+    """The body of a function for `Interpreter.call`: `evaluate`s within a new
+    interpreter."""
     kept = [v for v, is_wanted in zip(values, wanted) if is_wanted]
     interpreter = Interpreter(kept, final, given)
     interpreter.remember(values, known)
@@ -219,14 +222,14 @@ def _run(program: Program, wanted, values, known, given):
 
 
 def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr, and the constants that it has."""
+    """A jaxpr and its constants."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, ()
 
 
 def bind(eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Applies the primitive of an equation to ordinary arrays."""
+    """Applies the primitive of an equation to dense arrays."""
     with eqn.ctx.manager:
         outputs = eqn.primitive.bind(
             *inputs, **eqn.primitive.get_bind_params(eqn.params)
@@ -235,7 +238,7 @@ def bind(eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def as_arrays(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """With arrays in the place of the scalars that a jaxpr has."""
+    """The operands of an equation, with its scalar literals as arrays."""
     return [
         _as_array(atom, value) for atom, value in zip(eqn.invars, values, strict=True)
     ]
@@ -253,7 +256,8 @@ def _read(env, atom):
 
 
 def _schedule(jaxpr):
-    # The equations that matter, and which variables are never read again after each.
+    # The equations that the results depend on, each with the variables that are not
+    # read after it.
     needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
     schedule = []
     for eqn in reversed(jaxpr.eqns):

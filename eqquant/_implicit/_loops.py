@@ -12,8 +12,8 @@ from ._interpreter import as_arrays, Interpreter, opened, Value
 from ._table import add_rule
 
 
-# Loops and branches. Quantized arrays go in as they are, and around as long as they
-# come out as they went in: in the same format, of the same shape.
+# Rules for loops and branches. Quantized operands stay packed; a carried value stays
+# packed if the body returns it with the same format and shape.
 
 
 @add_rule("scan")
@@ -50,7 +50,7 @@ def _scan(interpreter, eqn, values):
 
 
 def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a `scan` are constants, and how many are carried."""
+    """The number of constants and of carried values of a `scan`."""
     params = eqn.params
     if "ft_in" in params:
         consts, number, _ = map(len, params["ft_in"].unpack())
@@ -59,7 +59,7 @@ def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def _is_stack(q: QuantizedArray) -> bool:
-    # Of weights, which are not rows themselves.
+    # Whether axis 0 stacks arrays that have rows of their own.
     return leading_axes(q)[:1] == (0,) and len(leading_axes(q)) > 1
 
 
@@ -88,7 +88,7 @@ def _while(interpreter, eqn, values):
 
 
 def _while_any(interpreter, eqn, cond, body, carry):
-    # Many loops at once, as of `vmap`, each of which stops by itself.
+    # A batch of loops, as `vmap` makes them, each of which stops on its own.
     def step(carry):
         go_on = cond(carry)
 
@@ -108,11 +108,11 @@ def _invariant(
     body: Callable[[list[Value], list[bool]], list[Value]],
     carry: list[Value],
 ) -> tuple[list[Value], list[bool]]:
-    """Dequantizes what does not come out of the body of a loop as it went in.
+    """Dequantizes the carried values whose type the body of a loop changes.
 
     **Returns:**
 
-    What the loop begins with, and which of that is not quantized.
+    The initial carry, and for each of its values whether it is dense.
     """
     while True:
         dense = [not is_quantized(x) for x in carry]
@@ -144,7 +144,7 @@ def _cond(interpreter, eqn, values):
 
     dense = [True] * len(eqn.outvars)
     if any(var.aval.ndim >= 2 for var in eqn.outvars):
-        # Results stay packed if those of every branch are of one kind.
+        # A result stays packed if it has the same format and shape in all branches.
         with muted():
             outs = [
                 jax.eval_shape(lambda new, b=b: branch(b, new, False), operands)

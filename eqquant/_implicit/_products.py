@@ -5,14 +5,14 @@ from .._ops import conv, dot, precision_name, ragged_dot
 from ._table import add_rule
 
 
-# Products, which read the packed codes.
+# Rules for products, which read the packed codes.
 
 
 @add_rule("dot_general")
 def _dot_general(interpreter, eqn, values):
     if eqn.params["out_sharding"] is not None:
         return NotImplemented
-    # Of two quantized operands, the larger stays packed.
+    # Of two quantized operands, keep the larger one packed if possible.
     first, second = values
     both = is_quantized(first) and is_quantized(second)
     orders = [True, False] if both and first.size > second.size else [False, True]
@@ -51,7 +51,7 @@ def _conv(interpreter, eqn, values):
 @add_rule("ragged_dot", "ragged_dot_general")
 def _ragged_dot(interpreter, eqn, values):
     x, q, group_sizes = values
-    group_sizes = jnp.asarray(group_sizes)  # of NumPy, perhaps
+    group_sizes = jnp.asarray(group_sizes)  # may be a NumPy array
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (x_axes, q_axes), (batch, _) = numbers.dot_dimension_numbers
     if not is_quantized(q) or len(x_axes) != 1:

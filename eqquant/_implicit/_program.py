@@ -18,16 +18,16 @@ from jax.sharding import AbstractMesh, Mesh
 from ._table import rules_of
 
 
-# Loops, branches and functions inside of a function that is not compiled itself are
-# compiled, each as one program. A program is the same again if it does the same: the
-# jaxprs are compared by what is in them, for they are traced anew each time. So what is
-# compiled is kept, but neither the jaxprs nor the arrays that they have as constants,
-# which are given to the program as operands.
+# In a function that is not jitted, loops, branches and inner functions are compiled,
+# each as one program. Its jaxprs are traced anew in each call, so programs are compared
+# by the content of their jaxprs, and equal ones are compiled once. The cache keeps
+# neither the jaxprs nor their constants, which are passed to the program as operands.
 
 
 class Program:
-    """An equation that has jaxprs, as the static argument of a compiled function. It is
-    equal to any that does the same; and holds the equation only while that is traced.
+    """An equation with inner jaxprs, as the static argument of a compiled function. It
+    equals any program with the same content. It holds the equation only until that is
+    traced.
     """
 
     def __init__(self, eqn: JaxprEqn, key: Hashable, constants: list[Any]):
@@ -48,7 +48,7 @@ class Program:
 
 
 def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
-    """The program of an equation, if it has jaxprs and everything is known now."""
+    """The program of an equation, if it has inner jaxprs and no operand is traced."""
     if not has_jaxprs(eqn) or not rules_of(eqn.primitive):
         return None
     constants = _constants_of_eqn(eqn)
@@ -59,7 +59,7 @@ def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
     try:
         atoms = [(isinstance(a, Literal), a.aval) for a in eqn.invars]
         return Program(eqn, (*atoms, *_key_of_eqn(eqn, places)), constants)
-    # (Only `hash` knows of what is in a parameter of a primitive.)
+    # (Only `hash` can tell whether the parameters of a primitive are hashable.)
     except (TypeError, _NoKey):
         return None
 
@@ -73,8 +73,8 @@ def has_jaxprs(eqn: JaxprEqn) -> bool:
 
 
 def constants_of(jaxpr: ClosedJaxpr | Jaxpr) -> list[Any]:
-    """The arrays that are constants of a jaxpr, and of those inside of it. Not single
-    numbers, which may decide what is done."""
+    """The arrays that are constants of a jaxpr or of its inner jaxprs. Scalars are left
+    out, since rules may depend on their values."""
     found: dict[int, Any] = {}
     _collect(jaxpr, found)
     return list(found.values())
@@ -104,10 +104,10 @@ def _jaxprs(eqn):
 
 
 class _NoKey(Exception):
-    """There is something in a jaxpr that is the same as nothing else: a function."""
+    """A jaxpr contains a function, which cannot be compared by its content."""
 
 
-# What is of derivatives alone, of which there will be none.
+# Parameters that matter only for derivatives, which programs do not have.
 _of_derivatives = {
     "custom_jvp_call": ("jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"),
@@ -120,7 +120,7 @@ _of_derivatives = {
 def _key_of_eqn(eqn, places):
     name = eqn.primitive.name
     if has_jaxprs(eqn) and places:
-        # Else the constants would stay in the program.
+        # Otherwise the constants would become part of the program.
         given = rules_of(eqn.primitive) and not (name == "jit" and is_placed(eqn))
         if not given and _constants_of_eqn(eqn):
             raise _NoKey
@@ -179,6 +179,6 @@ def _is_number(x):
 
 
 def is_placed(eqn: JaxprEqn) -> bool:
-    """Whether a `jit` says where its operands or results should be."""
+    """Whether a `jit` specifies shardings of its operands or results."""
     shardings = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
     return any(isinstance(s, jax.sharding.Sharding) for s in shardings)

@@ -10,8 +10,8 @@ from ._table import add_rule
 
 # A multiple of a quantized array has the same codes, and multiples of its scales.
 #
-# Only by a number that is known, and so cannot be differentiated with respect to: the
-# bits of a scale have no derivative.
+# The factor has to be a constant: the bits of a scale have no derivative with respect
+# to it.
 
 
 @add_rule("mul")
@@ -42,19 +42,20 @@ def _multiple(q: QuantizedArray, factor: float):
     if base is None:
         return NotImplemented
     if abs(factor) != 1:
-        # Either exact, or with an error of the order of that of the array's own dtype.
+        # Accept powers of two, which are exact, and scales at least as precise as the
+        # array's dtype.
         exact = abs(np.frexp(factor)[0]) == 0.5
         if not exact and _eps(base) > _eps(q.dtype):
             return NotImplemented
-        # The scales should stay where floats are normal.
+        # Keep the scales from becoming subnormal or infinite.
         if base == jnp.float16 or not 2.0**-16 <= abs(factor) <= 2.0**16:
             return NotImplemented
     return [dataclasses.replace(q, stored=_scaled(q.stored, q.format, factor))]
 
 
 def _base(format: AbstractFormat):
-    # The least precise dtype that scales are held in; `None` if what is decoded is not
-    # known to be in proportion to them.
+    # The least precise dtype of the scales. `None` if decoded numbers may not be
+    # proportional to them.
     if isinstance(format, Nested):
         dtypes = [_base(format.base), _base(format.scale)]
         if None in dtypes:

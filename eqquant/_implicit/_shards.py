@@ -11,8 +11,8 @@ from ._interpreter import as_arrays
 from ._table import add_rule
 
 
-# Whatever splits an array splits each stored array in the same way, unless that would
-# cut through a block or a byte.
+# Rules for sharding: stored arrays are split as the array is, unless that would cut
+# through a block or a byte.
 
 
 @add_rule("sharding_constraint")
@@ -57,7 +57,7 @@ def _shard_map(interpreter, eqn, values):
 
 
 def _specs(q: QuantizedArray, spec: PartitionSpec, mesh: Any) -> Any:
-    """Of each stored array; `None` if there are none."""
+    """The spec of each stored array, or `None` if `spec` cuts blocks or bytes."""
     entries = tuple(full_spec(spec, q.ndim))
     first, *others = blocked_axes(q)
     *lead, k = q.layout.shape(q.stored)

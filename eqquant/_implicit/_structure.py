@@ -22,7 +22,8 @@ from ._interpreter import bind
 from ._table import add_rule
 
 
-# Rules that lose nothing. A single row, with no leading axes left, is decoded.
+# Rules for operations that only move numbers, under which arrays stay packed. (A single
+# row, which has no leading axes left, is decoded.)
 
 
 @add_rule("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary")
@@ -38,7 +39,7 @@ def _identity(interpreter, eqn, values):
 
 @add_rule("stop_gradient")
 def _stop_gradient(interpreter, eqn, values):
-    return values  # Nothing is differentiated with respect to a quantized array.
+    return values  # No gradient reaches a quantized array anyway.
 
 
 @add_rule("convert_element_type")
@@ -48,7 +49,7 @@ def _convert(interpreter, eqn, values):
     if not jnp.issubdtype(dtype, jnp.floating) or eqn.params["sharding"] is not None:
         return NotImplemented
     if jnp.finfo(dtype).bits < 16:
-        return NotImplemented  # It is cast for the sake of rounding.
+        return NotImplemented  # The purpose of such a cast is its rounding.
     return [q.astype(dtype)]
 
 
@@ -82,8 +83,8 @@ def _reshaped(q, shape):
     before, inside = math.prod(q.shape[:start]), math.prod(q.shape[start:stop])
     if stop - start != len(blocked) or q.size == 0:
         return NotImplemented
-    # The same numbers should come before those that blocks lie along, and after. Axes
-    # of size one are not counted among them if that can be avoided.
+    # The blocked axes must keep the number of elements before them and among them. Axes
+    # of size one next to them become leading axes where possible.
     ends = np.cumprod([1, *shape])
     starts = np.flatnonzero(ends == before)
     stops = np.flatnonzero(ends == before * inside)
@@ -104,14 +105,14 @@ def _reshaped(q, shape):
 def _broadcast(interpreter, eqn, values):
     q, *sizes = values
     shape = eqn.params["shape"]
-    dims = [int(i) for i in eqn.params["broadcast_dimensions"]]  # of NumPy, perhaps
+    dims = [int(i) for i in eqn.params["broadcast_dimensions"]]  # may be NumPy's
     blocked = blocked_axes(q)
     if sizes or eqn.params["sharding"] is not None:
         return NotImplemented
     if any(shape[dims[i]] != q.shape[i] for i in blocked):
         return NotImplemented
     if q.ndim == 1 and math.prod(shape) != q.size:
-        return NotImplemented  # a vector many times over
+        return NotImplemented  # repeats a vector, which has no leading axes
     axes = [dims[i] for i in blocked]
     lead = [i for i in range(len(shape)) if i not in axes]
     places = tuple(lead.index(dims[i]) for i in leading_axes(q))
@@ -212,7 +213,7 @@ def _kind(q):
 
 
 def _with_all_rows(q: QuantizedArray) -> QuantizedArray:
-    # What rows share is given to each of them.
+    # Repeats stored arrays that all rows share, once for each row.
     *lead, _ = q.layout.shape(q.stored)
 
     def spread(a):

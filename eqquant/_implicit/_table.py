@@ -12,9 +12,9 @@ _rules: dict[Primitive | str, list[Rule]] = {}
 
 
 def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
-    """Says how a primitive is applied to quantized arrays by [`eqquant.implicit`][].
-    Used as a decorator of a function from the operands, and the parameters of the
-    primitive as keywords, to the result.
+    """Registers a rule by which [`eqquant.implicit`][] applies a primitive to quantized
+    arrays. Used as a decorator of a function that takes the operands, and the
+    parameters of the primitive as keywords, and returns the result.
 
     !!! Example
 
@@ -33,16 +33,16 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
 
     **Returns:**
 
-    A decorator, which returns the function as it is. The function is called where one
-    of the operands is a [`eqquant.QuantizedArray`][]; the others are JAX arrays, NumPy
-    arrays or scalars. It should return what the primitive would for the dequantized
-    operands, as an array or as a `QuantizedArray`; a list, if the primitive has several
-    results. Or else `NotImplemented`: then the rule that was registered before is
-    tried, and when there is none left, the operands are dequantized.
+    A decorator, which returns the function unchanged. The function is called if at
+    least one operand is a [`eqquant.QuantizedArray`][]; the others are JAX arrays,
+    NumPy arrays or scalars. It should return the result of the primitive for the
+    dequantized operands, as an array or a `QuantizedArray` (a list, if the primitive
+    has several results). It may return `NotImplemented`: then the rule that was
+    registered before it is tried, and after the last one the operands are dequantized.
 
     **Raises:**
 
-    A `TypeError` if `primitive` is neither.
+    A `TypeError` if `primitive` is neither a primitive nor a string.
     """
     if not isinstance(primitive, Primitive | str):
         raise TypeError(
@@ -58,7 +58,7 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
             return out if several else [out]
 
         add_rule(primitive)(rule)
-        # Programs that were compiled before may now be others.
+        # Programs compiled before this may contain other choices.
         jax.clear_caches()
         return fn
 
@@ -66,7 +66,8 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
 
 
 def add_rule(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
-    """For the rules of the package: they see the equation, and the interpreter."""
+    """Registers a rule of the package, which takes the interpreter, the equation and
+    the operands."""
 
     def add(rule):
         for primitive in primitives:
@@ -77,5 +78,5 @@ def add_rule(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
 
 
 def rules_of(primitive: Primitive) -> list[Rule]:
-    """The rules of a primitive, in the order that they are tried in."""
+    """The rules of a primitive, in the order in which they are tried."""
     return [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]

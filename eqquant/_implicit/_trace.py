@@ -11,18 +11,21 @@ from ._interpreter import Value
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Value]) -> ClosedJaxpr:
-    """The jaxpr of a function of ordinary arrays, such as `values` stand for."""
+    """The jaxpr of a function, traced with dense arrays in place of quantized
+    `values`."""
     return jax.make_jaxpr(fn)(*[as_operand(value) for value in values])
 
 
 def as_operand(value: Value) -> Any:
-    """What to trace a function of ordinary arrays with."""
+    """The abstract dense array by which to trace a quantized one; other values as they
+    are."""
     if not is_quantized(value):
         return value
     first, *_ = jtu.tree_leaves(value.stored)
     aval = jax.typeof(first)
     if aval.manual_axis_type.varying:
-        # Under `shard_map`: only an array can say that it varies. It is not used.
+        # Under `shard_map`, only an actual array can vary over mesh axes. Tracing does
+        # not read its numbers.
         return lax.full_like(first, 0, value.dtype, value.shape)
     explicit = aval.sharding.mesh.explicit_axes
     return jax.ShapeDtypeStruct(

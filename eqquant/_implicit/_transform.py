@@ -20,13 +20,13 @@ from ._trace import trace
 
 
 def implicit(fn: Callable) -> Callable:
-    """Makes any function of arrays one of quantized arrays, too.
+    """Transforms a function of arrays into one that also takes quantized arrays.
 
-    `fn` is traced as if it had been given the dequantized arrays. What it does is then
-    done to the quantized ones: products read the packed codes; transposing, reshaping,
-    and taking parts of leading axes leave them packed; and where there is no such rule,
-    an array is dequantized, once and as late as possible. So the result is that of `fn`
-    of the dequantized arrays, up to rounding.
+    `fn` is traced with dense arrays, and the resulting jaxpr is evaluated on the
+    quantized ones: products read the packed codes; transposing, reshaping and indexing
+    of leading axes keep arrays packed. An operand of an operation without such a rule
+    is dequantized, once and as late as possible. The result equals that of `fn` on
+    dequantized arrays, up to rounding.
 
     !!! Example
 
@@ -41,38 +41,37 @@ def implicit(fn: Callable) -> Callable:
 
     **Arguments:**
 
-    - `fn`: a function that can be traced, whose arguments may be any PyTrees. It may be
-        one itself, such as a layer: `eqquant.implicit(conv)(x)`. What is not an array
-        is left to it as it is, as by `eqx.filter_jit`.
+    - `fn`: a function that JAX can trace, of any PyTrees. It may be a PyTree itself,
+        such as a layer: `eqquant.implicit(conv)(x)`. Leaves that are not arrays are
+        passed unchanged, as in `eqx.filter_jit`.
 
     **Returns:**
 
-    A function of the same arguments. It can be compiled, differentiated, mapped and so
-    on; and inside of `fn` everything can be.
+    A function of the same arguments. All of JAX's transformations may be applied to it,
+    and within `fn`.
 
-    What it returns is an ordinary array where anything was computed. It is a
-    [`eqquant.QuantizedArray`][] where `fn` returns one of its arguments itself, or the
-    transpose, a cast, a multiple by a constant, a part, or another shape of it:
-    `implicit(lambda w: 2 * w.T)(q)`. But single rows of a matrix are ordinary arrays,
-    as those of `q[i]` are.
+    Results are dense arrays, with this exception: where `fn` returns one of its
+    arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of
+    it, as in `implicit(lambda w: 2 * w.T)(q)`, the result is a
+    [`eqquant.QuantizedArray`][]. (Rows of a matrix are dense, as those of `q[i]`.)
 
     **Raises:**
 
-    Nothing but what `fn` does. With the environment variable `EQQUANT_ON_DEQUANTIZE`
-    set to `raise`, a `RuntimeError` where an array would be dequantized; to `warn`, a
-    warning where it is, each time that this is traced.
+    The errors of `fn`. If the environment variable `EQQUANT_ON_DEQUANTIZE` is `raise`,
+    also a `RuntimeError` wherever an array would be dequantized. If it is `warn`,
+    tracing warns of each dequantization.
 
     !!! Info
 
-        A quantized array that `fn` closes over is not one of its arguments: it can be
-        used as always, `x @ q`, but not be given to JAX's own functions. Pass it as an
-        argument, or as a part of `fn`: a module or a `jax.tree_util.Partial`.
+        A quantized array that `fn` closes over is not an argument: `x @ q` works, but
+        JAX's own functions do not take it. Pass it as an argument or as a part of `fn`:
+        a module, or a `jax.tree_util.Partial`.
 
-        So is the function that `jax.vjp` returns: what it holds may be quantized, and
-        it is to be called by `implicit`, too.
+        Likewise, the function that `jax.vjp` returns may hold quantized arrays: call it
+        through `implicit`, too.
 
-        A cast of a quantized array to a wider dtype casts what the codes stand for, not
-        what was rounded to the narrower dtype first.
+        A cast of a quantized array to a wider dtype casts the exact decoded numbers,
+        which are not rounded to the narrower dtype first.
     """
     return eqx.module_update_wrapper(_Implicit(fn))
 
@@ -85,7 +84,7 @@ class _Implicit(eqx.Module):
         return self.fn
 
     def __get__(self, instance, owner):
-        # For methods.
+        # Binds methods to their instance.
         return self if instance is None else eqx.Partial(self, instance)
 
     def __call__(self, *args, **kwargs):

@@ -1,7 +1,8 @@
 """Products of quantized arrays other than `@`: `qmatmul`, general contractions,
-convolutions and ragged products, each written in terms of the one primitive.
+convolutions and ragged products.
 
-It imports `_array` and what is below.
+May import `_array` and the rooms below it. To add an operation, write a file that
+expresses it by `matmul` or `qmatmul_rows`, or by decoding tiles, and export it here.
 """
 
 from ._conv import conv as conv, qconv as qconv

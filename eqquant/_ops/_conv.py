@@ -11,8 +11,8 @@ from jaxtyping import Array, Inexact, Shaped
 from .._array import leading_axes, marked, QuantizedArray, take_along
 
 
-# A filter of no more than this many numbers is decoded at once. A larger one is decoded
-# in tiles, of at most `_largest` numbers and `1 / _tiles` of the filter.
+# A filter of at most `_small` numbers is decoded as a whole. A larger one is decoded in
+# tiles of at most `_largest` numbers and at most `1 / _tiles` of the filter.
 _small = 2**16
 _largest = 2**17
 _tiles = 32
@@ -31,9 +31,8 @@ def qconv(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Inexact[Array, "..."]:
-    """`jax.lax.conv_general_dilated`, with a filter that may be quantized. It is
-    decoded a tile at a time, some output channels and then the next; not even the
-    backward pass holds the whole of it.
+    """`jax.lax.conv_general_dilated` with a quantized filter. The filter is decoded a
+    few channels at a time; neither the forward nor the backward pass holds all of it.
 
     !!! Example
 
@@ -45,18 +44,18 @@ def qconv(
     **Arguments:**
 
     - `x`, `w`: the input and the filter. The filter should be quantized along all of
-        its axes but that of the output channels, or but that of the input channels; any
-        other is dequantized as a whole, and so is `x`. An `activation` format plays no
-        part.
-    - Others: as of `jax.lax.conv_general_dilated`.
+        its axes except the output channels, or along all except the input channels. Any
+        other filter is dequantized as a whole, and so is a quantized `x`. `activation`
+        formats are ignored.
+    - Others: as in `jax.lax.conv_general_dilated`.
 
     **Returns:**
 
-    The convolution, in the dtype of `x`. (That of `w`, if `x` is an integer.)
+    The convolution, in the dtype of `x`. (In the dtype of `w`, if `x` is an integer.)
 
     **Raises:**
 
-    What `jax.lax.conv_general_dilated` does, if the shapes do not match.
+    The errors of `jax.lax.conv_general_dilated` if the shapes do not match.
     """
     x = x.dequantize() if isinstance(x, QuantizedArray) else jnp.asarray(x)
     if not isinstance(w, QuantizedArray):
@@ -92,8 +91,8 @@ def conv(
     batch_group_count: int,
     **params: Any,
 ) -> Inexact[Array, "..."] | None:
-    """`lax.conv_general_dilated`, from the packed codes. `None` if neither the output
-    channels nor the input channels are an axis that can be cut in tiles."""
+    """`lax.conv_general_dilated` from the packed codes. `None` if the filter cannot be
+    split into tiles along its output channels or its input channels."""
     out_axis, in_axis, *_ = dimension_numbers.rhs_spec
     lead = leading_axes(q)
     if batch_group_count != 1:
@@ -109,7 +108,8 @@ def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
     params = dict(params)
     _, in_axis, *_ = dimension_numbers.rhs_spec
 
-    # Of some places of an axis of the filter. Its residuals are codes, not numbers.
+    # The convolution with a tile of the filter. The checkpoint makes its residuals the
+    # packed codes instead of the decoded tile.
     @ft.partial(jax.checkpoint, static_argnums=(3, 4, 5))
     def part(x, q, start, size, axis, groups):
         w = take_along(q, axis, start, size).dequantize().astype(x.dtype)
@@ -160,7 +160,7 @@ def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
     return y.astype(first.dtype)
 
 
-# An eager call compiles once for each shape.
+# Jitted so that eager calls compile once for each shape.
 _by_tiles = marked("qconv", _tiled, static_argnums=(2, 3, 4, 5))
 
 
@@ -170,13 +170,13 @@ def _hashable(value):
 
 
 def _tile(q, number, groups):
-    # How many places of the axis to decode at a time, and the groups that they are of.
+    # The number of channels to decode at a time, and the number of groups they span.
     if q.size <= _small:
         return number, groups
     wanted = max(1, min(_largest, q.size // _tiles) * number // q.size)
     if groups == 1:
         return wanted, 1
-    # Whole groups, or a whole part of one.
+    # A tile is several whole groups, or a fraction of one that divides it evenly.
     each = number // groups
     if wanted < each:
         return _divisor(each, wanted), 1

@@ -12,7 +12,7 @@ from .._array import as_mapped, permuted, QuantizedArray, reshaped_leading
 from .._product import as_tuple, declared_by_row, qmatmul_rows
 
 
-# As of `lax.dot_general`: the contracted axes of either operand, and the batch axes.
+# As in `lax.dot_general`: the contracted axes of both operands, and their batch axes.
 DotDimensionNumbers: TypeAlias = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
 ]
@@ -27,12 +27,12 @@ def dot(
     precision: str | None,
     q_first: bool = False,
 ) -> Inexact[Array, "..."] | None:
-    """`lax.dot_general(x, q, ...)`, from the packed codes; with the operands the other
-    way round if `q_first`, but for `dimension_numbers`.
+    """`lax.dot_general(x, q, ...)` from the packed codes. If `q_first`, the result has
+    the axes of `q` before those of `x`; `dimension_numbers` have `x` first either way.
 
-    Each axis of `q` is batched over, contracted, or neither. This is a product of
-    matrices if all of the axes that blocks lie along are contracted, or none of them
-    is. `None` for any other.
+    Each axis of `q` is a batch axis, contracted, or free. This reduces to products of
+    matrices if the axes along which blocks lie are either all contracted or all free.
+    `None` otherwise.
     """
     q = as_mapped(q)
     (x_contracted, q_contracted), (x_batch, q_batch) = dimension_numbers
@@ -47,7 +47,7 @@ def dot(
         return None
     is_along = [i in q_contracted for i in blocked]
     if all(is_along) and (free or not summed):
-        # The last free axis are the rows. With no free axis there is one row.
+        # The last free axis becomes the rows; without free axes there is one row.
         rows = free[-1:]
         stack = [*q_batch, *summed, *free[:-1]]
         sums = range(len(q_batch), len(q_batch) + len(summed))
@@ -60,7 +60,8 @@ def dot(
     else:
         return None
 
-    # The weights are `stack rows blocked`, the inputs `stack x_free contracted`.
+    # Lay out the weights as `stack rows blocked`, the inputs as
+    # `stack x_free contracted`.
     sharding = declared_by_row(q.sharding, q.axis, q.ndim)
     if [*stack, *rows] == lead and len(rows) == 1:
         stored, layout = q.stored, q.layout
@@ -91,7 +92,8 @@ def dot(
     if len(sums) > 0:
         y = jnp.sum(y, axis=tuple(sums))
 
-    # What is left of `q`, as it comes out, on either side of the axes of `x`.
+    # The product has free axes of `q` before and after those of `x`: bring them into
+    # the order of `lax.dot_general`.
     before = [i for i in stack if i not in (*q_batch, *summed)]
     after = rows if contracted is blocked else blocked
     batch_shape = [shape[i] for i in q_batch]
@@ -113,7 +115,7 @@ def dot(
 
 
 def precision_name(precision: Any) -> str | None:
-    """The name of a precision that `lax.dot_general` takes: the higher of two."""
+    """The name of a `precision` argument of `lax.dot_general`: of two, the higher."""
     if isinstance(precision, tuple):
         return precision_name(max(precision, key=lambda p: p.value))
     if precision is None or isinstance(precision, str):
@@ -124,7 +126,7 @@ def precision_name(precision: Any) -> str | None:
 
 
 def _matrices(q, shape, stack, rows, blocked):
-    # With the leading axes in this order, all of `rows` one.
+    # Permutes the leading axes to this order, and merges `rows` into one axis.
     new = permuted(q, [*stack, *rows, *blocked])
     assert new is not None
     row = math.prod(shape[i] for i in rows)
@@ -133,7 +135,7 @@ def _matrices(q, shape, stack, rows, blocked):
 
 
 def _dtype(x, q, out_dtype, exact_sums):
-    # That the product is computed in.
+    # The dtype in which the product is computed.
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else q.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return dtype

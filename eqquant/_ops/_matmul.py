@@ -16,7 +16,7 @@ def qmatmul(
     kernel: str | None = None,
     precision: str | lax.Precision | None = None,
 ) -> Inexact[Array, "..."]:
-    """`x @ w`, where either may be quantized, with a say in how it is computed.
+    """`x @ w`, where either operand may be quantized, with a choice of the kernel.
 
     !!! Example
 
@@ -27,17 +27,16 @@ def qmatmul(
 
     **Arguments:**
 
-    - `x`, `w`: as of `jnp.matmul`. If both are quantized then `x` is dequantized; if
-        neither is then this is `jnp.matmul`.
-    - `kernel`: the name of the kernel to use: `"reference"`, or one of those that
-        [`eqquant.explain`][] tells of. By default the first that applies.
-    - `precision`: `"highest"` for those kernels only whose error is of the order of
-        that of float32.
+    - `x`, `w`: as in `jnp.matmul`. If both are quantized, `x` is dequantized; if
+        neither is, this is `jnp.matmul`.
+    - `kernel`: the name of a kernel: `"reference"`, or one that [`eqquant.explain`][]
+        lists. By default the first that applies.
+    - `precision`: `"highest"` allows only kernels with an error bound of `1e-5`.
 
     **Returns:**
 
-    The product, in the dtype of the operand that is not quantized. (That of the other,
-    if this is an integer.) It is accumulated in float32.
+    The product, in the dtype of the dense operand. (In the dtype of the quantized one,
+    if the dense one is an integer.) It is accumulated in float32.
 
     **Raises:**
 
@@ -57,7 +56,7 @@ def qmatmul(
         return left_matmul(x, w, kernel, precision)
     if kernel is not None:
         raise ValueError(
-            f"`kernel` is of products with a quantized array. Got {kernel!r}, and "
-            "neither `x` nor `w` is quantized."
+            f"`kernel` should be None if neither `x` nor `w` is quantized. Got "
+            f"{kernel!r}."
         )
     return jnp.matmul(x, w, precision=precision)

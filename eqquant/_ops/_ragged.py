@@ -20,12 +20,12 @@ def ragged_dot(
     dtype: Any,
     precision: str | None,
 ) -> Inexact[Array, "m n"] | None:
-    """`lax.ragged_dot`: the first `group_sizes[0]` rows of `x` with the first weight of
-    `q[g, k, n]` (of `q[g, n, k]` if `transposed`), the next with the second, and so on.
-    `None` if blocks lie along the axis of the weights.
+    """`lax.ragged_dot`: multiplies the first `group_sizes[0]` rows of `x` by the first
+    weight of `q[g, k, n]` (of `q[g, n, k]` if `transposed`), the next rows by the
+    second, and so on. `None` if blocks lie along the axis `g`.
 
-    A scan over tiles of rows, and over the weights that each of them meets. Those that
-    none meets are not read, and no more than one is at a time.
+    It scans over pairs of a tile of rows and a weight that some of its rows need. So
+    one weight is read at a time, and unneeded ones are not read at all.
     """
     q = as_mapped(q)
     number = q.shape[0]
@@ -34,7 +34,7 @@ def ragged_dot(
     return _scanned(x, q, group_sizes, transposed, dtype, precision)
 
 
-# An eager call compiles once for each shape.
+# Jitted so that eager calls compile once for each shape.
 @ft.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
 def _scanned(x, q, group_sizes, transposed, dtype, precision):
     m, number = x.shape[0], q.shape[0]
@@ -42,20 +42,21 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
     tiles = -(-m // size)
     x = jnp.pad(x.astype(dtype), ((0, tiles * size - m), (0, 0)))
 
-    # (Small integers could not count as far as `m`.)
+    # (Narrow integers could not count up to `m`.)
     if group_sizes.dtype.itemsize < 4:
         group_sizes = group_sizes.astype(jnp.int32)
     ends = jnp.cumsum(group_sizes)
     starts = ends - group_sizes
     first = starts // size
-    met = jnp.where(group_sizes > 0, (ends - 1) // size - first + 1, 0)
-    upto = jnp.cumsum(met)
+    # The number of tiles that each weight is needed for.
+    tiles_of = jnp.where(group_sizes > 0, (ends - 1) // size - first + 1, 0)
+    upto = jnp.cumsum(tiles_of)
 
     @jax.checkpoint
     def part(i, x, q):
-        # The tile and the weight of step `i`. There may be fewer steps than that.
+        # The weight and the tile of step `i`. (Steps from `upto[-1]` on do nothing.)
         which = jnp.minimum(jnp.sum(upto <= i), number - 1)
-        start = (first[which] + i - (upto[which] - met[which])) * size
+        start = (first[which] + i - (upto[which] - tiles_of[which])) * size
         row = start + jnp.arange(size, dtype=start.dtype)
         mine = (row >= starts[which]) & (row < ends[which]) & (i < upto[-1])
         pick = lambda a: lax.dynamic_index_in_dim(a, which, keepdims=False)
@@ -78,6 +79,7 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
 
 
 def _tile(m, number):
-    # So many rows that few weights are met twice, and few rows are for nothing.
+    # Large enough that few weights are read twice, small enough that few rows of a tile
+    # are computed in vain.
     mean = max(1, m // number)
     return min(256, max(8, 2 ** math.ceil(math.log2(mean))))
