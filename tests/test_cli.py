@@ -26,7 +26,7 @@ def model_file(tmp_path):
 
 
 def _mistake(capsys, *argv):
-    """The line that a mistake is told of in."""
+    """The line that reports an error of the user."""
     try:
         status = main(argv)
     except SystemExit as e:

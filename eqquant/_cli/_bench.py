@@ -1,21 +1,21 @@
 import argparse
-import pathlib
 import re
 from typing import Any
 
-from ._parser import mistake
+from ._parser import add_flag, add_out, Parser, user_error
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Any) -> Parser:
     bench = commands.add_parser(
-        "bench", help="measure how fast and how right products are on this machine"
+        "bench", help="measure the speed and the error of products on this machine"
     )
     bench.add_argument(
         "--shape",
         type=_shape,
         action="append",
         metavar="KxN",
-        help="of a weight, contracted axis first (default: 4096x11008); repeatable",
+        help="the shape of a weight, contracted axis first (default: 4096x11008); "
+        "repeatable",
     )
     bench.add_argument(
         "--rows",
@@ -23,13 +23,13 @@ def add_to(commands: Any) -> None:
         nargs="+",
         default=(1, 128),
         metavar="M",
-        help="how many rows to multiply with it (default: 1 128)",
+        help="the numbers of rows to multiply by it (default: 1 128)",
     )
     bench.add_argument(
         "--formats",
         nargs="+",
         metavar="NAME",
-        help="such as nf4; int8:int8 quantizes the rows too (default: several)",
+        help="such as nf4; int8:int8 quantizes the rows, too (default: several)",
     )
     bench.add_argument(
         "--platform",
@@ -37,47 +37,37 @@ def add_to(commands: Any) -> None:
         default="cpu",
         help="gpu: measure products on a GPU, next to bfloat16 (default: cpu)",
     )
-    bench.add_argument(
-        "--peers", action="store_true", help="measure other libraries, if installed"
-    )
-    bench.add_argument(
-        "--no-decode", action="store_true", help="leave out the decoding of a model"
-    )
-    bench.add_argument(
+    add_flag(bench, "--peers", "measure other installed libraries, too")
+    add_flag(bench, "--no-decode", "do not measure the decoding of a model")
+    add_flag(
+        bench,
         "--memory",
-        action="store_true",
-        help="of training with adapters on 4-bit weights, instead of times",
+        "measure the memory of training adapters on 4-bit weights, instead of times",
     )
-    bench.add_argument(
+    add_flag(
+        bench,
         "--quick",
-        action="store_true",
-        help="in half a minute: a smaller shape, fewer rounds, no decoding",
+        "take half a minute: a smaller shape, fewer rounds, no decoding",
     )
-    bench.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=pathlib.Path("eqquant-bench"),
-        metavar="FOLDER",
-        help="where to write the tables and the figure (default: %(default)s)",
-    )
-    bench.set_defaults(run=_run)
+    add_out(bench, "eqquant-bench", "the folder for the tables and the figure")
+    return bench
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from ..bench import as_quantization, run, run_memory
 
     if args.memory:
         run_memory(peers=args.peers)
         return 0
     if args.out.exists() and not args.out.is_dir():
-        return mistake("bench", f"--out should be a folder. Got the file {args.out}")
+        return user_error("bench", f"--out should be a folder. Got the file {args.out}")
     if args.platform == "gpu":
         return _bench_gpu(args)
     try:
         formats = args.formats and [as_quantization(name) for name in args.formats]
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as e:
-        return mistake("bench", str(e))
+        return user_error("bench", str(e))
     run(
         args.shape,
         args.rows,
@@ -97,7 +87,7 @@ def _bench_gpu(args: argparse.Namespace) -> int:
 
     if (platform := jax.default_backend()) != "gpu":
         message = f"--platform gpu needs a GPU that JAX can use. Got {platform}"
-        return mistake("bench", message)
+        return user_error("bench", message)
     return 0 if all(row.is_right for row in run_gpu(out=args.out)) else 1
 
 

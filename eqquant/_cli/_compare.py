@@ -3,29 +3,30 @@ import math
 import pathlib
 from typing import Any
 
-from ._parser import mistake
+from ._parser import Parser, user_error
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Any) -> Parser:
     compare = commands.add_parser(
-        "compare", help="tell how far the arrays of a file are from those of another"
+        "compare", help="measure the errors of the arrays in a file against another"
     )
-    for name, text in (("A", "as they should be"), ("B", "as they are")):
+    for name, text in (("A", "the reference"), ("B", "the arrays to compare with it")):
         compare.add_argument(
             name.lower(),
             type=pathlib.Path,
             metavar=name,
-            help=f"the file or folder that has them {text}",
+            help=f"a file or folder: {text}",
         )
     compare.add_argument(
         "--rename",
         choices=("llama", "mistral", "qwen"),
-        help="if one has the names of llama.cpp, and the other of Hugging Face",
+        help="the family of models, if one file has the names of llama.cpp and the "
+        "other those of Hugging Face",
     )
-    compare.set_defaults(run=_run)
+    return compare
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
@@ -37,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
             of_a, of_b = _named(a, args.rename), _named(b, args.rename)
             both = [name for name in of_a if name in of_b]
             if not both:
-                return mistake(
+                return user_error(
                     "compare",
                     f"{args.a} and {args.b} have no names in common: for example "
                     f"{next(iter(of_a), None)!r} and {next(iter(of_b), None)!r}.",
@@ -47,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
             console.print(Text(head, "bold"), soft_wrap=True)
             same = all([_line(n, of_a[n], of_b[n], width, console) for n in both])
     except (OSError, ValueError) as e:
-        return mistake("compare", e)
+        return user_error("compare", e)
     for path, names, others in ((args.a, of_a, of_b), (args.b, of_b, of_a)):
         for name in names:
             if name not in others:

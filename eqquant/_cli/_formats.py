@@ -2,24 +2,24 @@ import argparse
 import pathlib
 from typing import Any
 
-from ._parser import mistake
+from ._parser import add_flag, Parser, user_error
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Any) -> Parser:
     formats = commands.add_parser(
-        "formats", help="compare the formats, on samples of known distributions"
+        "formats", help="compare the formats on samples of known distributions"
     )
-    formats.add_argument("--markdown", action="store_true", help="print it in Markdown")
     formats.add_argument(
         "--losses",
         type=pathlib.Path,
         metavar="CSV",
-        help="the file that the demo wrote, for a column of losses",
+        help="the table.csv of the demo, for a column of losses",
     )
-    formats.set_defaults(run=_run)
+    add_flag(formats, "--markdown", "print the table in Markdown")
+    return formats
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .._report import format_table, read_losses
@@ -28,7 +28,7 @@ def _run(args: argparse.Namespace) -> int:
         try:
             read_losses(args.losses)
         except (OSError, ValueError) as e:
-            return mistake("formats", f"cannot read {args.losses}: {e}")
+            return user_error("formats", f"cannot read {args.losses}: {e}")
     table = format_table(args.losses)
     if args.markdown:
         print(table.markdown())

@@ -3,23 +3,23 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from ._parser import mistake
+from ._parser import Parser, user_error
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Any) -> Parser:
     inspect = commands.add_parser(
-        "inspect", help="tell what is in a file, and what each array costs"
+        "inspect", help="list the arrays in a file, with their formats and sizes"
     )
     inspect.add_argument(
         "file",
         type=pathlib.Path,
         metavar="FILE",
-        help="of safetensors or GGUF, from this or another library; or a folder",
+        help="a safetensors or GGUF file of this or another library, or a folder",
     )
-    inspect.set_defaults(run=_run)
+    return inspect
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .._report import Report
@@ -29,7 +29,7 @@ def _run(args: argparse.Namespace) -> int:
         with open(args.file) as checkpoint:
             rows = _own_rows(args.file) if _is_own(checkpoint) else _rows(checkpoint)
     except (OSError, ValueError) as e:
-        return mistake("inspect", e)
+        return user_error("inspect", e)
     console = Console()
     _print_about(checkpoint, console)
     console.print(Report(rows))
@@ -41,11 +41,11 @@ def _is_own(checkpoint):
 
 
 def _own_rows(path):
-    # Of these, what is tied to another one is known.
+    # (Files of this library record which arrays are tied.)
     from .._report import report
     from ..interop import load_struct
 
-    # The modules are not in the file, and so neither are the reasons.
+    # Leave out the reasons why arrays are dense: they would need the modules.
     rows = report(load_struct(path)).rows
     return [dataclasses.replace(row, reason="", hint="") for row in rows]
 

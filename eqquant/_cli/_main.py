@@ -4,7 +4,6 @@ from . import _bench, _compare, _demo, _formats, _inspect, _quantize
 from ._parser import Parser, Version
 
 
-# Each command imports what it needs itself, so that `--help` is quick.
 _commands = (_demo, _bench, _formats, _quantize, _inspect, _compare)
 
 
@@ -13,14 +12,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `argv`: what follows the name of the command. By default, that of this process.
+    - `argv`: the arguments after the name of the command. By default, those of this
+        process.
 
     **Returns:**
 
-    The exit status: 0; 1 if `bench --platform gpu` finds products that are wrong, or
-    `compare` arrays that cannot be compared; or 2 for a mistake of the user's, which
-    one line on standard error tells of. (Those that are mistakes of grammar raise
-    `SystemExit`, as the standard library's parsers do.)
+    The exit status: 0 for success; 1 if `bench --platform gpu` finds wrong products, or
+    `compare` finds arrays that cannot be compared; 2 for an error of the user, which is
+    reported by a line on standard error. (Arguments that cannot be parsed raise
+    `SystemExit`, as in `argparse`.)
     """
     parser = Parser("eqquant", description="Quantized arrays for JAX and Equinox.")
     parser.add_argument(
@@ -28,6 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _commands:
-        command.add_to(commands)
+        command.add_to(commands).set_defaults(run=command.run)
     args = parser.parse_args(argv)
     return args.run(args)

@@ -3,11 +3,11 @@ import math
 import pathlib
 from typing import Any
 
-from ._parser import mistake
+from ._parser import add_flag, Parser, user_error
 from ._values import as_axis, as_bytes, as_rule, format_from_text
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Any) -> Parser:
     quantize = commands.add_parser(
         "quantize",
         help="quantize the files of a model, which may be larger than memory",
@@ -16,13 +16,13 @@ def add_to(commands: Any) -> None:
         "source",
         type=pathlib.Path,
         metavar="IN",
-        help="a file of safetensors or GGUF, an index of several, or a folder",
+        help="a safetensors or GGUF file, an index of several files, or a folder",
     )
     quantize.add_argument(
         "out",
         type=pathlib.Path,
         metavar="OUT",
-        help="a folder; or a file, if it ends with .safetensors or .gguf",
+        help="a folder, or a file if it ends in .safetensors or .gguf",
     )
     quantize.add_argument(
         "--format",
@@ -36,52 +36,43 @@ def add_to(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN=FORMAT",
-        help="for arrays by their names, as in '*.embed*=int8'; repeatable, and the "
-        "first that matches decides",
+        help="the format of arrays by their names, as in '*.embed*=int8'; repeatable, "
+        "and the first match decides",
     )
     quantize.add_argument(
         "--to",
         choices=("eqquant", "gguf", "mlx", "compressed-tensors"),
-        help="what to write (default: gguf if OUT ends so, otherwise eqquant)",
+        help="the kind of file to write (default: gguf if OUT ends in .gguf, otherwise "
+        "eqquant)",
     )
     quantize.add_argument(
         "--axis",
         type=as_axis,
         action="append",
         metavar="[PATTERN=]AXIS",
-        help="that products contract: -1 of matrices (out, in), -2 of (in, out); "
-        "repeatable, and the first that matches decides (default: -1)",
+        help="the axis that products contract: -1 for (out, in) matrices, -2 for "
+        "(in, out); repeatable, and the first match decides (default: -1)",
     )
     quantize.add_argument(
         "--min-size",
         type=int,
         default=1024,
         metavar="N",
-        help="leave smaller arrays as they are (default: %(default)s)",
+        help="keep smaller arrays dense (default: %(default)s)",
     )
-    quantize.add_argument(
-        "--embeddings", action="store_true", help="quantize embeddings too"
-    )
-    quantize.add_argument(
-        "--requantize",
-        action="store_true",
-        help="quantize anew what is quantized already",
-    )
+    add_flag(quantize, "--embeddings", "quantize embeddings, too")
+    add_flag(quantize, "--requantize", "requantize arrays that are quantized already")
     quantize.add_argument(
         "--shard-size",
         type=as_bytes,
         metavar="BYTES",
         help="the largest size of a file, such as 2GB (default, in a folder: 5GB)",
     )
-    quantize.add_argument(
-        "--fresh",
-        action="store_true",
-        help="begin anew, even if there is an unfinished OUT.partial",
-    )
-    quantize.set_defaults(run=_run)
+    add_flag(quantize, "--fresh", "start over, even if there is an OUT.partial")
+    return quantize
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from ..interop import convert
 
     try:
@@ -103,15 +94,15 @@ def _run(args: argparse.Namespace) -> int:
                 progress=bar.update,
             )
     except (OSError, ValueError) as e:
-        return mistake("quantize", e)
+        return user_error("quantize", e)
     except KeyboardInterrupt:
-        return mistake("quantize", "interrupted. The same command goes on from here.")
+        return user_error("quantize", "interrupted. Run the same command to resume.")
     _print(outcomes)
     return 0
 
 
 class _Bar:
-    """A progress bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, shown if that is a terminal."""
 
     def __init__(self):
         from rich.console import Console
@@ -138,7 +129,7 @@ class _Bar:
         )
 
     def update(self, done: int, total: int, name: str) -> None:
-        # What an earlier run has done says nothing of the speed of this one.
+        # The work of an earlier, interrupted run should not count towards the speed.
         if self._task is None:
             self._task = self._bar.add_task(name, total=total, completed=done)
         self._bar.update(self._task, completed=done, description=name)
@@ -174,7 +165,7 @@ def _print(outcomes):
     measured = [x for x in outcomes if x.sqnr is not None]
     if measured:
         worst = sorted(measured, key=lambda x: x.sqnr)[:10]
-        console.print(Text("\nThe least like what they were", "bold"))
+        console.print(Text("\nArrays with the largest errors", "bold"))
         width = max(len(x.name) for x in worst)
         for x in worst:
             sqnr = "exact" if x.sqnr == math.inf else f"{x.sqnr:.1f} dB"

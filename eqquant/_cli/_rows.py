@@ -5,11 +5,12 @@ from .._report import Row
 
 
 def row_of(entry: Any, after: int, **others: Any) -> Row:
-    """A row of a report, about an entry of a checkpoint or about what became of one.
+    """A row of a report about an entry of a checkpoint, or about the outcome of
+    converting one.
 
     **Arguments:**
 
-    - `after`: how many bytes it takes.
+    - `after`: its number of bytes.
     """
     size = math.prod(entry.shape)
     dtype = entry.dtype if isinstance(entry.dtype, str) else entry.dtype.name

@@ -7,7 +7,7 @@ _units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def as_bytes(text: str) -> int:
-    """A number of bytes, such as `5GB`."""
+    """Parses a number of bytes, such as `5GB`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([KMGT]?B?)", text, re.IGNORECASE)
     if match is None or match[2].upper() not in _units:
         raise argparse.ArgumentTypeError(
@@ -20,7 +20,7 @@ def as_bytes(text: str) -> int:
 
 
 def as_rule(text: str) -> tuple[str, str]:
-    """A pattern and what to do."""
+    """Parses a rule, such as `*.embed*=int8`: a pattern and a format."""
     pattern, equals, action = text.partition("=")
     if not (pattern and equals and action):
         raise argparse.ArgumentTypeError(
@@ -30,7 +30,7 @@ def as_rule(text: str) -> tuple[str, str]:
 
 
 def as_axis(text: str) -> tuple[str, int]:
-    """A pattern and an axis of matrices."""
+    """Parses an axis of matrices, such as `-1` or `h.*=-2`, with its pattern."""
     pattern, equals, axis = text.rpartition("=")
     if axis not in ("-1", "-2") or (equals and not pattern):
         raise argparse.ArgumentTypeError(
@@ -40,8 +40,8 @@ def as_axis(text: str) -> tuple[str, int]:
 
 
 def format_from_text(text: str) -> Any:
-    """A format by its name, or as it is written in Python: `nf4` or `NF4(128)`. `None`
-    for `none`.
+    """Parses a format, by its name or as written in Python: `nf4` or `NF4(128)`. `none`
+    is `None`.
 
     **Raises:**
 

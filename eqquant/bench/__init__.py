@@ -1,5 +1,9 @@
-"""`eqquant bench`: how fast products and whole models run, and how much memory they
-take, beside float32 and other libraries.
+"""`eqquant bench`: measures how fast products and whole models run, and how much memory
+they take, next to float32 and to other libraries.
+
+May import every room but `_cli`, and rich and matplotlib. To add a product of another
+library, write a function from a weight to a `Candidate` in `_peers_*.py`, and list it
+in `_peers.py`.
 """
 
 from ._clock import Times as Times

@@ -24,9 +24,9 @@ from ._memory_rate import number_of_copies
 class Compiled:
     """A product that is ready to be timed.
 
-    - `fn`: from rows and a weight to the product, once that is done.
-    - `seconds`: how long it took to compile, `None` if nothing was compiled.
-    - `temporary_bytes`: what it allocates while it runs, `None` if that is not known.
+    - `fn`: computes the product of rows and a weight, and waits until it is done.
+    - `seconds`: the time to compile it; `None` if nothing was compiled.
+    - `temporary_bytes`: the memory that it allocates while it runs; `None` if unknown.
     """
 
     fn: Callable[[Any, Any], Any]
@@ -35,8 +35,9 @@ class Compiled:
 
 
 def compile(fn: Callable[[Any, Any], Any], x: Any, weight: Any) -> Compiled:
+    """Compiles a product by XLA."""
     start = time.perf_counter()
-    # A new function each time, or else this might have been compiled before.
+    # A new function, so that JAX does not reuse an earlier compilation.
     compiled = jax.jit(lambda x, weight: fn(x, weight)).lower(x, weight).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
@@ -51,15 +52,15 @@ def compile(fn: Callable[[Any, Any], Any], x: Any, weight: Any) -> Compiled:
 class Candidate:
     """A way to compute `x @ w`.
 
-    - `weight`: `w`, as this stores it.
-    - `nbytes`: how many bytes that takes.
-    - `decoded`: gives the ordinary array that it stands for.
-    - `fn`: from rows and `weight` to the product.
-    - `operand`: makes the rows what `fn` takes.
-    - `result`: makes an array of NumPy of what `fn` returns.
-    - `kernel`: gives the name of the one that is used, for such rows.
-    - `compile`: of `fn`, for some rows and `weight`.
-    - `copy`: of `weight`.
+    - `weight`: the stored weight.
+    - `nbytes`: the number of bytes of `weight`.
+    - `decoded`: returns the weight as a dense array.
+    - `fn`: computes the product of rows and `weight`.
+    - `operand`: converts rows to an argument of `fn`.
+    - `result`: converts a result of `fn` to a NumPy array.
+    - `kernel`: returns the name of the kernel for some rows, or `None`.
+    - `compile`: compiles `fn` for some rows and `weight`.
+    - `copy`: copies `weight`.
     """
 
     weight: Any
@@ -73,20 +74,21 @@ class Candidate:
     copy: Callable[[Any], Any] = lambda w: jtu.tree_map(lambda a: a.copy(), w)
 
     def rotation(self, cycle: int) -> list[Any]:
-        """The weight and copies of it, `cycle` bytes in all."""
+        """The weight and copies of it, of `cycle` bytes in all."""
         copies = range(number_of_copies(self.nbytes, cycle) - 1)
         weights = [self.weight, *[self.copy(self.weight) for _ in copies]]
         return jax.block_until_ready(weights)
 
 
 def rotating(fn: Callable, x: Any, weights: list[Any]) -> Callable[[], Any]:
-    """A function without arguments, that multiplies with the next weight each time."""
+    """A function without arguments, each call of which multiplies by the next
+    weight."""
     turn = itertools.cycle(weights)
     return lambda: fn(x, next(turn))
 
 
 def dense(dtype: Any, w: Float[np.ndarray, "k n"]) -> Candidate:
-    """The product that JAX itself has."""
+    """JAX's own product."""
     weight = jnp.asarray(w, dtype)
     return Candidate(
         weight=weight,
@@ -97,8 +99,8 @@ def dense(dtype: Any, w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def quantized(quantization: Quantization, w: Float[np.ndarray, "k n"]) -> Candidate:
-    """The product of this library. A format that stores integers only stores those that
-    are nearest."""
+    """The product of this library. For formats that store integers only, the weight is
+    rounded first."""
     if isinstance(quantization.format, AbstractExact):
         lowest, *_, highest = quantization.format.domain
         w = np.clip(np.round(w), lowest, highest)
@@ -115,14 +117,13 @@ def as_float32(a: Array) -> Float[np.ndarray, "..."]:
     return np.asarray(a.astype(jnp.float32))
 
 
-# Ends the names of what is measured without the native library, next to the same with
-# it.
+# The suffix of the names of measurements without the native library.
 xla = ", XLA"
 
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """While this lasts, kernels are chosen as where there is no native library."""
+    """A context in which kernels are chosen as if there was no native library."""
     before = os.environ.get("EQQUANT_NATIVE")
     os.environ["EQQUANT_NATIVE"] = "0"
     try:

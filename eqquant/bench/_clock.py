@@ -9,11 +9,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """How long something took.
+    """The times of a function.
 
-    - `seconds`: in each round, in order.
-    - `baseline`: the same of what it is compared with, which was called in turn with
-      it.
+    - `seconds`: the time of a call in each round, in order.
+    - `baseline`: the times of the function it is compared with, in the same rounds.
     """
 
     seconds: tuple[float, ...]
@@ -33,13 +32,13 @@ class Times:
 
     @property
     def ratio(self) -> float:
-        """How many times faster than the baseline this is, by the medians."""
+        """The speed relative to the baseline, by the medians of the times."""
         return _quantile(self.baseline, 0.5) / self.median
 
     @property
     def ratio_p10(self) -> float:
-        """The same by the tenth percentiles: times at which the machine did little
-        else."""
+        """The same by the tenth percentiles, which are of times at which the machine
+        did little else."""
         return _quantile(self.baseline, 0.1) / self.p10
 
 
@@ -49,16 +48,15 @@ def _quantile(seconds, q):
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Times functions in turn, so that what else the machine does is the same for all
-    of them.
+    """Times functions in turn, so that other load on the machine affects all of them
+    alike.
 
-    - `budget`: for how many seconds to go on.
-    - `min_rounds`: how many rounds to make at least.
-    - `rest`: how many seconds to wait before each turn.
-    - `settle`: for how many seconds to call a function in its turn before that is
-        timed: threads that were idle, or that spread out for what came before, take
-        some milliseconds until they all work.
-    - `turn`: for how many seconds to time it then, each at least once.
+    - `budget`: the seconds to spend in all.
+    - `min_rounds`: the least number of rounds.
+    - `rest`: the seconds to wait before each turn.
+    - `settle`: the seconds for which to warm up a function in its turn. Threads that
+        were idle, or busy with the previous function, take some milliseconds to start.
+    - `turn`: the seconds for which to time it then; at least one call.
     """
 
     budget: float | int
@@ -70,12 +68,14 @@ class Clock:
     def __call__(
         self, calls: Sequence[Callable[[], Any]], spent: Callable[[float], Any]
     ) -> list[Times]:
-        """**Arguments:**
+        """Times some functions.
 
-        - `calls`: each returns once its work is done. The first is what the others are
-            compared with.
-        - `spent`: called after each round with how much of the budget that took. It
-            comes to all of the budget, whether or not that was enough.
+        **Arguments:**
+
+        - `calls`: functions that return when their work is done. The first is the
+            baseline.
+        - `spent`: called after each round with the part of the budget that it took.
+            These add up to the budget, even if the rounds took longer.
         """
         rounds = []
         start = time.perf_counter()
@@ -96,7 +96,7 @@ class Clock:
 
 
 def _repeat(call: Callable[[], Any], seconds: float | int) -> float:
-    """How long a call takes, of as many as fill some seconds."""
+    """The mean time of as many calls as fill some seconds."""
     start = time.perf_counter()
     number, elapsed = 0, 0.0
     while number == 0 or elapsed < seconds:

@@ -18,35 +18,22 @@ def write_decodings(path: pathlib.Path, rows: Sequence[Decoding]) -> None:
 
 def _measurement(row: Measurement) -> dict[str, Any]:
     k, n = row.shape
-    return dict(
-        format=row.name,
-        rows=row.rows,
-        shape=f"{k}x{n}",
-        kernel=row.kernel,
-        **_times(row.times),
-        bandwidth=row.bandwidth,
-        memory_bytes_per_second=row.memory,
-        bits_per_weight=row.bits_per_weight,
-        temporary_bytes=row.temporary_bytes,
-        error=row.error,
-        outlier_error=row.outlier_error,
-        compile_seconds=row.compile_seconds,
-        failure=row.failure,
-    )
+    first = dict(format=row.name, rows=row.rows, shape=f"{k}x{n}", kernel=row.kernel)
+    rate = dict(bandwidth=row.bandwidth, memory_bytes_per_second=row.memory)
+    rest = ("bits_per_weight", "temporary_bytes", "error", "outlier_error")
+    rest = (*rest, "compile_seconds", "failure")
+    return {**first, **_times(row.times), **rate, **_fields(row, rest)}
 
 
 def _decoding(row: Decoding) -> dict[str, Any]:
-    return dict(
-        format=row.name,
-        parameters=row.parameters,
-        **_times(row.times),
-        tokens_per_second=row.tokens_per_second,
-        bits_per_weight=row.bits_per_weight,
-        nbytes=row.nbytes,
-        temporary_bytes=row.temporary_bytes,
-        error=row.error,
-        compile_seconds=row.compile_seconds,
-    )
+    first = dict(format=row.name, parameters=row.parameters)
+    rest = ("tokens_per_second", "bits_per_weight", "nbytes", "temporary_bytes")
+    rest = (*rest, "error", "compile_seconds")
+    return {**first, **_times(row.times), **_fields(row, rest)}
+
+
+def _fields(row: Measurement | Decoding, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def _times(times: Times) -> dict[str, float]:

@@ -19,25 +19,25 @@ from ._entries import Meter, Show
 from ._formats import Quantization
 
 
-# Traced, it shows no progress of its own.
+# (Under a trace, `tree_quantize` shows no progress bar.)
 _quantize = eqx.filter_jit(tree_quantize)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How fast a model writes, one token at a time.
+    """The speed at which a model generates text, one token at a time.
 
-    - `name`: of the format that its weights are quantized in. `", XLA"` is added where
-      this is without the native library, next to a model with it.
-    - `parameters`: how many numbers the model stands for.
-    - `bits_per_weight`: of the weights that are quantized, scales included.
-    - `nbytes`: of the whole model.
-    - `times`: of one step, next to those of the model in float32.
-    - `temporary_bytes`: what the compiled step allocates while it runs. `None` if that
-      is not known.
+    - `name`: the format of its weights. It ends in `", XLA"` if kernels were chosen
+      without the native library.
+    - `parameters`: the number of parameters of the model.
+    - `bits_per_weight`: the bits of each quantized weight, scales included.
+    - `nbytes`: the bytes of the whole model.
+    - `times`: the times of one step, next to those of the model in float32.
+    - `temporary_bytes`: the memory that the compiled step allocates while it runs.
+      `None` if unknown.
     - `error`: the largest error of the logits, relative to the largest logit, against
-      the same weights as ordinary arrays.
-    - `compile_seconds`: how long it took to compile.
+      the same model with its weights decoded.
+    - `compile_seconds`: the time to compile the step.
     """
 
     name: str
@@ -63,27 +63,27 @@ def measure_decoding(
     seed: int = 0,
     show: Show | None = None,
 ) -> list[Decoding]:
-    """Measures one step of decoding with a transformer of random weights, on this
-    machine, in float32 and with all weights but the embedding quantized. The models
-    are called in turn, in one process. Those that have kernels of the native library
-    are measured without it, too.
+    """Measures a decoding step of a transformer with random weights on this machine, in
+    float32 and with all weights but the embedding quantized. The models are called in
+    turn, in one process. Those that use kernels of the native library are also measured
+    without it.
 
     **Arguments:**
 
     - `formats`: formats, or names of formats.
-    - `size`: of the transformer. By default it has 134 million parameters.
-    - `budget`: for how many seconds to call them, once all is compiled.
-    - `min_rounds`: how often to call each at least.
-    - `seed`: of the weights.
-    - `show`: called from time to time with the part of the work that is done, from 0 to
-        1, and what is being done.
+    - `size`: the size of the transformer. By default it has 134 million parameters.
+    - `budget`: the seconds for which to call the models, once all are compiled.
+    - `min_rounds`: the least number of calls of each.
+    - `seed`: the random seed of the weights.
+    - `show`: called from time to time with the fraction of the work that is done, and
+        what is being done.
 
     **Returns:**
 
     A list of `Decoding`s. The first is of the model in float32.
     """
     wanted = [as_format(format) for format in formats]
-    # A model takes about eight seconds to quantize, to compile and to check.
+    # It takes about eight seconds to quantize, compile and check a model.
     meter = Meter(8 * (1 + len(wanted)) + budget, show)
     dense = random_decoder(size, seed)
     steps = []
@@ -102,7 +102,7 @@ def measure_decoding(
 
 
 class _Step:
-    """A step of decoding, compiled, with the state of one text."""
+    """A compiled decoding step, with the keys and values of one text."""
 
     def __init__(self, name: str, model: Decoder, size: Size):
         self.name = name
@@ -142,7 +142,7 @@ class _Step:
 
 
 def _kernels(model: Decoder) -> set[str | None]:
-    """The names of those that the products of its weights have."""
+    """The names of the kernels for the weights of a model."""
     leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
     weights = {a.shape: a for a in leaves if is_quantized(a)}
     x = lambda a: jax.ShapeDtypeStruct((1, a.shape[1]), jnp.float32)

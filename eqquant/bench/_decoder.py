@@ -13,7 +13,7 @@ from ..demo import attend, rotate
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of a transformer, and how many positions it attends to."""
+    """The size of a transformer, and the number of positions that it attends to."""
 
     vocabulary: int = 32000
     width: int = 768
@@ -24,7 +24,7 @@ class Size:
 
 
 class Decoder(eqx.Module):
-    """A transformer of the shape of Llama, one token at a time."""
+    """A transformer of Llama's architecture that generates one token at a time."""
 
     embedding: eqx.nn.Embedding
     blocks: list["Block"]
@@ -43,7 +43,7 @@ class Decoder(eqx.Module):
         position: Int[Array, ""],
         past: list[Float[Array, "2 h s c"]],
     ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
-        """The logits of the next token, and the keys and values up to this one."""
+        """The logits of the next token, and the keys and values including this one."""
         x = self.embedding(token)
         new = []
         for block, cache in zip(self.blocks, past):
@@ -98,8 +98,8 @@ class Block(eqx.Module):
 
 
 def random_decoder(size: Size, seed: int) -> Decoder:
-    """Norms of ones, and weights of normally distributed numbers that keep the size of
-    what goes through them."""
+    """A transformer whose norms are ones, and whose weights are normally distributed
+    with a variance that preserves the magnitude of activations."""
     rng = np.random.default_rng(seed)
 
     def fill(a):
@@ -113,5 +113,6 @@ def random_decoder(size: Size, seed: int) -> Decoder:
 
 
 def empty_past(size: Size) -> list[Float[Array, "2 h s c"]]:
+    """The empty cache of keys and values of each layer."""
     shape = (2, size.heads, size.positions, size.width // size.heads)
     return [jnp.zeros(shape) for _ in range(size.depth)]

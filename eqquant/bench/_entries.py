@@ -1,10 +1,13 @@
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ._candidate import Candidate, dense, quantized
 from ._formats import Quantization
@@ -15,18 +18,18 @@ _T = TypeVar("_T")
 
 
 class Failure(NamedTuple):
-    """What another library raised."""
+    """The message of an exception that another library raised."""
 
     message: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Something to be measured.
+    """A product to measure.
 
-    - `name`: as it is printed.
-    - `make`: from a weight to a candidate.
-    - `foreign`: whether it is of another library.
+    - `name`: the name in tables.
+    - `make`: makes a candidate of a weight.
+    - `foreign`: whether it is another library's.
     """
 
     name: str
@@ -34,7 +37,8 @@ class Entry:
     foreign: bool = False
 
     def attempt(self, fn: Callable[[], _T]) -> _T | Failure:
-        """Calls a function. What another library raises does not stop the others."""
+        """Calls a function. An exception of another library becomes a `Failure`, and
+        does not stop the bench."""
         if not self.foreign:
             return fn()
         try:
@@ -45,7 +49,7 @@ class Entry:
 
 
 def entries(wanted: Sequence[Quantization], peers: bool) -> list[Entry]:
-    """Everything that is to be measured, that of float32 first."""
+    """All products to measure, of which float32 is the first."""
     return [
         Entry("float32", lambda w: dense(jnp.float32, w)),
         Entry("bfloat16", lambda w: dense(jnp.bfloat16, w)),
@@ -57,12 +61,29 @@ def entries(wanted: Sequence[Quantization], peers: bool) -> list[Entry]:
     ]
 
 
-# Called with the part of the work that is done, from 0 to 1, and what is being done.
+# Called with the fraction of the work that is done, and what is being done.
 Show: TypeAlias = Callable[[float, str], Any]
 
 
+@contextlib.contextmanager
+def progress_bar(console: Console) -> Iterator[Show]:
+    """A progress bar, if the console is a terminal, and the function that moves it."""
+    with Progress(
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda done, doing: progress.update(
+            task, completed=done, description=doing
+        )
+
+
 class Meter:
-    """Adds up how much of some work is done."""
+    """Adds up the work that is done, and shows it."""
 
     def __init__(self, total: float | int, show: Show | None):
         self._total = total

@@ -15,19 +15,18 @@ def write_figure(path: pathlib.Path, rows: Sequence[Measurement]) -> None:
 
 
 def figure(rows: Sequence[Measurement]) -> Any:
-    """Plots how many times as fast as float32 each product is, against bits per weight,
-    in a panel for each number of rows. Hollow: without the native library, next to the
-    same with it.
+    """Plots the speed of each product relative to float32 against its bits per weight,
+    with a panel for each number of rows. Hollow markers are without the native library.
 
     **Arguments:**
 
-    - `rows`: what [`eqquant.bench.measure`][] returned.
+    - `rows`: the result of [`eqquant.bench.measure`][].
 
     **Returns:**
 
     A `matplotlib.figure.Figure`.
     """
-    # Not pyplot, which would look for a screen.
+    # (Unlike pyplot, this needs no display.)
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row.failure is None]
@@ -35,7 +34,7 @@ def figure(rows: Sequence[Measurement]) -> Any:
     shapes = _distinct(row.shape for row in rows)
     styles = _styles(rows)
     legend = _legend(styles, shapes)
-    # As high as its legend.
+    # The figure is as high as its legend.
     size = 1.8 + 3.6 * len(numbers), max(4.2, 0.5 + 0.2 * len(legend))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(numbers), sharey=True, squeeze=False)[0]

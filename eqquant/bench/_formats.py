@@ -18,8 +18,8 @@ from ..formats import (
 
 
 class Quantization(NamedTuple):
-    """How the operands of a product are stored: the weight, and the rows that it is
-    multiplied with if they are quantized too."""
+    """The formats of a product: that of the weight, and that of the rows of `x` if they
+    are quantized, too."""
 
     format: AbstractFormat
     activation: AbstractFormat | None = None
@@ -31,7 +31,7 @@ class Quantization(NamedTuple):
 
 
 def default_formats() -> list[Quantization]:
-    """What is measured unless something else is asked for."""
+    """The formats that are measured by default."""
     return [
         Quantization(Int8()),
         Quantization(Int8(), Int8()),
@@ -44,13 +44,12 @@ def default_formats() -> list[Quantization]:
 
 
 def as_quantization(value: Quantization | AbstractFormat | str) -> Quantization:
-    """A `Quantization` from itself, from a format, or from names: `"nf4"`, or
-    `"int8:int8"` for a weight and the rows.
+    """Converts a format or a name to a `Quantization`: `"nf4"`, or `"int8:int8"` for
+    the weight and the rows.
 
     **Raises:**
 
-    A `ValueError` if there is no format of such a name, or if rows cannot be quantized
-    in it.
+    A `ValueError` if there is no format of this name, or if it cannot quantize rows.
     """
     if isinstance(value, Quantization):
         return value
@@ -60,8 +59,8 @@ def as_quantization(value: Quantization | AbstractFormat | str) -> Quantization:
     found = Quantization(as_format(name), as_format(activation) if colon else None)
     if isinstance(found.activation, AbstractExact):
         raise ValueError(
-            f"Rows of any numbers cannot be quantized in {found.activation}, which "
-            f"stores {found.activation.domain_text} only. Got {value!r}."
+            f"Rows cannot be quantized in {found.activation}, which stores "
+            f"{found.activation.domain_text} only. Got {value!r}."
         )
     w = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     jax.eval_shape(lambda w: quantize(w, found.format, activation=found.activation), w)

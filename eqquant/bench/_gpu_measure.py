@@ -21,19 +21,19 @@ from ._formats import Quantization
 
 @dataclasses.dataclass(frozen=True)
 class GPUMeasurement:
-    """How fast, and how right, a product on a GPU is.
+    """The speed and the error of a product on a GPU.
 
-    - `name`: of the format, or `"bfloat16"` for the product that JAX itself has.
-    - `shape`: that of the weight, contracted axis first.
-    - `rows`: how many it is multiplied with.
-    - `kernel`: the one that [`eqquant.explain`][] names. `None` for bfloat16.
-    - `seconds`: for one product, the median of several rounds.
+    - `name`: the name of the format, or `"bfloat16"` for JAX's own product.
+    - `shape`: the shape of the weight, contracted axis first.
+    - `rows`: the number of rows of `x`.
+    - `kernel`: the kernel that [`eqquant.explain`][] names. `None` for bfloat16.
+    - `seconds`: the time of one product, the median of several rounds.
     - `baseline`: the same for bfloat16.
-    - `nbytes`: of the weight as it is stored.
-    - `copy`: how many bytes a second a copy within the memory of the GPU reads and
-        writes.
+    - `nbytes`: the bytes of the stored weight.
+    - `copy`: the bytes per second that a copy within the memory of the GPU reads and
+      writes.
     - `error`: the largest error, relative to `|x| @ |w|`.
-    - `bound`: what that should be at most.
+    - `bound`: the bound on that error.
     """
 
     name: str
@@ -49,12 +49,12 @@ class GPUMeasurement:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as bfloat16 this is."""
+        """The speed relative to bfloat16."""
         return self.baseline / self.seconds
 
     @property
     def bandwidth(self) -> float:
-        """At which rate the weight is read, as a share of that of a copy."""
+        """The rate at which the weight is read, as a share of the rate of a copy."""
         return self.nbytes / self.seconds / self.copy
 
     @property
@@ -62,7 +62,7 @@ class GPUMeasurement:
         return self.error <= self.bound
 
 
-# How many products a program has: enough that they take longer than to start it.
+# The number of products in a program: enough that they take longer than its launch.
 _together = 8
 
 
@@ -76,17 +76,17 @@ def measure_gpu(
     rounds: int = 5,
     show: Show | None = None,
 ) -> list[GPUMeasurement]:
-    """Measures products on the default device, which should be a GPU, next to those of
-    bfloat16. Rows are of bfloat16, too.
+    """Measures products on the default device, which should be a GPU, next to those in
+    bfloat16. `x` is in bfloat16, too.
 
     **Arguments:**
 
     - `cases`: shapes of weights, contracted axis first, and numbers of rows.
-    - `formats`: what to store the weights in.
-    - `cycle`: how many bytes of weights to go through before one comes again.
-    - `copied`: how many bytes to copy, to find how fast memory is.
-    - `turn`, `rounds`: for how many seconds to time each, and how often.
-    - `show`: as of [`eqquant.bench.measure`][].
+    - `formats`: the formats of the weights.
+    - `cycle`: the bytes of weights to use in turn, so that none comes from a cache.
+    - `copied`: the bytes to copy when measuring the rate of memory.
+    - `turn`, `rounds`: the seconds for which to time each product, and how often.
+    - `show`: as in [`eqquant.bench.measure`][].
 
     **Returns:**
 
@@ -99,7 +99,7 @@ def measure_gpu(
     for (k, n), m in cases:
         w = jax.random.normal(jax.random.key(0), (k, n), jnp.bfloat16)
         x = jax.random.normal(jax.random.key(1), (m, k), jnp.bfloat16)
-        # Done again for each case: both are to be measured in the same minute.
+        # Measure the baseline anew for each case, close in time to the other products.
         meter.add(1, f"{k}x{n}, {m} rows, bfloat16")
         baseline = _time_product(x, w, cycle, timed)
         measured = ft.partial(
@@ -118,7 +118,7 @@ def measure_gpu(
         for format, activation in formats:
             quantization = Quantization(format, activation)
             meter.add(1, f"{k}x{n}, {m} rows, {quantization}")
-            # As those of a layer are stored, whose products are `weight @ x`.
+            # Store the weight as in a layer, whose product is `weight @ x`.
             q = quantize(w.T, format, axis=-1, activation=activation)
             q = tree_prepack(q, platform="gpu").mT
             explained = explain(x, q)
@@ -137,7 +137,7 @@ def measure_gpu(
     return found
 
 
-# The product is rounded to bfloat16.
+# The error of rounding the product to bfloat16.
 _rounding = float(jnp.finfo(jnp.bfloat16).eps)
 
 
@@ -165,7 +165,7 @@ def _time_product(
     def program(x, weights):
         products = []
         for w in weights:
-            # One after the other.
+            # The barrier makes the products run one after another.
             x, y = lax.optimization_barrier((x, product(x, w)))
             products.append(y)
         return products[-1]
@@ -186,13 +186,13 @@ def _copy_rate(nbytes, timed):
 def _seconds(
     calls: Sequence[Callable[[], Any]], turn: float | int, rounds: int
 ) -> float:
-    """How long a call takes, of some that are made in turn."""
+    """The median time of a call, of several functions that are called in turn."""
 
     def run(number):
         start = time.perf_counter()
         for i in range(number - 1):
             calls[i % len(calls)]()
-        # A GPU does things in turn.
+        # (A GPU runs programs in order: waiting for the last one is enough.)
         jax.block_until_ready(calls[-1]())
         return time.perf_counter() - start
 

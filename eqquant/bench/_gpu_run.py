@@ -8,17 +8,16 @@ from typing import Any
 import jax
 from rich.box import MARKDOWN, SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..formats import Int4, Int8, NF4, Ternary
+from ._entries import progress_bar
 from ._formats import Quantization
 from ._gpu_measure import GPUMeasurement, measure_gpu
 
 
-# Of weights whose products with few rows are those of a model that generates text, and
-# of one for the many rows of a prompt.
+# Few rows, as when a model generates text, and many, as when it reads a prompt.
 decode_shapes = ((4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672))
 decode_rows = (1, 4, 16)
 prefill_shapes = ((8192, 8192),)
@@ -38,8 +37,8 @@ gpu_formats = (
 
 gpu_caption = (
     "Copy: the rate at which the weight is read, as a share of the rate at which this "
-    "GPU copies memory. Ratio: how many times as fast as bfloat16. Error: the largest "
-    "one, relative to |x| @ |w|."
+    "GPU copies memory. Ratio: speed relative to bfloat16. Error: the largest error, "
+    "relative to |x| @ |w|."
 )
 
 
@@ -55,27 +54,16 @@ def run_gpu(
 
     **Arguments:**
 
-    - `cases`, `formats`, `kwargs`: as of `measure_gpu`.
-    - `out`: the folder to write to.
-    - `console`: what to print to.
+    - `cases`, `formats`, `kwargs`: as in `measure_gpu`.
+    - `out`: the folder for `gpu.json`.
+    - `console`: the console to print to.
 
     **Returns:**
 
     The `GPUMeasurement`s.
     """
     console = Console() if console is None else console
-    with Progress(
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=1.0)
-        show = lambda done, doing: progress.update(
-            task, completed=done, description=doing
-        )
+    with progress_bar(console) as show:
         rows = measure_gpu(cases, formats, show=show, **kwargs)
     device = jax.devices()[0].device_kind
     console.print(
@@ -105,7 +93,7 @@ def read_gpu(path: str | os.PathLike[str]) -> list[GPUMeasurement]:
 
 
 def gpu_table(rows: Sequence[GPUMeasurement], markdown: bool = False) -> Table:
-    """A row for each; in Markdown for a README."""
+    """A table with a row for each measurement, on request in Markdown."""
     table = Table(box=MARKDOWN if markdown else SIMPLE_HEAD, show_edge=markdown)
     table.add_column("format")
     table.add_column("kernel")

@@ -5,7 +5,7 @@ import platform
 import jax
 
 
-# As Linux calls them, and as everyone else does.
+# The names of instruction sets in `/proc/cpuinfo`, and their usual names.
 _features = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -22,14 +22,15 @@ _features = {
 
 
 def describe_machine() -> str:
-    """The processor, what it can do, and the versions, in a line."""
+    """A line about the processor, its instruction sets, and the versions of JAX and
+    Python."""
     info = _cpuinfo()
     name = info.get("model name") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
-    can = [name for flag, name in _features.items() if flag in flags]
+    features = [name for flag, name in _features.items() if flag in flags]
     parts = [
         f"{name}, {os.cpu_count()} cores",
-        ", ".join(can) if can else "instruction sets not known",
+        ", ".join(features) if features else "unknown instruction sets",
         f"JAX {jax.__version__} on {jax.devices()[0].device_kind}",
         f"Python {platform.python_version()}",
     ]
@@ -37,7 +38,7 @@ def describe_machine() -> str:
 
 
 def has_slow_lookups() -> bool:
-    """Whether this JAX is one whose XLA:CPU is slow at lookups in small tables."""
+    """Whether XLA:CPU of this version of JAX is slow at lookups in small tables."""
     return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
 
 

@@ -29,16 +29,16 @@ def measure(
     seed: int = 0,
     show: Show | None = None,
 ) -> list[Measurement]:
-    """Measures products of rows with quantized weights, on this machine, next to those
-    in float32 and bfloat16.
+    """Measures products with quantized weights on this machine, next to those in
+    float32 and bfloat16.
 
-    All of a kind are timed in turn, in one process. Each goes through copies of its
-    weight, so that it comes from memory, as those of a model do, and not from a cache.
-    In turn with products of one row, a matrix of 1 GB or more in float32 is multiplied
-    with a vector, to find how fast memory can be read.
+    All products of the same shape are timed in turn, in one process. Each uses copies
+    of its weight in turn, so that the weight is read from memory, as in a model, and
+    not from a cache. In turn with products of one row, a float32 matrix of at least
+    1 GB is multiplied by a vector, to measure the rate of memory.
 
-    Where a kernel of the native library is chosen, the one that is chosen without it
-    is measured, too.
+    Where a kernel of the native library is chosen, the product is also measured with
+    the kernel that would be chosen without it.
 
     !!! Example
 
@@ -49,23 +49,23 @@ def measure(
 
     **Arguments:**
 
-    - `shapes`: of the weights, contracted axis first.
-    - `rows`: numbers of rows to multiply with each.
+    - `shapes`: the shapes of the weights, contracted axis first.
+    - `rows`: the numbers of rows by which to multiply each.
     - `formats`: formats, names of formats, or `Quantization`s. A name such as
-        `"int8:int8"` is of a weight and of the rows.
-    - `peers`: whether to measure those other libraries that are installed, too.
+        `"int8:int8"` has the formats of the weight and of the rows.
+    - `peers`: whether to measure the other libraries that are installed, too.
     - `budget`: the seconds for each shape and number of rows, once all is compiled.
-    - `min_rounds`: how often to time each at least.
-    - `cycle`: how many bytes of weights to go through before one comes again. By
-        default, four times what the caches of this machine hold, and 256 MB at least.
-    - `seed`: of the weights and of the rows.
-    - `show`: called from time to time with the part of the work that is done, from 0 to
-        1, and what is being done.
+    - `min_rounds`: the least number of times to time each product.
+    - `cycle`: the bytes of weights to use in turn. By default, four times the size of
+        the largest cache, and at least 256 MB.
+    - `seed`: the random seed of the weights and of the rows.
+    - `show`: called from time to time with the fraction of the work that is done, and
+        what is being done.
 
     **Returns:**
 
-    A list of `Measurement`s. For each shape, for each number of rows, they are those of
-    float32, of bfloat16, of `formats`, and of other libraries.
+    A list of `Measurement`s: for each shape and number of rows, those of float32, of
+    bfloat16, of `formats`, and of other libraries.
     """
     _check(shapes, rows)
     read = default_reading() if cycle is None else cycle
@@ -75,12 +75,15 @@ def measure(
     # Each step takes about a second.
     steps = len(wanted) * (1 + len(rows)) + budget * len(rows)
     meter = Meter(steps * len(shapes), show)
-    # The threads of other libraries spin for a while after their work.
+    # The threads of other libraries spin for a while after their work: let them stop.
     clock = Clock(budget, min_rounds, rest=0.005 if peers else 0)
-    found = []
-    for shape in shapes:
-        found.extend(_products(shape, rows, wanted, cycle, read, seed, clock, meter))
-    return found
+    return [
+        measurement
+        for shape in shapes
+        for measurement in _products(
+            shape, rows, wanted, cycle, read, seed, clock, meter
+        )
+    ]
 
 
 def _check(shapes, rows):
@@ -145,7 +148,8 @@ def _prepare(
     weights: list[Any],
     x: Float[np.ndarray, "m k"],
 ) -> list[tuple[Measurement, Callable[[], Any]]]:
-    """A product, and the same without the native library if its kernel is of that."""
+    """Prepares a product, and if its kernel is in the native library, also the product
+    without that."""
     prepared = [_prepare_one(row, candidate, weights, x)]
     other, operand = by_xla(candidate), candidate.operand(x)
     if other.kernel(operand) != candidate.kernel(operand):
@@ -160,7 +164,7 @@ def _prepare_one(
     weights: list[Any],
     x: Float[np.ndarray, "m k"],
 ) -> tuple[Measurement, Callable[[], Any]]:
-    """What there is to say of a product but for its times, and a function to time."""
+    """The measurement of a product without its times, and the function to time."""
     operand = candidate.operand(x)
     compiled = candidate.compile(candidate.fn, operand, candidate.weight)
     decoded = candidate.decoded()

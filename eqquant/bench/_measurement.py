@@ -6,26 +6,25 @@ from ._clock import Times
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """How fast, and how right, one way to compute `x @ w` is.
+    """The speed and the error of one way to compute `x @ w`.
 
-    - `name`: of the format, or of what else it is. `", XLA"` is added where the kernel
-      is the best of those without the native library, next to one with it.
-    - `rows`: how many rows `x` has.
-    - `shape`: that of `w`.
-    - `times`: of the product, next to those of float32.
-    - `memory`: how many bytes a second this machine reads from memory: the most in any
-      round, in turn with the products. Not measured but for one row.
-    - `kernel`: the one that [`eqquant.explain`][] names. `None` where the product is
-      not of this library.
-    - `bits_per_weight`: scales included.
-    - `temporary_bytes`: what the compiled product allocates while it runs. `None` if
-      that is not known.
-    - `error`: the largest error of the product with the weight as it is stored,
-      relative to `|x| @ |w|`, for normally distributed `x`.
+    - `name`: the name of the format or of the other library's product. It ends in
+      `", XLA"` if the kernel was chosen without the native library.
+    - `rows`: the number of rows of `x`.
+    - `shape`: the shape of `w`.
+    - `times`: the times of the product, next to those of float32.
+    - `memory`: the bytes per second at which this machine reads memory, in the fastest
+      of the same rounds. Measured for one row only.
+    - `kernel`: the kernel that [`eqquant.explain`][] names. `None` for products of
+      other libraries.
+    - `bits_per_weight`: the bits per weight, scales included.
+    - `temporary_bytes`: the memory that the compiled product allocates while it runs.
+      `None` if unknown.
+    - `error`: the largest error, against the product with the decoded weight, relative
+      to `|x| @ |w|`, for normally distributed `x`.
     - `outlier_error`: the same, for `x` with one number in each row set to 300.
-    - `compile_seconds`: `None` if nothing is compiled.
-    - `failure`: what it raised instead, if it is of another library. There are no times
-      then, and no errors.
+    - `compile_seconds`: the time to compile; `None` if nothing is compiled.
+    - `failure`: the exception of another library. There are no times and errors then.
     """
 
     name: str
@@ -43,6 +42,6 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """At which rate the weight is read, as a share of `memory`."""
+        """The rate at which the weight is read, as a share of `memory`."""
         nbytes = self.bits_per_weight * math.prod(self.shape) / 8
         return nbytes / self.times.median / self.memory

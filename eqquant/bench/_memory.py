@@ -20,25 +20,25 @@ from ._peers import installed_peers
 
 
 caption = (
-    "Megabytes that the compiled value and gradient allocates while it runs, of layers "
-    "tanh(x @ w) with adapters of rank {rank} that train. x has {rows} rows; w is of "
-    "size {width}x{width} and frozen, and would take {dense:.1f} MB in float32."
+    "Megabytes that the compiled value and gradient of layers tanh(x @ w) with "
+    "trainable adapters of rank {rank} allocates while it runs. x has {rows} rows; "
+    "each w is {width}x{width}, frozen, and would take {dense:.1f} MB in float32."
 )
 _peers = ("eformer ArrayNF4", "qwix nf4, 64")
-# From rows, a frozen weight and adapters to the product.
+# Takes rows, a frozen weight and the two adapters, and returns the product.
 _Product = Callable[[Any, Any, Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a training step with adapters allocates.
+    """The memory that a training step with adapters allocates.
 
-    - `name`: of the library and the format of the frozen weights.
-    - `depth`: how many layers there are.
-    - `scanned`: whether `jax.lax.scan` goes through them, or Python.
-    - `temporary_bytes`: of the compiled value and gradient, without its arguments and
-      results. `None` if that is not known.
-    - `failure`: what was raised, if that did not compile.
+    - `name`: the library, and the format of the frozen weights.
+    - `depth`: the number of layers.
+    - `scanned`: whether the layers run in a `jax.lax.scan` or in a Python loop.
+    - `temporary_bytes`: the memory that the compiled value and gradient allocates,
+      without its arguments and results. `None` if unknown.
+    - `failure`: the exception, if compiling failed.
     """
 
     name: str
@@ -56,21 +56,21 @@ def measure_memory(
     rows: int = 8,
     peers: bool = False,
 ) -> list[Memory]:
-    """Measures what fine-tuning with adapters on 4-bit weights (QLoRA) holds in memory,
-    by what the compiler says. Nothing is run.
+    """Measures the memory that fine-tuning adapters on 4-bit weights (QLoRA) takes, as
+    the compiler reports it. Nothing is run.
 
     **Arguments:**
 
-    - `depths`: numbers of layers.
-    - `width`: of the layers.
-    - `rank`: of the adapters.
-    - `rows`: of the batch.
+    - `depths`: the numbers of layers to measure.
+    - `width`: the width of the layers.
+    - `rank`: the rank of the adapters.
+    - `rows`: the number of rows of a batch.
     - `peers`: whether to measure the other libraries that are installed, too.
 
     **Returns:**
 
-    A list of [`eqquant.bench.Memory`][]: of this library, of the same if each product
-    dequantized its weight, and of the others.
+    A list of [`eqquant.bench.Memory`][]: of this library; of the same model, but with
+    each product dequantizing its weight; and of the other libraries.
     """
     w = np.random.default_rng(0).standard_normal((width, width), np.float32)
     w = w / np.sqrt(width, dtype=np.float32)
@@ -93,16 +93,16 @@ def measure_memory(
 
 
 def run_memory(*, peers: bool = False, console: Console | None = None) -> list[Memory]:
-    """Shows a table of what [`eqquant.bench.measure_memory`][] measures.
+    """Prints a table of the results of [`eqquant.bench.measure_memory`][].
 
     **Arguments:**
 
-    - `peers`: as there.
-    - `console`: what to print to.
+    - `peers`: whether to measure the other libraries that are installed, too.
+    - `console`: the console to print to.
 
     **Returns:**
 
-    What was measured.
+    The results.
     """
     console = Console() if console is None else console
     with console.status("Compiling"):

@@ -11,7 +11,7 @@ _least = 256 << 20
 
 
 def last_level_cache() -> int | None:
-    """The size in bytes of the largest cache of this machine, where that is known."""
+    """The size in bytes of the largest cache of this machine, or `None` if unknown."""
     sizes = []
     for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         number = path.read_text().strip()
@@ -20,17 +20,18 @@ def last_level_cache() -> int | None:
 
 
 def default_cycle() -> int:
-    """How many bytes of weights to go through before one comes again: four times what
-    the caches hold, and 256 MB at least."""
+    """The bytes of weights to use in turn, so that each is read from memory: four times
+    the size of the largest cache, and at least 256 MB."""
     return max(_least, 4 * (last_level_cache() or 0))
 
 
 def default_reading() -> int:
-    """How many bytes to read to find how fast memory is."""
+    """The number of bytes to read when measuring the rate of memory."""
     return max(1 << 30, default_cycle())
 
 
 def number_of_copies(nbytes: int, cycle: int) -> int:
+    """The number of weights of `nbytes` bytes that fill a cycle."""
     return min(1024, max(1, math.ceil(cycle / max(1, nbytes))))
 
 
@@ -38,11 +39,11 @@ _width = 2**14
 
 
 class Reading:
-    """Reads memory as fast as this machine can, on all of its cores: multiplies a
-    matrix in float32 with a vector. The vector stays in the caches, and each number
-    that is read takes one product and one sum, so that this waits for memory.
+    """Reads memory as fast as this machine can, on all cores: multiplies a float32
+    matrix by a vector. The vector stays in cache, and each number of the matrix takes
+    only one multiplication and one addition, so that memory is the bottleneck.
 
-    - `nbytes`: how many bytes it reads.
+    - `nbytes`: the number of bytes that it reads.
     """
 
     nbytes: int
@@ -58,5 +59,5 @@ class Reading:
         self._product(self._matrix, self._vector).block_until_ready()
 
     def rate(self, times: Times) -> float:
-        """Bytes a second, in the fastest round."""
+        """The bytes per second of the fastest round."""
         return self.nbytes / min(times.seconds)

@@ -12,9 +12,9 @@ from ._candidate import Candidate
 class Peer(NamedTuple):
     """A product of another library.
 
-    - `name`: as it is printed.
-    - `packages`: those that it takes.
-    - `make`: from the weight to a candidate.
+    - `name`: the name in tables.
+    - `packages`: the packages that it needs.
+    - `make`: makes a candidate of a weight.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """Those of its packages that are not installed."""
+        """The packages that it needs but that are not installed."""
         return [p for p in self.packages if importlib.util.find_spec(p) is None]
 
 
@@ -65,10 +65,10 @@ _all = (
 
 
 def installed_peers() -> list[Peer]:
-    """The products of other libraries that can be measured here."""
+    """The products of other libraries whose packages are installed."""
     return [peer for peer in _all if not peer.missing]
 
 
 def missing_packages() -> list[str]:
-    """The packages that the others would take."""
+    """The packages that the remaining products need."""
     return sorted({package for peer in _all for package in peer.missing})

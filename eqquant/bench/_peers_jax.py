@@ -53,5 +53,5 @@ def qwix(
 
 
 def _nbytes(weight: Any) -> int:
-    # On the device: int4 takes half a byte there.
+    # The size on the device, where an int4 takes half a byte.
     return sum(a.on_device_size_in_bytes() for a in jtu.tree_leaves(weight))

@@ -14,8 +14,8 @@ _block = 64
 def onnxruntime(
     bits: int, rows: bool
 ) -> Callable[[Float[np.ndarray, "k n"]], Candidate]:
-    """Of the operator `MatMulNBits`, whose codes are unsigned, with zero in the middle.
-    It may round the rows to 8 bits or not."""
+    """The operator `MatMulNBits`, with unsigned codes whose middle stands for zero. If
+    `rows`, it may quantize the rows to 8 bits."""
 
     def make(w):
         library = importlib.import_module("onnxruntime")
@@ -60,7 +60,7 @@ def _model(k, n, bits, rows, packed, scale):
         N=n,
         bits=bits,
         block_size=_block,
-        # Of what the rows may be rounded to: nothing said, or 8 bits.
+        # The precision of the rows: unspecified, or 8 bits.
         accuracy_level=4 if rows else 0,
     )
     graph = helper.make_graph(

@@ -29,7 +29,8 @@ def bitsandbytes(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def bitsandbytes_bfloat16(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """The layer, which packs its codes anew for processors with such products."""
+    """The layer of bitsandbytes, which repacks its codes on CPUs with bfloat16
+    products."""
     torch = importlib.import_module("torch")
     library = importlib.import_module("bitsandbytes")
     n, k = w.T.shape
@@ -59,7 +60,7 @@ def bitsandbytes_bfloat16(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def int8(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """Of codes with a scale for each column."""
+    """8-bit codes with a scale for each column."""
     torch = importlib.import_module("torch")
     dense = torch.from_numpy(w.T.copy())
     scale = (dense.abs().amax(1) / 127).bfloat16()
@@ -78,8 +79,8 @@ def int8(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def int4(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """Of unsigned codes, of which 8 is zero, with a scale and a shift for each block of
-    64."""
+    """Unsigned 4-bit codes, of which 8 stands for zero, with a scale and a shift for
+    each block of 64."""
     torch = importlib.import_module("torch")
     n, k = w.T.shape
     blocks = torch.from_numpy(w.T.copy()).unflatten(1, (-1, 64))

@@ -4,12 +4,12 @@ import pathlib
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..formats import AbstractFormat
 from ._csv import write_decodings, write_measurements
 from ._decode import Decoding, measure_decoding
+from ._entries import progress_bar
 from ._figure import write_figure
 from ._formats import Quantization
 from ._machine import describe_machine, has_slow_lookups
@@ -30,38 +30,34 @@ def run(
     out: str | os.PathLike[str] | None = "eqquant-bench",
     console: Console | None = None,
 ) -> tuple[list[Measurement], list[Decoding]]:
-    """Measures products with quantized weights on this machine, and the decoding of a
-    transformer, and shows how fast and how right they are: with the kernels that are
-    chosen, and without the native library if they are of that.
+    """Measures products with quantized weights, and decoding steps of a transformer, on
+    this machine, and prints their speeds and errors. Products whose kernel is in the
+    native library are also measured without it.
 
     **Arguments:**
 
-    - `shapes`, `rows`, `formats`, `peers`: as of [`eqquant.bench.measure`][]. By
+    - `shapes`, `rows`, `formats`, `peers`: as in [`eqquant.bench.measure`][]. By
         default there is one shape, 4096x11008.
-    - `decode`: whether to measure decoding too.
-    - `quick`: for half a minute in all: fewer rounds, 1024x4096 by default, and no
-        decoding.
+    - `decode`: whether to measure decoding, too.
+    - `quick`: whether to take half a minute only: fewer rounds, 1024x4096 by default,
+        and no decoding.
     - `out`: the folder for `products.csv`, `decoding.csv` and, if matplotlib is
-        installed, `products.png`. `None` to write none.
-    - `console`: what to print to.
+        installed, `products.png`. `None` to write no files.
+    - `console`: the console to print to.
 
     **Returns:**
 
-    The `Measurement`s and the `Decoding`s, of which there may be none.
+    The `Measurement`s and the `Decoding`s. The latter may be empty.
     """
     console = Console() if console is None else console
-    say = lambda text: console.print(Text(text), soft_wrap=True)
+    write = lambda text: console.print(Text(text), soft_wrap=True)
     if shapes is None:
         shapes = [(1024, 4096) if quick else (4096, 11008)]
-    say(f"{describe_machine()}.")
+    write(f"{describe_machine()}.")
     if peers and missing_packages():
-        say(f"Not installed, so not measured: {', '.join(missing_packages())}.")
-    say("")
-    with _progress(console) as progress:
-        task = progress.add_task("", total=1.0)
-        show = lambda done, doing: progress.update(
-            task, completed=done, description=doing
-        )
+        write(f"Not installed, so not measured: {', '.join(missing_packages())}.")
+    write("")
+    with progress_bar(console) as show:
         products = measure(
             shapes,
             rows,
@@ -73,39 +69,28 @@ def run(
         )
     for table in tables(products):
         console.print(table)
-        say("")
+        write("")
     console.print(Text(caption))
     decodings = []
     if decode and not quick:
-        with _progress(console) as progress:
-            task = progress.add_task("", total=1.0)
+        with progress_bar(console) as show:
             decodings = measure_decoding(show=show)
-        say("")
+        write("")
         console.print(decoding_table(decodings))
         console.print(Text(f"\n{decoding_caption}"))
     if has_slow_lookups():
         text = (
-            "\nJAX 0.11 and newer are 1.4 to 3 times as fast at products that look up "
-            "the values of codes in a table."
+            "\nJAX 0.11 and newer are 1.4 to 3 times as fast at products that look "
+            "codes up in a table."
         )
         console.print(Text(text))
     if out is not None:
-        _write(pathlib.Path(out), products, decodings, say)
+        written = _write(pathlib.Path(out), products, decodings)
+        write(f"\nWrote {', '.join(map(str, written))}.")
     return products, decodings
 
 
-def _progress(console):
-    return Progress(
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _write(folder, products, decodings, say):
+def _write(folder, products, decodings):
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "products.csv"]
     write_measurements(folder / "products.csv", products)
@@ -115,4 +100,4 @@ def _write(folder, products, decodings, say):
     if importlib.util.find_spec("matplotlib") is not None:
         written.append(folder / "products.png")
         write_figure(folder / "products.png", products)
-    say(f"\nWrote {', '.join(map(str, written))}.")
+    return written

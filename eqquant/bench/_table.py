@@ -12,21 +12,21 @@ from ._measurement import Measurement
 
 
 caption = (
-    "Ratio: how many times as fast as float32 this is, by the medians of the times; "
-    "p10, by their tenth percentiles. Spread: of the times, from the tenth to the "
-    "ninetieth percentile. Mem.: the rate at which the weight is read, as a share of "
-    "that at which this machine reads memory, in the same rounds. Bits: per weight, "
-    "scales included. Temp.: what the compiled product allocates while it runs. Error: "
-    "the largest one of the product with the weight as it is stored, relative to "
+    "Ratio: speed relative to float32, by the medians of the times; p10, by their "
+    "tenth percentiles. Spread: of the times, from the tenth to the ninetieth "
+    "percentile. Mem.: the rate at which the weight is read, as a share of the rate at "
+    "which this machine reads memory, in the same rounds. Bits: per weight, scales "
+    "included. Temp.: memory that the compiled product allocates while it runs. Error: "
+    "the largest error, against the product with the decoded weight, relative to "
     "|x| @ |w|, for normally distributed x; outlier, for x with one number in each row "
-    "set to 300. Compile: in seconds. XLA: with the kernel that is chosen where there "
-    "is no native library."
+    "set to 300. Compile: in seconds. XLA: with the kernel that is chosen without the "
+    "native library."
 )
 decoding_caption = (
-    "One step of a transformer of the shape of Llama, of random weights, that attends "
-    "to 128 positions. MB: of the whole model, whose embedding stays in float32. "
-    "Error: the largest one of the logits, relative to the largest logit, against the "
-    "same weights as ordinary arrays."
+    "One decoding step of a transformer of Llama's architecture with random weights, "
+    "which attends to 128 positions. MB: of the whole model, whose embedding stays in "
+    "float32. Error: the largest error of the logits, relative to the largest logit, "
+    "against the same model with its weights decoded."
 )
 _times = ("ratio", "p10", "ms,\nspread")
 
@@ -64,6 +64,7 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
 
 
 def decoding_table(rows: Sequence[Decoding]) -> Table:
+    """The table of the decoding speeds of a model."""
     table = _table(
         f"Decoding, {rows[0].parameters / 1e6:.0f} million parameters",
         ("format", *_times, "tokens\nper s", "bits", "MB", "temp.\nMB", "error")
@@ -92,7 +93,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    # Two lines each, as the rows have.
+    # Headings have two lines, as the rows do.
     name, *numbers = [c if "\n" in c else f"\n{c}" for c in columns]
     table.add_column(name, min_width=16, max_width=40)
     for column in numbers:

@@ -1,6 +1,11 @@
 """`eqquant demo`: trains a small language model, quantizes it to each format, and
-compares the results.
+compares the results. The notebooks use its model, text and training.
+
+May import `_tree` and the rooms below it, and rich and matplotlib.
 """
 
-from ._model import attend as attend, rotate as rotate
+from ._model import attend as attend, LanguageModel as LanguageModel, rotate as rotate
 from ._run import run as run
+from ._text import standard_library as standard_library, windows as windows
+from ._train import loss as loss, train as train
+from ._trained import full as full

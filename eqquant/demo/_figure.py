@@ -8,9 +8,8 @@ _line = 14  # in points
 
 
 def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Plots loss against bits per weight. The first row is the model before it was
-    quantized."""
-    # Not pyplot, which would look for a screen.
+    """Plots loss against bits per weight. The first row is the dense model."""
+    # (Unlike pyplot, this needs no display.)
     from matplotlib.figure import Figure
 
     dense, *quantized = rows
@@ -46,8 +45,8 @@ def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def _heights(to_pixels, points, rows):
-    """How far above its point each label stands, so that none covers another: they are
-    like flags, the higher the further left."""
+    """The height of each label above its point, such that no two overlap. Labels
+    further to the left are higher."""
     placed = []
     for row in sorted(rows, key=lambda row: row.bits_per_weight, reverse=True):
         x, y = points * to_pixels((row.bits_per_weight, row.nats_per_byte))

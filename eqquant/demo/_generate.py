@@ -8,21 +8,21 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 from ._model import LanguageModel
 
 
-# How many bytes there is room for. There is one size, so that each model is compiled
-# once: no longer than the windows that it was trained on.
+# The length of every generated text, so that each model is compiled once. It is the
+# length of the windows that the model was trained on.
 _room = 128
-# Low, as a small model is wrong about many unlikely bytes.
+# Low, because a small model gives unlikely bytes too much probability.
 _temperature = 0.5
 
 
 def generate(model: LanguageModel, prompt: bytes, *, key: PRNGKeyArray) -> bytes:
-    """Continues a text to 128 bytes in all. For the same key, models that are nearly
-    the same write nearly the same."""
+    """Continues a text to 128 bytes in all. For the same key, similar models write
+    similar texts."""
     return bytes(_generate(model, prompt, key).tolist())
 
 
 def bytes_per_second(model: LanguageModel) -> float:
-    """How fast `generate` is, once it is compiled: one text, one byte at a time."""
+    """The speed of `generate` once it is compiled, for one text."""
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
@@ -36,7 +36,7 @@ def _generate(model, prompt, key):
     given = jnp.asarray(len(prompt))
     position = jnp.asarray(0)
     past = model.empty_past(_room)
-    # The prompt is read as the rest is written, one byte at a time.
+    # The prompt is read one byte at a time, too.
     for _ in range(_room - 1):
         logits, past = _read(model, text, position, past)
         text, position = _write(text, given, position, logits, key)
@@ -49,7 +49,7 @@ def _read(model, text, position, past):
     return logits[0], past
 
 
-# Apart from `_read`, so that this is compiled once for all formats.
+# Separate from `_read`, so that it is compiled once for all formats.
 @eqx.filter_jit
 def _write(
     text: UInt8[Array, " s"],

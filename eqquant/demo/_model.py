@@ -6,16 +6,16 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 
-# The keys and values of the positions so far, of one layer.
+# The keys and values of one layer at the positions so far.
 Past = Float[Array, "2 h s c"]
 
 
 class LanguageModel(eqx.Module):
-    """A transformer over bytes, made of `eqx.nn` layers as any Equinox user would: it
-    knows nothing of quantization."""
+    """A transformer over bytes, made of ordinary `eqx.nn` layers, without any code for
+    quantization."""
 
     embedding: eqx.nn.Embedding
-    blocks: "Block"  # all of them: every array has an axis of layers in front
+    blocks: "Block"  # a stack: every array has a leading axis of layers
     norm: eqx.nn.RMSNorm
     head: eqx.nn.Linear
     depth: int = eqx.field(static=True)
@@ -30,7 +30,7 @@ class LanguageModel(eqx.Module):
         self.depth = depth
 
     def __call__(self, text: UInt8[Array, " t"]) -> Float[Array, "t 256"]:
-        """The logits of the byte after each."""
+        """The logits of the byte that follows each byte."""
         logits, _ = self.step(text, jnp.asarray(0), None)
         return logits
 
@@ -40,8 +40,8 @@ class LanguageModel(eqx.Module):
         start: Int[Array, ""],
         past: Float[Array, "l 2 h s c"] | None,
     ) -> tuple[Float[Array, "t 256"], Float[Array, "l 2 h s c"] | None]:
-        """The same, for bytes at positions from `start` on that come after those in
-        `past`."""
+        """The same for bytes at the positions from `start`, which follow those whose
+        keys and values are in `past`."""
         arrays, static = eqx.partition(self.blocks, eqx.is_array)
 
         @jax.checkpoint
@@ -54,7 +54,7 @@ class LanguageModel(eqx.Module):
         return jax.vmap(self.head)(jax.vmap(self.norm)(x)), past
 
     def empty_past(self, size: int) -> Float[Array, "l 2 h s c"]:
-        """To start with: room for `size` positions."""
+        """An empty cache of keys and values for `size` positions."""
         heads = self.blocks.attention.heads
         head_size = self.embedding.embedding_size // heads
         return jnp.zeros((self.depth, 2, heads, size, head_size))
@@ -80,7 +80,7 @@ class Block(eqx.Module):
     ) -> tuple[Float[Array, "t d"], Past | None]:
         y, past = self.attention(jax.vmap(self.norm1)(x), start, past)
         x = x + y
-        # Squared, as XLA:CPU is slow at the derivative of a GELU.
+        # A squared ReLU, since XLA:CPU is slow at the derivative of a GELU.
         y = jnp.square(jax.nn.relu(jax.vmap(self.up)(jax.vmap(self.norm2)(x))))
         return x + jax.vmap(self.down)(y), past
 
@@ -121,7 +121,7 @@ def attend(
     v: Float[Array, "s c"],
     mask: Bool[Array, "t s"],
 ) -> Float[Array, "t c"]:
-    """One head."""
+    """The attention of one head."""
     scores = jnp.where(mask, q @ k.T / q.shape[-1] ** 0.5, -jnp.inf)
     return jax.nn.softmax(scores) @ v
 
@@ -129,8 +129,9 @@ def attend(
 def rotate(
     x: Float[Array, "h t c"], positions: Int[Array, " t"]
 ) -> Float[Array, "h t c"]:
-    """Rotary position embeddings: pairs of numbers are turned by angles that grow with
-    the position, so that the product of two depends on their distance alone."""
+    """Rotary position embeddings: rotates pairs of numbers by angles proportional to
+    the position, so that products of queries and keys depend only on their
+    distance."""
     half = x.shape[-1] // 2
     frequencies = 1000.0 ** (-jnp.arange(half) / half)
     angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]

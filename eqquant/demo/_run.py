@@ -13,12 +13,11 @@ from rich.text import Text
 
 from .._tree import tree_quantize
 from ..formats import Binary, Int4, Int8, Nested, NF4, Ternary
-from . import _trained as _recipe
 from ._figure import write_figure
 from ._generate import bytes_per_second, generate
 from ._table import measure, Row, table, write_csv
 from ._text import standard_library, windows
-from ._trained import trained
+from ._trained import full, quick as quick_recipe, trained
 
 
 _formats = {
@@ -32,7 +31,7 @@ _formats = {
     "Binary()": Binary(),
 }
 _prompts = (b'    """Return ', b"def ")
-# As `tree_quantize`, all arrays at once, which compiles faster.
+# Jitted as a whole, which compiles faster than array by array.
 _quantize = eqx.filter_jit(tree_quantize)
 
 
@@ -42,16 +41,17 @@ def run(
     out: str | os.PathLike[str] | None = "eqquant-demo",
     console: Console | None = None,
 ) -> list[Row]:
-    """Trains a small language model on the source of Python's standard library, and
-    shows what each format makes of it: its size, its loss, its speed, what it writes.
+    """Trains a small language model on the source of Python's standard library,
+    quantizes it in several formats, and prints the size, the loss and the speed in each
+    of them, and generated text.
 
     **Arguments:**
 
-    - `quick`: train for ten seconds, not for a minute and a half.
-    - `fresh`: train even if the model is in the user's cache.
+    - `quick`: whether to train for ten seconds instead of a minute and a half.
+    - `fresh`: whether to train even if the model is in the user's cache.
     - `out`: the folder for `table.csv` and, if matplotlib is installed, `loss.png`.
         `None` to write neither.
-    - `console`: what to print to.
+    - `console`: the console to print to.
 
     **Returns:**
 
@@ -59,10 +59,10 @@ def run(
 
     **Raises:**
 
-    A `FileNotFoundError` if this Python comes without its source.
+    A `FileNotFoundError` if this Python has no source of its standard library.
     """
     console = Console() if console is None else console
-    recipe = _recipe.quick if quick else _recipe.full
+    recipe = quick_recipe if quick else full
     text = standard_library()
     dense = trained(recipe, text, fresh=fresh, console=console)
     held_out = windows(text.held_out, 64 if quick else 512, recipe.window + 1)
@@ -86,7 +86,7 @@ def _compare(dense, held_out, console):
 
     models, rows = [], []
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        # Most of the time goes by in compiling, on one core each.
+        # Most of the time is compiling, which uses one core per model.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for model, row in pool.map(prepare, _formats.items()):
                 models.append(model)

@@ -16,14 +16,14 @@ from ._train import mean_loss
 
 
 class Row(NamedTuple):
-    """What a model costs and what it is worth, in one format.
+    """The size, the loss and the speed of a model in one format.
 
-    - `format`: as it is written.
-    - `bits_per_weight`: of the weights that are quantized, scales included.
-    - `megabytes`: of the whole model.
-    - `nats_per_byte`: the loss on text that was held out.
-    - `change`: of that, from the model before it was quantized.
-    - `bytes_per_second`: the speed of generation, with a batch of one.
+    - `format`: the format, as written in Python.
+    - `bits_per_weight`: the bits of each quantized weight, scales included.
+    - `megabytes`: the size of the whole model.
+    - `nats_per_byte`: the loss on held-out text.
+    - `change`: the difference from the loss of the dense model.
+    - `bytes_per_second`: the speed of generation with a batch of one.
     """
 
     format: str
@@ -43,23 +43,23 @@ class Row(NamedTuple):
 
 
 def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
-    """The rows, the first of which is the model before it was quantized.
+    """A table of rows, the first of which is the dense model.
 
     **Arguments:**
 
-    - `held_out`: how many bytes the loss is the mean of.
-    - `platform`: what the model ran on.
+    - `held_out`: the number of bytes of which the loss is the mean.
+    - `platform`: the platform on which the model ran.
     """
     caption = (
-        f"\nLoss: per byte, of {held_out:,} bytes of modules that were held out. "
-        "Change: from float32, in nats per byte. MB: of the whole model, whose "
-        "embedding stays in float32. Tokens/s: bytes of one text, generated one at a "
-        f"time, on {platform}."
+        f"\nLoss: per byte, of {held_out:,} bytes of held-out modules. Change: from "
+        "float32, in nats per byte. MB: of the whole model, whose embedding stays in "
+        "float32. Tokens/s: bytes of one text, generated one at a time, on "
+        f"{platform}."
     )
     if any(row.needs_training for row in rows):
         caption += (
-            "\n* Needs training: so few bits do well only in a model that was trained "
-            "with them (quantization-aware training)."
+            "\n* Needs training: so few bits work well only in a model trained with "
+            "them (quantization-aware training)."
         )
     table = Table(
         box=SIMPLE_HEAD,
@@ -88,6 +88,7 @@ def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
+    """Writes the rows to a CSV file."""
     fields = (*Row._fields, "bits_per_byte", "needs_training")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -96,8 +97,8 @@ def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def measure(name: str, model: LanguageModel, held_out: UInt8[Array, "b t"]) -> Row:
-    """What a model takes, and its loss on windows of a text. Nothing of its speed: that
-    takes a machine with nothing else to do."""
+    """The size of a model, and its loss on windows of a text. (Its speed is measured
+    later, when nothing else runs.)"""
     leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
     weights = [leaf for leaf in leaves if is_quantized(leaf)] or leaves
     return Row(

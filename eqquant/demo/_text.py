@@ -25,20 +25,20 @@ _packages = (
 
 
 class Text(NamedTuple):
-    """The bytes of some modules to train on, and of others that are held out."""
+    """The bytes of the modules to train on, and of those that are held out."""
 
     train: UInt8[np.ndarray, " t"]
     held_out: UInt8[np.ndarray, " u"]
 
 
 def standard_library() -> Text:
-    """The source of the standard library of the running interpreter. One module in
-    sixteen is held out, by a hash of its name.
+    """The source of the interpreter's standard library. One module in sixteen is held
+    out, by a hash of its name.
 
     **Raises:**
 
-    A `FileNotFoundError` if there are less than a million bytes of it, as where the
-    standard library is a zip file.
+    A `FileNotFoundError` if there are fewer than a million bytes, for example because
+    the standard library is a zip file.
     """
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     parts = ([], [])
@@ -48,10 +48,10 @@ def standard_library() -> Text:
     train, held_out = map(b"".join, parts)
     if len(train) + len(held_out) < 1_000_000:
         raise FileNotFoundError(
-            "The demo learns from the source of Python's standard library, and looks "
-            "for it, as .py files, in `sysconfig.get_path('stdlib')`. Got "
-            f"{root}, with {len(train) + len(held_out)} bytes of it. Run the demo with "
-            "a Python that was installed with its source."
+            "The demo trains on the source of Python's standard library, and looks for "
+            "its .py files in `sysconfig.get_path('stdlib')`. Got "
+            f"{root}, with {len(train) + len(held_out)} bytes of source. Run the demo "
+            "with a Python that was installed with its source."
         )
     return Text(np.frombuffer(train, np.uint8), np.frombuffer(held_out, np.uint8))
 
@@ -59,7 +59,7 @@ def standard_library() -> Text:
 def windows(
     text: UInt8[np.ndarray, " t"], number: int, size: int
 ) -> UInt8[np.ndarray, "{number} {size}"]:
-    """Windows of a text, evenly spread over it."""
+    """Windows of a text, at evenly spaced positions."""
     starts = np.linspace(0, len(text) - size, number).astype(int)
     return text[starts[:, None] + np.arange(size)[None, :]]
 
@@ -70,6 +70,6 @@ def _modules(root: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
         paths.extend((root / package).rglob("*.py"))
     modules = {path.relative_to(root).as_posix(): path for path in paths}
     for name, path in sorted(modules.items()):
-        # What differs from one build of the same Python to the next.
+        # These modules differ between builds of the same version of Python.
         if not name.startswith("_sysconfig"):
             yield name, path

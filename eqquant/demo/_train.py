@@ -9,7 +9,6 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt8
 
-from . import _train as adamw
 from ._model import LanguageModel
 
 
@@ -23,11 +22,11 @@ def train(
     learning_rate: float,
     key: PRNGKeyArray,
 ) -> Iterator[tuple[LanguageModel, Float[Array, ""]]]:
-    """Trains a model on random windows of a text. After each step, yields it and the
-    loss, in nats per byte, from before the step."""
+    """Trains a model on random windows of a text. After each step, yields the model,
+    and its loss before the step in nats per byte."""
     device_text = jnp.asarray(text)
     params, static = eqx.partition(model, eqx.is_inexact_array)
-    moments = adamw.init(params)
+    moments = init(params)
 
     @eqx.filter_jit
     def step(params, moments, text):
@@ -38,8 +37,8 @@ def train(
         value, grads = eqx.filter_value_and_grad(
             lambda params: loss(eqx.combine(params, static), windows)
         )(params)
-        rate = adamw.warmup_cosine(moments.count, steps, learning_rate)
-        return *adamw.update(params, grads, moments, rate), value
+        rate = warmup_cosine(moments.count, steps, learning_rate)
+        return *update(params, grads, moments, rate), value
 
     for _ in range(steps):
         params, moments, value = step(params, moments, device_text)
@@ -47,14 +46,14 @@ def train(
 
 
 def loss(model: LanguageModel, windows: UInt8[Array, "b t"]) -> Float[Array, ""]:
-    """The mean over windows of -log p of each byte but the first, in nats."""
+    """The mean cross-entropy of all bytes but the first of each window, in nats."""
     logits = jax.vmap(model)(windows[:, :-1])
     target = windows[:, 1:, None].astype(jnp.int32)
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1))
 
 
 def mean_loss(model: LanguageModel, windows: UInt8[Array, "b t"], batch: int) -> float:
-    """The same, some windows at a time. `batch` should divide how many there are."""
+    """The same, `batch` windows at a time, which should divide their number."""
     batches = windows.reshape(-1, batch, windows.shape[-1])
     return sum(float(_loss(model, x)) for x in batches) / len(batches)
 
@@ -71,6 +70,7 @@ class Moments(NamedTuple):
 
 
 def init(params: PyTree[Array]) -> Moments:
+    """The initial state of AdamW."""
     zeros = jtu.tree_map(jnp.zeros_like, params)
     return Moments(zeros, zeros, jnp.asarray(0))
 
@@ -100,6 +100,7 @@ def update(
 def warmup_cosine(
     count: Int[Array, ""], steps: int, peak: float, warmup: float = 0.1
 ) -> Float[Array, ""]:
-    """The learning rate: up to `peak` on a line, and down to zero on a cosine."""
+    """The learning rate, which rises linearly to `peak`, and falls to zero along a
+    cosine."""
     done = (count + 1).astype(jnp.float32) / (steps + 1)
     return peak * jnp.minimum(done / warmup, (1 + jnp.cos(jnp.pi * done)) / 2)

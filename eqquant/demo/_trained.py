@@ -14,14 +14,14 @@ from jaxtyping import PyTree
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import _model, _train, _train as _adamw, _train as _loss, _trained as _cache
+from . import _model, _train
 from ._model import LanguageModel
 from ._text import Text
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What there is to say of a model and of its training, but for the text."""
+    """The size of a model, and the hyperparameters of its training."""
 
     width: int
     depth: int
@@ -53,24 +53,24 @@ quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)
 def trained(
     recipe: Recipe, text: Text, *, fresh: bool, console: Console
 ) -> LanguageModel:
-    """The model of a recipe: from this user's cache if it is there, or else trained now
-    and kept there."""
-    say = ft.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    path = _cache.folder() / f"demo-{_fingerprint(recipe, text)}.eqx"
+    """The trained model of a recipe. It is loaded from the user's cache if it is there;
+    otherwise it is trained and saved there."""
+    write = ft.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    path = folder() / f"demo-{_fingerprint(recipe, text)}.eqx"
     if path.exists() and not fresh:
-        model = _cache.load(path, eqx.filter_eval_shape(recipe.untrained))
+        model = load(path, eqx.filter_eval_shape(recipe.untrained))
         if model is not None:
-            say(f"Took the model from {path}; `--fresh` trains it anew.\n")
+            write(f"Loaded the model from {path}; `--fresh` trains it again.\n")
             return model
-        say(f"{path} is damaged, so the model is trained anew.")
-    say(f"Training a model on {text.train.size / 1e6:.1f} MB of Python's own source.")
+        write(f"{path} is damaged: training the model again.")
+    write(f"Training a model on {text.train.size / 1e6:.1f} MB of Python's own source.")
     start = time.monotonic()
     model = _trained_now(recipe, text, console)
-    say(f"That took {time.monotonic() - start:.0f} s.\n")
+    write(f"Training took {time.monotonic() - start:.0f} s.\n")
     try:
-        _cache.save(path, model)
+        save(path, model)
     except OSError as e:
-        say(f"The model could not be kept for the next time: {e}.")
+        write(f"The model could not be saved for the next run: {e}.")
     return model
 
 
@@ -96,7 +96,7 @@ def _trained_now(recipe, text, console):
     with progress:
         task = progress.add_task("", total=recipe.steps, loss="compiling")
         for i, (model, value) in enumerate(steps, 1):
-            # To read the loss is to wait for it.
+            # Reading the loss waits for the step, so do it rarely.
             if i == 1 or i % 10 == 0:
                 loss = f"{float(value):.2f} nats/byte"
                 progress.update(task, completed=i, loss=loss)
@@ -104,16 +104,16 @@ def _trained_now(recipe, text, console):
 
 
 def _fingerprint(recipe, text):
-    # Of all that the trained model depends on, the code too.
+    # A hash of everything that the trained model depends on, including the code.
     hash = hashlib.sha256(repr(recipe).encode())
-    for module in (_adamw, _loss, _model, _train):
+    for module in (_model, _train):
         hash.update(inspect.getsource(module).encode())
     hash.update(text.train)
     return hash.hexdigest()[:16]
 
 
 def folder() -> pathlib.Path:
-    """Where this user's caches of this library are."""
+    """The folder of this library in the user's cache."""
     home = pathlib.Path.home()
     if sys.platform == "win32":
         root = os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"
@@ -125,8 +125,8 @@ def folder() -> pathlib.Path:
 
 
 def save(path: pathlib.Path, model: PyTree) -> None:
-    """Writes the arrays of a model, after their checksum: all of them or, if this is
-    interrupted, none."""
+    """Writes a checksum and the arrays of a model. An interruption leaves no partial
+    file."""
     buffer = io.BytesIO()
     eqx.tree_serialise_leaves(buffer, model)
     data = buffer.getvalue()
@@ -137,7 +137,7 @@ def save(path: pathlib.Path, model: PyTree) -> None:
 
 
 def load(path: pathlib.Path, like: PyTree) -> PyTree | None:
-    """Reads what `save` wrote. `None` if the file is damaged."""
+    """Reads a file of `save`. `None` if it is damaged."""
     content = path.read_bytes()
     checksum, data = content[:32], content[32:]
     if hashlib.sha256(data).digest() != checksum:
