@@ -87,14 +87,8 @@ def lion8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.lion` with a state of one byte per parameter.
-
-    !!! Example
-
-        ```python
-        optimizer = eqquant.train.lion8bit(1e-4)
-        state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-        ```
+    """`optax.lion` with a state of one byte per parameter. Used as
+    [`eqquant.train.adamw8bit`][].
 
     **Arguments:**
 

@@ -18,12 +18,6 @@ from ._rows import by_eights, padded
 from ._words import per_byte
 
 
-# By the data sheet of an H200: up to this many rows, decoding each tile of the weight
-# where it is used takes less time than writing the decoded weight to memory and reading
-# it back.
-_most_rows = 512
-
-
 def bfloat16_wgmma(
     x: Float[Array, "m k"],
     stored: dict[str, Array],
@@ -97,6 +91,12 @@ def refuse(problem: Problem) -> str | None:
     if problem.rows is None:
         return "needs to know the number of rows when compiling"
     return None
+
+
+# By the data sheet of an H200: up to this many rows, decoding each tile of the weight
+# where it is used takes less time than writing the decoded weight to memory and reading
+# it back.
+_most_rows = 512
 
 
 def _supports(problem: Problem) -> str | None:

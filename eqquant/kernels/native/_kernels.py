@@ -14,6 +14,7 @@ from ...formats import (
     NF4,
     round_trip,
 )
+from .._digits import error, provided
 from .._problem import Problem
 from .._table import register_kernel
 from ..cpu._codes import integer_step
@@ -165,10 +166,5 @@ for _type in (AbstractGrid, Int4):
     _register = ft.partial(
         register_kernel, "matmul", _type, priority=11, supports=_of_integers
     )
-    # The error of an input is at most 1 / 508 of its row's unit, which is at most
-    # 64 / 127 of the geometric mean of the nonzero inputs.
-    _register(
-        error=1e-3,
-        provided="the weights are on average no smaller where the inputs are larger",
-    )(native_integers)
+    _register(error=error, provided=provided)(native_integers)
     _register(activation=Int8, error=1e-5)(native_integers)

@@ -32,6 +32,21 @@ struct TileShapes {
   }
 };
 
+// Multiplies tile 4 by the four groups of 16 rows of a panel. A macro, since the
+// intrinsics take the numbers of tiles as literals.
+#define EQQUANT_ADD_PANEL(multiply)                        \
+  const char* const at = static_cast<const char*>(panel);  \
+  written();                                               \
+  _tile_loadd(4, x, kTileBytes);                           \
+  _tile_loadd(5, at, kNext);                               \
+  multiply(0, 4, 5);                                       \
+  _tile_loadd(6, at + 64, kNext);                          \
+  multiply(1, 4, 6);                                       \
+  _tile_loadd(7, at + 128, kNext);                         \
+  multiply(2, 4, 7);                                       \
+  _tile_loadd(5, at + 192, kNext);                         \
+  multiply(3, 4, 5)
+
 // Configures the tiles of the thread during its lifetime.
 class Tiles {
  public:
@@ -71,32 +86,12 @@ class Tiles {
   // 8-bit integers, signed in `x` and unsigned in the panel. Loads alternate with
   // products, to overlap with them.
   static void add_integers(const void* x, const void* panel) {
-    const char* const at = static_cast<const char*>(panel);
-    written();
-    _tile_loadd(4, x, kTileBytes);
-    _tile_loadd(5, at, kNext);
-    _tile_dpbsud(0, 4, 5);
-    _tile_loadd(6, at + 64, kNext);
-    _tile_dpbsud(1, 4, 6);
-    _tile_loadd(7, at + 128, kNext);
-    _tile_dpbsud(2, 4, 7);
-    _tile_loadd(5, at + 192, kNext);
-    _tile_dpbsud(3, 4, 5);
+    EQQUANT_ADD_PANEL(_tile_dpbsud);
   }
 
   // The same for pairs of bfloat16.
   static void add_bfloat16(const void* x, const void* panel) {
-    const char* const at = static_cast<const char*>(panel);
-    written();
-    _tile_loadd(4, x, kTileBytes);
-    _tile_loadd(5, at, kNext);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, at + 64, kNext);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, at + 128, kNext);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, at + 192, kNext);
-    _tile_dpbf16ps(3, 4, 5);
+    EQQUANT_ADD_PANEL(_tile_dpbf16ps);
   }
 
  private:
