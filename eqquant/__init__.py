@@ -89,3 +89,6 @@ from .formats import (
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel
 from .train import straight_through as straight_through
+
+
+__version__ = "0.1.0"

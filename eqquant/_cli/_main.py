@@ -1,7 +1,9 @@
 from collections.abc import Sequence
 
+import eqquant
+
 from . import _bench, _compare, _demo, _formats, _inspect, _quantize
-from ._parser import Parser, Version
+from ._parser import Parser
 
 
 _commands = (_demo, _bench, _formats, _quantize, _inspect, _compare)
@@ -24,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser("eqquant", description="Quantized arrays for JAX and Equinox.")
     parser.add_argument(
-        "--version", action=Version, nargs=0, help="print the version and exit"
+        "--version",
+        action="version",
+        version=f"eqquant {eqquant.__version__}",
+        help="print the version and exit",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _commands:

@@ -1,5 +1,4 @@
 import argparse
-import importlib.metadata
 import pathlib
 import sys
 from typing import NoReturn
@@ -10,12 +9,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}. See `{self.prog} --help`.\n")
-
-
-class Version(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None):
-        print(f"eqquant {importlib.metadata.version('eqquant')}")
-        parser.exit()
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, help: str) -> None:
