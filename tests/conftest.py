@@ -1,6 +1,9 @@
+import hashlib
 import importlib.metadata
 import os
 import pathlib
+import platform
+import shutil
 
 
 # Before JAX is imported: sharding is tested on eight devices that one machine plays.
@@ -17,6 +20,7 @@ import hypothesis
 import jax
 import jaxtyping
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -26,13 +30,44 @@ hypothesis.settings.register_profile("eqquant", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("eqquant")
 
 
-# Most of the suite is XLA compiling small programs. Those that a test reads, say for
-# their memory, are compiled as for users: the test is marked `optimized`.
+def _this_machine():
+    """The processor and what compiles for it: compiled programs run on no other."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    processor = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    about = ("model name", "flags", "Features")
+    lines = {line for line in processor.splitlines() if line.startswith(about)}
+    text = "\n".join([*sorted(lines or {processor}), os.environ["XLA_FLAGS"]])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"jax-{jax.__version__}-{jax.lib.__version__}-{platform.machine()}-{digest}"
+
+
+_compiled = pytest.StashKey[str]()
+
+
+# Most of the suite's time is XLA compiling small programs, so they are kept from one
+# run to the next. `JAX_ENABLE_COMPILATION_CACHE=0` in the environment compiles anew.
+def pytest_configure(config):
+    folder = config.rootpath / ".pytest_cache/xla" / _this_machine()
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
+        shutil.rmtree(folder)
+    config.stash[_compiled] = str(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+
+
+# Programs that a test reads, say for their memory, are compiled as for users, and now:
+# the test is marked `optimized`.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     less = item.get_closest_marker("optimized") is None
     if less != jax.config.read("jax_disable_most_optimizations"):
         jax.config.update("jax_disable_most_optimizations", less)
+        folder = item.config.stash[_compiled] if less else None
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
         jax.clear_caches()
 
 
