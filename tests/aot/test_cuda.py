@@ -1,32 +1,15 @@
-import importlib.metadata
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from .compile_cuda import cases
 
 
 root = pathlib.Path(__file__).parents[2]
-packages = (
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-    "nvidia-cuda-nvcc",
-    "nvidia-nvvm",
-)
-
-
-installed = {distribution.name for distribution in importlib.metadata.distributions()}
-missing = [package for package in packages if package not in installed]
-pytestmark = [
-    pytest.mark.skipif(len(missing) > 0, reason=f"not installed: {', '.join(missing)}"),
-    pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="needs JAX 0.11.2"),
-]
-
 case = pytest.mark.parametrize("case", [f"{name}-{m}" for name, m, _, _ in cases])
 
 

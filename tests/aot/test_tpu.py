@@ -1,5 +1,4 @@
 import csv
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,8 +11,6 @@ from .compile_tpu import cases
 
 
 root = pathlib.Path(__file__).parents[2]
-installed = {distribution.name for distribution in importlib.metadata.distributions()}
-pytestmark = pytest.mark.skipif("libtpu" not in installed, reason="libtpu is missing")
 
 labels = [f"{a} {b} {c} {d}" for a, b, c, d in cases]
 all_cases = pytest.mark.parametrize("case", labels)

@@ -37,6 +37,7 @@ convert(source, out, "nf4", shard_size=20_000, progress=progress)
 """
 
 
+@pytest.mark.processes
 def test_killed(source, tmp_path):
     out, other = tmp_path / "out", tmp_path / "other"
     partial = tmp_path / "out.partial"

@@ -73,6 +73,7 @@ def source(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux tells it")
 @pytest.mark.parametrize(
     "format", (eqq.NF4(), eqq.NVFP4(), eqq.Ternary(scale="tensor"))

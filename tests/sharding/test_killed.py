@@ -3,12 +3,16 @@ import signal
 
 import equinox as eqx
 import orbax.checkpoint as ocp
+import pytest
 
 import eqquant as eqq
 
 from ..interop.same import same
 from .killed import make
 from .processes import start
+
+
+pytestmark = pytest.mark.processes
 
 
 def _kill(how, folder):

@@ -10,6 +10,9 @@ from .job import assert_same, make_adapted, make_mesh, train
 from .processes import run_together
 
 
+pytestmark = pytest.mark.processes
+
+
 @pytest.fixture(scope="module")
 def alone():
     mesh = make_mesh()
