@@ -2,6 +2,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._array import is_quantized, QuantizedArray
 from ..formats import AbstractFormat, AbstractGrid, from_bits, Int4, Nested, to_bits
@@ -73,5 +74,9 @@ def _eps(dtype):
 def _scaled(stored, format, factor):
     if isinstance(format, Nested):
         return stored | {"scale": _scaled(stored["scale"], format.scale, factor)}
-    scale = from_bits(stored["scale"], format.scale_dtype) * np.float32(factor)
-    return stored | {"scale": to_bits(scale, format.scale_dtype)}
+    dtype = format.scale_dtype
+    scale = from_bits(stored["scale"], dtype) * np.float32(factor)
+    bits = to_bits(scale, dtype)
+    # `to_bits` makes NaN of an infinite scale. Here, as in the dense array, it is one.
+    infinite = lax.bitcast_convert_type(scale.astype(dtype), bits.dtype)
+    return stored | {"scale": jnp.where(jnp.isinf(scale), infinite, bits)}

@@ -119,3 +119,13 @@ def test_rows_are_apart():
         rows = np.all(np.isfinite(x), axis=1)
         np.testing.assert_array_equal(y[rows], z[rows])
         assert error(z, calm, q.dequantize()) < 1e-3
+
+
+# `implicit` multiplies the scales of a weight by a constant.
+@pytest.mark.parametrize("name", formats)
+def test_multiples(name):
+    q = weight(formats[name])
+    for fn in (lambda w: 0.5 * w, lambda w: -w, lambda w: w / 4):
+        y = eqq.implicit(fn)(q)
+        y = y.dequantize() if eqq.is_quantized(y) else y
+        np.testing.assert_array_equal(y, fn(q.dequantize()))
