@@ -2,9 +2,12 @@
 
 `_table` is the dispatch table, `_problem` describes one product (all that is known when
 a kernel is chosen), and `_reference` is the product that every format has on every
-platform. Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64),
-`gpu` and `tpu` (Pallas). The table knows no backend: a backend registers its kernels
-when it is imported.
+platform. `_finite` and `_digits` hold what kernels of several backends share: exact
+results where a fast kernel overflows, and the splitting of inputs into 8-bit digits.
+
+Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64), `gpu` and
+`tpu` (Pallas). The table knows no backend: a backend registers its kernels when it is
+imported.
 
 This room imports `formats` only.
 

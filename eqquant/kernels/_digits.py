@@ -4,24 +4,28 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 
-# Inputs as two digits of 8 bits each, of a unit of their row. The largest of them says
-# how small that can be: so what is much larger than the others has no digits, and is
-# multiplied in another way.
+# Kernels that multiply 8-bit integers split each input into two digits of 8 bits, in a
+# unit that its whole row shares. The unit is a 127th of the largest input that has
+# digits, so a few large inputs would make it too coarse for the others: those are
+# outliers, which get no digits and are multiplied in another way.
 #
-# An input errs by at most a 508th of the unit, which is a 127th of the largest that has
-# digits. That is at most 64 times the geometric mean of the row, so that the error is
-# at most `64 / (127 * 508)` of this mean times the sum of the weights; and the mean is
-# at most the arithmetic one.
+# The error. The second digit counts 254ths of the unit, so rounding to it is off by at
+# most a 508th of the unit. The largest input that is no outlier is at most 64 times the
+# geometric mean of the row. Each input is therefore off by at most `64 / (127 * 508)`
+# of that mean, which is at most the arithmetic mean of `|x|`. The errors of a product
+# add up to at most that fraction of `mean(|x|) * sum(|w|)`. This is at most `|x| |w|`
+# if larger inputs do not meet smaller weights, which is the condition `provided`.
 error = 1e-3
 provided = "the weights are on average no smaller where the inputs are larger"
 
-# Binary orders of magnitude. One part in 16 is for steps in between, which are as long
-# as each other here, and for roundings.
+# The threshold, in powers of two above the mean: 6 less a margin. The bits of a float
+# are its logarithm, interpolated linearly between powers of two; the margin covers this
+# interpolation, and roundings.
 _orders = np.float32(5.9)
 
 
 def outliers(x: Float[Array, "m k"]) -> Bool[Array, "m k"]:
-    """Which inputs are more than some 60 times the geometric mean of their row, or not
+    """Which inputs are above about 60 times the geometric mean of their row, or not
     finite. Zeros do not count in the mean."""
     bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
     exponent = bits >> 23
@@ -29,6 +33,6 @@ def outliers(x: Float[Array, "m k"]) -> Bool[Array, "m k"]:
     number = jnp.sum(counts, axis=1, keepdims=True)
     mean = jnp.sum(exponent.astype(jnp.float32) * counts, axis=1, keepdims=True)
     mean = mean / jnp.maximum(number, 1)
-    # The order of floats is that of their bits.
+    # Non-negative floats compare as their bits do.
     first = jnp.minimum(mean + _orders, 255) * np.float32(2**23)
     return bits >= first.astype(jnp.int32)

@@ -15,9 +15,10 @@ from ._reference import reference
 def once(
     wanted: Array, step: Callable[[Float[Array, "m _"]], Array], y: Float[Array, "m _"]
 ) -> Float[Array, "m _"]:
-    """`step(y)` if it is wanted, or else `y`.
+    """`step(y)` if `wanted`, and otherwise `y`.
 
-    (A loop: unlike `lax.cond`, it stays conditional if it is mapped over a stack.)
+    (It is a loop of at most one step. Under `vmap`, `lax.cond` would become a `select`
+    that always computes both branches; a loop stays conditional.)
     """
 
     def body(carry):
@@ -28,22 +29,24 @@ def once(
 
 
 def infinite_as_nan(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """What kernels without branches make of scales that come after the sums. (Of the
-    decoded weight, an infinite one makes an infinity only if nothing it is multiplied
-    by is zero, or has another sign than the rest.)"""
+    """Scales with NaN in the place of infinity, for kernels without branches that apply
+    scales after the sum. (With the decoded weight, an infinite scale gives an infinity
+    or NaN, depending on the signs and zeros of the numbers that it multiplies.)"""
     return scale + (scale - scale)
 
 
 def exact_where_not_finite(kernel: Callable[..., Array]) -> Callable[..., Array]:
-    """A kernel whose numbers that are not finite are computed again, as those of the
-    reference product. So it may apply scales late, say, where an infinite one makes of
-    `inf - inf` an infinity; as long as what is not finite leaves no finite number."""
+    """A kernel whose results that are not finite are replaced by those of the reference
+    product. The kernel may then apply scales after the sum, for example, where an
+    infinite scale gives an infinity in the place of `inf - inf`. Whatever is not finite
+    in the operands must not give a finite result, since only the others are replaced.
+    """
 
     @ft.wraps(kernel)
     def fn(
         x: Float[Array, "m _"], stored: Stored, problem: Problem
     ) -> Float[Array, "m _"]:
-        # (Float16 overflows where nothing is wrong.)
+        # (In float16, finite operands may overflow.)
         dtype = np.promote_types(problem.dtype, np.float32)
         wide = dataclasses.replace(problem, dtype=dtype)
         y = kernel(x, stored, wide)

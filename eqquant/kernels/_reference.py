@@ -7,18 +7,19 @@ from ..formats import round_trip, Stored
 from ._problem import Problem
 
 
-# How many numbers of a weight are decoded at a time: 512 kB of float32. A weight of no
-# more than half as many is decoded at once.
+# The number of elements of a weight that are decoded at a time: 512 kB of float32. A
+# weight of at most half as many is decoded at once.
 _tile = 2**17
 
 
 def reference(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
-    """The product with the decoded weight: what every other kernel is held against.
-    Right for every format, every size and every platform.
+    """Decodes some rows of the weight at a time, and multiplies in float32. Applies to
+    every format, size and platform.
 
-    The weight is decoded some rows at a time, so that the whole of it never exists.
+    The errors of all other kernels are measured against this product. The whole decoded
+    weight never exists in memory.
     """
     n = problem.n
     forward = problem.product == "matmul"
@@ -57,7 +58,7 @@ def reference(
 
 
 def _rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
-    """The part of a stored array that belongs to some rows."""
+    """The part of a stored array that belongs to some rows of the weight."""
     if a.shape[problem.row_axis] != problem.n:
         return a  # shared by all rows
     return lax.dynamic_slice_in_dim(a, start, size, problem.row_axis)

@@ -1,4 +1,10 @@
-"""Kernels for CPUs that XLA compiles."""
+"""Kernels for CPUs, in JAX, compiled by XLA. They run where the native library does
+not.
+
+`_sweep` multiplies one or two rows, `_float_tiles` and `_integer_tiles` multiply many
+rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats. `_codes`
+reads the stored arrays, and `_tuning` holds the measured thresholds between kernels.
+"""
 
 from . import (
     _float_tiles as _float_tiles,

@@ -33,7 +33,7 @@ def radix(format: Grid) -> int:
 
 
 def per(format: Grid) -> int:
-    """How many codes a byte has."""
+    """The number of codes in a byte."""
     return per_byte(radix(format))
 
 
@@ -53,20 +53,23 @@ def zero_points(stored: dict[str, Array]) -> Float[Array, "g n"] | None:
 def codes_of(
     packed: Integer[Array, "j n"], radix: int, p: int
 ) -> Integer[Array, "_ n"]:
-    """The codes of some bytes, which are their first `p` digits base `radix`. Each has
-    a row of its own.
+    """The codes of some bytes, one in each row: the first `p` digits of each byte base
+    `radix`, the least significant digit first.
 
-    (It is one expression for all digits of a byte: XLA compiles that once.)
+    (This is one expression for all digits of a byte, so that XLA compiles it once.)
     """
     if p == 1:
         return packed
     j, n = packed.shape
     of_digit = lambda a: jnp.asarray(a)[None, :, None]
     if radix & (radix - 1) == 0:
+        # Digits base a power of two are groups of bits.
         bits = radix.bit_length() - 1
         shift = np.arange(0, bits * p, bits, dtype=np.uint8)
         codes = (packed[:, None] >> of_digit(shift)) & np.uint8(radix - 1)
     else:
+        # Two divisions, as products and shifts: by `radix**i`, to get the leading
+        # digits, and by `radix`, to take off all of them but the last.
         factors, shifts = np.array([as_product(radix**i) for i in range(p)]).T
         wide = packed.astype(jnp.uint16)[:, None] * of_digit(factors.astype(np.uint16))
         wide = wide >> of_digit(shifts.astype(np.uint16))
@@ -84,7 +87,7 @@ def points(codes: Integer[Array, "*s"], format: Grid) -> Float[Array, "*s"]:
 
 
 def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
-    """Inputs by the bytes of the weight that they meet, of `p` codes each."""
+    """Inputs grouped by the byte of the weight that multiplies them, `p` to a byte."""
     m, k = x.shape
     return jnp.pad(x, ((0, 0), (0, j * p - k))).reshape(m, j, p)
 
@@ -97,7 +100,7 @@ def point_table(format: Grid) -> Float[np.ndarray, " r"]:
 
 
 def _now(fn):
-    # Within a `shard_map`, too.
+    # Concretely, even while a function under `shard_map` is being traced.
     here = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), here:
         return np.asarray(fn())
@@ -105,8 +108,8 @@ def _now(fn):
 
 @ft.cache
 def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
-    """The integers `a` and `b` such that each code `c` stands for `a c + b`, which are
-    at most 127. `None` if there are none."""
+    """The integers `a` and `b` such that each code `c` stands for the point `a c + b`,
+    if all points are integers of at most 127 in magnitude. `None` if there are none."""
     if not isinstance(format, AbstractGrid):
         return None
     few = jax.ShapeDtypeStruct((1, 16), jnp.float32)

@@ -34,8 +34,8 @@ def _float_tiles(x, stored, problem, dtype):
     scale, zero = scales(stored, problem), zero_points(stored)
     one = scale.shape[0] == 1
     if dtype == jnp.bfloat16 and not one:
-        # No bits of a NaN that rounding carries beyond the last. (Few scales are looked
-        # at here, and not all weights.)
+        # `_to_bfloat16` adds to the bits of a float, which overflows for some NaNs.
+        # Replace those here, since there are fewer scales than weights.
         scale = jnp.where(jnp.isnan(scale), jnp.nan, scale)
     if one and not forward:
         x = x * scale
@@ -51,18 +51,18 @@ def _float_tiles(x, stored, problem, dtype):
 
 
 def _by_code(a, format, j):
-    # From one for each block to one for each code of all bytes.
+    # From one value for each block to one for each code of all bytes.
     k = j * per(format)
     if a.shape[0] == 1:
         return jnp.broadcast_to(a, (k, a.shape[1]))
-    # (The last byte may have room for some of a block that there is not.)
+    # (The last byte may have room for codes beyond the last block.)
     missing = -(-k // format.block_size) - a.shape[0]
     a = jnp.pad(a, ((0, missing), (0, 0)))
     return jnp.repeat(a, format.block_size, axis=0)[:k]
 
 
 def _to_bfloat16(w):
-    # XLA's own conversion is slower.
+    # Rounds half up in magnitude. XLA's own conversion, half to even, is slower.
     bits = lax.bitcast_convert_type(w, jnp.uint32) + np.uint32(2**15)
     bits = (bits >> np.uint32(16)).astype(jnp.uint16)
     return lax.bitcast_convert_type(bits, jnp.bfloat16)
@@ -71,20 +71,21 @@ def _to_bfloat16(w):
 def float32_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
-    """Decodes tiles of the weight to float32, and adds in float32."""
+    """Decodes tiles of the weight to float32, and multiplies in float32."""
     return _finite_tiles(x, stored, problem, jnp.float32)
 
 
 def bfloat16_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
-    """Rounds the inputs and the weight to bfloat16, and adds in float32."""
+    """Rounds the inputs and tiles of the decoded weight to bfloat16, and accumulates in
+    float32."""
     return _finite_tiles(x, stored, problem, jnp.bfloat16)
 
 
 def _finite_tiles(x, stored, problem, dtype):
     kernel = ft.partial(_float_tiles, dtype=dtype)
-    # The scale comes after the sum, or there are zeros for codes that do not exist.
+    # An infinite scale then multiplies a sum, or zeros that pad `x` to whole bytes.
     late = stored["scale"].shape[0] == 1 or problem.k % per(grid(problem)) != 0
     if problem.product == "matmul" and late:
         kernel = exact_where_not_finite(kernel)

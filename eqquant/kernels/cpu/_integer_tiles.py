@@ -25,8 +25,8 @@ from ._tiles import refuse_small, tiled
 from ._tuning import sweep_rows
 
 
-# The largest contracted size whose sum of products, of at most 127 each, stays within
-# 32 bits.
+# The largest contracted size for which a sum of products of two integers up to 127 fits
+# into 32 bits.
 _most = (2**31 - 1) // 127**2
 
 
@@ -34,9 +34,10 @@ _most = (2**31 - 1) // 127**2
 def integer_tiles(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
-    """Products of 8-bit integers: of the codes, and of the inputs in two digits each,
-    the second one a 254th of the first. Inputs that are far larger than the others of
-    their row are multiplied in float32. With rounded activations, one digit."""
+    """Multiplies 8-bit integers: the codes, and the inputs rounded to two digits each,
+    of which the second counts 254ths of the first. Inputs far larger than the others of
+    their row are multiplied in float32. Activations that are quantized to 8 bits are
+    multiplied as they are."""
     codes, format = stored["codes"], grid(problem)
     forward = problem.product == "matmul"
     scale = scales(stored, problem)
@@ -48,7 +49,8 @@ def integer_tiles(
         rest, number = jnp.where(large, x, 0), jnp.sum(jnp.any(large, axis=0))
         apart = number <= _columns(x.shape[1])
         x, unit = _two_digits(jnp.where(large, 0, x))
-        # Or else the row is computed again.
+        # If too many columns have outliers then their rows become NaN here, and
+        # `exact_where_not_finite` computes them again.
         unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
         parts = (1, 1 / 254)
         wanted = jnp.logical_and(number > 0, apart)
@@ -58,7 +60,8 @@ def integer_tiles(
         x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
         rest, wanted, parts = None, None, (1,)
         if problem.rows == 1:
-            # XLA rewrites the product of one row, and widens the weight for it.
+            # XLA would rewrite the product of one row as a sum, and convert the whole
+            # weight to wider integers. So there are two rows, which are averaged.
             x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
     number_of_digits, m, k = x.shape
     x = x.reshape(number_of_digits * m, k)
@@ -75,13 +78,13 @@ def integer_tiles(
 
 
 def _as_integers(codes: Integer[Array, "j n"], format: Grid) -> Int8Array[Array, "_ n"]:
-    """The points of all codes, each in a row of its own."""
+    """The points of all codes, one in each row."""
     if codes.dtype == jnp.int8:
         return codes
     step = integer_step(format)
     assert step is not None
     a, b = map(np.int8, step)
-    # (What wraps around comes back, for all points have 8 bits.)
+    # (Overflow wraps around twice and cancels, since all points fit into 8 bits.)
     return codes_of(codes, radix(format), per(format)).astype(jnp.int8) * a + b
 
 
@@ -96,14 +99,14 @@ def _two_digits(x: Float[Array, "m k"]):
 
 
 def _columns(k: int) -> int:
-    """How many columns of inputs may be multiplied apart."""
+    """The largest number of columns of inputs that are multiplied separately."""
     return min(k, max(16, k // 64))
 
 
 def _of_columns(
     x: Float[Array, "m k"], codes: Integer[Array, "j n"], problem: Problem
 ) -> Float[Array, "m _"]:
-    """The product of inputs that are zeros but for a few columns, less the scales."""
+    """The product of inputs that are zero outside of a few columns, without scales."""
     format, size = grid(problem), _columns(x.shape[1])
     p, forward = per(format), problem.product == "matmul"
     filled = jnp.any(x != 0, axis=0)

@@ -16,13 +16,13 @@ from ._tiles import tiled
 from ._tuning import fuses
 
 
-# How many groups of inputs are looked up at a time.
+# The number of groups of inputs that are looked up in one step of a loop.
 _unroll = 8
-# How many entries a table may have, and all those together that are made at a time.
+# The largest number of entries of one table, and of all tables in memory at a time.
 _largest = 2**12
 _entries = 2**18
-# How many numbers are added up one after another, at most: float32 errs by a part in
-# 2**24 at each. As many such sums are then added up in turn.
+# The largest number of terms that are added up one after another, since each addition
+# in float32 may be off by a part in 2**24. Up to as many such sums are then added up.
 _run = 2**9
 
 
@@ -42,8 +42,8 @@ def _supports(problem: Problem) -> str | None:
 def rsr_lookup(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
-    """For each group of inputs that a code multiplies, a table of what every code there
-    is would give. What the code of a row of `W` does give is looked up there."""
+    """For each group of inputs that one code multiplies, computes a table of the
+    partial sums of all possible codes, and looks up the entry of each row of `W`."""
     format = problem.format
     assert isinstance(format, AbstractRSR)
     codes = stored["codes"]
@@ -82,7 +82,7 @@ def rsr_lookup(
         y = lax.full_like(x, 0, shape=(n,))
         return _blocks(some, groups, at_a_time, y).astype(problem.dtype)
 
-    # One after the other: with the tables of two rows at hand, both are slower.
+    # One row after the other: both are slower if the tables of two rows exist at once.
     return jnp.stack([product(row) for row in x])
 
 
@@ -90,14 +90,14 @@ def rsr_lookup(
 def rsr_segment_sum(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
-    """For each group of outputs, the inputs are summed by the code that they meet, and
-    those sums by digit. This is the algorithm of RSR, with the codes themselves in the
-    place of an index into them."""
+    """For each group of outputs, sums the inputs by the code that multiplies them, and
+    then these sums by digit. This is the algorithm of RSR; the codes themselves take
+    the place of its index of segments."""
     format = problem.format
     assert isinstance(format, AbstractRSR)
     codes = stored["codes"]
     groups, n = codes.shape
-    # Inputs take turns between several sums of the same code.
+    # The inputs of one code take turns between several sums, so that none is too long.
     turns = max(1, -(-n // _run))
     pieces = _pieces(format, min(n, _largest, _entries // turns))
     turn = jnp.arange(n, dtype=jnp.int32) % turns
@@ -142,10 +142,10 @@ def _many_rows(problem: Problem) -> str | None:
 def rsr_tiles(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
-    """Products of 8-bit integers: the digits of the codes, and the inputs in three
-    digits base 256. If the inputs are integers, and too large for these, then what is
-    left of them is multiplied in turn: exact, as the sums are. Rows of others, of which
-    some are far larger than the rest, are computed by the reference product."""
+    """Multiplies 8-bit integers: the points of the codes, and the inputs rounded to
+    three digits base 256. Integers too large for three digits have their remainders
+    multiplied as well. Other rows in which some inputs are far larger than the rest are
+    left to the reference product."""
     format = problem.format
     assert isinstance(format, AbstractRSR)
     m, k = x.shape
@@ -155,7 +155,7 @@ def rsr_tiles(
         return found.astype(jnp.int8) + np.int8(format.domain[0])
 
     def rounded(x):
-        """The product with what three digits say of `x`, and the rest of `x`."""
+        """The product of `x` rounded to three digits, and the remainder of `x`."""
         whole, unit = _fixed_point(x)
 
         def finish(y):
@@ -181,21 +181,22 @@ for _product in ("matmul", "matmul_transposed"):
     )(rsr_tiles)
 
 
-# The largest number of three digits, each from -128 to 127.
+# The largest number of three digits base 256, each from -128 to 127.
 _largest_whole = 127 * (256**2 + 256 + 1)
 
 
 def _fixed_point(
     x: Float[Array, "m k"],
 ) -> tuple[Integer[Array, "m k"], Float[Array, "m 1"]]:
-    """Integers of three digits, and the power of two that is one of them."""
+    """The inputs as integers of at most three digits, in units of a power of two for
+    each row."""
     largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
     _, exponent = jnp.frexp(largest)
     exponent = jnp.maximum(exponent, -100) - 23
     too_large = jnp.ldexp(largest, -exponent) > _largest_whole
     exponent = jnp.where(too_large, exponent + 1, exponent)
     one = jnp.ones_like(largest)
-    # (A maximum drops NaNs.)
+    # (On a CPU, XLA's maximum may drop NaNs.)
     one = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), one, jnp.nan)
     whole = jnp.round(x * jnp.ldexp(one, -exponent)).astype(jnp.int32)
     return whole, jnp.ldexp(one, exponent)
@@ -211,8 +212,8 @@ def _wide(x):
 
 
 def _pieces(format: AbstractRSR, limit: int) -> list[tuple[int, int]]:
-    # Which digits of a code are taken at a time: all of them, or each half. The latter
-    # is faster, as measured, where there are more codes than rows that have them.
+    # The ranges of digits of a code that get a table each: all digits, or two halves.
+    # Halves measured faster if there are more possible codes than rows.
     if format.levels**format.k <= limit:
         return [(0, format.k)]
     half = format.k // 2
@@ -231,14 +232,15 @@ def _part(codes: Integer[Array, "*s"], format: AbstractRSR, start: int, stop: in
 
 @ft.cache
 def _digits(domain: tuple[int, ...], number: int) -> np.ndarray:
-    # What each code of so many digits stands for: codes by digits.
+    # The points that the digits of each code of this length stand for.
     codes = np.arange(len(domain) ** number)[:, None]
     powers = len(domain) ** np.arange(number)[None]
     return np.array(domain, np.float32)[codes // powers % len(domain)]
 
 
 def _tables(x: Float[Array, "g s"], format: AbstractRSR) -> Float[Array, "g _"]:
-    """What each code of `s` digits gives: what its low digits do, and its high ones."""
+    """The partial sums of all codes of `s` digits: those of the low digits plus those
+    of the high digits."""
     half = x.shape[1] // 2
     low = _dot(x[:, :half], _digits(format.domain, half).T)
     high = _dot(x[:, half:], _digits(format.domain, x.shape[1] - half).T)
@@ -265,7 +267,8 @@ def _at(table, index):
 
 
 def _blocks(step, total, size, y):
-    """`step(start, size, y)` for all blocks of a range, the last of which is short."""
+    """Applies `y = step(start, size, y)` to all blocks of a range. The last block may
+    be short."""
     whole = total // size
     if whole > 0:
         y = lax.fori_loop(0, whole, lambda i, y: step(i * size, size, y), y)

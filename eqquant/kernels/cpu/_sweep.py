@@ -27,20 +27,21 @@ from ._codes import (
 from ._tuning import fuses, sweep_rows
 
 
-# Products of a row or two with a weight, exact in float32. Some bytes of every row of
-# the weight are taken at a time; nothing of the size of the weight is written.
+# Products of one or two rows with a weight, in float32. They sweep over the codes: each
+# step reads some bytes of every row of the weight, and adds their terms to sums of the
+# size of the result. Nothing of the size of the weight is written.
 #
-# XLA runs a loop on one thread, but a fusion of this size on all of them; so this is a
-# few fusions, one after another, and a loop only before JAX 0.11.
+# XLA runs a loop on one thread, but a large fusion on all of them. So this is a few
+# fusions, one after another; and a loop only before JAX 0.11.
 
-# How many numbers a part adds up side by side: 2 MB, to stay in a cache.
+# The number of sums that a fusion keeps side by side: 2 MB, which fit into a cache.
 _partial = 2**19
 _unroll = 8
-# How many numbers are added up one after another: a longer sum would drift.
+# The largest number of terms that are added up one after another, to bound the error.
 _longest = 2**8
 
-# What the bytes `c` of some rows add to a product: from what is known of the inputs
-# that they meet, and their zero-points if they have any.
+# `term(t, c, z)`: the terms that bytes `c` add to a product, from the prepared inputs
+# `t` that they multiply, and their zero-points `z` if there are any.
 _Term = Callable[
     [Float[Array, "s t"], Integer[Array, "s n"], Float[Array, "s n"] | None],
     Float[Array, "s n"],
@@ -56,16 +57,16 @@ def swept(
     prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
     term: _Term,
 ) -> Float[Array, " n"]:
-    """The sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over the
-    bytes: of blocks of so many inputs, each the one that the byte begins in."""
+    """The sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over all bytes
+    `i`. A byte that has codes of two blocks gets the scale of the first."""
     j, n = codes.shape
     p = x.shape[1]
     one = scale.shape[0] == 1
-    whole = one or block % p == 0  # or else a byte may have some of two blocks
+    whole = one or block % p == 0  # Otherwise, a byte may have codes of two blocks.
     unroll = _unroll if one or not whole else math.gcd(_unroll, block // p)
     groups, rest = divmod(j, unroll)
     parts = max(1, -(-groups * n // _partial), -(-groups // _longest))
-    each = 1 if one or not whole else block // p // unroll  # groups of a block
+    each = 1 if one or not whole else block // p // unroll  # groups in a block
 
     def of_blocks(a, start, number):
         if one:
@@ -77,7 +78,7 @@ def swept(
         return a.reshape(-1, n)[:number]
 
     def of_bytes(a, first, number, size):
-        # Of the byte `first`, and of every so many after it.
+        # For the byte `first`, and every `size`-th byte after it.
         start = p * first // block
         if number == 1:
             return lax.dynamic_slice_in_dim(a, start, 1)
@@ -86,7 +87,7 @@ def swept(
         return a[p * first - block * start :: p * size][:number]
 
     def sums(start, number, size=unroll):
-        # Over each of some groups, of `size` bytes, from the group `start` on.
+        # The sums over some groups of `size` bytes each, from the group `start` on.
         first = start * unroll
         t = prepare(lax.dynamic_slice_in_dim(x, first, number * size))
         z = None if zero is None else of_blocks(zero, start, number)
@@ -119,7 +120,8 @@ def swept(
 
 
 def _begun(x: Float[Array, "j p"], block: int) -> Float[Array, "j p"]:
-    """The inputs of the block that each byte begins in, and zeros for the others."""
+    """The inputs that belong to the block in which their byte begins. The others are
+    zero."""
     j, p = x.shape
     of_input = np.arange(j * p).reshape(j, p) // block
     return jnp.where(of_input == of_input[:, :1], x, 0)
@@ -133,8 +135,8 @@ def _ended(
     prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
     term: _Term,
 ) -> Float[Array, " n"]:
-    """What `_begun` leaves out of a product: of each byte that has some of two blocks,
-    the inputs of the second."""
+    """The part of a product that `_begun` leaves out: the inputs of the second block,
+    for each byte that has codes of two blocks."""
     p = x.shape[1]
     blocks = np.arange(1, scale.shape[0])
     blocks = blocks[blocks * block % p != 0]
@@ -150,8 +152,8 @@ def one_by_one(
     x: Float[Array, "m j p"],
     codes: Integer[Array, "j n"],
 ) -> Float[Array, "m n"]:
-    """The product of each row. (Those of all at once would share what they read of the
-    codes, in 32 bits.)"""
+    """The product of each row, one after the other. (If all were one fusion, XLA would
+    share the codes between rows after it has converted them to 32 bits.)"""
     found = []
     for row in x:
         found.append(product(row, codes))
@@ -163,20 +165,20 @@ def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, "
     first, *others = parts
     total = first()
     for part in others:
-        # Each is a fusion of its own, which adds to the one before.
+        # The barrier makes each part a fusion that adds to the result of the last one.
         total = lax.optimization_barrier(total) + part()
-    # XLA is quicker at products than at sums over columns.
+    # (XLA is faster at products than at sums over columns.)
     ones = jnp.ones((1, total.shape[0]), jnp.float32)
     return jnp.matmul(ones, total, precision=lax.Precision.HIGHEST)[0]
 
 
 def looked_up(points: Float[Array, "p 256"]) -> tuple[Callable, _Term]:
-    """What a byte adds, from a table of all that one can: the sums of the inputs times
-    `points`, what its first code stands for and what the others do."""
+    """`prepare` and `term` for `swept`: a table of the terms of all 256 bytes, and a
+    lookup in it. `points` holds the points of the `p` codes of each byte."""
 
     def table(x):
         sums = jnp.matmul(x, points, precision=lax.Precision.HIGHEST)
-        # Or else XLA computes each entry again where it is looked up.
+        # Without a barrier, XLA would compute each entry again where it is looked up.
         return lax.optimization_barrier(sums)
 
     def term(table, codes, zero):
@@ -213,9 +215,9 @@ def _terms(format):
 def sweep(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
-    """Multiplies a byte that is one code, and both halves of one of integers. Otherwise
-    looks up what a byte adds in a table of the sums that its 256 values stand for: the
-    Method of Four Russians, with the table made of the inputs."""
+    """Decodes one or two codes per byte, or looks bytes up in a table of the 256
+    partial sums of the inputs that they multiply (the Method of Four Russians). Sums
+    are in float32."""
     codes, p = stored["codes"], per(grid(problem))
     block = problem.format.block_size or problem.k
     zero, scale = zero_points(stored), scales(stored, problem)
@@ -236,7 +238,7 @@ def sweep(
 def _supports(problem: Problem) -> str | None:
     most = sweep_rows(problem.format)
     if problem.rows is None or problem.rows > most:
-        got = "a number that is not known" if problem.rows is None else problem.rows
+        got = "an unknown number" if problem.rows is None else problem.rows
         return f"is for at most {most} rows, got {got}"
     return refuse_layout(problem)
 

@@ -10,11 +10,13 @@ from .._problem import Problem
 from ._tuning import fuses, rounding_size
 
 
-# Products of many rows: some columns of the weight are decoded at a time, and
-# multiplied by the inputs. Across the blocks it is some bytes of all columns.
+# Products of many rows, by tiles of the weight: some columns of it are decoded, and
+# multiplied by all inputs, before the next. For a product across the blocks, a tile is
+# some bytes of all columns.
 #
-# There is no loop, for XLA would decode on one thread then; but before JAX 0.11 it
-# would decode all of them at once otherwise.
+# The tiles are unrolled, and kept in order by optimization barriers. In a loop, XLA
+# would decode on one thread. (Before JAX 0.11 there is a loop: without one, XLA would
+# decode all tiles at once.)
 _most_tiles = 20
 _least_bytes = 2**19
 
@@ -28,18 +30,24 @@ def tiled(
     finish: Callable[[Array], Array] = lambda y: y,
 ) -> Array:
     """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
-    `decode` gives a tile of `w` from its bytes, and from what takes the same part of
-    any array that has a row for each code. `finish` is applied to what a tile gives."""
+
+    **Arguments:**
+
+    - `decode`: called as `decode(bytes, part)`, returns a tile of `w`. `part(a)` is the
+        same tile of an array `a` with one row for each code.
+    - `finish`: applied to the product of each tile.
+    """
     j, n = codes.shape
     forward = problem.product == "matmul"
     if forward:
         x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
-    # Each a 32nd of the weight in float32, if that is not very small.
+    # A tile takes a byte for every 8 elements of `w`, which is a 32nd of it in float32,
+    # but at least half a megabyte.
     size = n * p * j * problem.stack
     number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
     number = min(_most_tiles, number)
     if p == 1 and x.dtype == codes.dtype:
-        number = 1  # There is nothing to decode.
+        number = 1  # The codes are multiplied as they are.
     length = n if forward else j
 
     def tile(codes, start, size):
@@ -57,7 +65,7 @@ def tiled(
 
 
 def _side_by_side(tile, codes, length, size):
-    # Tiles of one size, and what is left, one at a time in memory.
+    # The tiles have one size, except for the last. One of them is in memory at a time.
     number, rest = divmod(length, size)
     if number == 1 and rest == 0:
         return tile(codes, 0, size)
@@ -93,7 +101,7 @@ def _dot(x, w, axis):
 
 
 def refuse_small(problem: Problem) -> str | None:
-    """The reason that kernels which round have."""
+    """Why no kernel that rounds its inputs applies, if so: the weight is too small."""
     size = problem.n * problem.k
     if size < rounding_size:
         return f"is for weights of {rounding_size} numbers or more, got {size}"

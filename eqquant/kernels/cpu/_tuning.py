@@ -3,14 +3,15 @@ import jax
 from ...formats import AbstractFormat, Binary, Int8
 
 
-# Which product is the fastest: as timed with the clock of `eqquant bench`, on two cores
-# with AVX512, of weights of 4096x11008, 4096x4096 and 768x3072.
+# Thresholds between kernels, as timed with the clock of `eqquant bench` on two cores
+# with AVX512, for weights of 4096x11008, 4096x4096 and 768x3072.
 
-# Before JAX 0.11, XLA breaks a fusion that reads many parts of an array into many.
+# Whether XLA keeps a fusion that reads many parts of an array whole. Before JAX 0.11 it
+# splits it into many.
 fuses = jax.__version_info__ >= (0, 11)
 
-# From what size of the weight on products of rounded inputs pay, and from how many rows
-# on those of bfloat16.
+# The least number of elements of a weight for which rounding the inputs pays, and the
+# least number of rows for which products of bfloat16 do.
 rounding_size = 2**18
 bfloat16_rows = 32
 
@@ -19,20 +20,21 @@ multiplies_bfloat16 = jax.__version_info__ >= (0, 11)
 
 
 def sweep_rows(format: AbstractFormat) -> int:
-    """Up to how many rows a sweep over the bytes of a weight is the fastest."""
+    """The largest number of rows for which a sweep over the weight is the fastest."""
     return 0 if isinstance(format, Int8) and not fuses else 2
 
 
-# The same of the native library.
+# Thresholds of the native library.
 
-# From how many rows on products of bfloat16 are the fastest.
+# The least number of rows for which products of bfloat16 are the fastest.
 native_bfloat16_rows = 16
 
 
 def native_integer_rows(format: AbstractFormat, tiles: bool) -> int | None:
-    """From how many rows on rounded inputs pay. `None` if they never do."""
-    # Not timed: two digits of 8 rows fill a tile, which takes as many cycles as two
-    # rows take without.
+    """The least number of rows for which rounding the inputs pays, on processors with
+    or without AMX's `tiles`. `None` if it never does."""
+    # With tiles this is not timed but counted: the two digits of 8 rows fill a tile,
+    # and a tile takes as many cycles as two rows take without.
     if tiles:
         return 8
     if isinstance(format, Binary):
@@ -41,7 +43,13 @@ def native_integer_rows(format: AbstractFormat, tiles: bool) -> int | None:
 
 
 def native_transposed_rows(integers: bool, highest: bool) -> int:
-    """Up to how many rows a product across the blocks is faster than those of tiles by
-    XLA: of integers with a scale for each channel, or others; exact ones, or rounded.
+    """The largest number of rows for which a product across the blocks by the native
+    library is faster than tiles by XLA.
+
+    **Arguments:**
+
+    - `integers`: whether the format has points that are integers, and one scale for
+        each channel, so that XLA's tiles may multiply integers.
+    - `highest`: whether XLA's tiles may not round.
     """
     return 64 if highest else 4 if integers else 31
