@@ -89,6 +89,8 @@ def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
 
 @ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _relaid(stored, old, new):
+    # Codes are unpacked and packed again only if the format changes: then all else that
+    # is stored, such as scales, is the same in both formats.
     rows = old.to_rows(stored)
     if old.format != new.format:
         codes = unpack(rows["codes"], _radix(old.format), old.tail)

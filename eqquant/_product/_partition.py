@@ -77,6 +77,7 @@ def split(
     then its codes are gathered. The other axes are split as the weight is. Mesh axes
     that would give parts of different sizes, or cut through a block, are dropped.
     """
+    # No mesh axis can split two axes of a product: `used` holds those that are taken.
     used = set()
 
     def take(entry, size, fits=lambda shards: True):
@@ -128,6 +129,7 @@ class Partition:
     ) -> Split:
         """The split of the product, from the specs of `x` and of the stored arrays."""
         x, *leaves = [full_spec(spec, len(s)) for spec, s in zip(specs, shapes)]
+        # The codes, the largest of the stored arrays, tell how the weight is split.
         codes = max(range(len(leaves)), key=lambda i: math.prod(shapes[1 + i]))
         w = self.layout.by_row(tuple(leaves[codes]))
         return split(tuple(x), w, shapes[0], self.w_shape, sizes, self.layout.format)
@@ -288,6 +290,8 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
         y = parts.y(partition.product)
         names = parts.contracted(partition.product)
         scattered = None
+        # If the result is wanted split over the axes that are summed over, then a
+        # reduce-scatter gives each device its part of the sum.
         for i, entry in enumerate(to):
             if names and names_of(entry) == (*names_of(y[i]), *names):
                 scattered = i
@@ -338,6 +342,8 @@ def _rule(partition, shapes):
 
 
 def _units(partition, k, sizes):
+    # The largest number of shards of `k` that each end with a block and a byte, and
+    # divide the contracted axis of every stored array.
     whole = math.gcd(k, *[size for size in sizes if size > 1])
     *lead, _ = partition.w_shape
     return next(

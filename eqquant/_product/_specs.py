@@ -125,6 +125,7 @@ def stored_spec(
 
 
 def _refusal(spec, mesh, format, lead, k, axis):
+    # Why a spec does not fit, or `None`.
     first, *inner = [len(spec) + i for i in as_tuple(axis)]
     for i in inner:
         if spec[i] is not None:

@@ -23,6 +23,7 @@ def reference(
     """
     n = problem.n
     forward = problem.product == "matmul"
+    # In float32 even for narrow inputs, and in float64 for inputs in float64.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     x = x.astype(wide)
     if problem.activation is not None:
@@ -38,11 +39,14 @@ def reference(
 
     def step(start, size, y):
         tile = jtu.tree_map(lambda a: _rows(a, problem, start, size), stored)
+        # The rows of the weight are columns of the result of one product, and the
+        # contracted axis of the other.
         if forward:
             new = dot(x, tile).astype(y.dtype)
             return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
         return y + dot(lax.dynamic_slice_in_dim(x, start, size, axis=1), tile)
 
+    # The rows of all stacked weights are decoded side by side, under `vmap`.
     width = problem.k * problem.stack
     if n * width <= _tile // 2:
         return dot(x, stored).astype(problem.dtype)

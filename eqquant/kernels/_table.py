@@ -55,8 +55,10 @@ class _Key(NamedTuple):
     priority: float
 
 
+# Not in the table: it applies to every problem, after all kernels that are.
 _reference = Kernel("reference", reference, lambda problem: None, 1e-5)
 _table: dict[_Key, Kernel] = {}
+# The platforms for which a kernel has been chosen, so that programs hold that choice.
 _chosen: set[str] = set()
 
 
@@ -191,6 +193,8 @@ def _candidates(problem: Problem) -> list[Kernel]:
         and isinstance(problem.activation, key.activation or type(None))
     }
 
+    # The nearer a class in the method resolution order, the more specific it is. The
+    # class of the format decides first, then that of the activation, then the priority.
     def rank(key):
         distance = type(problem.format).__mro__.index(key.format_type)
         if key.activation is None:

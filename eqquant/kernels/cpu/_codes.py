@@ -132,7 +132,7 @@ def refuse_layout(problem: Problem) -> str | None:
     if problem.n == 0 or problem.k == 0 or problem.rows == 0:
         return "is for operands that are not empty"
     if problem.row_axis != -1:
-        return "needs a weight that lies with the contracted axis first"
+        return "needs the contracted axis first in memory, where `tree_prepack` puts it"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"
     if problem.composite and not fuses and problem.rows not in range(32):

@@ -136,7 +136,7 @@ def _integers(problem: Problem) -> str | None:
         return f"is for more than {fewer} rows, got {problem.rows}"
     size = problem.k if forward else problem.n
     if size > _most:
-        return f"adds at most {_most} products, got {size}"
+        return f"is for sums of at most {_most} products, got {size}"
     activation = problem.activation
     if activation is None:
         return refuse_small(problem) or refuse_layout(problem)

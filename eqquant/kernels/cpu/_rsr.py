@@ -31,7 +31,7 @@ def _supports(problem: Problem) -> str | None:
         rows = "an unknown number" if problem.rows is None else problem.rows
         return f"is for 1 or 2 rows, got {rows}"
     if problem.row_axis != -1:
-        return "is for codes that lie with the contracted axis first"
+        return "needs the contracted axis first in memory, where `tree_prepack` puts it"
     terms = problem.k if problem.product == "matmul" else problem.n
     if terms > _run**2:
         return f"is for sums of at most {_run**2} terms, got {terms}"
@@ -49,6 +49,7 @@ def rsr_lookup(
     codes = stored["codes"]
     groups, n = codes.shape
     if fuses and codes.dtype == jnp.uint8 and x.dtype.itemsize <= 4:
+        # A code of one byte is looked up as a byte of any other format is.
         every = jnp.arange(256, dtype=jnp.uint8)[None]
         points = codes_of(every, format.levels, format.k).astype(jnp.float32)
         points = points + format.domain[0]
@@ -107,6 +108,7 @@ def rsr_segment_sum(
 
         def sums(c, start, stop):
             number = format.levels ** (stop - start)
+            # One bin for each pair of a turn and a code.
             index = _part(c, format, start, stop) + turn * number
             bins = lax.full_like(x, 0, shape=(turns * number,))
             bins = bins.at[index].add(x, mode="promise_in_bounds")
@@ -169,6 +171,9 @@ def rsr_tiles(
 
     x = x.astype(jnp.float32)
     y, rest = rounded(x)
+    # Remainders of integers are multiplied in a second pass. Other remainders are about
+    # as small as roundings of float32, unless the row has outliers: such rows become
+    # NaN, which `exact_where_not_finite` replaces.
     whole = jnp.all(rest == jnp.round(rest))
     y = once(whole & jnp.any(rest != 0), lambda y: y + rounded(rest)[0], y)
     lost = jnp.any(outliers(x), axis=1) & jnp.any(rest != 0, axis=1) & ~whole
@@ -192,6 +197,7 @@ def _fixed_point(
     each row."""
     largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
     _, exponent = jnp.frexp(largest)
+    # 23 bits and a sign; or 22, if the largest would not fit into three signed digits.
     exponent = jnp.maximum(exponent, -100) - 23
     too_large = jnp.ldexp(largest, -exponent) > _largest_whole
     exponent = jnp.where(too_large, exponent + 1, exponent)
@@ -203,6 +209,8 @@ def _fixed_point(
 
 
 def _three_digits(whole: Integer[Array, "m k"]) -> Integer[Array, "3 m k"]:
+    # Digits are signed, so each rounds to nearest: half of the digits below is added
+    # before they are shifted out. Casting to 8 bits keeps the lowest digit.
     first, second, third = (whole + 0x8080) >> 16, (whole + 0x80) >> 8, whole
     return jnp.stack([first, second, third]).astype(jnp.int8)
 

@@ -64,11 +64,14 @@ def swept(
     one = scale.shape[0] == 1
     whole = one or block % p == 0  # Otherwise, a byte may have codes of two blocks.
     unroll = _unroll if one or not whole else math.gcd(_unroll, block // p)
+    # Bytes are taken in groups of `unroll`, and groups in parts: each part is a fusion
+    # that adds up the bytes of each group, for all of its groups side by side.
     groups, rest = divmod(j, unroll)
     parts = max(1, -(-groups * n // _partial), -(-groups // _longest))
     each = 1 if one or not whole else block // p // unroll  # groups in a block
 
     def of_blocks(a, start, number):
+        # For each of some groups, the row of `a` of the block that it is in.
         if one:
             return a
         if number == 1:
@@ -106,6 +109,7 @@ def swept(
 
     y = lax.full_like(x, 0, shape=(n,))
     if fuses:
+        # Parts begin with a block. What is left is a smaller part of its own.
         size = groups // parts // each * each
         left = groups - parts * size
         if size > 0:
@@ -116,6 +120,7 @@ def swept(
         y = lax.fori_loop(0, groups, lambda i, y: y + sums(i, 1)[0], y)
     if rest > 0:
         y = y + sums(groups, 1, rest)[0]
+    # One scale for each channel comes after the sum.
     return y * scale[0] if one else y
 
 
