@@ -10,8 +10,6 @@ from ..formats import (
     AbstractGrid,
     Layout,
     Nested,
-    pack,
-    unpack,
 )
 from ._array import has_numbers, is_quantized, QuantizedArray
 from ._once import once_per_array
@@ -93,12 +91,12 @@ def _relaid(stored, old, new):
     # is stored, such as scales, is the same in both formats.
     rows = old.to_rows(stored)
     if old.format != new.format:
-        codes = unpack(rows["codes"], _radix(old.format), old.tail)
-        rows = rows | {"codes": pack(codes, _radix(new.format))}
+        codes = _grid(old.format).unpack(rows["codes"], old.tail)
+        rows = rows | {"codes": _grid(new.format).pack(codes)}
     return new.from_rows(rows)
 
 
-def _radix(format):
+def _grid(format):
     format = format.base if isinstance(format, Nested) else format
     assert isinstance(format, AbstractGrid)
-    return format.radix
+    return format

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from .._array import is_quantized, QuantizedArray
-from ..formats import AbstractFormat, AbstractGrid, from_bits, Int4, Nested, to_bits
+from ..formats import AbstractFormat, AbstractGrid, from_bits, Nested, to_bits
 from ._table import add_rule
 
 
@@ -62,7 +62,7 @@ def _base(format: AbstractFormat):
         if None in dtypes:
             return None
         return jnp.float16 if jnp.float16 in dtypes else max(dtypes, key=_eps)
-    if isinstance(format, AbstractGrid | Int4):
+    if isinstance(format, AbstractGrid) and format.offset != "minimum":
         return format.scale_dtype
     return None
 

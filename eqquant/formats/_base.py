@@ -168,8 +168,8 @@ class AbstractScaled(AbstractFormat):
 
 
 class AbstractComposite(AbstractScaled):
-    """A format with the codes of another one, `base`, whose scales are put together
-    from what is stored. Its kernels are those of `base`."""
+    """A format with the codes of a grid, `base`, whose scales and offsets are computed
+    from what is stored. Its kernels are those of `base`, which are given `flat`."""
 
     @property
     @abc.abstractmethod
@@ -178,4 +178,26 @@ class AbstractComposite(AbstractScaled):
 
     @abc.abstractmethod
     def flat(self, stored: Stored, tail: int) -> Stored:
-        """What `base` would have stored for the same numbers."""
+        """The arrays that `base` would have stored for the same numbers, with the same
+        `tail`."""
+
+    @property
+    def bits(self) -> float:
+        return self.base.bits
+
+    @property
+    def row_axis(self) -> int:
+        return self.base.row_axis
+
+    @property
+    def scale_dtype(self) -> Any:
+        return self.base.scale_dtype
+
+    def decode(self, stored, tail):
+        return self.base.decode(self.flat(stored, tail), tail)
+
+    def scales(self, stored, tail):
+        return self.base.scales(self.flat(stored, tail), tail)
+
+    def shape(self, stored, tail):
+        return self.base.shape(stored, tail)

@@ -1,23 +1,49 @@
 import abc
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Integer, Shaped
 
 from ._base import AbstractScaled, Stored
+from ._bits import number_of_codes, pack_bits, unpack_bits
 from ._blocks import merge, split, spread
 from ._packing import pack, per_byte, unpack
-from ._scale import from_bits, poison, to_bits
+from ._scale import from_bits, held, nearest_scale, poison, to_bits
 
 
 class AbstractGrid(AbstractScaled):
-    """A format whose numbers are a scale, one for each block, times a point of a fixed
-    grid. A subclass says what the grid is, as a `diffrax` solver gives its tableau.
+    """A format whose numbers are points of a fixed grid, times a scale for each block.
+    With an `offset`, a zero-point or a minimum of the block comes in addition. A
+    subclass defines the grid, as a `diffrax` solver defines its tableau.
 
     Codes are packed as densely as whole bytes allow: eight to a byte on a grid of two
     levels, five on one of three, two on one of sixteen. They lie in memory with the
     contracted axis first: on a CPU, a product takes the same byte of every row at once.
+
+    A kernel reads `stored["codes"]`, `scales` and `offsets` of each of these formats.
+    It also gets those of an [`eqquant.AbstractComposite`][], whose `base` is a grid.
+
+    !!! Example
+
+        ```python
+        class Thirds(eqquant.AbstractGrid):
+            block_size: int | None = eqx.field(default=64, static=True)
+            levels: ClassVar[int] = 4
+            scale_dtype: ClassVar[Any] = jnp.dtype("float32")
+
+            def fit(self, blocks, size):
+                return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+
+            def to_codes(self, blocks, size, scale):
+                unit = blocks / jnp.where(scale == 0, 1, scale)
+                return jnp.round((unit + 1) * 1.5).astype(jnp.uint8)
+
+            def to_points(self, codes):
+                return codes.astype(jnp.float32) / 1.5 - 1
+        ```
     """
 
     levels: eqx.AbstractClassVar[int]
@@ -27,7 +53,7 @@ class AbstractGrid(AbstractScaled):
     def fit(
         self, blocks: Float[Array, "*b g s"], size: Float[np.ndarray, "*_ g 1"]
     ) -> Float[Array, "*b g 1"]:
-        """The scale of each block. `size` is how many numbers each block has; zeros
+        """The scale of each block. `size` is the number of values in each block; zeros
         follow where that is less than `s`."""
 
     @abc.abstractmethod
@@ -36,38 +62,150 @@ class AbstractGrid(AbstractScaled):
         blocks: Float[Array, "*b g s"],
         size: Float[np.ndarray, "*_ g 1"],
         scale: Float[Array, "*b g 1"],
-    ) -> Integer[Array, "*b g s"]:
-        """The code of the grid point that each number becomes."""
+    ) -> Shaped[Array, "*b g s"]:
+        """The code of the grid point that each number is rounded to. With an `offset`,
+        codes are integers of any size, as floats: `encode` subtracts the minimum from
+        `blocks` before, or adds the zero-point to the codes, and clips them."""
 
     @abc.abstractmethod
     def to_points(self, codes: Integer[Array, "*b k"]) -> Float[Array, "*b k"]:
         """The grid point, in float32, of each code."""
 
     @property
-    def radix(self) -> int:
-        """The base whose digits the codes of a byte are."""
+    def offset(self) -> Literal["zero_point", "minimum"] | None:
+        """What is stored for each block beside its scale, under this name:
+
+        - None: nothing. A point `p` of a block with the scale `s` stands for `p * s`.
+        - `"zero_point"`: an integer `z`. The number is `(p - z) * s`. (This is for
+          grids of consecutive integers.)
+        - `"minimum"`: the bits of a float `m`, as those of a scale. The number is
+          `p * s + m`.
+        """
+        return None
+
+    def fit_offset(
+        self,
+        blocks: Float[Array, "*b g s"],
+        size: Float[np.ndarray, "*_ g 1"],
+        scale: Float[Array, "*b g 1"],
+    ) -> Float[Array, "*b g 1"]:
+        """The zero-point or the minimum of each block, if there is an `offset`."""
+        raise NotImplementedError(f"{self} has no offset.")
+
+    def ends(
+        self, scale: Float[Array, "*b g 1"], offset: Float[Array, "*b g 1"] | None
+    ) -> Sequence[Float[Array, "*b g 1"]]:
+        """The extreme numbers that the codes of a block can express, where these may be
+        larger than all numbers of the block: a block is NaN if they overflow."""
+        return ()
+
+    @property
+    def ordered(self) -> bool:
+        """Whether `stored["block"]` holds the block of each position. Otherwise each
+        block is a run of positions."""
+        return False
+
+    @property
+    def radix(self) -> int | None:
+        """The base whose digits the codes of a byte are. `None` if codes are a stream
+        of bits, in which some codes begin in one byte and end in the next."""
         return self.levels
 
     @property
     def bits(self) -> float:
-        return 8 / per_byte(self.radix)
+        return 8 / per_byte(self.radix or self.levels)
 
     def encode(self, w, scale=None) -> Stored:
         blocks, size = split(w, self.block_size)
         scale = self.fit(blocks, size) if scale is None else scale[..., None]
         bits = to_bits(poison(scale, blocks), self.scale_dtype)
-        codes = self.to_codes(blocks, size, from_bits(bits, self.scale_dtype))
-        codes = pack(merge(codes, w.shape[-1]), self.radix)
-        return {"codes": codes, "scale": bits[..., 0]}
+        scale = from_bits(bits, self.scale_dtype)
+        offset, stored = None, {}
+        if self.offset == "zero_point":
+            offset = self.fit_offset(blocks, size, scale)
+            stored["zero_point"] = offset[..., 0].astype(jnp.uint8)
+            codes = self.to_codes(blocks, size, scale) + offset
+        elif self.offset == "minimum":
+            low = nearest_scale(self.fit_offset(blocks, size, scale), self.scale_dtype)
+            low = to_bits(low, self.scale_dtype)
+            stored["minimum"] = low[..., 0]
+            offset = from_bits(low, self.scale_dtype)
+            # Half of each: their difference may overflow.
+            codes = self.to_codes(blocks / 2 - offset / 2, size, scale / 2)
+        else:
+            codes = self.to_codes(blocks, size, scale)
+        if offset is not None:
+            codes = jnp.clip(codes, 0, self.levels - 1).astype(jnp.uint8)
+        bits = held(bits, self.scale_dtype, self.ends(scale, offset))
+        codes = self.pack(merge(codes, w.shape[-1]))
+        if self.ordered:
+            stored["block"] = _in_order(w.shape, self.block_size)
+        return {"codes": codes, "scale": bits[..., 0], **stored}
 
     def decode(self, stored, tail):
-        codes = unpack(stored["codes"], self.radix, tail)
-        scale = spread(self.scales(stored, tail), self.block_size, codes.shape[-1])
-        return self.to_points(codes) * scale
+        codes = self.unpack(stored["codes"], tail)
+        k, offset = codes.shape[-1], self.offsets(stored)
+        scale = self.spread(self.scales(stored, tail), stored, k)
+        offset = None if offset is None else self.spread(offset, stored, k)
+        return self.numbers(self.to_points(codes), scale, offset)
+
+    def numbers(
+        self,
+        points: Float[Array, "..."],
+        scale: Float[Array, "..."],
+        offset: Float[Array, "..."] | None,
+    ) -> Float[Array, "..."]:
+        """The numbers that points stand for, in blocks with such scales and offsets.
+        The shapes should broadcast."""
+        if offset is None:
+            return points * scale
+        if self.offset == "zero_point":
+            return (points - offset) * scale
+        return points * scale + offset
 
     def scales(self, stored, tail):
         return from_bits(stored["scale"], self.scale_dtype)
 
+    def offsets(self, stored: Stored) -> Float[Array, "*b g"] | None:
+        """The zero-points or the minima, in float32. `None` if there is no `offset`."""
+        if self.offset == "zero_point":
+            return stored["zero_point"].astype(jnp.float32)
+        if self.offset == "minimum":
+            return from_bits(stored["minimum"], self.scale_dtype)
+        return None
+
+    def spread(
+        self, of_blocks: Float[Array, "*b g"], stored: Stored, k: int
+    ) -> Float[Array, "*b _"]:
+        """Gives each of `k` positions the value of its block."""
+        if not self.ordered:
+            return spread(of_blocks, self.block_size, k)
+        block = jnp.broadcast_to(stored["block"], (*of_blocks.shape[:-1], k))
+        return jnp.take_along_axis(of_blocks, block, axis=-1)
+
+    def pack(self, codes: Integer[Array, "*b k"]) -> Integer[Array, "*b j"]:
+        """Codes to bytes."""
+        if self.radix is None:
+            return pack_bits(codes, int(self.bits))
+        return pack(codes, self.radix)
+
+    def unpack(
+        self, packed: Integer[Array, "*b j"], tail: int
+    ) -> Integer[Array, "*b k"]:
+        """The inverse of `pack`, less the last `tail` codes."""
+        if self.radix is None:
+            return unpack_bits(packed, int(self.bits), tail)
+        return unpack(packed, self.radix, tail)
+
     def shape(self, stored, tail):
         *lead, j = stored["codes"].shape
+        if self.radix is None:
+            return (*lead, number_of_codes(j, int(self.bits)) - tail)
         return (*lead, j * per_byte(self.radix) - tail)
+
+
+def _in_order(shape, block_size):
+    *lead, k = shape
+    block = np.arange(k, dtype=np.int32) // (block_size or max(1, k))
+    lead = (*lead[:-1], 1) if lead else ()
+    return jnp.broadcast_to(block, (*lead, k))

@@ -1,5 +1,5 @@
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Integer, UInt8
 from ._base import AbstractComposite
 from ._blocks import merge, split, spread
 from ._grid import AbstractGrid
-from ._packing import pack, unpack
 from ._scale import poison, to_bits
 
 
@@ -28,8 +27,6 @@ class AbstractMX(AbstractComposite):
     """
 
     block_size: ClassVar[int] = 32
-    row_axis: ClassVar[int] = -1
-    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
 
     @property
     @abc.abstractmethod
@@ -50,10 +47,6 @@ class AbstractMX(AbstractComposite):
     ) -> Integer[Array, "*b g s"]:
         """The code of the element that each number becomes."""
 
-    @property
-    def bits(self) -> float:
-        return self.base.bits
-
     def encode(self, w, scale=None):
         blocks, size = split(w, self.block_size)
         if scale is None:
@@ -67,10 +60,10 @@ class AbstractMX(AbstractComposite):
         codes = merge(self.to_codes(blocks, size, scale), w.shape[-1])
         finite = jnp.isfinite(poison(jnp.zeros_like(scale), blocks))
         exponent = jnp.where(finite, exponent, np.uint8(_nan))
-        return {"codes": pack(codes, self.base.radix), "scale": exponent[..., 0]}
+        return {"codes": self.base.pack(codes), "scale": exponent[..., 0]}
 
     def decode(self, stored, tail):
-        codes = unpack(stored["codes"], self.base.radix, tail)
+        codes = self.base.unpack(stored["codes"], tail)
         exponent = spread(stored["scale"], self.block_size, codes.shape[-1])
         return _scaled(self.base.to_points(codes), exponent)
 
@@ -79,9 +72,6 @@ class AbstractMX(AbstractComposite):
 
     def scales(self, stored, tail):
         return _power(stored["scale"])
-
-    def shape(self, stored, tail):
-        return self.base.shape(stored, tail)
 
 
 def _exponent(x: Float[Array, "*s"]):

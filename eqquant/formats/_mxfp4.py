@@ -34,18 +34,12 @@ class MXFP4(AbstractMX, AbstractGGUF):
 
     ties: Literal["even", "zero"] = eqx.field(default="even", static=True)
     type_size: ClassVar[int] = 17
+    base: ClassVar[FP4] = FP4(32)
+    largest_power: ClassVar[int] = 2
 
     def __check_init__(self):
         if self.ties not in ("even", "zero"):
             raise ValueError(f"`ties` should be 'even' or 'zero'. Got {self.ties!r}.")
-
-    @property
-    def base(self) -> FP4:
-        return FP4(self.block_size)
-
-    @property
-    def largest_power(self) -> int:
-        return 2
 
     def to_codes(self, blocks, size, scale):
         return to_e2m1(divided(blocks, scale), self.ties)

@@ -1,5 +1,4 @@
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 
@@ -50,18 +49,6 @@ class Nested(AbstractComposite):
         return self.base.block_size
 
     @property
-    def bits(self) -> float:
-        return self.base.bits
-
-    @property
-    def row_axis(self) -> int:
-        return self.base.row_axis
-
-    @property
-    def scale_dtype(self) -> Any:
-        return self.base.scale_dtype
-
-    @property
     def splits(self) -> bool:
         return self.base.splits and self.scale.splits
 
@@ -76,9 +63,6 @@ class Nested(AbstractComposite):
         scale = self.scale.decode(stored, self._tail(stored, scale.shape[-1]))
         return self.base.encode(w, scale) | {"scale": stored}
 
-    def decode(self, stored, tail):
-        return self.base.decode(self.flat(stored, tail), tail)
-
     def flat(self, stored, tail):
         return stored | {"scale": to_bits(self.scales(stored, tail), self.scale_dtype)}
 
@@ -86,9 +70,6 @@ class Nested(AbstractComposite):
         k = self.shape(stored, tail)[-1]
         blocks = -(-k // (self.block_size or k))
         return self.scale.decode(stored["scale"], self._tail(stored["scale"], blocks))
-
-    def shape(self, stored, tail):
-        return self.base.shape(stored, tail)
 
     def _tail(self, stored, blocks):
         return self.scale.shape(stored, 0)[-1] - blocks

@@ -1,15 +1,13 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ._base import AbstractComposite
 from ._blocks import merge, split
 from ._fp4 import FP4, largest_e2m1, to_e2m1
 from ._fp8 import as_float8, from_float8, largest_float8, to_float8
-from ._packing import pack
 from ._rows import of_all_rows
 from ._scale import divided, from_bits, poison, to_bits
 
@@ -38,13 +36,7 @@ class NVFP4(AbstractComposite):
 
     inverse: bool = eqx.field(default=False, static=True)
     block_size: ClassVar[int] = 16
-    bits: ClassVar[float] = 4.0
-    row_axis: ClassVar[int] = -1
-    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
-
-    @property
-    def base(self) -> FP4:
-        return FP4(self.block_size)
+    base: ClassVar[FP4] = FP4(16)
 
     def encode(self, w, scale=None):
         blocks, _ = split(w, self.block_size)
@@ -64,13 +56,10 @@ class NVFP4(AbstractComposite):
         inverse = divided(inverse, from_float8(unit, _e4m3))
         codes = merge(to_e2m1(blocks * inverse), w.shape[-1])
         return {
-            "codes": pack(codes, 16),
+            "codes": self.base.pack(codes),
             "scale": unit[..., 0],
             "global_scale": to_bits(global_scale, self.scale_dtype)[..., 0],
         }
-
-    def decode(self, stored, tail):
-        return self.base.decode(self.flat(stored, tail), tail)
 
     def flat(self, stored, tail):
         scale = to_bits(self.scales(stored, tail), self.scale_dtype)
@@ -80,9 +69,6 @@ class NVFP4(AbstractComposite):
         scale = from_float8(stored["scale"], _e4m3)
         whole = from_bits(stored["global_scale"], self.scale_dtype)
         return divided(scale, whole) if self.inverse else scale * whole
-
-    def shape(self, stored, tail):
-        return self.base.shape(stored, tail)
 
 
 def _largest_of_all(x: Float[Array, "*b g 1"]) -> Float[Array, "*_ 1 1"]:

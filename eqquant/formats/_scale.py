@@ -1,5 +1,3 @@
-import functools as ft
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,11 +98,11 @@ def step(
 def held(
     bits: UInt[Array, "*s"], dtype: np.dtype, ends: Sequence[Float[Array, "*s"]]
 ) -> UInt[Array, "*s"]:
-    """Makes NaN each scale by which the first code or the last, `ends`, would become
-    infinite."""
-    finite = ft.reduce(operator.and_, map(jnp.isfinite, ends))
-    nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan), dtype)
-    return jnp.where(finite, bits, nan)
+    """Makes each scale NaN with which one of the extreme numbers, `ends`, overflows."""
+    for end in ends:
+        nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan), dtype)
+        bits = jnp.where(jnp.isfinite(end), bits, nan)
+    return bits
 
 
 def in_units(x: Float[Array, "*s"], scale: Float[Array, "..."]) -> Float[Array, "*s"]:

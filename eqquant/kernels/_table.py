@@ -202,7 +202,8 @@ def _candidates(problem: Problem) -> list[Kernel]:
         steps = type(problem.activation).__mro__.index(key.activation)
         return distance, steps, -key.priority
 
-    kernels = [found[key] for key in sorted(found, key=rank)]
+    # A kernel for a class and for one that it inherits from is tried once.
+    kernels = list(dict.fromkeys(found[key] for key in sorted(found, key=rank)))
     if isinstance(problem.format, AbstractComposite):
         return [*kernels, *map(_of_composite, _candidates(_of_base(problem)))]
     return kernels

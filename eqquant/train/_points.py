@@ -11,7 +11,6 @@ from ..formats import (
     AbstractGrid,
     AbstractScaled,
     as_format,
-    Int4,
     Layout,
     Nested,
     per_byte,
@@ -83,10 +82,11 @@ def largest(format: AbstractFormat) -> float:
 def _grid(format: AbstractFormat) -> np.ndarray:
     if isinstance(format, Nested):
         return _grid(format.base)
-    if isinstance(format, Int4):
-        low, high = (-7, 7) if format.symmetric else (0, 15)
-        return np.arange(low, high + 1, dtype=np.float32)
-    if not isinstance(format, AbstractGrid):
+    if (
+        not isinstance(format, AbstractGrid)
+        or format.offset == "minimum"
+        or format.ordered
+    ):
         raise ValueError(
             "`format` should be a scale times a grid for clipping, stochastic rounding "
             f"and learned step sizes. Got {format}."
@@ -105,7 +105,8 @@ def _to_codes(format, blocks):
 
 def _codes(format):
     dtype = jax.eval_shape(lambda b: _to_codes(format, b), jnp.zeros((1, 1))).dtype
-    if jnp.issubdtype(dtype, jnp.unsignedinteger) or per_byte(format.levels) > 1:
+    signed = not jnp.issubdtype(dtype, jnp.unsignedinteger)
+    if format.offset is not None or not signed or per_byte(format.levels) > 1:
         return np.arange(format.levels).astype(dtype)
     info = jnp.iinfo(dtype)
     return np.arange(info.min, info.max + 1).astype(dtype)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.formats import AbstractGrid, Int4
+from eqquant.formats import AbstractGrid
 
 from ..helpers import all_formats, formats, normal
 from ..kernels.every import every_product, kernels
@@ -69,7 +69,7 @@ def test_of_few_rows(format):
 
 # Those kernels that round are for many rows.
 @pytest.mark.parametrize(
-    "name", [n for n, f in formats.items() if isinstance(f, AbstractGrid | Int4)]
+    "name", [n for n, f in formats.items() if isinstance(f, AbstractGrid)]
 )
 def test_of_many_rows(name):
     for q in (weight(formats[name]), weight(formats[name]).T):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.formats import AbstractGrid, Int4
+from eqquant.formats import AbstractGrid
 
 from ..helpers import error, formats, normal
 from ..kernels.every import every_product, kernels
@@ -33,7 +33,7 @@ def weight(format, k=141, n=24):
     w[:, 8:16] = np.abs(w[:, 8:16]) + 0.5
     w[70, 0], w[3, 1], w[140, 2] = np.nan, np.inf, -np.inf
     q = traced(jnp.asarray(w), eqq.quantize(normal(k, n), format))
-    if not isinstance(format, AbstractGrid | Int4) or q.stored["scale"].shape[-1] != n:
+    if not isinstance(format, AbstractGrid) or q.stored["scale"].shape[-1] != n:
         return q
     # By the bits of the scales, among them those of NaNs that rounding would overflow.
     bits = np.array(q.stored["scale"])
@@ -78,7 +78,7 @@ def check(y, x, w, bound):
     "m, name",
     [(2, name) for name in formats]
     # Kernels for many rows.
-    + [(33, n) for n, f in formats.items() if isinstance(f, AbstractGrid | Int4)],
+    + [(33, n) for n, f in formats.items() if isinstance(f, AbstractGrid)],
 )
 def test_as_of_the_decoded_weight(m, name):
     q = weight(formats[name])

@@ -1,17 +1,16 @@
 import abc
 from collections.abc import Sequence
-from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Integer, UInt8
+from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
-from .._base import AbstractFormat, Stored
+from .._base import AbstractComposite, AbstractFormat, Stored
 from .._blocks import merge, split
 from .._grid import AbstractGrid
-from .._packing import pack, per_byte, unpack
+from .._int import Int
 from .._scale import poison
 
 
@@ -66,7 +65,7 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
         codes = merge(codes, w.shape[-1])
         scale = poison(scale, blocks)[..., 0].astype(jnp.float16)
         return {
-            "codes": pack(codes, self.radix),
+            "codes": self.pack(codes),
             "scale": lax.bitcast_convert_type(scale, jnp.uint16),
         }
 
@@ -78,36 +77,42 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     def from_blocks(self, blocks):
         scale, codes = self.split_block(as_blocks(blocks, self.type_size))
         return {
-            "codes": pack(in_rows(codes), self.radix),
+            "codes": self.pack(in_rows(codes)),
             "scale": lax.bitcast_convert_type(scale, jnp.uint16),
         }
 
     def to_blocks(self, stored, tail):
-        codes = unpack(stored["codes"], self.radix, tail)
-        zero = self.levels // 2 if per_byte(self.radix) > 1 else 0
+        codes = self.unpack(stored["codes"], tail)
+        zero = self.levels // 2 if codes.dtype == jnp.uint8 else 0
         codes = split_codes(codes, self.block_size, zero)
         scale = lax.bitcast_convert_type(stored["scale"], jnp.uint8)
         return in_rows(self.join_block(scale, codes))
 
 
-class AbstractGGUFBlocks(AbstractGGUF):
-    """One that is stored as it is in the file.
+class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
+    """A type whose blocks are stored as they are in the file: `stored["blocks"]`.
 
-    - `scale_at`: at which byte of a block its scale begins, in float16.
-    - `scales`: how many numbers in float16 are there: with a least number, two.
+    - `base`: the integers that a block consists of, as codes with a scale of their own
+      for each `base.block_size` numbers, and a minimum if its `offset` is that.
+    - `scale_at`: the byte of a block at which its scale begins, in float16.
+    - `halves`: how many numbers in float16 begin there: two if there is a minimum.
     """
 
+    base: eqx.AbstractClassVar[Int]
     scale_at: eqx.AbstractClassVar[int]
-    scales: eqx.AbstractClassVar[int]
-    row_axis: ClassVar[int] = -2
+    halves: eqx.AbstractClassVar[int]
 
     @abc.abstractmethod
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:
         """Numbers to the bytes of blocks."""
 
     @abc.abstractmethod
-    def decode_blocks(self, blocks: UInt8[Array, "*b g t"]) -> Float[Array, "*b g s"]:
-        """The bytes of blocks back to numbers."""
+    def split_blocks(
+        self, blocks: UInt8[Array, "*b g t"]
+    ) -> tuple[
+        UInt8[Array, "*b g s"], Float[Array, "*b g p"], Float[Array, "*b g p"] | None
+    ]:
+        """The codes, the scales and the minima of the parts that blocks consist of."""
 
     def encode(self, w, scale=None):
         if scale is not None:
@@ -125,7 +130,7 @@ class AbstractGGUFBlocks(AbstractGGUF):
 
     def without_infinities(self, stored):
         blocks = as_blocks(stored["blocks"], self.type_size)
-        at = slice(self.scale_at + 1, self.scale_at + 2 * self.scales, 2)
+        at = slice(self.scale_at + 1, self.scale_at + 2 * self.halves, 2)
         largest = blocks[..., at] & np.uint8(0x7C) == np.uint8(0x7C)
         largest = jnp.any(largest, axis=-1, keepdims=True)
         return {"blocks": in_rows(self._with_nan(blocks, largest))}
@@ -137,9 +142,23 @@ class AbstractGGUFBlocks(AbstractGGUF):
         return jnp.where(where, blocks | nan, blocks)
 
     def decode(self, stored, tail):
-        numbers = self.decode_blocks(as_blocks(stored["blocks"], self.type_size))
-        *lead, number, size = numbers.shape
-        return numbers.reshape(*lead, number * size)[..., : number * size - tail]
+        codes, scale, low = self._split(stored)
+        codes = codes.reshape(*scale.shape, self.base.block_size)
+        low = None if low is None else low[..., None]
+        points = self.base.to_points(codes)
+        numbers = in_rows(in_rows(self.base.numbers(points, scale[..., None], low)))
+        return numbers[..., : numbers.shape[-1] - tail]
+
+    def flat(self, stored, tail):
+        codes, scale, low = self._split(stored)
+        found = {"codes": self.base.pack(in_rows(codes)), "scale": _bits(scale)}
+        return found if low is None else found | {"minimum": _bits(low)}
+
+    def scales(self, stored, tail):
+        return in_rows(self._split(stored)[1])
+
+    def _split(self, stored):
+        return self.split_blocks(as_blocks(stored["blocks"], self.type_size))
 
     def shape(self, stored, tail):
         *lead, size = stored["blocks"].shape
@@ -152,12 +171,16 @@ class AbstractGGUFBlocks(AbstractGGUF):
         return stored["blocks"]
 
 
+def _bits(x: Float[Array, "*b g p"]) -> Integer[Array, "*b _"]:
+    return lax.bitcast_convert_type(in_rows(x), jnp.uint32)
+
+
 def as_blocks(rows: UInt8[Array, "*b _"], size: int) -> UInt8[Array, "*b g t"]:
     *lead, j = rows.shape
     return rows.reshape(*lead, j // size, size)
 
 
-def in_rows(blocks: Integer[Array, "*b g t"]) -> Integer[Array, "*b _"]:
+def in_rows(blocks: Shaped[Array, "*b g t"]) -> Shaped[Array, "*b _"]:
     """The inverse of `as_blocks`."""
     *lead, number, size = blocks.shape
     return blocks.reshape(*lead, number * size)

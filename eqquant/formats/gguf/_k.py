@@ -58,15 +58,11 @@ def from_ranges(
     low: UInt8[Array, "*b 2"],
     steps: UInt8[Array, "*b g"],
     lows: UInt8[Array, "*b g"],
-    codes: UInt8[Array, "*b 256"],
-) -> Float[Array, "*b 256"]:
-    """What such blocks stand for. (The product of a float16 and of integers of so few
-    bits is exact in float32.)"""
-    size = 256 // steps.shape[-1]
+) -> tuple[Float[Array, "*b g"], Float[Array, "*b g"]]:
+    """The scales and the minima of small blocks. (Their products with codes are exact
+    in float32, being those of a float16 and of integers of so few bits.)"""
     scale = half(step) * steps.astype(jnp.float32)
-    below = half(low) * lows.astype(jnp.float32)
-    codes = small_blocks(codes.astype(jnp.float32), size)
-    return large_block(scale[..., None] * codes - below[..., None])
+    return scale, -(half(low) * lows.astype(jnp.float32))
 
 
 def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
@@ -85,17 +81,6 @@ def fit_scales(
     scale = half(step) * steps
     codes = rounded(x, scale[..., None], -half_codes, half_codes - 1)
     return step, steps, large_block(codes)
-
-
-def from_scales(
-    step: UInt8[Array, "*b 2"],
-    steps: Float[Array, "*b g"],
-    codes: Float[Array, "*b 256"],
-) -> Float[Array, "*b 256"]:
-    """Codes times the scales of small blocks, times that of a large one."""
-    scale = half(step) * steps
-    codes = small_blocks(codes, 256 // steps.shape[-1])
-    return large_block(scale[..., None] * codes)
 
 
 def join_scales(

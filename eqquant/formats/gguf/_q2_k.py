@@ -3,6 +3,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, planes, to_planes
 from ._k import fit_ranges, from_ranges, small_blocks
 
@@ -18,10 +19,10 @@ class Q2_K(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 256
-    bits: ClassVar[float] = 2.0
+    base: ClassVar[Int] = Int(2, 16, "minimum")
     type_size: ClassVar[int] = 84
     scale_at: ClassVar[int] = 80
-    scales: ClassVar[int] = 2
+    halves: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 16)
@@ -30,7 +31,7 @@ class Q2_K(AbstractGGUFBlocks):
         parts = [steps | lows << np.uint8(4), to_planes(codes, 2, 32), step, low]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         scales, codes, step, low = cut(blocks, (16, 64, 2, 2))
         steps, lows = scales & np.uint8(15), scales >> np.uint8(4)
-        return from_ranges(step, low, steps, lows, planes(codes, 2, 32))
+        return planes(codes, 2, 32), *from_ranges(step, low, steps, lows)

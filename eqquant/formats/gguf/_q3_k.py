@@ -3,8 +3,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from ._base import AbstractGGUFBlocks, cut, planes, to_planes
-from ._k import fit_scales, from_scales, small_blocks
+from .._int import Int
+from ._base import AbstractGGUFBlocks, cut, half, planes, to_planes
+from ._k import fit_scales, small_blocks
 
 
 class Q3_K(AbstractGGUFBlocks):
@@ -18,10 +19,10 @@ class Q3_K(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 256
-    bits: ClassVar[float] = 3.0
+    base: ClassVar[Int] = Int(3, 16)
     type_size: ClassVar[int] = 110
     scale_at: ClassVar[int] = 108
-    scales: ClassVar[int] = 1
+    halves: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 4, 32)
@@ -35,9 +36,8 @@ class Q3_K(AbstractGGUFBlocks):
         ]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         high, low, low_scales, high_scales, step = cut(blocks, (32, 64, 8, 4, 2))
         codes = planes(high, 1, 32) << np.uint8(2) | planes(low, 2, 32)
         steps = planes(high_scales, 2, 4) << np.uint8(4) | planes(low_scales, 4, 8)
-        codes, steps = codes.astype(jnp.float32) - 4, steps.astype(jnp.float32) - 32
-        return from_scales(step, steps, codes)
+        return codes, half(step) * (steps.astype(jnp.float32) - 32), None

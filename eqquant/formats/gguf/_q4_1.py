@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, half, planes, to_half, to_planes
 from ._search import half_up, inverse, range_of
 
@@ -16,10 +17,10 @@ class Q4_1(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 32
-    bits: ClassVar[float] = 4.0
+    base: ClassVar[Int] = Int(4, 32, "minimum")
     type_size: ClassVar[int] = 20
     scale_at: ClassVar[int] = 0
-    scales: ClassVar[int] = 2
+    halves: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 15)
@@ -27,6 +28,6 @@ class Q4_1(AbstractGGUFBlocks):
         parts = [to_half(step), to_half(low), to_planes(codes, 4, 16)]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         step, low, packed = cut(blocks, (2, 2, 16))
-        return half(step) * planes(packed, 4, 16).astype(jnp.float32) + half(low)
+        return planes(packed, 4, 16), half(step), half(low)

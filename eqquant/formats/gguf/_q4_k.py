@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, planes, to_planes
 from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
 
@@ -17,10 +18,10 @@ class Q4_K(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 256
-    bits: ClassVar[float] = 4.0
+    base: ClassVar[Int] = Int(4, 32, "minimum")
     type_size: ClassVar[int] = 144
     scale_at: ClassVar[int] = 0
-    scales: ClassVar[int] = 2
+    halves: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)
@@ -30,6 +31,6 @@ class Q4_K(AbstractGGUFBlocks):
         parts = [step, low, join_scales(steps, lows), to_planes(codes, 4, 32)]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         step, low, scales, codes = cut(blocks, (2, 2, 12, 128))
-        return from_ranges(step, low, *split_scales(scales), planes(codes, 4, 32))
+        return planes(codes, 4, 32), *from_ranges(step, low, *split_scales(scales))

@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
 from ._search import half_up, inverse, signed_largest
 
@@ -17,16 +18,16 @@ class Q5_0(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 32
-    bits: ClassVar[float] = 5.0
+    base: ClassVar[Int] = Int(5, 32)
     type_size: ClassVar[int] = 22
     scale_at: ClassVar[int] = 0
-    scales: ClassVar[int] = 1
+    halves: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         scale = signed_largest(blocks) / -16
         codes = half_up(blocks * inverse(scale), 16, 32)
         return jnp.concatenate([to_half(scale), *split5(codes)], axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         scale, high, low = cut(blocks, (2, 4, 16))
-        return half(scale) * (join5(high, low).astype(jnp.float32) - 16)
+        return join5(high, low), half(scale), None

@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
 from ._search import half_up, inverse, range_of
 
@@ -16,10 +17,10 @@ class Q5_1(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 32
-    bits: ClassVar[float] = 5.0
+    base: ClassVar[Int] = Int(5, 32, "minimum")
     type_size: ClassVar[int] = 24
     scale_at: ClassVar[int] = 0
-    scales: ClassVar[int] = 2
+    halves: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 31)
@@ -27,7 +28,6 @@ class Q5_1(AbstractGGUFBlocks):
         parts = [to_half(step), to_half(low), *split5(codes)]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         step, low, high_bits, low_bits = cut(blocks, (2, 2, 4, 16))
-        codes = join5(high_bits, low_bits).astype(jnp.float32)
-        return half(step) * codes + half(low)
+        return join5(high_bits, low_bits), half(step), half(low)

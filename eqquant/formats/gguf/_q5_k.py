@@ -3,6 +3,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._int import Int
 from ._base import AbstractGGUFBlocks, cut, planes, to_planes
 from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
 
@@ -18,10 +19,10 @@ class Q5_K(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 256
-    bits: ClassVar[float] = 5.0
+    base: ClassVar[Int] = Int(5, 32, "minimum")
     type_size: ClassVar[int] = 176
     scale_at: ClassVar[int] = 0
-    scales: ClassVar[int] = 2
+    halves: ClassVar[int] = 2
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)
@@ -33,7 +34,7 @@ class Q5_K(AbstractGGUFBlocks):
         parts = [step, low, join_scales(steps, lows), high_bits, low_bits]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         step, low, scales, high_bits, low_bits = cut(blocks, (2, 2, 12, 32, 128))
         codes = planes(high_bits, 1, 32) << np.uint8(4) | planes(low_bits, 4, 32)
-        return from_ranges(step, low, *split_scales(scales), codes)
+        return codes, *from_ranges(step, low, *split_scales(scales))

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._base import AbstractGGUFBlocks, cut, planes, to_planes
-from ._k import fit_scales, from_scales, small_blocks
+from .._int import Int
+from ._base import AbstractGGUFBlocks, cut, half, planes, to_planes
+from ._k import fit_scales, small_blocks
 
 
 class Q6_K(AbstractGGUFBlocks):
@@ -19,10 +20,10 @@ class Q6_K(AbstractGGUFBlocks):
     """
 
     block_size: ClassVar[int] = 256
-    bits: ClassVar[float] = 6.0
+    base: ClassVar[Int] = Int(6, 16)
     type_size: ClassVar[int] = 210
     scale_at: ClassVar[int] = 208
-    scales: ClassVar[int] = 1
+    halves: ClassVar[int] = 1
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 32, 128)
@@ -35,8 +36,8 @@ class Q6_K(AbstractGGUFBlocks):
         ]
         return jnp.concatenate(parts, axis=-1)
 
-    def decode_blocks(self, blocks):
+    def split_blocks(self, blocks):
         low, high, steps, step = cut(blocks, (128, 64, 16, 2))
         codes = planes(high, 2, 32) << np.uint8(4) | planes(low, 4, 64)
         steps = lax.bitcast_convert_type(steps, jnp.int8).astype(jnp.float32)
-        return from_scales(step, steps, codes.astype(jnp.float32) - 32)
+        return codes, half(step) * steps, None

@@ -251,7 +251,7 @@ def _integer_parts(rows):
     if has_zeros(format):
         shape = (-(-n * bits // 32), groups)
         parts[f"{name}_zero_point"] = Part("I32", shape, zeros)
-    if isinstance(format, Int) and format.ordered:
+    if format.ordered:
         index = lambda: rows.stored("block")[0]
         parts[f"{name}_g_idx"] = Part("I32", (k,), index)
     return parts
@@ -306,11 +306,10 @@ def compressed_scheme(format: AbstractFormat) -> dict[str, Any] | None:
         "symmetric": True,
         "dynamic": False,
     }
-    if isinstance(format, Int | Int4) and getattr(format, "offset", None) != "minimum":
-        ordered = isinstance(format, Int) and format.ordered
+    if isinstance(format, Int | Int4) and format.offset != "minimum":
         said |= {"num_bits": int(format.bits), "type": "int"}
         said |= {"symmetric": not has_zeros(format)}
-        said |= {"actorder": "group"} if ordered else {}
+        said |= {"actorder": "group"} if format.ordered else {}
         return {"format": "pack-quantized", "weights": said}
     if isinstance(format, Int8):
         said |= {"num_bits": 8, "type": "int"}

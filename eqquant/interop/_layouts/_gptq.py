@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 
 from ..._array import is_quantized
-from ...formats import AbstractFormat, Int, Int4
+from ...formats import AbstractFormat, AbstractGrid, Int, Int4
 from .._checkpoint import Entry
 from .._containers import Part
 from ._base import (
@@ -147,7 +147,7 @@ def gptq_parts(name: str, x: Any) -> dict[str, Part]:
         return repacked(np.ascontiguousarray(zeros, np.uint8), bits)
 
     def g_idx():
-        if isinstance(format, Int) and format.ordered:
+        if format.ordered:
             return rows.stored("block")[0]
         return np.arange(k, dtype=np.int32) // np.int32(format.block_size or max(k, 1))
 
@@ -166,7 +166,7 @@ def gptq_bits(format: AbstractFormat) -> int | None:
     """How many bits a code has. `None` if GPTQ has no such format."""
     if not isinstance(format, Int | Int4) or format.scale_dtype.itemsize != 2:
         return None
-    if isinstance(format, Int) and format.offset == "minimum":
+    if format.offset == "minimum":
         return None
     bits = int(format.bits)
     return bits if bits in (2, 3, 4, 8) else None
@@ -200,7 +200,7 @@ def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
             "bits": gptq_bits(format),
             "group_size": format.block_size or -1,
             "sym": not any(map(has_zeros, each)),
-            "desc_act": any(isinstance(f, Int) and f.ordered for f in each),
+            "desc_act": any(isinstance(f, AbstractGrid) and f.ordered for f in each),
             "checkpoint_format": "gptq_v2",
         }
     }

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...formats import AbstractFormat, Int, Int4
+from ...formats import AbstractFormat, AbstractGrid
 from .._containers import RawTensor
 from ._base import check, Source
 
@@ -61,9 +61,7 @@ def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
 
 def has_zeros(format: AbstractFormat) -> bool:
     """Whether zero-points are stored."""
-    if isinstance(format, Int4):
-        return not format.symmetric
-    return isinstance(format, Int) and format.offset == "zero_point"
+    return isinstance(format, AbstractGrid) and format.offset == "zero_point"
 
 
 def said(source: Source, key: str) -> list[Any]:

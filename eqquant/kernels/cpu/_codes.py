@@ -5,49 +5,36 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Shaped
 
-from ...formats import (
-    AbstractFormat,
-    AbstractGrid,
-    as_product,
-    from_bits,
-    Int4,
-    per_byte,
-)
+from ...formats import AbstractFormat, AbstractGrid, as_product, per_byte
 from .._problem import Problem
 from ._tuning import fuses
 
 
-# The formats whose kernels are here: those on a grid, and `Int4`. Their codes lie with
-# the contracted axis first, `j n`, several to a byte; their scales `g n`.
-Grid = AbstractGrid | Int4
+# The kernels here are for grids. Their codes lie with the contracted axis first, `j n`,
+# several to a byte; their scales and offsets `g n`.
 
 
-def grid(problem: Problem) -> Grid:
-    """The format, which is one of those."""
-    assert isinstance(problem.format, Grid)
+def grid(problem: Problem) -> AbstractGrid:
+    """The format, which is a grid."""
+    assert isinstance(problem.format, AbstractGrid)
     return problem.format
 
 
-def radix(format: Grid) -> int:
-    return 16 if isinstance(format, Int4) else format.radix
+def radix(format: AbstractGrid) -> int:
+    """The base whose digits the codes of a byte are."""
+    assert format.radix is not None
+    return format.radix
 
 
-def per(format: Grid) -> int:
+def per(format: AbstractGrid) -> int:
     """The number of codes in a byte."""
     return per_byte(radix(format))
 
 
 def scales(stored: dict[str, Array], problem: Problem) -> Float[Array, "g n"]:
     """The scale of each block of each row."""
-    scale = from_bits(stored["scale"], grid(problem).scale_dtype)
+    scale = grid(problem).scales(stored, problem.tail)
     return jnp.broadcast_to(scale, (scale.shape[0], problem.n))
-
-
-def zero_points(stored: dict[str, Array]) -> Float[Array, "g n"] | None:
-    """The zero-point of each block of each row, if there are any."""
-    if "zero_point" in stored:
-        return stored["zero_point"].astype(jnp.float32)
-    return None
 
 
 def codes_of(
@@ -79,13 +66,6 @@ def codes_of(
     return codes.reshape(j * p, n)
 
 
-def points(codes: Integer[Array, "*s"], format: Grid) -> Float[Array, "*s"]:
-    """What each code stands for, less the scale, and the zero-point if there is one."""
-    if isinstance(format, Int4):
-        return codes.astype(jnp.float32) - np.float32(8 if format.symmetric else 0)
-    return format.to_points(codes)
-
-
 def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
     """Inputs grouped by the byte of the weight that multiplies them, `p` to a byte."""
     m, k = x.shape
@@ -93,10 +73,10 @@ def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
 
 
 @ft.cache
-def point_table(format: Grid) -> Float[np.ndarray, " r"]:
-    """What each code stands for, as `points` says, of a format that packs them."""
+def point_table(format: AbstractGrid) -> Float[np.ndarray, " r"]:
+    """The point of each code, for a format with several codes to a byte."""
     codes = np.arange(radix(format), dtype=np.uint8)
-    return _now(lambda: points(jnp.asarray(codes), format))
+    return _now(lambda: format.to_points(jnp.asarray(codes)))
 
 
 def _now(fn):
@@ -125,6 +105,18 @@ def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
     if not whole or not np.array_equal(found, a * codes + b):
         return None
     return int(a), int(b)
+
+
+def refuse_grid(problem: Problem) -> str | None:
+    """Why no kernel for grids on a CPU can compute a product."""
+    format = grid(problem)
+    if format.radix is None:
+        return f"needs bytes that hold whole codes, got {format}"
+    if format.ordered:
+        return f"needs blocks that are runs of positions, got {format}"
+    if format.offset == "minimum":
+        return f"is for formats without minima, got {format}"
+    return refuse_layout(problem)
 
 
 def refuse_layout(problem: Problem) -> str | None:

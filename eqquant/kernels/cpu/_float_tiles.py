@@ -10,16 +10,7 @@ from ...formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
 from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
-from ._codes import (
-    codes_of,
-    grid,
-    per,
-    points,
-    radix,
-    refuse_layout,
-    scales,
-    zero_points,
-)
+from ._codes import codes_of, grid, per, radix, refuse_grid, scales
 from ._tiles import refuse_small, tiled
 from ._tuning import bfloat16_rows, multiplies_bfloat16
 
@@ -31,7 +22,7 @@ def _float_tiles(x, stored, problem, dtype):
     x = x.astype(jnp.float32)
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    scale, zero = scales(stored, problem), zero_points(stored)
+    scale, zero = scales(stored, problem), format.offsets(stored)
     one = scale.shape[0] == 1
     if dtype == jnp.bfloat16 and not one:
         # `_to_bfloat16` adds to the bits of a float, which overflows for some NaNs.
@@ -41,7 +32,7 @@ def _float_tiles(x, stored, problem, dtype):
         x = x * scale
 
     def decode(codes, part):
-        w = points(codes_of(codes, radix(format), per(format)), format)
+        w = format.to_points(codes_of(codes, radix(format), per(format)))
         w = w if zero is None else w - part(_by_code(zero, format, j))
         w = w if one else w * part(_by_code(scale, format, j))
         return w if dtype == jnp.float32 else _to_bfloat16(w)
@@ -97,7 +88,7 @@ def _rounded(problem: Problem) -> str | None:
         return "gains nothing before JAX 0.11, where XLA would compute in float32"
     if problem.rows is not None and problem.rows < bfloat16_rows:
         return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
-    return refuse_small(problem) or refuse_layout(problem)
+    return refuse_small(problem) or refuse_grid(problem)
 
 
 for _product, _activation in it.product(
@@ -108,7 +99,7 @@ for _product, _activation in it.product(
             _product,
             _type,
             activation=_activation,
-            supports=refuse_layout,
+            supports=refuse_grid,
             error=1e-5,
         )(float32_tiles)
     for _type in (NF4, Int4):

@@ -11,16 +11,7 @@ from .._digits import error, outliers, provided
 from .._finite import exact_where_not_finite, once
 from .._problem import Problem
 from .._table import register_kernel
-from ._codes import (
-    codes_of,
-    Grid,
-    grid,
-    integer_step,
-    per,
-    radix,
-    refuse_layout,
-    scales,
-)
+from ._codes import codes_of, grid, integer_step, per, radix, refuse_grid, scales
 from ._tiles import refuse_small, tiled
 from ._tuning import sweep_rows
 
@@ -77,7 +68,9 @@ def integer_tiles(
     return (y * scale if forward else y).astype(problem.dtype)
 
 
-def _as_integers(codes: Integer[Array, "j n"], format: Grid) -> Int8Array[Array, "_ n"]:
+def _as_integers(
+    codes: Integer[Array, "j n"], format: AbstractGrid
+) -> Int8Array[Array, "_ n"]:
     """The points of all codes, one in each row."""
     if codes.dtype == jnp.int8:
         return codes
@@ -126,6 +119,8 @@ def _of_columns(
 def _integers(problem: Problem) -> str | None:
     if problem.format.block_size is not None:
         return f"needs one scale for each channel, got {problem.format}"
+    if grid(problem).offset is not None:
+        return f"is for formats without zero-points, got {problem.format}"
     if integer_step(problem.format) is None:
         return f"needs points that are integers, not those of {problem.format}"
     forward = problem.product == "matmul"
@@ -139,10 +134,10 @@ def _integers(problem: Problem) -> str | None:
         return f"is for sums of at most {_most} products, got {size}"
     activation = problem.activation
     if activation is None:
-        return refuse_small(problem) or refuse_layout(problem)
+        return refuse_small(problem) or refuse_grid(problem)
     if activation.block_size is not None:
         return f"needs activations with one scale for each row, got {activation}"
-    return refuse_layout(problem)
+    return refuse_grid(problem)
 
 
 _of_integers = ft.partial(

@@ -16,13 +16,12 @@ from .._table import register_kernel
 from ._codes import (
     codes_of,
     grid,
+    integer_step,
     per,
-    points,
     radix,
-    refuse_layout,
+    refuse_grid,
     scales,
     to_bytes,
-    zero_points,
 )
 from ._tuning import fuses, sweep_rows
 
@@ -194,26 +193,26 @@ def looked_up(points: Float[Array, "p 256"]) -> tuple[Callable, _Term]:
 
 
 def _terms(format):
-    def product(x, codes, zero):
-        return x * format.to_points(codes)
+    def by_digit(x, codes, zero):
+        points = [format.to_points(code) for code in digits(codes, radix(format))]
+        points = points if zero is None else [point - zero for point in points]
+        parts = [x[:, i : i + 1] * point for i, point in enumerate(points)]
+        return ft.reduce(operator.add, parts)
 
     def nibbles(x, codes, zero):
-        if zero is None:
-            # With the upper bit of each half flipped, they are signed integers.
-            both = lax.bitcast_convert_type(codes ^ np.uint8(0x88), jnp.int8)
-            both = both.astype(jnp.int32)
-            low, high = (both << 28) >> 28, both >> 4
-            low, high = low.astype(jnp.float32), high.astype(jnp.float32)
-        else:
-            low, high = (code.astype(jnp.float32) - zero for code in digits(codes, 16))
-        return x[:, :1] * low + x[:, 1:] * high
+        # With the upper bit of each half flipped, they are signed integers.
+        both = lax.bitcast_convert_type(codes ^ np.uint8(0x88), jnp.int8)
+        both = both.astype(jnp.int32)
+        low, high = (both << 28) >> 28, both >> 4
+        return x[:, :1] * low.astype(jnp.float32) + x[:, 1:] * high.astype(jnp.float32)
 
-    if per(format) == 1:
-        return lambda x: x, product
-    if isinstance(format, Int4) and (fuses or not format.symmetric):
+    # (A table holds sums of points, which zero-points are not part of.)
+    if per(format) == 1 or format.offset == "zero_point":
+        return lambda x: x, by_digit
+    if fuses and radix(format) == 16 and integer_step(format) == (1, -8):
         return lambda x: x, nibbles
     every = jnp.arange(256, dtype=jnp.uint8)[None]
-    return looked_up(points(codes_of(every, radix(format), per(format)), format))
+    return looked_up(format.to_points(codes_of(every, radix(format), per(format))))
 
 
 @exact_where_not_finite
@@ -225,7 +224,7 @@ def sweep(
     are in float32."""
     codes, p = stored["codes"], per(grid(problem))
     block = problem.format.block_size or problem.k
-    zero, scale = zero_points(stored), scales(stored, problem)
+    zero, scale = grid(problem).offsets(stored), scales(stored, problem)
     terms = _terms(grid(problem))
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
@@ -245,7 +244,15 @@ def _supports(problem: Problem) -> str | None:
     if problem.rows is None or problem.rows > most:
         got = "an unknown number" if problem.rows is None else problem.rows
         return f"is for at most {most} rows, got {got}"
-    return refuse_layout(problem)
+    return refuse_grid(problem) or _refuse_zero_points(problem)
+
+
+def _refuse_zero_points(problem):
+    format = grid(problem)
+    ends = format.block_size is None or format.block_size % per(format) == 0
+    if format.offset == "zero_point" and not ends:
+        return f"needs blocks that end with a byte for zero-points, got {format}"
+    return None
 
 
 for _type, _activation in it.product((AbstractGrid, Int4), (None, AbstractFormat)):

@@ -8,8 +8,6 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
-    Int,
-    Int4,
     round_trip,
     Stored,
 )
@@ -50,7 +48,7 @@ def _supports(problem: Problem) -> str | None:
 
 for _product, _type, _activation in it.product(
     ("matmul", "matmul_transposed"),
-    (AbstractGGUFBlocks, AbstractGrid, Int, Int4),
+    (AbstractGGUFBlocks, AbstractGrid),
     (None, AbstractFormat),
 ):
     register_kernel(

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, BFloat16, Float
 
-from ...formats import AbstractFormat, digits, Int4, Int8, NF4, Ternary
+from ...formats import AbstractFormat, AbstractGrid, digits, Int8, NF4
+from ..cpu._codes import integer_step
 from ._pallas import mosaic_gpu
 
 
@@ -26,11 +27,11 @@ def per_byte(format: AbstractFormat) -> int:
 
 
 def offset(format: AbstractFormat) -> int | None:
-    """The code that stands for zero. `None` if the points are not integers, or if each
-    block has a zero-point of its own."""
-    if isinstance(format, Int4) and format.symmetric:
-        return 8
-    return 1 if isinstance(format, Ternary) else None
+    """The code of zero. `None` if the points are not integers, or if each block has a
+    zero-point of its own."""
+    assert isinstance(format, AbstractGrid)
+    step = integer_step(format)
+    return None if step is None or format.offset is not None else -step[1]
 
 
 def ptx(format: AbstractFormat) -> str:

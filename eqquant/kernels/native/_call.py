@@ -5,9 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from ...formats import AbstractFormat, AbstractGrid, AbstractRSR, Int4, per_byte, Stored
+from ...formats import AbstractFormat, AbstractGrid, AbstractRSR, per_byte, Stored
 from .._problem import Problem
-from ..cpu._codes import grid, integer_step, point_table, radix, refuse_layout
+from ..cpu._codes import (
+    grid,
+    integer_step,
+    point_table,
+    radix,
+    refuse_grid,
+    refuse_layout,
+)
 from . import _library as library
 
 
@@ -66,8 +73,6 @@ def weight(stored: Stored, problem: Problem) -> Weight:
 def integer_offset(format: AbstractFormat) -> int | None:
     """The integer to subtract from each code (or, for codes of one bit, from twice the
     code) to get its point. `None` if the points are not such integers."""
-    if isinstance(format, Int4):
-        return 8 if format.symmetric else 0
     step = integer_step(format)
     if not isinstance(format, AbstractGrid) or step is None:
         return None
@@ -114,11 +119,16 @@ def refuse(problem: Problem) -> str | None:
         if format.levels**format.k > 256:
             return f"needs codes of one byte, got {format}"
         return refuse_layout(problem)
+    reason = refuse_grid(problem)
+    if reason is not None:
+        return reason
     format = grid(problem)
+    if format.offset == "zero_point" and radix(format) != 16:
+        return f"needs zero-points to be of 4-bit codes, got {format}"
     if radix(format) not in _kinds:
         return f"needs 2, 3, 4, 16 or 256 codes, got {format}"
     if radix(format) == 256 and integer_step(format) != (1, 0):
         return f"needs codes of 8 bits to be integers, got {format}"
     if format.block_size is not None and format.block_size % per_byte(radix(format)):
         return f"needs blocks that end with a byte, got {format}"
-    return refuse_layout(problem)
+    return None

@@ -17,7 +17,7 @@ from ...formats import (
 from .._digits import error, provided
 from .._problem import Problem
 from .._table import register_kernel
-from ..cpu._codes import integer_step
+from ..cpu._codes import grid, integer_step, radix
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_bfloat16_rows,
@@ -92,8 +92,10 @@ def _across_blocks(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None or isinstance(problem.format, AbstractRSR):
         return reason
-    integers = integer_step(problem.format) is not None
-    channels = problem.format.block_size is None
+    # (Codes of 4 bits are converted to floats by those tiles.)
+    format = grid(problem)
+    integers = radix(format) != 16 and integer_step(format) is not None
+    channels = format.block_size is None
     most = native_transposed_rows(integers and channels, problem.highest)
     assert problem.rows is not None
     if problem.rows > most:
@@ -107,7 +109,7 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
         return reason
     if library.level() < 3:
         return "needs a CPU with bfloat16 instructions (AVX512_BF16)"
-    if isinstance(problem.format, Int4) and not problem.format.symmetric:
+    if grid(problem).offset is not None:
         return f"is for formats without zero-points, got {problem.format}"
     assert problem.rows is not None
     if problem.rows < native_bfloat16_rows:

@@ -20,7 +20,7 @@ from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
-from ._codes import Decoder, integers, reinterpret, rounded_lookup, to_planes
+from ._codes import Decoder, grid, integers, reinterpret, rounded_lookup, to_planes
 from ._tuning import depth_of_blocks, few_rows, tile, tile_of_rows
 
 
@@ -144,7 +144,7 @@ def _supports_integers(problem: Problem) -> str | None:
     reason = call.refuse(problem)
     if reason is not None:
         return reason
-    return _refuse_rows(problem, integers(problem.format), 2, jnp.int8)
+    return _refuse_rows(problem, integers(problem), 2, jnp.int8)
 
 
 def mosaic_integers(
@@ -156,7 +156,7 @@ def mosaic_integers(
     Rows with a non-finite input become NaN.
     """
     digits, unit = _two_digits(x.astype(jnp.float32))
-    decoder = integers(problem.format)
+    decoder = integers(problem)
     return _by_blocks(digits, unit, stored, problem, decoder)
 
 
@@ -168,7 +168,7 @@ def mosaic_int8_activations(
     assert isinstance(problem.activation, Int8)
     codes, _ = encode(x.astype(jnp.float32), problem.activation)
     unit = from_bits(codes["scale"], problem.activation.scale_dtype)
-    decoder = integers(problem.format)
+    decoder = integers(problem)
     return _by_blocks(codes["codes"][None], unit, stored, problem, decoder)
 
 
@@ -179,7 +179,7 @@ def _supports_int8_activations(problem: Problem) -> str | None:
     reason = call.refuse(problem)
     if reason is not None or problem.format.block_size is None:
         return reason
-    return _refuse_rows(problem, integers(problem.format), 1, jnp.int8)
+    return _refuse_rows(problem, integers(problem), 1, jnp.int8)
 
 
 for _format in (Int4, Int8, Ternary, Binary):
@@ -201,7 +201,7 @@ def _supports_lookup(problem: Problem) -> str | None:
     reason = call.refuse_lookup(problem)
     if reason is not None:
         return reason
-    return _refuse_rows(problem, rounded_lookup(problem.format), 1, jnp.bfloat16)
+    return _refuse_rows(problem, rounded_lookup(grid(problem)), 1, jnp.bfloat16)
 
 
 @register_kernel(
@@ -218,7 +218,7 @@ def mosaic_lookup(
     about half as long: so what the smaller weight saves is mostly memory, not time.
     """
     unit = jnp.ones((x.shape[0], 1), jnp.float32)
-    decoder = rounded_lookup(problem.format)
+    decoder = rounded_lookup(grid(problem))
     return _by_blocks(x.astype(jnp.bfloat16)[None], unit, stored, problem, decoder)
 
 

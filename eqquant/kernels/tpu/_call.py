@@ -145,6 +145,8 @@ def refuse(problem: Problem) -> str | None:
     prepack = "`eqquant.tree_prepack(model, platform='tpu')`"
     if isinstance(problem.format, Ternary) and problem.format.radix == 3:
         return f"needs codes of 2 bits, as {prepack} packs them"
+    if problem.row_axis != -1 and problem.format.row_axis != -1:
+        return f"needs a format with the contracted axis first, got {problem.format}"
     if problem.row_axis != -1:
         return f"needs the contracted axis first in memory, where {prepack} puts it"
     size = problem.format.block_size
@@ -155,7 +157,10 @@ def refuse(problem: Problem) -> str | None:
 
 def refuse_lookup(problem: Problem) -> str | None:
     """Why no kernel that looks codes up applies to a problem, or `None`."""
-    assert isinstance(problem.format, AbstractGrid)
-    if problem.format.radix != 16:
-        return f"is for codes of 4 bits, got {problem.format}"
+    format = problem.format
+    assert isinstance(format, AbstractGrid)
+    if format.radix != 16:
+        return f"is for codes of 4 bits, got {format}"
+    if format.offset is not None or format.ordered:
+        return f"is for formats with scales only, got {format}"
     return refuse(problem)

@@ -7,7 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8 as I8, Integer, Shaped, UInt8, UInt32
 
-from ...formats import AbstractFormat, AbstractGrid, Binary, Int4, Int8, Ternary
+from ...formats import AbstractGrid, Binary, Int8, Ternary
+from .._problem import Problem
 
 
 # Bytes are decoded 32 bits at a time, with four rows of bytes in a word: a TPU has no
@@ -41,16 +42,18 @@ def from_planes(x: Array, planes: int, span: int) -> Array:
     return to_planes(x, span // planes, span)
 
 
-def integers(format: AbstractFormat) -> Decoder:
+def integers(problem: Problem) -> Decoder:
     """Decodes codes of integers to 8-bit integers, perhaps in other units."""
+    format = problem.format
     if isinstance(format, Int8):
         return Decoder(1, lambda codes, zero: [codes], 1.0)
     if isinstance(format, Ternary):
         return Decoder(4, _ternary, 1 / 64)
     if isinstance(format, Binary):
         return Decoder(8, _binary, 1 / 64)
-    assert isinstance(format, Int4)
-    return Decoder(2, _int4, 1 / 16) if format.symmetric else Decoder(2, _affine, 1.0)
+    if grid(problem).offset is None:
+        return Decoder(2, _int4, 1 / 16)
+    return Decoder(2, _affine, 1.0)
 
 
 def _int4(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
@@ -92,7 +95,13 @@ def _binary(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
     return [_bytes(((word << _u32(7 - i)) & sign) | one) for i in range(8)]
 
 
-def lookup(format: AbstractFormat) -> Decoder:
+def grid(problem: Problem) -> AbstractGrid:
+    """The format, which is a grid."""
+    assert isinstance(problem.format, AbstractGrid)
+    return problem.format
+
+
+def lookup(format: AbstractGrid) -> Decoder:
     """Decodes codes of 4 bits to arbitrary points, in float32. The points are in two
     registers of eight rows; the top bit of a code chooses between them."""
     points = codebook(format)
@@ -114,7 +123,7 @@ def lookup(format: AbstractFormat) -> Decoder:
     return Decoder(8, decode, 1.0)
 
 
-def rounded_lookup(format: AbstractFormat) -> Decoder:
+def rounded_lookup(format: AbstractGrid) -> Decoder:
     """Decodes codes of 4 bits to arbitrary points, in bfloat16. A word of the table has
     the points of codes `i` and `i + 8`, so that each code is looked up once."""
     with jax.ensure_compile_time_eval():
@@ -147,9 +156,8 @@ def rounded_lookup(format: AbstractFormat) -> Decoder:
     return Decoder(4, decode, 1.0)
 
 
-def codebook(format: AbstractFormat) -> Float[np.ndarray, "16"]:
+def codebook(format: AbstractGrid) -> Float[np.ndarray, "16"]:
     """The point of each code."""
-    assert isinstance(format, AbstractGrid)
     with jax.ensure_compile_time_eval():
         return np.asarray(format.to_points(jnp.arange(16, dtype=jnp.uint8)))
 

@@ -17,7 +17,7 @@ from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
-from ._codes import Decoder, from_planes, integers, lookup, spread, to_planes
+from ._codes import Decoder, from_planes, grid, integers, lookup, spread, to_planes
 from ._tuning import depth_of_tiles, tile, tile_of_rows
 
 
@@ -125,14 +125,14 @@ def mosaic_tiles(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Decodes tiles of the weight to bfloat16, and accumulates in float32."""
-    return _matmul(x, stored, problem, integers(problem.format))
+    return _matmul(x, stored, problem, integers(problem))
 
 
 def mosaic_tiles_transposed(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
     """Decodes tiles of the weight to bfloat16, and accumulates in float32."""
-    return _matmul_transposed(x, stored, problem, integers(problem.format))
+    return _matmul_transposed(x, stored, problem, integers(problem))
 
 
 def mosaic_lookup_tiles(
@@ -144,7 +144,7 @@ def mosaic_lookup_tiles(
     The lookups take as long as the product of several hundred rows: so what the smaller
     weight saves is mostly memory, not time.
     """
-    return _matmul(x, stored, problem, lookup(problem.format))
+    return _matmul(x, stored, problem, lookup(grid(problem)))
 
 
 def mosaic_lookup_tiles_transposed(
@@ -152,7 +152,7 @@ def mosaic_lookup_tiles_transposed(
 ) -> Float[Array, "m k"]:
     """Decodes tiles of the weight to bfloat16 by looking up the point of each code in
     the rows of two registers, and accumulates in float32."""
-    return _matmul_transposed(x, stored, problem, lookup(problem.format))
+    return _matmul_transposed(x, stored, problem, lookup(grid(problem)))
 
 
 def _register(product, format_type, kernel, supports):
