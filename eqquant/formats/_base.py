@@ -183,7 +183,7 @@ class AbstractComposite(AbstractScaled):
 
     @property
     def bits(self) -> float:
-        return self.base.bits
+        return float(self.base.bits)
 
     @property
     def row_axis(self) -> int:
