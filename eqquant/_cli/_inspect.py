@@ -10,12 +10,8 @@ def add_to(commands: Any) -> Parser:
     inspect = commands.add_parser(
         "inspect", help="list the arrays in a file, with their formats and sizes"
     )
-    inspect.add_argument(
-        "file",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="a safetensors or GGUF file of this or another library, or a folder",
-    )
+    text = "a safetensors or GGUF file of this or another library, or a folder"
+    inspect.add_argument("file", type=pathlib.Path, metavar="FILE", help=text)
     return inspect
 
 

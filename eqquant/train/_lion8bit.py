@@ -104,12 +104,16 @@ def lion8bit(
 
     A `ModuleNotFoundError` if optax is not installed.
     """
-    scale_by = scale_by_lion8bit(
-        b1,
-        b2,
-        block_size=block_size,
-        filter_spec=filter_spec,
-        min_size=min_size,
-        embeddings=embeddings,
+    return chained(
+        scale_by_lion8bit(
+            b1,
+            b2,
+            embeddings=embeddings,
+            block_size=block_size,
+            min_size=min_size,
+            filter_spec=filter_spec,
+        ),
+        learning_rate,
+        weight_decay,
+        mask,
     )
-    return chained(scale_by, learning_rate, weight_decay, mask)

@@ -155,14 +155,9 @@ for _type, _activation in it.product(
     _register("matmul_transposed", supports=_across_blocks)(native)
 
 for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
-    register_kernel(
-        "matmul",
-        _type,
-        activation=_activation,
-        priority=12,
-        supports=_rounds_to_bfloat16,
-        error=8e-3,
-    )(native_bfloat16)
+    _register = ft.partial(register_kernel, "matmul", priority=12, error=8e-3)
+    _register = ft.partial(_register, supports=_rounds_to_bfloat16)
+    _register(_type, activation=_activation)(native_bfloat16)
 
 for _type in (AbstractGrid, Int4):
     _register = ft.partial(
