@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant._array._array_like import AbstractStandIn
+from eqquant._array._array_like import AbstractArrayLike
 
 from .helpers import normal
 
@@ -94,7 +94,7 @@ traced = [name for name in members if name != "numbers"]
 
 
 def dense(x):
-    is_leaf = lambda x: isinstance(x, AbstractStandIn)
+    is_leaf = lambda x: isinstance(x, AbstractArrayLike)
     out = jtu.tree_map(
         lambda x: x.dequantize() if is_leaf(x) else x, x, is_leaf=is_leaf
     )
@@ -116,7 +116,7 @@ def same(found, expected, tolerance=1e-4):
 def test_members(kind, shape):
     # Powers of what is negative are NaN.
     w = kinds[kind](jnp.abs(normal(*shape)) + 0.1)
-    assert isinstance(w, AbstractStandIn)
+    assert isinstance(w, AbstractArrayLike)
 
     @jax.jit
     def every(w):

@@ -15,7 +15,7 @@ from ._array import (
     is_quantized as is_quantized,
     QuantizedArray as QuantizedArray,
 )
-from ._array_like import AbstractStandIn as AbstractStandIn, dense_for as dense_for
+from ._array_like import AbstractArrayLike as AbstractArrayLike, dense_for as dense_for
 from ._leading import (
     along as along,
     axis_from_end as axis_from_end,
@@ -35,8 +35,8 @@ from ._provenance import (
     muted as muted,
     name_of as name_of,
     policy as policy,
-    say as say,
     source_of as source_of,
+    warn_dequantized as warn_dequantized,
 )
 from ._quantize import quantize as quantize
 from ._stored import as_mapped as as_mapped

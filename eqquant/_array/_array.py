@@ -27,14 +27,14 @@ from .._product import (
     with_spec,
 )
 from ..formats import AbstractFormat, AbstractScaled, Layout, Stored
-from ._array_like import AbstractStandIn
+from ._array_like import AbstractArrayLike
 from ._index import indexed
 from ._matmul import left_matmul, matmul
-from ._provenance import marked, say
+from ._provenance import marked, warn_dequantized
 from ._stored import as_mapped, check_axes, checked, first_of
 
 
-class QuantizedArray(AbstractStandIn):
+class QuantizedArray(AbstractArrayLike):
     """Takes the place of an array, in fewer bits. Make one with [`eqquant.quantize`][].
 
     It is multiplied, transposed, stacked, mapped, scanned and indexed like the array
@@ -147,7 +147,7 @@ class QuantizedArray(AbstractStandIn):
         return dequantize_for(self, "")
 
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        say(self, self.size * self.dtype.itemsize, f"`{reason}`")
+        warn_dequantized(self, self.size * self.dtype.itemsize, f"`{reason}`")
         return dequantize_for(self, reason)
 
     def astype(self, dtype: Any) -> "QuantizedArray":

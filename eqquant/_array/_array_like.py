@@ -10,13 +10,13 @@ import equinox as eqx
 from jaxtyping import Array, Float
 
 
-_Same = TypeVar("_Same", bound="AbstractStandIn")
+_Same = TypeVar("_Same", bound="AbstractArrayLike")
 
 
 def _arithmetic(op: Callable) -> Callable:
     def method(self, *other):
         if not all(
-            eqx.is_array_like(x) or isinstance(x, AbstractStandIn) for x in other
+            eqx.is_array_like(x) or isinstance(x, AbstractArrayLike) for x in other
         ):
             return NotImplemented
         return op(*(dense_for(x, op.__name__) for x in (self, *other)))
@@ -42,7 +42,7 @@ def _of_dense(name: str) -> Callable:
     return method
 
 
-class AbstractStandIn(eqx.Module):
+class AbstractArrayLike(eqx.Module):
     """Takes the place of a dense array of the same shape and dtype, and has the members
     of one. Arithmetic and methods dequantize, and return ordinary arrays. Subclasses
     define products, transposes and indexing."""
@@ -222,12 +222,12 @@ class AbstractStandIn(eqx.Module):
     # Between two of these, `==` compares them as Equinox compares modules; with
     # anything else, it is elementwise.
     def __eq__(self, other: object) -> Any:
-        if isinstance(other, AbstractStandIn):
+        if isinstance(other, AbstractArrayLike):
             return eqx.Module.__eq__(self, other)
         return _equal(self, other)
 
     def __ne__(self, other: object) -> Any:
-        if isinstance(other, AbstractStandIn):
+        if isinstance(other, AbstractArrayLike):
             return (self == other) ^ True
         return _unequal(self, other)
 
@@ -260,4 +260,4 @@ def _module(frame):
 def dense_for(x: Any, reason: str) -> Any:
     """Dequantizes `x` implicitly, if it stands for an array, for an operation with the
     name `reason`."""
-    return x._dense_for(reason) if isinstance(x, AbstractStandIn) else x
+    return x._dense_for(reason) if isinstance(x, AbstractArrayLike) else x

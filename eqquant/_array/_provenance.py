@@ -81,7 +81,7 @@ def policy() -> str:
     return value
 
 
-def say(array: Any, nbytes: int, reason: str) -> None:
+def warn_dequantized(array: Any, nbytes: int, reason: str) -> None:
     """Warns, or raises, if the policy asks for it: an operation named by `reason`
     dequantizes `array`, to this number of bytes."""
     wanted = policy()

@@ -15,8 +15,8 @@ from .._array import (
     is_quantized,
     policy,
     QuantizedArray,
-    say,
     source_of,
+    warn_dequantized,
 )
 from ._program import has_jaxprs, Program, program_of
 from ._table import rules_of
@@ -131,7 +131,7 @@ class Interpreter:
                 source = source_of(eqn)
                 where = f" at {source}" if source else ""
                 nbytes = value.size * value.dtype.itemsize
-                say(value, nbytes, f"the primitive `{name}`{where}")
+                warn_dequantized(value, nbytes, f"the primitive `{name}`{where}")
             self._decoded[id(value)] = (value, dequantize_for(value, name))
         _, dense = self._decoded[id(value)]
         return dense

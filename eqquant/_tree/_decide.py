@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._array import AbstractStandIn, identity, is_quantized
+from .._array import AbstractArrayLike, identity, is_quantized
 from .._product import Axis, normalise_axis
 from ..formats import AbstractFormat, as_format, NF4
 from ._owners import (
@@ -187,7 +187,7 @@ def _obstacle(info, requested, caller) -> Skip | None:
 def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
     """What a request for this leaf alone overrides."""
     owner = type(info.owner).__name__
-    if isinstance(info.owner, AbstractStandIn):
+    if isinstance(info.owner, AbstractArrayLike):
         return Skip("stand-in", f"held by a {owner}, which stands for a weight")
     rule = f'Rules([("{info.path}", {format}), ...])'
     if math.prod(info.shape) < min_size:

@@ -7,7 +7,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import AbstractStandIn, once_per_array
+from .._array import AbstractArrayLike, once_per_array
 from .._product import full_spec, placed
 from ._owners import leaves_with_info
 from ._requests import requests
@@ -114,7 +114,7 @@ def _shard(leaf, sharding):
 
 
 def _is_weight(x: Any) -> bool:
-    return isinstance(x, AbstractStandIn)
+    return isinstance(x, AbstractArrayLike)
 
 
 def _is_array(x: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Shaped
 
-from .._array import AbstractStandIn, quantize, QuantizedArray
+from .._array import AbstractArrayLike, quantize, QuantizedArray
 from .._product import (
     Axis,
     checked_by_row,
@@ -23,7 +23,7 @@ from ._points import as_rounding, largest
 from ._straight_through import checked_axis, straight_through
 
 
-class FakeQuantized(AbstractStandIn):
+class FakeQuantized(AbstractArrayLike):
     """A weight in quantization-aware training. It replaces an array in a model, holds
     the master weight, and behaves in products, indexing and arithmetic as the quantized
     weight would. Gradients pass to the master weight by the straight-through estimator.
@@ -107,7 +107,7 @@ class FakeQuantized(AbstractStandIn):
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
     def __matmul__(self, x: Any) -> Array:
-        if isinstance(x, AbstractStandIn):
+        if isinstance(x, AbstractArrayLike):
             x = x.dequantize()
         if not eqx.is_array(x):
             return NotImplemented
@@ -115,7 +115,7 @@ class FakeQuantized(AbstractStandIn):
         return jnp.matmul(self.dequantize().astype(x.dtype), x)
 
     def __rmatmul__(self, x: Any) -> Array:
-        if isinstance(x, AbstractStandIn):
+        if isinstance(x, AbstractArrayLike):
             x = x.dequantize()
         if not eqx.is_array(x):
             return NotImplemented

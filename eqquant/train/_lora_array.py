@@ -11,12 +11,18 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from .._array import AbstractStandIn, as_dense, dense_for, is_quantized, QuantizedArray
+from .._array import (
+    AbstractArrayLike,
+    as_dense,
+    dense_for,
+    is_quantized,
+    QuantizedArray,
+)
 from .._product import full_spec, placed
 from ..formats import from_bits, to_bits
 
 
-class LoRA(AbstractStandIn):
+class LoRA(AbstractArrayLike):
     """A weight with a low-rank adapter: `W + scale * B A`, in which `W` is frozen and
     the thin matrices `A` and `B` train. A product multiplies by `W`, `A` and `B` in
     turn; the sum is never materialized.
