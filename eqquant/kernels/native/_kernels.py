@@ -66,12 +66,12 @@ def native_bfloat16(
 def native_integers(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
-    """Multiplies 8-bit integers: the codes by the inputs, each of which is two 8-bit
+    """Multiplies 8-bit integers: the codes by the inputs, each rounded to two 8-bit
     digits. Inputs far above the others of their row are multiplied in float32, as are
-    rows with many of those.
+    rows with many of those. Activations that are quantized to 8 bits are multiplied as
+    they are.
 
-    A unit of the second digit is a 254th of a unit of the first. With quantized
-    activations there is one digit only.
+    A unit of the second digit is a 254th of a unit of the first.
     """
     w = weight(stored, problem)
     x = x.astype(jnp.float32)
