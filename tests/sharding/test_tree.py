@@ -87,7 +87,7 @@ def test_a_prefix():
 
 def test_bad_input():
     on, model = mesh("auto", 8), _quantized()
-    with pytest.raises(ValueError, match="`mesh` should be given"):
+    with pytest.raises(ValueError, match="needs a mesh.*pass `mesh`"):
         eqq.tree_shard(model, rules)
     with pytest.raises(ValueError, match=r"`layers.0.bias`.*at most 1"):
         eqq.tree_shard(model, P("a", None), on)
