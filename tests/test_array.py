@@ -159,11 +159,11 @@ def test_properties(format):
 
 def test_repr():
     q = eqq.quantize(normal(4096, 256), eqq.NF4(64))
-    expected = "f32[4096,256], NF4(block_size=64), axis=-2, 4.5 bits/weight, 0.59 MB"
+    expected = "f32[4096,256], NF4(), axis=-2, 4.5 bits/weight, 0.59 MB"
     assert repr(q) == f"QuantizedArray({expected})"
     assert str(q) == eqx.tree_pformat(q) == repr(q)
     with_activation = eqq.quantize(normal(64, 64), "int8", activation="int8")
-    assert "activation=Int8(block_size=None)" in repr(with_activation)
+    assert "activation=Int8()" in repr(with_activation)
     # Of what stands in for arrays, too.
     assert repr(jax.eval_shape(lambda: q)) == repr(q)
     assert "QuantizedArray" in repr(eqx.filter(q, False))

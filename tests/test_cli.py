@@ -155,7 +155,7 @@ def test_inspect(capsys, model_file):
     assert main(["inspect", str(model_file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(
-        line.startswith("layers.0.weight  f32[64,64]  NF4(64)    -2") for line in lines
+        line.startswith("layers.0.weight  f32[64,64]  NF4()     -2") for line in lines
     )
     assert "layers.1.weight  f32[64,64]  tied to layers.0.weight" in lines
     assert "    layers.0.bias  f32[64]  256 B" in lines

@@ -11,7 +11,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._array import has_numbers, is_quantized
-from ._text import plain, short_array, short_bytes, short_format
+from ._text import plain, short_array, short_bytes
 from ._uses import closed_over, Use, uses
 
 
@@ -166,7 +166,7 @@ def _path(key):
 
 
 def _operand(path, q):
-    return Operand(path, q.shape, q.dtype.name, short_format(str(q.format)), q.nbytes)
+    return Operand(path, q.shape, q.dtype.name, str(q.format), q.nbytes)
 
 
 def _is_array(x):

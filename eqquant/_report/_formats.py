@@ -9,26 +9,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._array import quantize
-from ..formats import AbstractFormat, Binary, Int4, Int8, Nested, NF4, Ternary
+from ..formats import (
+    AbstractFormat,
+    as_format,
+    Binary,
+    Int4,
+    Int8,
+    Nested,
+    NF4,
+    Ternary,
+)
 from ._sqnr import sqnr
 from ._text import plain
 
 
 _size = 4096
 
-_formats: dict[str, AbstractFormat] = {
-    "Int8()": Int8(),
-    "Int8(128)": Int8(128),
-    "NF4(64)": NF4(64),
-    "Nested(NF4(64), Int8(256))": Nested(NF4(64), scale=Int8(256)),
-    "Int4(64)": Int4(64),
-    "Int4(64, symmetric=False)": Int4(64, symmetric=False),
-    "Ternary()": Ternary(),
-    'Ternary(128, rule="threshold")': Ternary(128, rule="threshold"),
-    'Ternary(scale="tensor")': Ternary(scale="tensor"),
-    "Binary()": Binary(),
-    "Binary(128)": Binary(128),
-}
+_formats: tuple[AbstractFormat, ...] = (
+    Int8(),
+    Int8(128),
+    NF4(),
+    Nested(),
+    Int4(),
+    Int4(symmetric=False),
+    Ternary(),
+    Ternary(128, rule="threshold"),
+    Ternary(scale="tensor"),
+    Binary(),
+    Binary(128),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,13 +161,13 @@ def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
     student_t = np.random.default_rng(1).standard_t(5, shape).astype(np.float32)
     found = {} if losses is None else read_losses(losses)
     rows = []
-    for name, format in _formats.items():
+    for format in _formats:
         row = FormatRow(
-            format=name,
+            format=str(format),
             bits_per_weight=_bits_per_weight(format),
             normal=_sqnr(normal, format),
             student_t=_sqnr(student_t, format),
-            loss=found.get(name),
+            loss=found.get(str(format)),
         )
         rows.append(row)
     return FormatTable(rows)
@@ -189,4 +198,10 @@ def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
                 "this should be the CSV file that the demo writes, with columns "
                 f"`format` and `change`. Got columns {', '.join(columns)}"
             )
-        return {row["format"]: float(row["change"]) for row in reader}
+        found = [(row["format"], float(row["change"])) for row in reader]
+    return {_spelled(name): change for name, change in found}
+
+
+def _spelled(name: str) -> str:
+    # The first row is of the model that is not quantized.
+    return name if name == "float32" else str(as_format(name))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._product import Axis
-from ._text import Aligned, short_array, short_bytes, short_format
+from ._text import Aligned, short_array, short_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +147,8 @@ def _quantized_cells(rows: list[Row], columns: list[str]) -> tuple[str, ...]:
         return _name(rows), _array(rows), _tied(rows)
     cells = {
         "array": _array(rows),
-        "format": short_format(first.format or ""),
-        "activation": short_format(first.activation or ""),
+        "format": first.format or "",
+        "activation": first.activation or "",
         "axis": str(first.axis),
         "bits": f"{first.bits_per_weight:.2f}",
         "before": short_bytes(sum(row.before for row in rows)),

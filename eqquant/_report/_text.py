@@ -24,11 +24,6 @@ def short_array(shape: tuple[int, ...], dtype: str) -> str:
     return wl.pformat(wl.array_summary(shape, dtype, kind=None))
 
 
-def short_format(format: str) -> str:
-    """A format by its arguments: `NF4(64)`."""
-    return format.replace("(block_size=", "(")
-
-
 def plain(renderable: Any) -> str:
     """What rich prints, without colours, as wide as the terminal."""
     from rich.console import Console

@@ -55,7 +55,7 @@ class Decoding:
 
 
 def measure_decoding(
-    formats: Sequence[AbstractFormat | str] = (Int8(), Ternary(), NF4(64), Int4(64)),
+    formats: Sequence[AbstractFormat | str] = (Int8(), Ternary(), NF4(), Int4()),
     *,
     size: Size = Size(),
     budget: float | int = 12,

@@ -26,8 +26,8 @@ class Quantization(NamedTuple):
 
     def __str__(self) -> str:
         if self.activation is None:
-            return _short(self.format)
-        return f"{_short(self.format)}, x {_short(self.activation)}"
+            return str(self.format)
+        return f"{self.format}, x {self.activation}"
 
 
 def default_formats() -> list[Quantization]:
@@ -35,11 +35,11 @@ def default_formats() -> list[Quantization]:
     return [
         Quantization(Int8()),
         Quantization(Int8(), Int8()),
-        Quantization(NF4(64)),
-        Quantization(Int4(64)),
+        Quantization(NF4()),
+        Quantization(Int4()),
         Quantization(Ternary()),
         Quantization(Binary()),
-        Quantization(RSRBinary(8)),
+        Quantization(RSRBinary()),
     ]
 
 
@@ -65,8 +65,3 @@ def as_quantization(value: Quantization | AbstractFormat | str) -> Quantization:
     w = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     jax.eval_shape(lambda w: quantize(w, found.format, activation=found.activation), w)
     return found
-
-
-def _short(format: AbstractFormat) -> str:
-    text = f"{format}".replace("block_size=", "")
-    return text.replace("(None, ", "(").replace("(None)", "()")

@@ -30,8 +30,8 @@ default_cases = (
 gpu_formats = (
     Quantization(Int8()),
     Quantization(Int8(), Int8()),
-    Quantization(NF4(64)),
-    Quantization(Int4(64)),
+    Quantization(NF4()),
+    Quantization(Int4()),
     Quantization(Ternary()),
 )
 

@@ -139,9 +139,9 @@ def _candidates(w, peers) -> list[tuple[str, Any, _Product]]:
     def beside(product):
         return lambda x, w, a, b: product(x, w) + (x @ a.T) @ b.T
 
-    q = quantize(w, NF4(64))
+    q = quantize(w, NF4())
     candidates = [
-        ("eqquant NF4(64)", q, adapted),
+        ("eqquant NF4()", q, adapted),
         ("  dequantized", q, beside(lambda x, w: x @ w.dequantize())),
     ]
     for peer in installed_peers() if peers else ():

@@ -20,16 +20,16 @@ from ._text import standard_library, windows
 from ._trained import full, quick as quick_recipe, trained
 
 
-_formats = {
-    "float32": None,
-    "Int8()": Int8(),
-    "NF4(64)": NF4(64),
-    "Nested(NF4(64), Int8(256))": Nested(NF4(64), scale=Int8(256)),
-    "Int4(64)": Int4(64),
-    "Int4(64, symmetric=False)": Int4(64, symmetric=False),
-    "Ternary()": Ternary(),
-    "Binary()": Binary(),
-}
+_formats = (
+    None,
+    Int8(),
+    NF4(),
+    Nested(),
+    Int4(),
+    Int4(symmetric=False),
+    Ternary(),
+    Binary(),
+)
 _prompts = (b'    """Return ', b"def ")
 # Jitted as a whole, which compiles faster than array by array.
 _quantize = eqx.filter_jit(tree_quantize)
@@ -74,8 +74,8 @@ def run(
 
 
 def _compare(dense, held_out, console):
-    def prepare(item):
-        name, format = item
+    def prepare(format):
+        name = "float32" if format is None else str(format)
         model = dense if format is None else _quantize(dense, format)
         row = measure(name, model, held_out)
         generate(model, _prompts[0], key=jr.key(0))  # to compile it
@@ -88,7 +88,7 @@ def _compare(dense, held_out, console):
     with Live(console=console, auto_refresh=False, transient=True) as live:
         # Most of the time is compiling, which uses one core per model.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for model, row in pool.map(prepare, _formats.items()):
+            for model, row in pool.map(prepare, _formats):
                 models.append(model)
                 first = rows[0] if rows else row
                 change = row.nats_per_byte - first.nats_per_byte
@@ -102,7 +102,7 @@ def _compare(dense, held_out, console):
 
 
 def _continue_texts(dense, console):
-    models = {"float32": dense, "NF4(64)": _quantize(dense, NF4(64))}
+    models = {"float32": dense, "NF4()": _quantize(dense, NF4())}
     for i, prompt in enumerate(_prompts):
         for name, model in models.items():
             written = generate(model, prompt, key=jr.key(i)).removeprefix(prompt)

@@ -1,5 +1,7 @@
 import abc
 import dataclasses
+import json
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
@@ -102,26 +104,36 @@ class AbstractFormat(eqx.Module):
 
     def __pdoc__(self, **kwargs):
         del kwargs
-        fields = dataclasses.fields(self)
-        shown = [
-            f"{field.name}={_text(getattr(self, field.name))}"
-            for field in fields
-            if field is fields[0]
-            or isinstance(getattr(self, field.name), AbstractFormat)
-            or not _is_default(self, field)
-        ]
-        return wl.TextDoc(f"{type(self).__name__}({', '.join(shown)})")
+        return wl.TextDoc(f"{type(self).__name__}({', '.join(_arguments(self))})")
 
 
-def _is_default(format: AbstractFormat, field: dataclasses.Field) -> bool:
+def _arguments(format: AbstractFormat) -> Iterator[str]:
+    """The shortest arguments that make a format. Defaults are left out. Numbers and
+    formats have no name while all fields before them are written."""
+    named = False
+    for field in dataclasses.fields(format):
+        value = getattr(format, field.name)
+        if not field.init or _is_default(value, field):
+            named = True
+            continue
+        plain = isinstance(value, int | float | AbstractFormat | None)
+        named = named or field.kw_only or not plain or isinstance(value, bool)
+        yield f"{field.name}={_text(value)}" if named else _text(value)
+
+
+def _is_default(value: Any, field: dataclasses.Field) -> bool:
     if field.default is dataclasses.MISSING:
         return False
     converter = field.metadata.get("converter", lambda x: x)
-    return getattr(format, field.name) == converter(field.default)
+    return value == converter(field.default)
 
 
 def _text(value: Any) -> str:
-    return value.name if isinstance(value, np.dtype) else repr(value)
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value.item() if isinstance(value, np.generic) else value)
 
 
 class AbstractExact(AbstractFormat):

@@ -28,7 +28,7 @@ def test_everything_is_shown_and_written(tmp_path):
     )
     assert [row.name for row in rows[:3]] == [
         "bfloat16",
-        "NF4(64)",
+        "NF4()",
         "Int8(), x Int8()",
     ]
     assert [(row.shape, row.rows) for row in rows] == [c for c in cases for _ in "123"]
@@ -67,7 +67,7 @@ def test_wrong_products_are_told_of(tmp_path, monkeypatch):
     console = Console(file=io.StringIO(), width=120)
     rows = bench.run_gpu(cases[:1], formats[:1], out=tmp_path, console=console, **few)
     assert [row.is_right for row in rows] == [True, False]
-    assert "NF4(64), 1 rows: error" in console.file.getvalue()
+    assert "NF4(), 1 rows: error" in console.file.getvalue()
 
 
 def test_without_a_gpu(capsys, tmp_path):
@@ -80,7 +80,7 @@ def test_without_a_gpu(capsys, tmp_path):
 @pytest.mark.parametrize("right, status", ((True, 0), (False, 1)))
 def test_status(monkeypatch, tmp_path, right, status):
     row = bench.GPUMeasurement(
-        "NF4(64)", (1, 1), 1, "k", 1.0, 1.0, 1, 1.0, 0.0 if right else 2.0, 1.0
+        "NF4()", (1, 1), 1, "k", 1.0, 1.0, 1, 1.0, 0.0 if right else 2.0, 1.0
     )
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr(bench, "run_gpu", lambda out: [row])

@@ -93,7 +93,7 @@ def test_times():
 
 def test_default_formats():
     names = [str(quantization) for quantization in bench.default_formats()]
-    assert names[:4] == ["Int8()", "Int8(), x Int8()", "NF4(64)", "Int4(64)"]
+    assert names[:4] == ["Int8()", "Int8(), x Int8()", "NF4()", "Int4()"]
     assert len(set(names)) == len(names)
 
 

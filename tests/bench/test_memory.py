@@ -27,7 +27,7 @@ def _of(measured, name, scanned):
 # arrays of the size of the activations, 16 kB each, and no weights, of 1 MB each.
 @pytest.mark.parametrize("scanned", (False, True))
 def test_memory(measured, scanned):
-    ours = _of(measured, "eqquant NF4(64)", scanned)
+    ours = _of(measured, "eqquant NF4()", scanned)
     dense = _of(measured, "dequantized", scanned)
     activations = 4 * 8 * 512
     assert ours[0] < 1e6
@@ -53,7 +53,7 @@ def test_table(monkeypatch, measured):
     file = io.StringIO()
     rows = bench.run_memory(peers=True, console=Console(file=file, width=100))
     assert [row.name.strip() for row in rows[::2]] == [
-        "eqquant NF4(64)",
+        "eqquant NF4()",
         "dequantized",
         "qwix nf4, 64",
     ]

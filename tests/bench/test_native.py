@@ -110,7 +110,7 @@ def test_decoding_without_the_library(called):
 
 def test_hollow_markers():
     times = bench.Times((1.0,), (1.0,))
-    names = ("float32", "bfloat16", "Int8()", "Int8(), XLA", "NF4(64)", "NF4(64), XLA")
+    names = ("float32", "bfloat16", "Int8()", "Int8(), XLA", "NF4()", "NF4(), XLA")
     rows = [
         bench.Measurement(name, 1, (16, 16), times, bits_per_weight=8.0)
         for name in names

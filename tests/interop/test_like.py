@@ -97,11 +97,11 @@ def test_one_error_tells_of_every_leaf(tmp_path):
     message = str(info.value)
     assert repr(str(path)) in message
     assert set(message.splitlines()[1:]) == {
-        "- shape: expected float32[16,3], got float32[16,2] in Int8(block_size=None).",
+        "- shape: expected float32[16,3], got float32[16,2] in Int8().",
         "- dtype.0: expected float32[3], got bfloat16[3].",
         "- scalar: expected float 1.0, got int 1.",
         "- array: expected bool True, got float32[].",
-        "- added.a.0: expected float32[16,2] in Int8(block_size=None), got nothing.",
+        "- added.a.0: expected float32[16,2] in Int8(), got nothing.",
         "- dropped.a: expected nothing, got float 1.5.",
         "- kind: expected nothing, got float32[1].",
         "- list.0: expected int 2, got nothing.",

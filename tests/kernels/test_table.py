@@ -50,9 +50,7 @@ def test_a_format_from_outside():
     q = eqq.quantize(w, "int2")
     assert q.format == Int2()
     assert q.bits_per_weight == 2 + 32 / 64
-    assert repr(q).startswith(
-        "QuantizedArray(f32[192,70], Int2(block_size=64), axis=-2"
-    )
+    assert repr(q).startswith("QuantizedArray(f32[192,70], Int2(), axis=-2")
     assert jnp.max(jnp.abs(q.dequantize() - w)) <= jnp.max(q.scale) / 2 + 1e-6
     assert error(x @ q, x, q.dequantize()) < 1e-6
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(x @ q)))(x)
@@ -79,10 +77,7 @@ def test_a_kernel_from_outside():
     (problem,) = ran
     assert (problem.n, problem.k, problem.stack) == (48, 64, 1)
     assert problem.format == Int2() and problem.platform == "cpu"
-    assert (
-        str(problem)
-        == "matmul of float32[16,64] with Int2(block_size=64)[48,64], on cpu"
-    )
+    assert str(problem) == "matmul of float32[16,64] with Int2()[48,64], on cpu"
 
     # It may be asked for by name; and then it says why not.
     assert (

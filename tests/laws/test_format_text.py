@@ -24,6 +24,26 @@ def test_as_it_is_printed(format):
     assert as_format(f"eqq.{format}") == as_format(f"eqquant.{format}") == format
 
 
+@pytest.mark.parametrize(
+    ("text", "shortest"),
+    [
+        ("int8", "Int8()"),
+        ("NF4(block_size=64)", "NF4()"),
+        ("NF4(block_size=None)", "NF4(None)"),
+        ("NF4(32, jnp.bfloat16)", "NF4(32, scale_dtype=bfloat16)"),
+        ("Int4(64, False)", "Int4(symmetric=False)"),
+        ("Int(2, 32, None)", "Int(2, 32)"),
+        ("Int(4, 32, 'minimum')", 'Int(block_size=32, offset="minimum")'),
+        ("Nested(NF4(64), scale=Int8(256))", "Nested()"),
+        ("Nested(NF4(16), scale=Int8(32))", "Nested(NF4(16), Int8(32))"),
+        ("FP8('e5m2')", "FP8(dtype=float8_e5m2)"),
+        ("Own(None, -0.5)", "Own(clip=-0.5)"),
+    ],
+)
+def test_one_spelling(text, shortest):
+    assert str(as_format(text)) == shortest
+
+
 _dtypes = ["float32", "bfloat16", "float16"]
 
 

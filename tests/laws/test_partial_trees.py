@@ -182,7 +182,4 @@ def test_what_stands_for_weights_is_told():
         # They are not taken for modules that are not known of.
         assert jtu.tree_structure(eqq.tree_quantize(model)) == jtu.tree_structure(model)
     reasons = {row.path: row.reason for row in eqq.report(fake).rows}
-    assert (
-        reasons["layers.0.weight.weight"]
-        == "trains to be stored in Int8(block_size=None)"
-    )
+    assert reasons["layers.0.weight.weight"] == "trains to be stored in Int8()"

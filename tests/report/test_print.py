@@ -7,7 +7,7 @@ from rich.console import Console
 
 import eqquant as eqq
 from eqquant._report import Report, report, Row
-from eqquant._report._text import short_bytes, short_format
+from eqquant._report._text import short_bytes
 
 from ..helpers import normal
 
@@ -24,7 +24,7 @@ def _row(path, **fields):
         path=path,
         shape=(64, 64),
         dtype="float32",
-        format="NF4(block_size=64)",
+        format="NF4()",
         activation=None,
         axis=-1,
         bits_per_weight=4.5,
@@ -49,9 +49,9 @@ def test_looks():
     model = {"a": {"weight": q, "bias": w[0]}, "b": {"weight": q}}
     dense = {"a": {"weight": w, "bias": w[0]}, "b": {"weight": w}}
     assert _printed(report(model, dense), 80).splitlines() == [
-        "Quantized  array       format   axis  bits   before    after     SQNR",
-        "─────────────────────────────────────────────────────────────────────",
-        "a.weight   f32[64,64]  NF4(64)    -1  4.50  16.4 kB  2.30 kB  20.7 dB",
+        "Quantized  array       format  axis  bits   before    after     SQNR",
+        "────────────────────────────────────────────────────────────────────",
+        "a.weight   f32[64,64]  NF4()     -1  4.50  16.4 kB  2.30 kB  20.7 dB",
         "b.weight   f32[64,64]  tied to a.weight",
         "",
         "Left dense",
@@ -124,7 +124,7 @@ def test_activation():
     assert header.split() == (
         "Quantized array format activation axis bits before after".split()
     )
-    assert line.split()[:4] == ["(root)", "f32[32,32]", "Int8(None)", "Int8(None)"]
+    assert line.split()[:4] == ["(root)", "f32[32,32]", "Int8()", "Int8()"]
 
 
 def test_larger_and_empty():
@@ -165,10 +165,3 @@ def test_repr_is_as_wide_as_the_terminal(monkeypatch):
 )
 def test_short_bytes(nbytes, text):
     assert short_bytes(nbytes) == text
-
-
-def test_short_format():
-    assert short_format(str(eqq.NF4(64))) == "NF4(64)"
-    assert short_format(str(eqq.Int4(None, symmetric=False))) == (
-        "Int4(None, symmetric=False)"
-    )
