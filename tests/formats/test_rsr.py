@@ -135,8 +135,8 @@ def test_names(kind):
     assert known_formats()[kind.__name__.lower()] is kind
     assert not [name for name in known_formats() if name.startswith("abstract")]
     assert str(kind()) == f"{kind.__name__}()"
-    assert str(kind(3)) == f"{kind.__name__}(k=3)"
-    assert str(kind(3, "float16")) == f"{kind.__name__}(k=3, dtype=float16)"
+    assert str(kind(3)) == f"{kind.__name__}(3)"
+    assert str(kind(3, "float16")) == f"{kind.__name__}(3, dtype=float16)"
     assert kind(3).block_size is None
     assert kind(3) == kind(3, np.float32) and hash(kind(3)) == hash(kind(3))
     assert kind(3) != kind(4) and kind(3) != kind(3, jnp.bfloat16)
