@@ -12,8 +12,17 @@ class Binary(AbstractGrid):
     """The sign of each number (that of zero is positive) times the mean absolute value
     of its block. Eight codes to a byte, the first in the lowest bit.
 
-    Without training this loses most of a weight; it is meant for weights that were
-    trained for it.
+    This is for weights that were trained to be binary. Most of the information in other
+    weights is lost.
+
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale_dtype`: float32, bfloat16 or float16.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Binary(128))
+        ```
 
     ??? cite "Reference"
 

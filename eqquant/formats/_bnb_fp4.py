@@ -21,8 +21,17 @@ class BnbFP4(AbstractGrid):
     1/3, 1/2, 2/3 or 1, times the largest absolute value of the block. Two codes to a
     byte, the first in the low nibble.
 
-    These are not the numbers of [`eqquant.FP4`][]. They are here for what others have
-    stored: [`eqquant.NF4`][] is as large, and more accurate.
+    These are not the numbers of [`eqquant.FP4`][]. This format is for checkpoints of
+    bitsandbytes; for other weights, [`eqquant.NF4`][] is as small and more accurate.
+
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale_dtype`: float32, bfloat16 or float16.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.BnbFP4())
+        ```
 
     ??? cite "Reference"
 

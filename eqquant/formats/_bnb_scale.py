@@ -13,12 +13,20 @@ from ._scale import from_bits, to_bits
 
 
 class BnbScale(AbstractScaled):
-    """Scales as bitsandbytes stores those of its double quantization: less the mean of
-    the matrix, in the 8-bit numbers of [`eqquant.Dynamic8`][]. There, blocks go over
-    all rows as if they were one. Here each row has the scales of all blocks that it is
-    in, and where in the first of them it begins.
+    """The scales of bitsandbytes's double quantization: their mean over the matrix is
+    subtracted, and the rest stored in the 8-bit numbers of [`eqquant.Dynamic8`][].
+    There, blocks run over all rows as if they were one. Here each row has the scales of
+    all blocks that it overlaps, and its position in the first of them.
 
-    `Nested(NF4(64), scale=BnbScale())` takes 4.125 bits, and mostly 96 for each row.
+    - `block_size`: how many of these numbers share a scale of their own.
+
+    `Nested(scale=BnbScale())` takes 4.125 bits, and in most cases 96 more for each row.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Nested(scale=eqquant.BnbScale()))
+        ```
 
     ??? cite "Reference"
 

@@ -39,19 +39,28 @@ def _decade(decade, signed):
 
 
 class Dynamic8(AbstractGrid):
-    """8-bit numbers for what spans many orders of magnitude, such as the state of an
-    optimizer: seven decades, each with twice as many points as the one below it, times
-    the largest absolute value of the block.
+    """8-bit numbers for arrays that span many orders of magnitude, such as the state of
+    an optimizer: seven decades, each with twice as many points as the one below it,
+    times the largest absolute value of the block.
 
-    - `signed`: if false then there is no sign, and twice as many points instead. This
-      is for numbers that are not negative; others become zero. A positive number does
-      not then, however small: the second moment of an optimizer is divided by.
-    - `dithered`: to round up or down as if by chance, by a hash of the bits of each
-      number, so that the mean of many is right. A running mean moves by less than the
-      points are apart; rounded to the nearest, it would stand still.
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `signed`: if false, there are twice as many points and no sign. This is for
+      numbers that are not negative; negative ones become zero. A positive number never
+      becomes zero then, since optimizers divide by second moments.
+    - `dithered`: whether to round up or down pseudo-randomly, by a hash of the bits of
+      each number, so that the rounding errors of many numbers cancel. The steps of a
+      running mean are smaller than the distances between points; rounded to the
+      nearest, it would never move.
+    - `scale_dtype`: float32, bfloat16 or float16.
 
     The points are those of bitsandbytes. Zero and the positive end of a block are
-    exact, but there is no -1, so what was decoded may change if it is quantized again.
+    exact, but -1 is not a point. So quantizing decoded numbers again may change them.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Dynamic8(signed=False))
+        ```
 
     ??? cite "Reference"
 

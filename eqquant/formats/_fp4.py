@@ -37,7 +37,17 @@ class FP4(AbstractGrid):
     times the largest absolute value of the block divided by 6. Rounds half to even. Two
     codes to a byte, the first in the low nibble.
 
-    [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] are these numbers with smaller scales.
+    [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] are the same numbers with smaller
+    scales.
+
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale_dtype`: float32, bfloat16 or float16.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.FP4(16))
+        ```
 
     ??? cite "Reference"
 

@@ -9,8 +9,17 @@ from ._scale import as_scale_dtype, reciprocal
 
 class Int8(AbstractGrid):
     """8-bit integers from -127 to 127, times the largest absolute value of the block
-    divided by 127. Rounds half to even. By default a block is a whole row: one scale
-    for each output channel.
+    divided by 127. Rounds half to even. By default a block is a whole row: each output
+    channel has one scale.
+
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale_dtype`: float32, bfloat16 or float16.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Int8())
+        ```
 
     ??? cite "Reference"
 

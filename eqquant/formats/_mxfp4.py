@@ -20,12 +20,18 @@ from .gguf._base import (
 
 class MXFP4(AbstractMX, AbstractGGUF):
     """4-bit floating-point numbers, `e2m1`, times a power of two for each 32 of them.
-    What exceeds 6 becomes that. 4.25 bits. Two codes to a byte, the first in the low
+    Larger numbers than 6 saturate. 4.25 bits. Two codes to a byte, the first in the low
     nibble.
 
-    - `ties`: of two equally near numbers, `"even"` takes the one with the even code, as
-      the specification would have it. `"zero"` takes the lesser one, and has no
-      negative zero, as ggml.
+    - `ties`: how ties are rounded. `"even"` rounds them to the even code, as the
+      specification recommends. `"zero"` rounds them towards zero, and never writes a
+      negative zero, as ggml does.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.MXFP4())
+        ```
 
     ??? cite "Reference"
 

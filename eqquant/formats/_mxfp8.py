@@ -8,9 +8,15 @@ from ._mx import AbstractMX
 
 class MXFP8(AbstractMX):
     """8-bit floating-point numbers, times a power of two for each 32 of them. Rounds
-    half to even; what exceeds the largest number becomes that. 8.25 bits.
+    half to even; larger numbers than the largest element saturate. 8.25 bits.
 
-    - `dtype`: `"e4m3"` or `"e5m2"`, as of [`eqquant.FP8`][].
+    - `dtype`: `"e4m3"` or `"e5m2"`, as in [`eqquant.FP8`][].
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.MXFP8("e5m2"))
+        ```
 
     ??? cite "Reference"
 

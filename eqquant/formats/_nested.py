@@ -22,8 +22,15 @@ def _with_scales(format: AbstractFormat | str) -> AbstractScaled:
 class Nested(AbstractComposite):
     """Double quantization: the scales of one format, `base`, are stored in another.
 
-    The scales of a row are cut into blocks of their own, so this pays where a row has
-    many of them: one of 4096 numbers and more, say.
+    - `base`: the format of the numbers. It needs a block size.
+    - `scale`: the format of its scales. Their blocks stay within a row too, so that
+      double quantization saves memory in long rows only: from about 4096 numbers on.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Nested(eqquant.Int4(32)))
+        ```
 
     ??? cite "Reference"
 

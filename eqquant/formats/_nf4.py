@@ -10,12 +10,22 @@ from ._scale import as_scale_dtype
 
 
 class NF4(AbstractGrid):
-    """4-bit NormalFloat: sixteen quantiles of a normal distribution, the zero and both
-    ends of a block exact. Two codes to a byte, the first in the low nibble.
+    """4-bit NormalFloat: sixteen quantiles of a normal distribution, times the largest
+    absolute value of the block. Zero and that value are exact. Two codes to a byte, the
+    first in the low nibble.
 
-    The same codes, scales and numbers as bitsandbytes, except that its blocks run over
+    Codes, scales and numbers are those of bitsandbytes, except that its blocks run over
     the flattened array while these stay within a row, and that it puts the first code
     in the high nibble.
+
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale_dtype`: float32, bfloat16 or float16.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.NF4(128))
+        ```
 
     ??? cite "Reference"
 

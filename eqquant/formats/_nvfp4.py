@@ -19,15 +19,21 @@ _smallest = 2.0**-6
 
 
 class NVFP4(AbstractComposite):
-    """4-bit floating-point numbers, `e2m1`, times a scale for each 16 of them. That is
-    an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix: the
-    largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
+    """4-bit floating-point numbers, `e2m1`, times a scale for each 16 of them. This
+    scale is an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix:
+    its largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
 
-    The scale of a block is at least `2**-6` times that of the matrix: what is small
-    beside the largest number of all, by 4 orders of magnitude and more, has few codes.
+    The scale of a block is at least `2**-6` times that of the matrix. So blocks whose
+    numbers are smaller than the largest one by four orders of magnitude lose precision.
 
-    - `inverse`: to store the reciprocal of the scale of the matrix, as
+    - `inverse`: whether to store the reciprocal of the scale of the matrix, as
       compressed-tensors does.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.NVFP4())
+        ```
 
     ??? cite "Reference"
 

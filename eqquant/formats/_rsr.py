@@ -20,8 +20,8 @@ def _as_dtype(dtype: Any) -> np.dtype:
 
 class AbstractRSR(AbstractExact):
     """Each `k` numbers along the contracted axis are the digits of one code, the first
-    the lowest. A product sums first what rows of the same code share; or, along the
-    codes, it looks up what each code contributes.
+    one the lowest. Products across the codes first add up the inputs of rows with the
+    same code; products along them look up the contribution of each code.
 
     ??? cite "Reference"
 
@@ -96,6 +96,9 @@ class RSRBinary(AbstractRSR):
     no scales, no rounding. Each `k` numbers are the digits of one code, base two, in
     the narrowest of 8, 16 and 32 bits.
 
+    - `k`: how many numbers share a code.
+    - `dtype`: the dtype that arrays of integers and of booleans decode to.
+
     Products are exact for integers, as long as sums of their absolute values stay below
     `2**24`.
 
@@ -122,8 +125,18 @@ class RSRTernary(AbstractRSR):
     are: no scales, no rounding. Each `k` numbers, with one added, are the digits of one
     code, base three, in the narrowest of 8, 16 and 32 bits.
 
+    - `k`: how many numbers share a code.
+    - `dtype`: the dtype that arrays of integers and of booleans decode to.
+
     Products are exact for integers, as long as sums of their absolute values stay below
     `2**24`.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(jnp.sign(w), eqquant.RSRTernary())
+        x @ q
+        ```
 
     ??? cite "Reference"
 

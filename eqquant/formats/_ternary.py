@@ -12,17 +12,26 @@ from ._scale import as_scale_dtype, nearest_scale
 
 class Ternary(AbstractGrid):
     """A scale times -1, 0 or 1. Five codes to a byte, as digits base three: 1.6 bits.
-    Or four to a byte, as accelerators would rather have them: 2 bits.
+    Or four to a byte, which the kernels for accelerators read: 2 bits.
 
-    - `scale`: `"channel"` for scales of each row (of each block of a row, with a
-      `block_size`), `"tensor"` for one scale of the whole matrix, as in BitNet b1.58.
+    - `block_size`: how many numbers share a scale. `None` for one scale for each row.
+    - `scale`: `"tensor"` for one scale for the whole matrix, as in BitNet b1.58,
+      instead of `"channel"`.
     - `rule`: `"absmean"` takes the mean absolute value as the scale, and rounds to its
-      nearest multiple, halves to zero. `"threshold"` takes as zero what is within 0.7
-      of the mean absolute value, and the mean of the others as the scale.
+      nearest multiple, ties to zero. `"threshold"` rounds to zero all numbers within
+      0.7 times the mean absolute value, and takes the mean of the others as the scale.
+    - `scale_dtype`: float32, bfloat16 or float16.
     - `radix`: 3 for five codes to a byte, 4 for four. [`eqquant.tree_prepack`][]
       converts from one to the other.
 
-    Without training this loses much; it is meant for weights that were trained for it.
+    This is for weights that were trained to be ternary. Much of the information in
+    other weights is lost.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Ternary(scale="tensor"))
+        ```
 
     ??? cite "Reference"
 

@@ -1,4 +1,16 @@
-"""The block formats of GGUF, bit for bit as ggml stores them."""
+"""The types of quantized tensors in GGUF files. Decoding gives the numbers of ggml, bit
+for bit. So does encoding, except in the types for which ggml searches for scales,
+`Q2_K` to `Q6_K`: there, sums are in another order.
+
+`Q4_0`, `Q8_0`, `TQ1_0` and `TQ2_0` are grids, whose codes and scales are stored apart.
+The others are stored as the bytes of the file, and are composites: `flat` gives the
+codes, scales and minima that the blocks consist of. `from_blocks` and `to_blocks`
+convert from and to the bytes of a file.
+
+To add a type: write a subclass of `AbstractGGUFBlocks` (`encode_blocks` and
+`split_blocks`), export it here and in `eqquant.formats`, enter it in the table of
+`tests/helpers.py`, and name it in the reader of GGUF files in `eqquant.interop`.
+"""
 
 from ._base import (
     AbstractGGUF as AbstractGGUF,

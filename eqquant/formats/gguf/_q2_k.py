@@ -13,6 +13,12 @@ class Q2_K(AbstractGGUFBlocks):
     each 16 of them. Those are 4-bit integers times two scales in float16 for each 256.
     2.625 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q2_K())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q2_K_ref` and `dequantize_row_q2_K` of ggml.

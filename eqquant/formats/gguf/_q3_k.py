@@ -13,6 +13,12 @@ class Q3_K(AbstractGGUFBlocks):
     Those are 6-bit integers, which may be negative, times a scale in float16 for each
     256. 3.4375 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q3_K())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q3_K_ref` and `dequantize_row_q3_K` of ggml.

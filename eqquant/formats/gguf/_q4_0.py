@@ -9,8 +9,14 @@ from ._search import half_up, inverse, signed_largest
 
 class Q4_0(AbstractGGUFGrid):
     """GGUF's `Q4_0`: 4-bit integers from -8 to 7, times a scale in float16 for each 32
-    of them. Of the number of the largest absolute value, -8 times the scale is exact,
-    but for the rounding of the scale. 4.5 bits.
+    of them. The number of the largest absolute value is -8 times the scale:
+    exact, but for the rounding of the scale. 4.5 bits.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q4_0())
+        ```
 
     ??? cite "Reference"
 

@@ -11,6 +11,12 @@ class Q4_1(AbstractGGUFBlocks):
     """GGUF's `Q4_1`: 4-bit integers from 0 to 15, times a scale and plus the least
     number, both in float16 for each 32 of them. 5 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q4_1())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q4_1_ref` and `dequantize_row_q4_1` of ggml.

@@ -12,6 +12,12 @@ class Q4_K(AbstractGGUFBlocks):
     for each 32 of them. Those are 6-bit integers times two scales in float16 for each
     256. 4.5 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q4_K())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q4_K_ref` and `dequantize_row_q4_K` of ggml.

@@ -12,6 +12,12 @@ class Q5_0(AbstractGGUFBlocks):
     32 of them. Of the number of the largest absolute value, -16 times the scale is
     exact, but for the rounding of the scale. 5.5 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q5_0())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q5_0_ref` and `dequantize_row_q5_0` of ggml.

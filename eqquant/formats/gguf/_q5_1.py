@@ -11,6 +11,12 @@ class Q5_1(AbstractGGUFBlocks):
     """GGUF's `Q5_1`: 5-bit integers from 0 to 31, times a scale and plus the least
     number, both in float16 for each 32 of them. 6 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q5_1())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q5_1_ref` and `dequantize_row_q5_1` of ggml.

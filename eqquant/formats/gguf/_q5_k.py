@@ -13,6 +13,12 @@ class Q5_K(AbstractGGUFBlocks):
     for each 32 of them. Those are 6-bit integers times two scales in float16 for each
     256. 5.5 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q5_K())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q5_K_ref` and `dequantize_row_q5_K` of ggml.

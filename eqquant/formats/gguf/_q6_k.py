@@ -14,6 +14,12 @@ class Q6_K(AbstractGGUFBlocks):
     Those are 8-bit integers, which may be negative, times a scale in float16 for each
     256. 6.5625 bits.
 
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Q6_K())
+        ```
+
     ??? cite "Reference"
 
         `quantize_row_q6_K_ref` and `dequantize_row_q6_K` of ggml.

@@ -16,8 +16,14 @@ class TQ1_0(AbstractGGUFGrid):
     largest absolute value. In a file 1.6875 bits. Here five codes to a byte throughout:
     1.6625 bits.
 
-    This is for weights that are ternary already, whose blocks have one absolute value.
-    Of others it keeps little: see [`eqquant.Ternary`][].
+    This is for weights that are ternary already, with one absolute value in each block.
+    Other weights lose most of their information: see [`eqquant.Ternary`][].
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.TQ1_0())
+        ```
 
     ??? cite "Reference"
 

@@ -11,8 +11,14 @@ class TQ2_0(AbstractGGUFGrid):
     """GGUF's `TQ2_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
     largest absolute value. Four codes to a byte: 2.0625 bits.
 
-    This is for weights that are ternary already, whose blocks have one absolute value.
-    Of others it keeps little: see [`eqquant.Ternary`][].
+    This is for weights that are ternary already, with one absolute value in each block.
+    Other weights lose most of their information: see [`eqquant.Ternary`][].
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.TQ2_0())
+        ```
 
     ??? cite "Reference"
 
