@@ -67,7 +67,6 @@ def _over(names):
 
 all_formats = _over(formats)
 native_formats = _over(_native)
-foreign_formats = _over(_foreign)
 
 # One of each kind, for what takes long to compile and does not depend on the details.
 main_formats = _over(

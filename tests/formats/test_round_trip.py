@@ -14,11 +14,9 @@ from .reference import round_trip, rows
 # are few, since each is a compilation.)
 arrays = st.sampled_from(
     [
-        ((1,), -1, jnp.float32),
         ((7, 33), -1, jnp.bfloat16),
         ((130, 5), -2, jnp.float16),
         ((2, 129, 3), 1, jnp.float32),
-        ((6, 3, 20), (0, 2), jnp.float32),
     ]
 )
 seeds = st.integers(0, 99)
@@ -71,7 +69,15 @@ def test_round_trip(format, array, size, zeros, seed):
         assert np.all(np.asarray(decoded)[np.asarray(w) == 0] == 0)
 
 
-@native_formats
+@pytest.mark.parametrize("format", [eqq.NF4(64), eqq.Int8(32), eqq.Ternary(48)])
+@pytest.mark.parametrize("shape, axis", [((1,), -1), ((6, 3, 20), (0, 2))])
+def test_round_trip_of_other_shapes(format, shape, axis):
+    w = weight(shape, jnp.float32, seed=0)
+    assert_accurate(eqq.quantize(w, format, axis=axis), w)
+
+
+# Whatever is contracted. (`tests.laws` has that of all formats, abstractly.)
+@pytest.mark.parametrize("format", [eqq.NF4(64), eqq.Int8(), eqq.Ternary()])
 @pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
 def test_empty(format, shape):
     for axis in range(-len(shape), 0):
@@ -109,14 +115,6 @@ def test_ends_of_blocks(format, array, seed):
         np.testing.assert_allclose(new[end], old[end], rtol=rtol)
 
 
-@native_formats
-def test_scales_are_computed_in_float32(format):
-    narrow = weight((130, 5), jnp.float16, seed=0)
-    wide = narrow.astype(jnp.float32)
-    narrow, wide = eqq.quantize(narrow, format), eqq.quantize(wide, format)
-    assert trees_equal(narrow.stored, wide.stored)
-
-
 @pytest.mark.parametrize(
     "format, bound", [(eqq.NF4(64), 0.11), (eqq.Int8(), 0.01), (eqq.Int4(64), 0.13)]
 )
@@ -125,17 +123,6 @@ def test_small_float16_weights(format, bound):
     decoded = eqq.quantize(w, format).dequantize()
     w, decoded = np.asarray(w, np.float64), np.asarray(decoded, np.float64)
     assert np.linalg.norm(decoded - w) < bound * np.linalg.norm(w)
-
-
-@native_formats
-def test_block_of_zeros(format):
-    w = jnp.ones((130, 5), jnp.float16)
-    assert np.all(eqq.quantize(0 * w, format).dequantize() == 0)
-    w = w.at[:, 2].set(0).at[:64, 3].set(0)
-    decoded = eqq.quantize(w, format).dequantize()
-    assert np.all(jnp.isfinite(decoded))
-    assert isinstance(format, eqq.Binary) or np.all(decoded[w == 0] == 0)
-    assert np.all(decoded[:, 2] == 0)
 
 
 @native_formats
