@@ -110,7 +110,8 @@ def decode_and_multiply(w, format):
 
 @all_formats
 def test_not_finite(format):
-    w = normal(3, 300)
+    # (From 64 x 64 numbers, a maximum on CPU drops NaNs.)
+    w = normal(70, 300)
     clean, _ = decode_and_multiply(w, format)
     for value in (np.nan, np.inf, -np.inf):
         found, y = decode_and_multiply(w.at[1, 260].set(value), format)

@@ -10,7 +10,7 @@ import eqquant as eqq
 from eqquant.train import tree_fake_quantize, tree_freeze
 
 
-seeds, steps = 5, 1000
+seeds, steps = 4, 600
 optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
 
 

@@ -169,20 +169,48 @@ def test_products(format):
     q = tree_freeze(fq)
     assert isinstance(fq, FakeQuantized) and eqq.is_quantized(q)
     assert (fq.shape, fq.ndim, fq.size, fq.dtype) == (q.shape, q.ndim, q.size, q.dtype)
-    dense = q.dequantize()
-    for x in (normal(70), normal(3, 70), normal(2, 3, 70)):
-        assert error(x @ fq, x, dense) < 1e-6 and (x @ fq).shape == (x @ q).shape
-    for x in (normal(40), normal(40, 3), normal(2, 40, 3)):
-        assert error(fq @ x, dense, x) < 1e-6 and (fq @ x).shape == (q @ x).shape
-    np.testing.assert_allclose(
-        fq.T @ normal(70), q.T @ normal(70), rtol=1e-4, atol=1e-4
-    )
-    assert np.array_equal(fq.T.dequantize(), dense.T)
-    assert np.array_equal(fq[3], dense[3])
-    assert np.array_equal(fq + 1.0, dense + 1) and np.array_equal(2 * fq, 2 * dense)
-    assert np.array_equal(np.asarray(normal(3, 70)) @ fq, normal(3, 70) @ fq)
-    narrow = normal(3, 70, dtype=jnp.bfloat16) @ fq
-    assert narrow.dtype == jnp.bfloat16
+    right = [normal(70), normal(3, 70), normal(2, 3, 70)]
+    left = [normal(40), normal(40, 3), normal(2, 40, 3)]
+    found, expected = _uses(fq, right, left), _uses(q, right, left)
+    dense = np.asarray(q.dequantize())
+    for x, y in zip(right, found["right"]):
+        assert error(y, x, dense) < 1e-6
+    for x, y in zip(left, found["left"]):
+        assert error(y, dense, x) < 1e-6
+    assert np.array_equal(found["dequantize"], dense.T)
+    assert np.array_equal(found["row"], dense[3])
+    assert np.array_equal(found["sum"], dense + 1)
+    assert np.array_equal(found["multiple"], 2 * dense)
+    for y, z in zip(jtu.tree_leaves(found), jtu.tree_leaves(expected), strict=True):
+        assert (y.shape, y.dtype) == (z.shape, z.dtype)
+        np.testing.assert_allclose(
+            *(np.asarray(a, np.float32) for a in (y, z)), rtol=2e-2, atol=2e-2
+        )
+
+
+# As one program, and so compiled once.
+@jax.jit
+def _uses(q, right, left):
+    return {
+        "right": [x @ q for x in right],
+        "left": [q @ x for x in left],
+        "transposed": q.T @ right[0],
+        "dequantize": q.T.dequantize(),
+        "row": q[3],
+        "sum": q + 1.0,
+        "multiple": 2 * q,
+        "narrow": right[1].astype(jnp.bfloat16) @ q,
+    }
+
+
+# Outside of `jit` too, and of arrays of NumPy.
+def test_eager_products():
+    fq, x = tree_fake_quantize(normal(70, 40), "int8"), normal(3, 70)
+    for y in (x @ fq, np.asarray(x) @ fq, fq.T @ x[0]):
+        assert isinstance(y, jax.Array)
+    np.testing.assert_allclose(fq.T @ x[0], (x @ fq)[0], rtol=1e-4, atol=1e-4)
+    assert np.array_equal(np.asarray(x) @ fq, x @ fq)
+    assert np.array_equal(fq[3], fq.dequantize()[3])
 
 
 def test_stacks():
