@@ -28,7 +28,6 @@ rooms = (
 level = {name: i for i, names in enumerate(rooms) for name in names}
 # Who may import what. Some of it takes long, and is imported where it is used.
 owners = {
-    "safetensors": {"interop"},
     "matplotlib": {"_report", "demo", "bench"},
     "optax": {"train"},
     "rich": {"_tree", "_report", "demo", "bench", "_cli"},

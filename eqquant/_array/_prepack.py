@@ -21,7 +21,7 @@ _platforms = {"cpu": "cpu", "tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "
 def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
     """Repacks the codes of all quantized arrays in the layout that the kernels of a
     platform read. Nothing is rounded: the arrays stand for the same numbers, bit for
-    bit, and [`eqquant.save`][] writes the same file.
+    bit.
 
     - For CPUs and TPUs, the contracted axis comes first, as [`eqquant.quantize`][]
       lays it.

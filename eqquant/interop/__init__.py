@@ -12,7 +12,6 @@ Code outside of the package builds a mapping of names to `Checkpoint` entries, w
 from . import _exported as _exported, _pickled as _pickled
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
 from ._converting import convert as convert, Outcome as Outcome
-from ._load import load as load, load_struct as load_struct
 from ._load_into import load_into as load_into
 from ._open import (
     open as open,
@@ -25,8 +24,8 @@ from ._open import (
     read_mlx as read_mlx,
     read_mxfp4 as read_mxfp4,
 )
+from ._own import load as load, load_struct as load_struct, save as save
 from ._rename import renamed as renamed
-from ._save import save as save
 from ._write_to import (
     write_bitsandbytes as write_bitsandbytes,
     write_compressed_tensors as write_compressed_tensors,

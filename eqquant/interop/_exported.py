@@ -9,9 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from .._array import QuantizedArray
 from ..formats import Layout
-from ._formats import format_from_json, format_to_json
-from ._save import spec_to_json
-from ._skeleton import tuple_from_json
+from ._own import format_from_json, format_to_json, spec_to_json, tuple_from_json
 from ._tensors import as_dtype
 
 

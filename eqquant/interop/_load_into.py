@@ -9,8 +9,8 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._like import named_sharding
 from ._nodes import dotted, is_data, leaves, python_scalar
+from ._own import named_sharding
 from ._rename import renamed
 
 

@@ -6,13 +6,11 @@ import numpy as np
 
 from ._checkpoint import Checkpoint, Entry
 from ._containers import open_container
-from ._header import is_own
 from ._layouts import (
     find_awq,
     find_bitnet,
     find_bitsandbytes,
     find_compressed,
-    find_eqquant,
     find_gguf,
     find_gptq,
     find_mlx,
@@ -20,6 +18,7 @@ from ._layouts import (
     find_torchao,
     Source,
 )
+from ._own import find_eqquant, is_own
 
 
 _layouts: dict[str, tuple[Callable[[Source], Iterator[Entry]], ...]] = {

@@ -36,7 +36,7 @@ def _half_written(file, *args):
 @pytest.mark.parametrize(
     "target, failing",
     [
-        ("eqquant.interop._write._write_part", _half_written),
+        ("eqquant.interop._own._write._write_part", _half_written),
         ("os.fsync", _fail),
         ("os.chmod", _fail),
         ("os.replace", _fail),

@@ -168,7 +168,7 @@ def test_numbers_of_jax_are_not_narrowed(tmp_path):
 
 def test_files_without_kinds_of_arrays(tmp_path, monkeypatch):
     # As they were written before there were any: all arrays come back as JAX's.
-    monkeypatch.setattr("eqquant.interop._save.kind_of_numpy", lambda x: None)
+    monkeypatch.setattr("eqquant.interop._own._save.kind_of_numpy", lambda x: None)
     eqq.save(tmp_path / "tree", [np.ones(2, np.float32), np.float64(0.5)])
     assert same(eqq.load(tmp_path / "tree"), [jnp.ones(2), 0.5])
 

@@ -23,7 +23,7 @@ def make(seed):
 
 def by_eqquant(folder):
     eqq.save(folder / "model", make(0))
-    with mock.patch("eqquant.interop._write._write_part", _half):
+    with mock.patch("eqquant.interop._own._write._write_part", _half):
         eqq.save(folder / "model", make(1))
 
 

@@ -81,7 +81,9 @@ def failures(model, folder, index):
 
     # In the last process alone.
     last = index == jax.process_count() - 1
-    with mock.patch("eqquant.interop._write._write_part", full if last else _written):
+    with mock.patch(
+        "eqquant.interop._own._write._write_part", full if last else _written
+    ):
         with pytest.raises(OSError if last else RuntimeError):
             eqq.save(path, model)
     with pytest.raises(ValueError, match="the same in all processes"):

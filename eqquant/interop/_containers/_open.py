@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from ._file import MappedFile, RawTensor, short
 from ._gguf import gguf_magic, read_gguf_header
 from ._json import parse
-from ._safetensors import read_safetensors, starts_safetensors
+from ._safetensors import largest_header, read_safetensors, starts_safetensors
 from ._shards import check_index, index_suffix, main_file, parts, read_index
 
 
@@ -35,8 +35,15 @@ class Container(NamedTuple):
             file.close()
 
 
-def open_container(path: str | os.PathLike[str]) -> Container:
-    """Opens a file of safetensors or GGUF, an index of several, or a folder.
+def open_container(
+    path: str | os.PathLike[str], largest_header: int = largest_header
+) -> Container:
+    """Opens a safetensors or GGUF file, an index of several, or a folder.
+
+    **Arguments:**
+
+    - `largest_header`: the size in bytes up to which the header of a safetensors file
+        is read.
 
     **Raises:**
 
@@ -59,7 +66,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
             file = MappedFile(path)
             stack.callback(file.close)
             container.files.append(file)
-            is_gguf, tensors, metadata = _read(file)
+            is_gguf, tensors, metadata = _read(file, largest_header)
             container = container._replace(is_gguf=container.is_gguf or is_gguf)
             _add(container, tensors, metadata)
             found[path.name] = tensors
@@ -70,13 +77,13 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     return container
 
 
-def _read(file):
+def _read(file, largest_header):
     start = file.start(9)
     try:
         if start.startswith(gguf_magic):
             return True, *read_gguf_header(file)
         if starts_safetensors(start):
-            return False, *read_safetensors(file)
+            return False, *read_safetensors(file, largest_header)
         raise ValueError(
             "it is neither of safetensors nor of GGUF, or only the beginning of one. "
             "Files of other kinds may run code when they are read; convert them."

@@ -10,7 +10,7 @@ from ._types import dtypes
 
 
 # A tensor takes about 150 bytes of it, and at least 50, of which four are colons.
-_largest_header = 6 * 2**20
+largest_header = 6 * 2**20
 _most = 1 / 12
 
 # Several to a byte: their sizes are known, but NumPy has no such arrays.
@@ -22,7 +22,9 @@ def starts_safetensors(start: bytes) -> bool:
     return start[8:9] == b"{"
 
 
-def read_safetensors(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, str]]:
+def read_safetensors(
+    file: MappedFile, largest_header: int
+) -> tuple[dict[str, RawTensor], dict[str, str]]:
     """The tensors of a file, of which only the header is read, and its metadata.
 
     ??? cite "Reference"
@@ -40,9 +42,9 @@ def read_safetensors(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
             f"it should have a header of {size} bytes, but it has {file.size} as a "
             "whole: it is cut short, or not a safetensors file."
         )
-    if size > _largest_header:
+    if size > largest_header:
         raise ValueError(
-            f"its header should take {_largest_header} bytes at most. Got {size}."
+            f"its header should take {largest_header} bytes at most. Got {size}."
         )
     header = parse(file.map(8, size).tobytes(), "its header", _most)
     # MLX writes null.
@@ -118,7 +120,8 @@ def _tensors(
         ):
             raise ValueError(
                 f"{short(name)} should lie in the {file.size - begin} bytes that "
-                f"follow the header. Got the offsets {short(offsets)}."
+                f"follow the header. Got the offsets {short(offsets)}: the file is cut "
+                "short, or damaged."
             )
         nbytes = offsets[1] - offsets[0]
         expected = math.ceil(number * _bits_of(kind) / 8)

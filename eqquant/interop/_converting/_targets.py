@@ -7,7 +7,6 @@ import numpy as np
 
 from ...formats import AbstractFormat
 from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
-from .._header import to_part
 from .._layouts import (
     compressed_config,
     compressed_parts,
@@ -15,8 +14,8 @@ from .._layouts import (
     mlx_config,
     mlx_parts,
 )
-from .._save import described
-from .._tensors import to_tensor
+from .._own import described, to_part
+from .._tensors import to_tensor, type_of
 from ._tree import nested
 
 
@@ -93,9 +92,9 @@ def _gguf(metadata):
 
 
 def _own(stand_ins, index):
-    # The files that `save` would write.
-    tensors, header = described(nested(stand_ins), numpy=False)
-    names = {id(tensor.array): name for name, tensor in tensors.items()}
+    # The files of `save`, with quantized arrays in rows.
+    arrays, header = described(nested(stand_ins), numpy=False)
+    names = {id(x): name for name, x in arrays.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
         for name, x in stand_ins.items()
@@ -103,7 +102,7 @@ def _own(stand_ins, index):
 
     def parts(name, x):
         def part(key, x):
-            kind, shape = tensors[key].type.tensor_type
+            kind, shape = type_of(arrays[key]).tensor_type
             return Part(kind, shape, lambda: to_tensor(np.asarray(x)))
 
         leaves = jtu.tree_leaves(_stored(x))

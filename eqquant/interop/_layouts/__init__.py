@@ -11,7 +11,6 @@ from ._compressed import (
     compressed_parts as compressed_parts,
     find_compressed as find_compressed,
 )
-from ._eqquant import checked_skeleton as checked_skeleton, find_eqquant as find_eqquant
 from ._gguf import find_gguf as find_gguf, gguf_parts as gguf_parts
 from ._gptq import (
     find_gptq as find_gptq,

@@ -3,59 +3,63 @@ import zlib
 from typing import Any
 
 
-# The layout of a file. Its tensors go by the paths of the arrays: "layers.0.bias" and
-# "layers.0.weight.codes". Its metadata is the following JSON, and the checksum of that.
+# A file of `save` is a safetensors file. Its tensors go by the paths of the arrays:
+# "layers.0.bias" and "layers.0.weight.codes". Its metadata is the JSON below, and the
+# checksum of that.
 #
-# - "version": of this layout, and of what each format stores.
+# - "version": of the following, and of what each format stores.
 # - "tree": {"dict": [[key, tree], ...]}, {"list": [tree, ...]}, {"array": name},
 #   {"quantized": name}, {"complex": [real, imaginary]}, or a boolean, a number or null.
-# - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds. With
-#   "numpy", which is "array" or "scalar", if it was one of NumPy's.
+# - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds. NumPy
+#   arrays and scalars also have "numpy", which is "array" or "scalar".
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
-#   "inner", "sharding", "stored"}}, of which "stored" is a tree.
+#   "row_axis", "inner", "sharding", "stored"}}, of which "stored" is a tree.
 #
-# A format is {"name", "fields"}. The arrays of a quantized one have the axes `*b n _`,
-# the rows before what is contracted, however they lie in memory.
+# A format is {"name", "fields"}. Stored arrays are as they lie in memory: "row_axis"
+# tells which of their last two axes is that of the rows. Version 1 has no "row_axis":
+# there, it is -2, and formats are packed as on CPUs.
 #
 # A model may also be in several files. Then it is their index that has this metadata,
 # and each of them names the index.
-layout_version = 1
+layout_version = 2
 
 _key, _checksum_key, _index_key = "eqquant", "eqquant.crc32", "eqquant.index"
 
 
 def to_header(layout: dict[str, Any]) -> dict[str, str]:
-    """Writes all that is not a tensor as the metadata of a safetensors file."""
+    """The metadata of a safetensors file that describes a tree."""
     text = json.dumps({"version": layout_version, **layout})
     return {_key: text, _checksum_key: _checksum(text)}
 
 
 def to_part(index: str) -> dict[str, str]:
-    """The metadata of one file of several, by the name of their index."""
+    """The metadata of one file of several, with the name of their index."""
     return {_index_key: index}
 
 
 def is_own(metadata: dict[str, str]) -> bool:
-    """Whether metadata are those of a file of this library, or of a part of one."""
+    """Whether this is the metadata of a file of `save` or `convert`, or of one of
+    several such files."""
     return _key in metadata or _index_key in metadata
 
 
-def from_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+def from_header(metadata: dict[str, str]) -> dict[str, Any]:
     """The inverse of `to_header`.
 
     **Raises:**
 
-    A `ValueError` if this is of another library, of a later version, or damaged.
+    A `ValueError` if another library wrote it, if its version is newer than this
+    library, or if it is damaged.
     """
-    if metadata is not None and _index_key in metadata and _key not in metadata:
+    if _index_key in metadata and _key not in metadata:
         raise ValueError(
-            "it is one of several files of a model. Give their folder, or their index, "
-            f"{metadata[_index_key]!r}."
+            "it is one of several files of a model, which have to be loaded together, "
+            f"by their index {metadata[_index_key]!r} or by the folder with this index."
         )
-    if metadata is None or _key not in metadata:
+    if _key not in metadata:
         raise ValueError(
-            "it is a safetensors file, but not one of `eqquant.save`. Read its arrays "
-            "with `safetensors.numpy.load_file`."
+            "`eqquant.save` did not write it. Open files of other libraries with "
+            "`eqquant.interop.open`."
         )
     text = metadata[_key]
     try:
@@ -67,8 +71,8 @@ def from_header(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise damaged("its metadata is damaged", f"got version {version!r}")
     if version > layout_version:
         raise ValueError(
-            f"it has version {version} of the layout, of which this version of eqquant "
-            f"knows those up to {layout_version}. Use a later version of eqquant."
+            f"the file has version {version}, and this version of eqquant reads files "
+            f"up to version {layout_version}. Use a later version of eqquant."
         )
     if metadata.get(_checksum_key) != _checksum(text):
         raise damaged("its metadata is damaged", "the checksum differs")

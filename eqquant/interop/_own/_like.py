@@ -7,10 +7,10 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import PyTree
 
-from .._array import is_quantized, QuantizedArray
-from .._product import as_tuple
-from ..formats import Layout
-from ._nodes import dotted, is_data, leaves, python_scalar
+from ..._array import is_quantized, QuantizedArray
+from ..._product import as_tuple
+from ...formats import Layout
+from .._nodes import dotted, is_data, leaves, python_scalar
 
 
 def match(
@@ -68,11 +68,12 @@ def named_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def layout(leaf: Any, q: QuantizedArray) -> Layout:
-    """The layout that an array of a file should have: that of a leaf of `like`, if it
-    has the same codes, or else the one that products on a CPU want."""
-    if is_quantized(leaf) and leaf.format.prepacked("cpu") == q.format:
+    """The layout that an array of a file is to have: that of a leaf of `like` with the
+    same codes, or else that of [`eqquant.quantize`][]."""
+    format = q.format.prepacked("cpu")
+    if is_quantized(leaf) and leaf.format.prepacked("cpu") == format:
         return leaf.layout
-    return q.layout.preferred(q.ndim - len(as_tuple(q.axis)) + 1)
+    return Layout(format).preferred(q.ndim - len(as_tuple(q.axis)) + 1)
 
 
 def _has_sharding(x):

@@ -5,16 +5,22 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import QuantizedArray
-from ..formats import Layout
+from ..._array import QuantizedArray
+from ...formats import Layout
+from .._tensors import ArrayType, as_dtype
 from ._formats import format_from_json
-from ._tensors import ArrayType, as_dtype
+from ._header import damaged
 
 
 class Skeleton(NamedTuple):
-    """What a file holds, without the numbers: a tree whose arrays are structs. The same
-    struct, or quantized array, in two places is the same array in both. What was of
-    NumPy, `numpy` tells of: `"array"` or `"scalar"`."""
+    """The contents of a file, without the numbers.
+
+    - `tree`: has structs for arrays. The same struct, or quantized array, in two places
+      is the same array in both.
+    - `types`, `arrays`: the type and the struct of each array, by its name.
+    - `quantized`: the quantized arrays, by their names.
+    - `numpy`: `"array"` or `"scalar"`, for those of NumPy.
+    """
 
     tree: PyTree
     types: dict[str, ArrayType]
@@ -23,21 +29,43 @@ class Skeleton(NamedTuple):
     numpy: dict[str, str]
 
 
-def to_skeleton(layout: dict[str, Any]) -> Skeleton:
-    """From what `save` wrote to the metadata.
+def checked_skeleton(
+    layout: dict, tensors: dict[str, tuple[str, tuple[int, ...]]]
+) -> Skeleton:
+    """The skeleton that a header describes.
+
+    **Arguments:**
+
+    - `layout`: as `from_header` returns it.
+    - `tensors`: safetensors' name of the dtype, and the shape, of each tensor.
 
     **Raises:**
 
-    A `ValueError` if it tells of a dtype or a format that is not known, or contradicts
-    itself.
+    A `ValueError` if the header has an unknown dtype or format, or is inconsistent in
+    itself or with the tensors.
     """
+    try:
+        skeleton = _to_skeleton(layout)
+    except (AssertionError, AttributeError, LookupError, TypeError) as e:
+        raise damaged("its metadata is damaged", repr(e)) from e
+    expected = {name: type.tensor_type for name, type in skeleton.types.items()}
+    for name in {**expected, **tensors}:
+        if expected.get(name) != tensors.get(name):
+            raise damaged(
+                "its tensors differ from its metadata",
+                f"{name!r} should be {expected.get(name)}, and is {tensors.get(name)}",
+            )
+    return skeleton
+
+
+def _to_skeleton(layout: dict[str, Any]) -> Skeleton:
     types = {
         name: ArrayType(json["dtype"], tuple(json["shape"]))
         for name, json in layout["arrays"].items()
     }
     arrays = {name: type.struct for name, type in types.items()}
     quantized = {
-        name: _quantized(name, json, arrays)
+        name: _quantized(name, json, arrays, layout["version"])
         for name, json in layout["quantized"].items()
     }
     numpy = {
@@ -73,11 +101,15 @@ def _key(json):
     return tuple(map(_key, json)) if isinstance(json, list) else json
 
 
-def _quantized(name, json, arrays):
+def _quantized(name, json, arrays, version):
     activation, sharding = json["activation"], json["sharding"]
     q = QuantizedArray(
         stored=_node(json["stored"], arrays, {}),
-        layout=Layout(format_from_json(json["format"]), json["tail"]),
+        layout=Layout(
+            format_from_json(json["format"]),
+            json["tail"],
+            -2 if version == 1 else json["row_axis"],
+        ),
         axis=tuple_from_json(json["axis"]),
         sharding=None
         if sharding is None
@@ -88,12 +120,12 @@ def _quantized(name, json, arrays):
     )
     if q.shape != tuple(json["shape"]):
         raise ValueError(
-            f"{name!r} should have shape {tuple(json['shape'])}, but what is stored in "
-            f"{q.format} has shape {q.shape}."
+            f"{name!r} should have shape {tuple(json['shape'])}, but its stored "
+            f"arrays, in {q.format}, have shape {q.shape}."
         )
     return q
 
 
 def tuple_from_json(json: Any) -> Any:
-    """What JSON has made a list, as the tuple that it was."""
+    """A tuple that JSON has made a list. Other values are returned unchanged."""
     return tuple(json) if isinstance(json, list) else json

@@ -1,0 +1,13 @@
+"""The files of `eqquant.save`: a safetensors file with a header that describes the
+tree (see `_header`). `convert` writes the same files."""
+
+from ._find import find_eqquant as find_eqquant
+from ._formats import (
+    format_from_json as format_from_json,
+    format_to_json as format_to_json,
+)
+from ._header import is_own as is_own, to_part as to_part
+from ._like import named_sharding as named_sharding
+from ._load import load as load, load_struct as load_struct
+from ._save import described as described, save as save, spec_to_json as spec_to_json
+from ._skeleton import tuple_from_json as tuple_from_json

@@ -1,0 +1,61 @@
+import dataclasses
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..._array import relaid
+from .._checkpoint import Entry
+from .._layouts import Source
+from .._tensors import from_tensor
+from ._header import from_header
+from ._like import layout
+from ._skeleton import checked_skeleton
+
+
+def find_eqquant(source: Source) -> Iterator[Entry]:
+    """All arrays of a file that [`eqquant.save`][] wrote, by their paths."""
+    skeleton = checked_skeleton(
+        from_header(source.config),
+        {name: (x.kind, x.shape) for name, x in source.tensors.items()},
+    )
+    names = {id(x): name for name, x in skeleton.arrays.items()}
+    used = set()
+    for name, q in skeleton.quantized.items():
+        # In plain dictionaries, as a format writes them.
+        parts = _map(lambda x: names[id(x)], q.stored)
+        used.update(jtu.tree_leaves(parts))
+        yield _quantized(name, q, parts, skeleton, source)
+    for name, type in skeleton.types.items():
+        if name not in used:
+            x = source.tensors[name]
+            read = lambda type=type, x=x: from_tensor(type, x.read())
+            dtype = np.dtype(type.data.struct.dtype)
+            yield Entry(name, type.data.shape, dtype, None, "dense", (x,), read)
+
+
+def _quantized(name, q, parts, skeleton, source):
+    wanted = layout(None, q)
+
+    def read(part):
+        return from_tensor(skeleton.types[part], source.tensors[part].read())
+
+    def to_array():
+        stored = wanted.from_rows(q.layout.to_rows(jtu.tree_map(read, parts)))
+        # Not memory maps, which change with their file.
+        stored = jtu.tree_map(lambda x: jnp.array(x, copy=True), stored)
+        laid = dataclasses.replace(q.layout, row_axis=wanted.row_axis)
+        return relaid(dataclasses.replace(q, stored=stored, layout=laid), wanted)
+
+    sources = tuple(source.tensors[part] for part in jtu.tree_leaves(parts))
+    dtype = np.dtype(q.dtype)
+    return Entry(
+        name, q.shape, dtype, wanted.format, "eqquant", sources, to_array, axis=q.axis
+    )
+
+
+def _map(fn, node):
+    if isinstance(node, dict):
+        return {key: _map(fn, child) for key, child in node.items()}
+    return fn(node)

@@ -1,0 +1,211 @@
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from ..._array import is_quantized, QuantizedArray, relaid
+from ..._product import as_tuple, full_spec
+from .._containers import Container, open_container, RawTensor
+from .._tensors import ArrayType, as_dtype, from_tensor
+from ._header import from_header
+from ._like import layout, match, named_sharding
+from ._skeleton import checked_skeleton, Skeleton
+
+
+# As in other readers of safetensors: `save` describes every array in the header.
+_largest_header = 100_000_000
+
+
+def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
+    """Reads what [`eqquant.save`][] wrote, bit for bit.
+
+    !!! Example
+
+        ```python
+        skeleton = eqx.filter_eval_shape(make_model, key)
+        model = eqquant.load("model.safetensors", like=skeleton)
+        ```
+
+    **Arguments:**
+
+    - `path`: the file; or the folder, or the index, of several files that
+        [`eqquant.interop.convert`][] wrote.
+    - `like`: a PyTree of the same structure, such as another model of the same class,
+        with its arrays or, as `eqx.filter_eval_shape` makes it, without. The file
+        decides which arrays are quantized. Functions and other leaves that are not data
+        are taken from `like`. Where `like` has an array or a skeleton with a
+        `NamedSharding`, the loaded array gets the same sharding, and each process reads
+        only the shards of its own devices. A quantized array also gets the memory
+        layout that it has in `like` (see [`eqquant.tree_prepack`][]), and otherwise
+        that of CPUs. A layer that was quantized with `unsupported="on_call"` has to be
+        such a layer in `like`, too.
+
+    **Returns:**
+
+    A PyTree like `like`. Without `like`, one of dictionaries and lists, in which
+    attributes go by their names. NumPy arrays and scalars load as such, with their
+    dtypes, except where `like` gives a sharding: these load as JAX arrays.
+
+    **Raises:**
+
+    A `ValueError` if the file was not written by `save`, is damaged, or needs a later
+    version of this library; if it has an unknown format; if it has 64-bit JAX arrays
+    and JAX does not allow these; or if it differs from `like`, listing every
+    difference. A `FileNotFoundError` if there is no file.
+    """
+    with _opened(path) as file:
+        reader = _Reader(file)
+        if like is None:
+            return _map(reader.leaf, reader.skeleton.tree)
+        pairs = match(reader.skeleton.tree, like, reader.kind_of_numpy)
+        leaves = [reader.leaf(found, leaf) for found, leaf in pairs]
+        treedef = jtu.tree_structure(like, is_leaf=is_quantized)
+        return jtu.tree_unflatten(treedef, leaves)
+
+
+def load_struct(path: str | os.PathLike[str]) -> PyTree:
+    """The tree in a file, with a `jax.ShapeDtypeStruct` in the place of each array.
+    Only the header is read."""
+    with _opened(path) as file:
+        return _skeleton(file).tree
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Container]:
+    file = open_container(path, _largest_header)
+    with contextlib.closing(file):
+        try:
+            yield file
+        except ValueError as e:
+            raise ValueError(f"Could not load {os.fspath(path)!r}: {e}") from e
+
+
+def _skeleton(file: Container) -> Skeleton:
+    tensors = {name: (x.kind, x.shape) for name, x in file.tensors.items()}
+    metadata = {} if file.is_gguf else file.metadata
+    return checked_skeleton(from_header(metadata), tensors)
+
+
+class _Reader:
+    """Replaces structs by arrays, each of which is read once."""
+
+    def __init__(self, file: Container):
+        self.skeleton = _skeleton(file)
+        self._tensors = file.tensors
+        named = [*self.skeleton.arrays.items(), *self.skeleton.quantized.items()]
+        self._names = {id(x): name for name, x in named}
+        self._done: dict[Any, Any] = {}
+
+    def leaf(self, x: Any, like: Any = None) -> Any:
+        """The array for a leaf of the skeleton, with the sharding and the memory layout
+        of a leaf of `like`."""
+        if id(x) not in self._names:
+            return x
+        name, sharding = self._names[id(x)], named_sharding(like)
+        if is_quantized(x):
+            return self._once(self._quantized, name, sharding, layout(like, x))
+        kind = self.kind_of_numpy(x)
+        if kind is None or sharding is not None:
+            return self._once(self._array, name, sharding)
+        return self._once(self._numpy, name, kind)
+
+    def kind_of_numpy(self, x: Any) -> str | None:
+        """Whether a leaf of the skeleton is a NumPy `"array"` or `"scalar"`."""
+        return self.skeleton.numpy.get(self._names.get(id(x), ""))
+
+    def _once(self, read, *args):
+        if (read, args) not in self._done:
+            self._done[read, args] = read(*args)
+        return self._done[read, args]
+
+    def _array(self, name, sharding, swapped=False):
+        type, tensor = self.skeleton.types[name], self._tensors[name]
+        return _read_array(type, tensor, sharding, swapped)
+
+    def _numpy(self, name, kind):
+        x = from_tensor(self.skeleton.types[name], self._tensors[name].read())
+        return x[()] if kind == "scalar" else np.array(x)
+
+    def _quantized(self, name, sharding, layout):
+        q = self.skeleton.quantized[name]
+        swapped = layout.row_axis != q.layout.row_axis
+        names = _map(lambda x: self._names[id(x)], q.stored)
+        stored = _map(lambda x: _swapped_struct(x) if swapped else x, q.stored)
+        laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
+        q = dataclasses.replace(q, stored=stored, layout=laid)
+        if sharding is not None:
+            # Bytes that pack other numbers of codes may be split elsewhere.
+            same = layout.format == q.format
+            q = _placed(name, q, sharding if same else _whole_along(sharding, q))
+        read = lambda name, x: self._once(self._array, name, x.sharding, swapped)
+        q = dataclasses.replace(q, stored=jtu.tree_map(read, names, q.stored))
+        q = relaid(q, layout)
+        return q if sharding is None else _placed(name, q, sharding)
+
+
+def _read_array(
+    type: ArrayType, tensor: RawTensor, sharding: NamedSharding | None, swapped: bool
+) -> Array:
+    # Each device's shard is read by itself. The last two axes are swapped on the way.
+    shape, dtype = type.data.shape, as_dtype(type.data.dtype)
+    if swapped:
+        shape = _swapped(shape)
+
+    def read(index):
+        part = from_tensor(type, _part(tensor, _swapped(index) if swapped else index))
+        return part.swapaxes(-1, -2) if swapped else part
+
+    if sharding is None:
+        data = jax.device_put(read((slice(None),) * len(shape)))
+    else:
+        if type.implementation is not None:
+            # The data of a key have one more axis.
+            sharding = sharding.update(spec=full_spec(sharding.spec, len(shape)))
+        data = jax.make_array_from_callback(shape, sharding, read, dtype)
+    if type.implementation is None:
+        return data
+    return jax.random.wrap_key_data(data, impl=type.implementation)
+
+
+def _part(tensor: RawTensor, index: tuple[slice, ...]) -> np.ndarray:
+    # A copy: the memory map changes with its file, and JAX may use it without copying.
+    return np.array(tensor.read()[index], order="C")
+
+
+def _placed(name, q, sharding):
+    try:
+        return q.with_sharding(sharding)
+    except ValueError as e:
+        raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
+
+
+def _whole_along(sharding: NamedSharding, q: QuantizedArray) -> NamedSharding:
+    # The same, but for the contracted axes, which are not split.
+    spec = list(full_spec(sharding.spec, q.ndim))
+    for i in as_tuple(q.axis):
+        spec[i] = None
+    return sharding.update(spec=PartitionSpec(*spec))
+
+
+def _swapped(entries):
+    *lead, i, j = entries
+    return (*lead, j, i)
+
+
+def _swapped_struct(x):
+    return jax.ShapeDtypeStruct(_swapped(x.shape), x.dtype)
+
+
+def _map(fn, node):
+    if isinstance(node, dict):
+        return {key: _map(fn, child) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_map(fn, child) for child in node]
+    return fn(node)

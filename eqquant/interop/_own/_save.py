@@ -1,0 +1,201 @@
+import itertools as it
+import os
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from ..._array import is_quantized
+from .._nodes import children, dotted, is_data, is_sequence, Path, python_scalar
+from .._tensors import kind_of_numpy, type_of
+from ._formats import format_to_json
+from ._header import to_header
+from ._write import write
+
+
+def save(path: str | os.PathLike[str], m: PyTree) -> None:
+    """Writes a model, or any other PyTree, to one self-describing safetensors file,
+    which [`eqquant.load`][] reads.
+
+    !!! Example
+
+        ```python
+        model = eqquant.tree_quantize(model)
+        eqquant.save("model.safetensors", model)
+        ```
+
+    **Arguments:**
+
+    - `path`: the file. An existing file is replaced atomically; if saving fails, it is
+        left unchanged. (If the process is killed, its unfinished output stays in the
+        same folder, as `.eqquant-*.tmp`.)
+    - `m`: the PyTree. JAX and NumPy arrays and Python scalars are saved. Of a quantized
+        array, the file has the stored arrays exactly as they lie in memory, the format,
+        and the declared sharding (the names of mesh axes, not the devices). An array in
+        several places is written once. Functions and other leaves that are not data are
+        left out.
+
+    Sharded arrays are written shard by shard and never gathered in memory. If arrays
+    are sharded over several processes, all of these processes call `save` together,
+    with the same `m` and a `path` in a folder that all of them see; each writes its own
+    shards to the one file. Of arrays local to each process, the first process writes
+    its own. (For object storage, use Orbax; quantized arrays need no special handling
+    there.)
+
+    **Raises:**
+
+    A `ValueError` if an array is traced, has a dtype unknown to JAX, or is only on the
+    devices of one other process; if `m` differs between processes; or if a field of a
+    format, or a key of a dictionary, cannot be written. A `RuntimeError` if another
+    process could not write its part: that process reports the reason.
+    """
+    write(path, *described(m))
+
+
+def described(
+    m: PyTree, numpy: bool = True
+) -> tuple[dict[str, Array | np.ndarray | np.generic], dict[str, str]]:
+    """The arrays that [`eqquant.save`][] writes, by the names of their tensors, and the
+    metadata. `numpy` is whether NumPy arrays load as such, rather than as JAX's."""
+    writer = _Writer(numpy)
+    try:
+        tree = writer.node(m, ())
+    except ValueError as e:
+        raise ValueError(f"Could not save `m`{writer.where}: {e}") from e
+    header = to_header(
+        {"tree": tree, "arrays": writer.types, "quantized": writer.quantized}
+    )
+    return writer.arrays, header
+
+
+class _Writer:
+    """Collects the arrays of a tree, and their descriptions."""
+
+    def __init__(self, numpy: bool):
+        self._numpy = numpy
+        self.arrays: dict[str, Any] = {}
+        self.types: dict[str, Any] = {}
+        self.quantized: dict[str, Any] = {}
+        self.where = ""
+        # By identity. The arrays are kept alive, so that no other gets the same `id`.
+        self._written: dict[int, tuple[str, Any]] = {}
+
+    def node(self, node: PyTree, path: Path) -> Any:
+        self.where = f", at `{dotted(path)}`" if path else ""
+        found = children(node)
+        if found is None:
+            return self._leaf(node, path)
+        if is_sequence(node):
+            return {"list": [self.node(child, (*path, key)) for key, child in found]}
+        found = [(key, child) for key, child in found if _is_written(child)]
+        keys = [_key_to_json(key.key) for key, _ in found]
+        nodes = [self.node(child, (*path, key)) for key, child in found]
+        return {"dict": list(zip(keys, nodes))}
+
+    def _leaf(self, x, path):
+        if is_quantized(x):
+            # Without stored arrays, it belongs to another part of a partitioned tree.
+            if not jtu.tree_leaves(x.stored):
+                return None
+            return {"quantized": self._once(x, path, self.quantized, self._quantized)}
+        numpy = kind_of_numpy(x) if self._numpy else None
+        scalar = python_scalar(x) if numpy is None else None
+        if scalar is complex:
+            return {"complex": [x.real, x.imag]}
+        if scalar is not None:
+            return x
+        if is_data(x):
+            return {"array": self._once(x, path, self.types, self._array)}
+        # In a list, a leaf that is not written keeps its place.
+        return None
+
+    def _once(self, x, path, descriptions, describe):
+        if id(x) not in self._written:
+            name = _new_name(path, descriptions)
+            self._written[id(x)] = name, x
+            descriptions[name] = describe(x, name, path)
+        return self._written[id(x)][0]
+
+    def _array(self, x, name, path):
+        _check_concrete(x)
+        self.arrays[name] = x
+        type, numpy = type_of(x), kind_of_numpy(x) if self._numpy else None
+        found: dict[str, Any] = {"dtype": type.dtype, "shape": type.shape}
+        return found if numpy is None else found | {"numpy": numpy}
+
+    def _quantized(self, q, name, path):
+        for x in jtu.tree_leaves(q.stored):
+            _check_concrete(x)
+        activation = q.activation
+        return {
+            "shape": q.shape,
+            "dtype": q.dtype.name,
+            "format": format_to_json(q.format),
+            "activation": None if activation is None else format_to_json(activation),
+            "axis": q.axis,
+            "tail": q.layout.tail,
+            "row_axis": q.layout.row_axis,
+            "inner": q.inner,
+            "sharding": spec_to_json(q.sharding),
+            "stored": self.node(q.stored, path),
+        }
+
+
+def _is_written(node):
+    if node is None or is_quantized(node):
+        return True
+    return is_data(node) or children(node) is not None
+
+
+def _new_name(path, taken):
+    name = dotted(path) or "value"
+    names = it.chain([name], (f"{name}#{i}" for i in it.count(2)))
+    return next(n for n in names if n not in taken and n != "__metadata__")
+
+
+def _check_concrete(x):
+    if isinstance(x, Tracer):
+        raise ValueError("it is being traced. Call `save` outside of `jax.jit`.")
+    if not eqx.is_array(x):
+        raise ValueError(f"it should be an array, with its numbers. Got {x}.")
+
+
+def _key_to_json(key):
+    if isinstance(key, tuple):
+        return [_key_to_json(k) for k in key]
+    if key is not None and type(key) not in (bool, int, float, str):
+        raise ValueError(
+            "the keys of a dictionary should be strings, numbers, booleans, None, or "
+            f"tuples of them. Got {key!r}."
+        )
+    return key
+
+
+def spec_to_json(
+    sharding: NamedSharding | PartitionSpec | None,
+) -> list[Any] | None:
+    """The names of mesh axes in a declared sharding.
+
+    **Raises:**
+
+    A `ValueError` if the sharding has more than names.
+    """
+    if sharding is None:
+        return None
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    names = [
+        name
+        for entry in spec.partitions
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+    ]
+    named = all(name is None or isinstance(name, str) for name in names)
+    if not named or spec.unreduced or spec.reduced:
+        raise ValueError(
+            f"only the names of axes can be saved of a sharding. Got {spec}; remove "
+            "it, with `with_sharding(None)`."
+        )
+    return list(spec.partitions)
