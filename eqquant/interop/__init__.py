@@ -1,17 +1,25 @@
 """Files: `save` and `load`, and reading and writing other libraries' checkpoints.
 
-This room imports `_tree` and the rooms below it.
+This room imports `_tree` and the rooms below it. Within it, `_containers` reads and
+writes safetensors and GGUF files, `_layouts` has the layouts of libraries in these,
+`_own` the files of `save`, and `_converting` goes from files to files.
 
-To add a library's checkpoints: write one file in `_layouts`, with a `find_*` function
-that finds the library's arrays among a file's tensors, and a `*_parts` function that
-gives the tensors that an array is written as; register them in `_open` and `_write_to`.
-Code outside of the package builds a mapping of names to `Checkpoint` entries, which
-`load_into` and the writers take.
+To add a library's layout, write one file in `_layouts` with a function that finds the
+library's arrays among the tensors of a file, and one that gives the tensors of an
+array; end it with `register_layout`, and import it in `_layouts/__init__.py`. Code
+outside the package calls [`eqquant.interop.register_layout`][] itself.
 """
 
 from . import _exported as _exported, _pickled as _pickled
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
+from ._containers import Part as Part
 from ._converting import convert as convert, Outcome as Outcome
+from ._layouts import (
+    register_layout as register_layout,
+    Rows as Rows,
+    Source as Source,
+    to_quantized as to_quantized,
+)
 from ._load_into import load_into as load_into
 from ._open import (
     open as open,
@@ -27,6 +35,7 @@ from ._open import (
 from ._own import load as load, load_struct as load_struct, save as save
 from ._rename import renamed as renamed
 from ._write_to import (
+    write as write,
     write_bitsandbytes as write_bitsandbytes,
     write_compressed_tensors as write_compressed_tensors,
     write_gguf as write_gguf,

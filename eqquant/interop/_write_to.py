@@ -11,17 +11,7 @@ from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
 from ._folder import make_folder
-from ._layouts import (
-    bitsandbytes_config,
-    bitsandbytes_parts,
-    compressed_config,
-    compressed_parts,
-    gguf_parts,
-    gptq_config,
-    gptq_parts,
-    mlx_config,
-    mlx_parts,
-)
+from ._layouts import gguf_parts, layouts, parts_of, writers
 from ._nodes import dotted, is_data, leaves, python_scalar
 from ._rename import renamed
 from ._replacing import replacing
@@ -76,68 +66,69 @@ def write_gguf(
     _write(path, tensors, parts_of, parts, gguf_layout(parts, metadata))
 
 
-def write_mlx(path: str | os.PathLike[str], tensors: Any) -> None:
-    """Writes a file of safetensors with arrays as MLX has them: of `Int(bits,
-    block_size, offset="minimum")`, `MXFP4()` and `MXFP8()`, in words of 32 bits, with
-    `scales` and `biases`; and of arrays that are not quantized.
+def write(path: str | os.PathLike[str], tensors: Any, layout: str) -> None:
+    """Writes a safetensors file as another library does, and its `config.json`.
+
+    !!! Example
+
+        ```python
+        weights = {"up.weight": eqquant.quantize(w, eqquant.Int4(128), axis=-1)}
+        eqquant.interop.write("model", weights, "compressed-tensors")
+        ```
 
     **Arguments:**
 
-    - `path`: of the file, beside which another is written that tells of the format:
-        `model.config.json` for `model.safetensors`. Or of a folder, for the files
-        `model.safetensors` and `config.json`; what else the latter says stays.
-    - `tensors`: as of [`eqquant.interop.write_gguf`][]. The names of quantized arrays
-        end with `.weight`.
+    - `path`: the file, beside which its configuration is written: `model.config.json`
+        for `model.safetensors`. Or a folder, for the files `model.safetensors` and
+        `config.json`; other entries of an existing `config.json` stay.
+    - `tensors`: as for [`eqquant.interop.write_gguf`][]. The names of quantized arrays
+        end with `.weight`, except for bitsandbytes.
+    - `layout`: the library:
+
+        - `"mlx"` has `Int(bits, block_size, offset="minimum")`, `MXFP4()`, `MXFP8()`;
+        - `"compressed-tensors"` has `Int` without minima, `Int4`, `Int8`, `FP8`,
+          `MXFP4` and `NVFP4(inverse=True)`;
+        - `"gptq"`, in version 2 of its layout, has `Int4`, and `Int` of 2, 3, 4 and 8
+          bits without minima, with 16-bit scales, and the same bits and block size for
+          all arrays;
+        - `"bitsandbytes"` has `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
+        - or a name given to [`eqquant.interop.register_layout`][].
 
     **Raises:**
 
-    A `ValueError` if an array cannot be written.
+    A `ValueError` if an array cannot be written, or if there is no such layout.
     """
-    _write_folder(path, tensors, mlx_parts, mlx_config, {"format": "mlx"})
-
-
-def write_compressed_tensors(path: str | os.PathLike[str], tensors: Any) -> None:
-    """As [`eqquant.interop.write_mlx`][], of arrays as compressed-tensors has them: of
-    `Int`, but for minima, `Int4`, `Int8`, `FP8`, `MXFP4` and `NVFP4(inverse=True)`."""
-    _write_folder(path, tensors, compressed_parts, compressed_config, {"format": "pt"})
-
-
-def write_gptq(path: str | os.PathLike[str], tensors: Any) -> None:
-    """As [`eqquant.interop.write_mlx`][], of arrays as GPTQ has them, in version 2 of
-    its layout: of `Int4`, and of `Int` of 2, 3, 4 and 8 bits but for minima, with
-    scales of 16 bits. All have as many bits and as large blocks."""
-    _write_folder(path, tensors, gptq_parts, gptq_config, {"format": "pt"})
-
-
-def write_bitsandbytes(path: str | os.PathLike[str], tensors: Any) -> None:
-    """As [`eqquant.interop.write_mlx`][], of arrays as bitsandbytes has them: of `NF4`
-    and `BnbFP4`, and of `Nested` of these with `BnbScale` as the format of scales.
-    Their names need not end with `.weight`."""
-    _write_folder(
-        path, tensors, bitsandbytes_parts, bitsandbytes_config, {"format": "pt"}
-    )
-
-
-def _write_folder(path, tensors, parts_of, config_of, metadata):
-    path = pathlib.Path(path)
+    if layout not in writers():
+        raise ValueError(
+            f"`layout` should be one of {', '.join(writers())}. Got {layout!r}. For "
+            "GGUF, call `write_gguf`."
+        )
+    library, path = layouts[layout], pathlib.Path(path)
     is_folder = path.is_dir() or not path.suffix
     if is_folder:
         beside = path / "config.json"
         path = path / "model.safetensors"
     else:
         beside = path.with_name(f"{path.stem}.config.json")
-    parts = _parts(tensors, parts_of)
-    config = config_of(
+    each = ft.partial(parts_of, library)
+    parts = _parts(tensors, each)
+    config = library.config(
         {name: x.format for name, x in _structs(tensors) if is_quantized(x)}
     )
     if is_folder and beside.is_file():
         config = {**parse(beside.read_bytes(), repr(str(beside))), **config}
     make_folder(path)
-    layout = safetensors_layout({k: part.type for k, part in parts.items()}, metadata)
-    _write(path, tensors, parts_of, parts, layout)
+    types = {key: part.type for key, part in parts.items()}
+    _write(path, tensors, each, parts, safetensors_layout(types, library.metadata))
     if config:
         with _replacing(beside) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(config, indent=2))
+
+
+write_mlx = ft.partial(write, layout="mlx")
+write_compressed_tensors = ft.partial(write, layout="compressed-tensors")
+write_gptq = ft.partial(write, layout="gptq")
+write_bitsandbytes = ft.partial(write, layout="bitsandbytes")
 
 
 def _parts(tensors, parts_of):

@@ -371,7 +371,7 @@ def test_what_is_beside(path):
         checkpoint["model.layers.1"]
     with pytest.raises(ValueError, match="q_proj.weight' is quantized"):
         checkpoint.entries["model.layers.0.self_attn.q_proj.weight"].numpy()
-    with pytest.raises(ValueError, match="nothing in it is as awq writes it"):
+    with pytest.raises(ValueError, match="no array in it has the layout 'awq'"):
         interop.read_awq(path)
 
 

@@ -20,7 +20,7 @@ from ._outcome import Outcome, outcome
 from ._output import is_placed, is_there, Output
 from ._plan import plan, Planned
 from ._shards import index_of, shards
-from ._targets import as_kind, target
+from ._targets import check_kind, target
 
 
 def convert(
@@ -61,8 +61,9 @@ def convert(
         matrices, but for embeddings and norms. `None` for those of `rules` only.
     - `rules`: as of [`eqquant.Rules`][]. They go before `format`, and what they say
         holds for small arrays and embeddings, too.
-    - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`, `"mlx"` or
-        `"compressed-tensors"`. By default the first, unless `out` ends with `.gguf`.
+    - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`; or a layout of
+        [`eqquant.interop.write`][]. By default the first, unless `out` ends with
+        `.gguf`.
     - `axis`: that matrix products contract: -1 for matrices of the shape `(out, in)`.
         If not all are the same, pairs of a condition, as in `rules`, and an axis; for
         GPT-2, `[("h.*", -2)]`. The first that matches decides, and for others it
@@ -88,7 +89,8 @@ def convert(
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")
-    kind = as_kind(to or ("gguf" if out.suffix == ".gguf" else "eqquant"))
+    kind = to or ("gguf" if out.suffix == ".gguf" else "eqquant")
+    check_kind(kind)
     _check_out(out, kind, is_file, shard_size, fresh)
     with open(source) as checkpoint:
         planned = plan(

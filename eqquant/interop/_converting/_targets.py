@@ -1,25 +1,16 @@
 import functools as ft
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 import numpy as np
 
 from ...formats import AbstractFormat
 from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
-from .._layouts import (
-    compressed_config,
-    compressed_parts,
-    gguf_parts,
-    mlx_config,
-    mlx_parts,
-)
+from .._layouts import gguf_parts, layouts, parts_of, writers
 from .._own import described, to_part
 from .._tensors import to_tensor, type_of
 from ._tree import nested
-
-
-Kind: TypeAlias = Literal["eqquant", "gguf", "mlx", "compressed-tensors"]
 
 
 class Target(NamedTuple):
@@ -41,14 +32,14 @@ class Target(NamedTuple):
     index: dict[str, str] | None
 
 
-def as_kind(to: str) -> Kind:
-    if to not in get_args(Kind):
-        raise ValueError(f"`to` should be one of {get_args(Kind)}. Got {to!r}.")
-    return to  # pyright: ignore
+def check_kind(to: str) -> None:
+    kinds = ("eqquant", "gguf", *writers())
+    if to not in kinds:
+        raise ValueError(f"`to` should be one of {', '.join(kinds)}. Got {to!r}.")
 
 
 def target(
-    kind: Kind, stand_ins: Mapping[str, Any], metadata: dict[str, Any], index: str
+    kind: str, stand_ins: Mapping[str, Any], metadata: dict[str, Any], index: str
 ) -> Target:
     """**Arguments:**
 
@@ -58,17 +49,12 @@ def target(
     """
     if kind == "gguf":
         return _gguf(metadata)
-    if kind == "mlx":
-        layout = _safetensors({"format": "mlx"})
-        return Target(".safetensors", mlx_parts, layout, mlx_config, {})
-    if kind == "compressed-tensors":
-        layout = _safetensors({"format": "pt"})
-        return Target(".safetensors", compressed_parts, layout, compressed_config, {})
-    return _own(stand_ins, index)
-
-
-def _safetensors(metadata):
-    return lambda parts, i, number, total: _layout(parts, metadata)
+    if kind == "eqquant":
+        return _own(stand_ins, index)
+    library = layouts[kind]
+    layout = lambda parts, i, number, total: _layout(parts, library.metadata)
+    parts = ft.partial(parts_of, library)
+    return Target(".safetensors", parts, layout, library.config, {})
 
 
 def _layout(parts, metadata):

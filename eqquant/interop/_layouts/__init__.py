@@ -1,22 +1,23 @@
-from ._awq import find_awq as find_awq
-from ._base import Source as Source
-from ._bitnet import find_bitnet as find_bitnet
-from ._bitsandbytes import (
-    bitsandbytes_config as bitsandbytes_config,
-    bitsandbytes_parts as bitsandbytes_parts,
-    find_bitsandbytes as find_bitsandbytes,
+"""The layouts of libraries, reading and writing: a file for each, which ends with
+`register_layout` and is imported here."""
+
+from . import (
+    _awq as _awq,
+    _bitnet as _bitnet,
+    _bitsandbytes as _bitsandbytes,
+    _compressed as _compressed,
+    _gptq as _gptq,
+    _mlx as _mlx,
+    _mxfp4 as _mxfp4,
+    _torchao as _torchao,
 )
-from ._compressed import (
-    compressed_config as compressed_config,
-    compressed_parts as compressed_parts,
-    find_compressed as find_compressed,
+from ._base import Source as Source, to_quantized as to_quantized
+from ._gguf import gguf_parts as gguf_parts
+from ._registry import (
+    check_hints as check_hints,
+    layouts as layouts,
+    parts_of as parts_of,
+    register_layout as register_layout,
+    writers as writers,
 )
-from ._gguf import find_gguf as find_gguf, gguf_parts as gguf_parts
-from ._gptq import (
-    find_gptq as find_gptq,
-    gptq_config as gptq_config,
-    gptq_parts as gptq_parts,
-)
-from ._mlx import find_mlx as find_mlx, mlx_config as mlx_config, mlx_parts as mlx_parts
-from ._mxfp4 import find_mxfp4 as find_mxfp4
-from ._torchao import find_torchao as find_torchao
+from ._rows import Rows as Rows

@@ -6,6 +6,7 @@ from ...formats import Int4
 from .._checkpoint import Entry
 from ._base import as_bytes, bits_of, check, floats, Source, to_quantized, words
 from ._groups import group_size
+from ._registry import register_layout
 
 
 # Which column of eight each code of a word belongs to, the lowest bits first; and which
@@ -67,3 +68,6 @@ def _unpacked(x):
     nibbles = np.stack([found & np.uint8(15), found >> np.uint8(4)], axis=-1)
     *lead, n = x.shape
     return nibbles.reshape(*lead, n, 8)[..., _codes].reshape(*lead, n * 8)
+
+
+register_layout("awq", find_awq, hints={"group_size": int})

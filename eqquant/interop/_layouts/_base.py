@@ -13,27 +13,32 @@ from .._containers import RawTensor
 
 
 class Source(NamedTuple):
-    """What a layout looks for arrays in.
+    """What is known of a file, for a layout to find its arrays.
 
-    - `tensors`: all there are.
-    - `config`: what is said of how they are quantized.
-    - `dtype`: that the model is said to have. Its arrays may not tell.
+    - `tensors`: by their names.
+    - `config`: the part of `config.json` about quantization, with the user's hints.
+    - `metadata`: of the file.
+    - `hints`: of the user.
+    - `dtype`: of the model, if `config.json` has it. The tensors may not tell.
     """
 
     tensors: Mapping[str, RawTensor]
     config: dict[str, Any]
+    metadata: dict[str, Any]
+    hints: dict[str, Any]
     dtype: np.dtype | None
 
     def dtype_or(self, default: Any) -> np.dtype:
+        """The dtype of the model, or else `default`."""
         return np.dtype(default) if self.dtype is None else self.dtype
 
     def get(self, name: str, *kinds: str) -> RawTensor | None:
-        """A tensor, if there is one of this name, of one of these dtypes."""
+        """The tensor of this name, if there is one and its kind is one of `kinds`."""
         tensor = self.tensors.get(name)
         return tensor if tensor is not None and tensor.kind in kinds else None
 
     def need(self, name: str, owner: str, *kinds: str) -> RawTensor:
-        """The same, that `owner` cannot be read without."""
+        """As `get`. A missing tensor is a `ValueError` about the array `owner`."""
         tensor = self.get(name, *kinds)
         if tensor is None:
             found = self.tensors.get(name)

@@ -5,6 +5,7 @@ import numpy as np
 from ...formats import Ternary
 from .._checkpoint import Entry
 from ._base import bits_of, check, floats, Source, to_quantized
+from ._registry import register_layout
 
 
 _per_byte = 5
@@ -46,3 +47,8 @@ def _entry(source, name, weight, scale):
         return to_quantized(stored, format, (n, k), scale.dtype)
 
     return Entry(name, (n, k), scale.dtype, format, "bitnet", (weight, scale), to_array)
+
+
+register_layout(
+    "bitnet", find_bitnet, hints={"linear_class": ("bitlinear", "autobitlinear")}
+)

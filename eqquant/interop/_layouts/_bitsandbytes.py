@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from ..._array import is_quantized
 from ..._product import as_tuple
 from ...formats import AbstractFormat, BnbFP4, BnbScale, Int8, Nested, NF4, row_blocks
 from .._checkpoint import Entry
 from .._containers import check_shape, parse, Part, RawTensor, short
 from ._base import bits_of, check, Source, to_quantized
-from ._rows import dense, Rows
+from ._registry import register_layout
+from ._rows import Rows
 
 
 _state = "quant_state.bitsandbytes__"
@@ -212,8 +212,6 @@ def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
 
     A `ValueError` if bitsandbytes has no such format.
     """
-    if not is_quantized(x):
-        return dense(name, x)
     flat = as_tuple(x.axis) == tuple(range(-x.ndim, 0))
     rows = Rows(name, x, "bitsandbytes", flat)
     nested = rows.format if isinstance(rows.format, Nested) else None
@@ -319,3 +317,11 @@ def bitsandbytes_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
             "bnb_4bit_use_double_quant": any(nested),
         }
     }
+
+
+register_layout(
+    "bitsandbytes",
+    find_bitsandbytes,
+    parts=bitsandbytes_parts,
+    config=bitsandbytes_config,
+)

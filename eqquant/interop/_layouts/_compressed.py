@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ..._array import is_quantized
 from ...formats import AbstractFormat, FP8, Int, Int4, Int8, MXFP4, NVFP4
 from .._checkpoint import Entry
 from .._containers import check_shape, Part, RawTensor
@@ -25,7 +24,8 @@ from ._base import (
 )
 from ._float8 import find_float8
 from ._groups import group_size, has_zeros, is_ordered, said, scale_blocks
-from ._rows import dense, kind_of, Rows
+from ._registry import register_layout
+from ._rows import kind_of, Rows
 
 
 _layout = "compressed-tensors"
@@ -208,8 +208,6 @@ def compressed_parts(name: str, x: Any) -> dict[str, Part]:
 
     A `ValueError` if it has no such format.
     """
-    if not is_quantized(x):
-        return dense(name, x)
     rows = Rows(name, x, "compressed-tensors")
     if compressed_scheme(rows.format) is None:
         raise rows.refused(
@@ -348,3 +346,12 @@ def compressed_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
             },
         }
     }
+
+
+register_layout(
+    "compressed-tensors",
+    find_compressed,
+    parts=compressed_parts,
+    config=compressed_config,
+    hints={"group_size": int},
+)

@@ -13,6 +13,7 @@ from ...formats import AbstractFormat
 from .._checkpoint import Entry
 from .._containers import ggml_numbers, ggml_types, Part
 from ._base import bits_of, check, Source, to_quantized
+from ._registry import register_layout
 from ._rows import kind_of, Rows
 
 
@@ -57,7 +58,7 @@ def find_gguf(source: Source) -> Iterator[Entry]:
     for name, tensor in source.tensors.items():
         if name in of_matrices:
             continue
-        heads = heads_of(name, source.config)
+        heads = heads_of(name, source.metadata)
         if heads is not None:
             *_, rows = tensor.shape[:1] or (0,)
             if rows % (2 * heads) != 0:
@@ -225,3 +226,6 @@ def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
 @ft.partial(jax.jit, static_argnums=(0, 2))
 def _to_blocks(format, stored, tail):
     return format.to_blocks(stored, tail)
+
+
+register_layout("gguf", find_gguf, container="gguf")

@@ -3,7 +3,6 @@ from typing import Any
 
 import numpy as np
 
-from ..._array import is_quantized
 from ...formats import AbstractFormat, AbstractGrid, Int, Int4
 from .._checkpoint import Entry
 from .._containers import Part
@@ -20,7 +19,8 @@ from ._base import (
     words,
 )
 from ._groups import group_size, has_zeros, is_ordered
-from ._rows import dense, kind_of, Rows
+from ._registry import register_layout
+from ._rows import kind_of, Rows
 
 
 def find_gptq(source: Source) -> Iterator[Entry]:
@@ -61,7 +61,8 @@ def _entry(source, prefix, qweight, scales):
         format = Int(bits, size, "zero_point", ordered, scales.dtype)
     else:
         format = Int4(size, symmetric=False, scale_dtype=scales.dtype)
-    one = 0 if source.config.get("checkpoint_format") == "gptq_v2" else 1
+    version = 2 if source.config.get("checkpoint_format") == "gptq_v2" else 1
+    one = 2 - source.hints.get("version", version)
 
     def to_array():
         # As words, so that the bits of each row become one stream of bytes.
@@ -113,8 +114,6 @@ def gptq_parts(name: str, x: Any) -> dict[str, Part]:
 
     A `ValueError` if GPTQ has no such format.
     """
-    if not is_quantized(x):
-        return dense(name, x)
     rows = Rows(name, x, "GPTQ")
     format = rows.format
     bits = gptq_bits(format)
@@ -204,3 +203,12 @@ def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
             "checkpoint_format": "gptq_v2",
         }
     }
+
+
+register_layout(
+    "gptq",
+    find_gptq,
+    parts=gptq_parts,
+    config=gptq_config,
+    hints={"version": (1, 2), "bits": int, "group_size": int},
+)

@@ -4,12 +4,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..._array import is_quantized
 from ...formats import AbstractFormat, Int, MXFP4, MXFP8, NVFP4
 from .._checkpoint import Entry
 from .._containers import Part
 from ._base import as_bytes, bits_of, check, floats, Source, to_quantized
-from ._rows import dense, kind_of, Rows
+from ._registry import register_layout
+from ._rows import kind_of, Rows
 
 
 _bits = (1, 2, 3, 4, 5, 6, 8)
@@ -75,9 +75,9 @@ def _bits_and_size(source: Source, name: str, row: int, groups: int) -> tuple[in
     fitting = fitting or found
     if len(fitting) != 1:
         raise ValueError(
-            f"{name!r} has {product} bits to a scale. In what groups that is has to be "
-            f"said by a 'config.json', or to `read_mlx`. Got bits={bits!r} and "
-            f"group_size={size!r}, of {found}."
+            f"{name!r} has {product} bits to a scale. Which (bits, group_size) of "
+            f"{found} these are has to be in a 'config.json', or in the hints `bits` "
+            f"and `group_size`. Got {bits!r} and {size!r}."
         )
     if fitting[0][0] == 1:
         raise ValueError(f"{name!r} is of 1 bit, of which this library has no format.")
@@ -128,8 +128,6 @@ def mlx_parts(name: str, x: Any) -> dict[str, Part]:
 
     A `ValueError` if MLX has no such format.
     """
-    if not is_quantized(x):
-        return dense(name, x)
     rows = Rows(name, x, "MLX")
     config = mlx_scheme(rows.format)
     if config is None:
@@ -176,3 +174,13 @@ def mlx_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
     usual = max(schemes, key=schemes.count)
     others = {name: scheme for name, scheme in each.items() if scheme != usual}
     return {"quantization": (usual or {}) | others}
+
+
+register_layout(
+    "mlx",
+    find_mlx,
+    parts=mlx_parts,
+    config=mlx_config,
+    metadata={"format": "mlx"},
+    hints={"bits": int, "group_size": int},
+)

@@ -6,6 +6,7 @@ import numpy as np
 from ...formats import MXFP4
 from .._checkpoint import Entry
 from ._base import check, Source, to_quantized
+from ._registry import register_layout
 
 
 def find_mxfp4(source: Source) -> Iterator[Entry]:
@@ -38,3 +39,6 @@ def _entry(source, name, blocks, scales):
 
     shape = (*lead, groups * 32, n)
     return Entry(name, shape, dtype, format, "mxfp4", (blocks, scales), to_array, -2)
+
+
+register_layout("mxfp4", find_mxfp4)

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..._array import QuantizedArray
 from ...formats import Stored
-from .._containers import dtypes, Part
+from .._containers import dtypes
 
 
 class Rows:
@@ -52,12 +52,6 @@ class Rows:
             f"{self.name!r}, in {self.format}, cannot be written for {self._library}: "
             f"{why}."
         )
-
-
-def dense(name: str, x: Any) -> dict[str, Part]:
-    """The part of an array that is not quantized."""
-    kind = kind_of(name, x.dtype)
-    return {name: Part(kind, tuple(x.shape), lambda: np.asarray(x))}
 
 
 def kind_of(name: str, dtype: Any) -> str:

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 from .._checkpoint import Entry
 from ._base import Source
+from ._registry import register_layout
 
 
 _part = "_weight_qdata"
@@ -24,3 +25,6 @@ def find_torchao(source: Source) -> Iterator[Entry]:
                 "dequantized."
             )
     yield from ()
+
+
+register_layout("torchao", find_torchao)

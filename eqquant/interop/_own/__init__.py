@@ -1,7 +1,7 @@
 """The files of `eqquant.save`: a safetensors file with a header that describes the
 tree (see `_header`). `convert` writes the same files."""
 
-from ._find import find_eqquant as find_eqquant
+from . import _find as _find
 from ._formats import (
     format_from_json as format_from_json,
     format_to_json as format_to_json,

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..._array import relaid
 from .._checkpoint import Entry
-from .._layouts import Source
+from .._layouts import register_layout, Source
 from .._tensors import from_tensor
 from ._header import from_header
 from ._like import layout
@@ -17,7 +17,7 @@ from ._skeleton import checked_skeleton
 def find_eqquant(source: Source) -> Iterator[Entry]:
     """All arrays of a file that [`eqquant.save`][] wrote, by their paths."""
     skeleton = checked_skeleton(
-        from_header(source.config),
+        from_header(source.metadata),
         {name: (x.kind, x.shape) for name, x in source.tensors.items()},
     )
     names = {id(x): name for name, x in skeleton.arrays.items()}
@@ -59,3 +59,6 @@ def _map(fn, node):
     if isinstance(node, dict):
         return {key: _map(fn, child) for key, child in node.items()}
     return fn(node)
+
+
+register_layout("eqquant", find_eqquant, container="eqquant")
