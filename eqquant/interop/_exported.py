@@ -1,6 +1,8 @@
+import copyreg
 import json
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.export
 import jax.tree_util as jtu
@@ -116,3 +118,11 @@ jax.export.register_pytree_node_serialization(
     deserialize_auxdata=_from_json,
     from_children=_from_children,
 )
+
+# A compiled program goes to another process with the trees of its arguments and results
+# pickled. In those of modules, Equinox has a constant of its own where there is nothing
+# to say, and knows it by its identity. So it is pickled by its name, which finds the
+# same one; a copy would be taken for something that was said.
+_, (_nothing, *_) = jtu.tree_structure(eqx.nn.Identity()).node_data()
+if type(_nothing).__module__.startswith("equinox."):
+    copyreg.pickle(type(_nothing), lambda _: "MISSING")

@@ -4,8 +4,6 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-from ._folder import check_folder
-
 
 def temporary_path(path: str | os.PathLike[str], token: str) -> str:
     """Where [`replacing`][] has its temporary file."""
@@ -30,7 +28,7 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
         raise IsADirectoryError(
             f"`path` should be that of a file. Got {os.fspath(path)}, a folder."
         )
-    check_folder(path)
+    _check_folder(path)
     path = os.path.realpath(path)
     try:
         with open(temporary, "xb"):
@@ -48,3 +46,46 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     except BaseException:
         pathlib.Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _check_folder(path: str | os.PathLike[str]) -> None:
+    """Checks that a file can be made at `path`, as far as its folder tells.
+
+    **Raises:**
+
+    A `FileNotFoundError` if there is no such folder, a `NotADirectoryError` if it is
+    none, and a `PermissionError` if nothing may be made in it.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    _check(path, folder)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"`path` is {os.fspath(path)!r}, and there is no folder {folder!r}. Make "
+            "it first, as by `os.makedirs`."
+        )
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Makes the folder that a file at `path` is to be in, if there is none.
+
+    **Raises:**
+
+    A `NotADirectoryError` or a `PermissionError` as of [`replacing`][].
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    _check(path, folder)
+    os.makedirs(folder, exist_ok=True)
+
+
+def _check(path, folder):
+    # Of the folder, or of the nearest above it that is there.
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        raise NotADirectoryError(
+            f"`path` is {os.fspath(path)!r}, and {folder!r} is not a folder."
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"`path` is {os.fspath(path)!r}, and nothing may be made in {folder!r}."
+        )

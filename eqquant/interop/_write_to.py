@@ -10,11 +10,10 @@ from typing import Any
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
-from ._folder import make_folder
 from ._layouts import gguf_parts, layouts, parts_of, writers
 from ._nodes import dotted, is_data, leaves, python_scalar
 from ._rename import renamed
-from ._replacing import replacing
+from ._replacing import make_folder, replacing
 
 
 def write_gguf(

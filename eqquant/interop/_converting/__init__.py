@@ -1,2 +1,2 @@
 from ._convert import convert as convert
-from ._outcome import Outcome as Outcome
+from ._plan import Outcome as Outcome

@@ -14,11 +14,9 @@ import numpy as np
 from ..._array import QuantizedArray
 from ...formats import AbstractFormat, NF4
 from .._open import open
-from ._beside import as_json, beside
 from ._encode import encode, stand_in
-from ._outcome import Outcome, outcome
-from ._output import is_placed, is_there, Output
-from ._plan import plan, Planned
+from ._output import as_json, beside, is_placed, is_there, Output
+from ._plan import Outcome, outcome, plan, Planned
 from ._shards import index_of, shards
 from ._targets import check_kind, target
 

@@ -1,4 +1,5 @@
 import builtins
+import json
 import os
 import pathlib
 import shutil
@@ -9,12 +10,25 @@ from typing import Any
 import numpy as np
 
 from .._containers import journal_name, Part, TensorFile
-from .._folder import make_folder
+from .._replacing import make_folder
 from ._journal import is_finished, Journal, lock, sync
 from ._shards import Shard
 
 
 _chunk = 2**24
+# What there may be in the folder of a model, besides its tensors.
+_others = (
+    "added_tokens.json",
+    "chat_template.*",
+    "generation_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer*",
+    "vocab*",
+)
+_largest_other = 2**26
+_sections = ("quantization_config", "quantization")
 
 
 class Output:
@@ -126,6 +140,32 @@ class Output:
                 left -= len(data)
                 found = zlib.crc32(data, found)
         return found
+
+
+def beside(
+    source: pathlib.Path, config: dict[str, Any], said: dict[str, Any]
+) -> dict[str, bytes]:
+    """The other files of a model, by their names: the tokenizer's, as they are, and the
+    configuration.
+
+    **Arguments:**
+
+    - `config`: of the source.
+    - `said`: what it is to say instead of how arrays are quantized there.
+    """
+    folder = source if source.is_dir() else source.parent
+    found = {
+        path.name: path.read_bytes()
+        for pattern in _others
+        for path in sorted(folder.glob(pattern))
+        if path.is_file() and path.stat().st_size <= _largest_other
+    }
+    config = {k: v for k, v in config.items() if k not in _sections} | said
+    return found | ({"config.json": as_json(config)} if config else {})
+
+
+def as_json(x: dict[str, Any]) -> bytes:
+    return json.dumps(x, indent=2).encode()
 
 
 def partial_path(out: pathlib.Path) -> pathlib.Path:

@@ -10,7 +10,6 @@ from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
 from .._layouts import gguf_parts, layouts, parts_of, writers
 from .._own import described, to_part
 from .._tensors import to_tensor, type_of
-from ._tree import nested
 
 
 class Target(NamedTuple):
@@ -79,7 +78,7 @@ def _gguf(metadata):
 
 def _own(stand_ins, index):
     # The files of `save`, with quantized arrays in rows.
-    arrays, header = described(nested(stand_ins), numpy=False)
+    arrays, header = described(_nested(stand_ins), numpy=False)
     names = {id(x): name for name, x in arrays.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
@@ -103,3 +102,23 @@ def _own(stand_ins, index):
 
 def _stored(x):
     return getattr(x, "stored", x)
+
+
+def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree that dotted names are the paths of: of dictionaries; and of lists, where
+    the names below are 0, 1, ..., each of which is there."""
+    groups: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
+    for name, x in arrays.items():
+        first, dot, rest = name.partition(".")
+        # A name may also be the beginning of another one.
+        if not dot or first in arrays:
+            found[name] = x
+        else:
+            groups.setdefault(first, {})[rest] = x
+    return found | {first: _as_list(_nested(group)) for first, group in groups.items()}
+
+
+def _as_list(tree):
+    keys = [str(i) for i in range(len(tree))]
+    return [tree[key] for key in keys] if set(keys) == set(tree) else tree
