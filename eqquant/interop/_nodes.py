@@ -1,59 +1,62 @@
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from .._array import has_numbers, is_quantized
 
 
-# A `jtu.DictKey` or `jtu.SequenceKey`.
-Key: TypeAlias = Any
-Path: TypeAlias = tuple[Key, ...]
+# Of `jtu.DictKey` and `jtu.SequenceKey`.
+Path: TypeAlias = tuple[Any, ...]
 
 
-def children(node: PyTree) -> list[tuple[Key, PyTree]] | None:
-    """One level of a PyTree: the children of a node, each by a key of a dictionary (or
-    by the name of an attribute) or by its place in a sequence. `None` of a leaf."""
+def children(node: PyTree) -> dict[Hashable, PyTree] | list[PyTree] | None:
+    """The children of a node of a PyTree: a list for a sequence, and otherwise a
+    dictionary, in which attributes go by their names. `None` for a leaf."""
     if node is None or is_quantized(node):
         return None
     found, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][0] == ():
         return None
-    keys = [key for (key,), _ in found]
-    if all(isinstance(k, jtu.SequenceKey | jtu.FlattenedIndexKey) for k in keys):
-        keys = [jtu.SequenceKey(i) for i in range(len(keys))]
-    else:
-        keys = [jtu.DictKey(_name(key)) for key in keys]
-    if len(set(keys)) != len(keys):
+    keys, nodes = [key for (key,), _ in found], [child for _, child in found]
+    # Without children, the keys do not tell.
+    is_sequence = bool(keys) or isinstance(node, Sequence)
+    if is_sequence and all(isinstance(key, _indices) for key in keys):
+        return nodes
+    names = [_name(key) for key in keys]
+    if len(set(names)) != len(names):
         raise ValueError(
-            f"the keys of a {type(node).__name__} should differ. Got {keys}."
+            f"the keys of a {type(node).__name__} should differ. Got {names}."
         )
-    return list(zip(keys, [child for _, child in found]))
+    return dict(zip(names, nodes))
 
 
-def is_sequence(node: PyTree) -> bool:
-    """Whether a node, that is not a leaf, is to be a list; a dictionary otherwise."""
-    found = children(node)
-    if found:
-        return isinstance(found[0][0], jtu.SequenceKey)
-    return isinstance(node, Sequence)
+_indices = (jtu.SequenceKey, jtu.FlattenedIndexKey)
 
 
 def leaves(node: PyTree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Each leaf, quantized arrays among them, in the order of `jax.tree.leaves`."""
     found = children(node)
     if found is not None:
-        for key, child in found:
+        for key, child in keyed(found):
             yield from leaves(child, (*path, key))
     elif node is not None:
         yield path, node
 
 
+def keyed(found: dict[Hashable, PyTree] | list[PyTree]) -> list[tuple[Any, PyTree]]:
+    """Children with their keys in a path."""
+    if isinstance(found, list):
+        return [(jtu.SequenceKey(i), child) for i, child in enumerate(found)]
+    return [(jtu.DictKey(name), child) for name, child in found.items()]
+
+
 def is_data(leaf: Any) -> bool:
-    """Whether a leaf is numbers, so that it belongs in a file."""
+    """Whether a leaf is an array, a struct of one, or a scalar."""
     if is_quantized(leaf):
         return has_numbers(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -62,13 +65,28 @@ def is_data(leaf: Any) -> bool:
 
 
 def python_scalar(leaf: Any) -> type | None:
-    """The type of a scalar that is one of Python's, as `numpy.float64` is too."""
+    """The type of a Python scalar, which `numpy.float64` also is, or else `None`."""
     if type(leaf) in (bool, int):
         return type(leaf)
     return next((cls for cls in (float, complex) if isinstance(leaf, cls)), None)
 
 
+def kind_of_numpy(leaf: Any) -> Literal["array", "scalar"] | None:
+    """Whether a leaf is a NumPy array or scalar, to be loaded as such.
+
+    **Raises:**
+
+    A `ValueError` for a masked array.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ValueError("it should be an array without a mask. Save that beside it.")
+    if isinstance(leaf, np.ndarray):
+        return "array"
+    return "scalar" if isinstance(leaf, np.generic) else None
+
+
 def dotted(path: Path) -> str:
+    """A path as text: `"layers.0.weight"`."""
     return jtu.keystr(path, simple=True, separator=".")
 
 

@@ -1,5 +1,5 @@
 import functools as ft
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,20 +111,6 @@ def as_dtype(name: str) -> np.dtype:
 def is_key(x: Any) -> bool:
     """Whether this is an array of random keys, or a struct of one."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def kind_of_numpy(x: Any) -> Literal["array", "scalar"] | None:
-    """What a leaf is of NumPy, to come back as that; `None` if it is of JAX.
-
-    **Raises:**
-
-    A `ValueError` if it is more than its numbers.
-    """
-    if isinstance(x, np.ma.MaskedArray):
-        raise ValueError("it should be an array without a mask. Save that beside it.")
-    if isinstance(x, np.ndarray):
-        return "array"
-    return "scalar" if isinstance(x, np.generic) else None
 
 
 def type_of(x: Any) -> ArrayType:

@@ -9,7 +9,7 @@ from ...formats import AbstractFormat
 from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
 from .._layouts import gguf_parts, layouts, parts_of, writers
 from .._own import described, to_part
-from .._tensors import to_tensor, type_of
+from .._tensors import to_tensor
 
 
 class Target(NamedTuple):
@@ -78,8 +78,8 @@ def _gguf(metadata):
 
 def _own(stand_ins, index):
     # The files of `save`, with quantized arrays in rows.
-    arrays, header = described(_nested(stand_ins), numpy=False)
-    names = {id(x): name for name, x in arrays.items()}
+    tensors, header = described(_nested(stand_ins), numpy=False)
+    names = {id(tensor.array): name for name, tensor in tensors.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
         for name, x in stand_ins.items()
@@ -87,7 +87,7 @@ def _own(stand_ins, index):
 
     def parts(name, x):
         def part(key, x):
-            kind, shape = type_of(arrays[key]).tensor_type
+            kind, shape = tensors[key].type.tensor_type
             return Part(kind, shape, lambda: to_tensor(np.asarray(x)))
 
         leaves = jtu.tree_leaves(_stored(x))

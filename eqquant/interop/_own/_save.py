@@ -4,17 +4,27 @@ from typing import Any
 
 import equinox as eqx
 import jax.tree_util as jtu
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from ..._array import is_quantized
-from .._nodes import children, dotted, is_data, is_sequence, Path, python_scalar
-from .._tensors import kind_of_numpy, type_of
+from .._nodes import (
+    children,
+    dotted,
+    is_data,
+    keyed,
+    kind_of_numpy,
+    Path,
+    python_scalar,
+)
+from .._tensors import type_of
 from ._formats import format_to_json
 from ._header import to_header
-from ._write import write
+from ._write import Tensor, write
+
+
+_left_out = object()
 
 
 def save(path: str | os.PathLike[str], m: PyTree) -> None:
@@ -58,43 +68,45 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
 
 def described(
     m: PyTree, numpy: bool = True
-) -> tuple[dict[str, Array | np.ndarray | np.generic], dict[str, str]]:
-    """The arrays that [`eqquant.save`][] writes, by the names of their tensors, and the
-    metadata. `numpy` is whether NumPy arrays load as such, rather than as JAX's."""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that [`eqquant.save`][] writes, by their names, and the metadata.
+    `numpy` is whether NumPy arrays load as such, rather than as JAX's."""
     writer = _Writer(numpy)
     try:
         tree = writer.node(m, ())
+        tree = None if tree is _left_out else tree
     except ValueError as e:
         raise ValueError(f"Could not save `m`{writer.where}: {e}") from e
     header = to_header(
-        {"tree": tree, "arrays": writer.types, "quantized": writer.quantized}
+        {"tree": tree, "arrays": writer.arrays, "quantized": writer.quantized}
     )
-    return writer.arrays, header
+    return writer.tensors, header
 
 
 class _Writer:
-    """Collects the arrays of a tree, and their descriptions."""
+    """Collects the arrays of a tree, and their descriptions for the header."""
 
     def __init__(self, numpy: bool):
         self._numpy = numpy
+        self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, Any] = {}
-        self.types: dict[str, Any] = {}
         self.quantized: dict[str, Any] = {}
         self.where = ""
         # By identity. The arrays are kept alive, so that no other gets the same `id`.
         self._written: dict[int, tuple[str, Any]] = {}
 
     def node(self, node: PyTree, path: Path) -> Any:
-        self.where = f", at `{dotted(path)}`" if path else ""
+        self.where = where = f", at `{dotted(path)}`" if path else ""
         found = children(node)
         if found is None:
             return self._leaf(node, path)
-        if is_sequence(node):
-            return {"list": [self.node(child, (*path, key)) for key, child in found]}
-        found = [(key, child) for key, child in found if _is_written(child)]
-        keys = [_key_to_json(key.key) for key, _ in found]
-        nodes = [self.node(child, (*path, key)) for key, child in found]
-        return {"dict": list(zip(keys, nodes))}
+        nodes = [self.node(child, (*path, key)) for key, child in keyed(found)]
+        self.where = where
+        if isinstance(found, list):
+            # A leaf that is not written keeps its place.
+            return {"list": [None if x is _left_out else x for x in nodes]}
+        pairs = zip(found, nodes)
+        return {"dict": [(_to_json(key), x) for key, x in pairs if x is not _left_out]}
 
     def _leaf(self, x, path):
         if is_quantized(x):
@@ -109,9 +121,8 @@ class _Writer:
         if scalar is not None:
             return x
         if is_data(x):
-            return {"array": self._once(x, path, self.types, self._array)}
-        # In a list, a leaf that is not written keeps its place.
-        return None
+            return {"array": self._once(x, path, self.arrays, self._array)}
+        return None if x is None else _left_out
 
     def _once(self, x, path, descriptions, describe):
         if id(x) not in self._written:
@@ -122,8 +133,8 @@ class _Writer:
 
     def _array(self, x, name, path):
         _check_concrete(x)
-        self.arrays[name] = x
         type, numpy = type_of(x), kind_of_numpy(x) if self._numpy else None
+        self.tensors[name] = Tensor(x, type)
         found: dict[str, Any] = {"dtype": type.dtype, "shape": type.shape}
         return found if numpy is None else found | {"numpy": numpy}
 
@@ -145,12 +156,6 @@ class _Writer:
         }
 
 
-def _is_written(node):
-    if node is None or is_quantized(node):
-        return True
-    return is_data(node) or children(node) is not None
-
-
 def _new_name(path, taken):
     name = dotted(path) or "value"
     names = it.chain([name], (f"{name}#{i}" for i in it.count(2)))
@@ -164,9 +169,9 @@ def _check_concrete(x):
         raise ValueError(f"it should be an array, with its numbers. Got {x}.")
 
 
-def _key_to_json(key):
+def _to_json(key):
     if isinstance(key, tuple):
-        return [_key_to_json(k) for k in key]
+        return [_to_json(k) for k in key]
     if key is not None and type(key) not in (bool, int, float, str):
         raise ValueError(
             "the keys of a dictionary should be strings, numbers, booleans, None, or "

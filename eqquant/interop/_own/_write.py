@@ -4,14 +4,14 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
 from .._containers import safetensors_layout
 from .._replacing import replacing, temporary_path
-from .._tensors import is_key, to_tensor, type_of
+from .._tensors import ArrayType, is_key, to_tensor
 from ._together import (
     agreed,
     from_first_process,
@@ -22,26 +22,33 @@ from ._together import (
 )
 
 
+class Tensor(NamedTuple):
+    """An array that is written, and its type in the file."""
+
+    array: Any
+    type: ArrayType
+
+
 def write(
-    path: str | os.PathLike[str], arrays: dict[str, Any], metadata: dict[str, str]
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]
 ) -> None:
     """Writes a safetensors file shard by shard; no sharded array is gathered in memory.
     If arrays are sharded over several processes, all of these call this function, and
     each writes its own shards."""
-    types = {name: type_of(x).tensor_type for name, x in arrays.items()}
+    types = {name: tensor.type.tensor_type for name, tensor in tensors.items()}
+    arrays = [tensor.array for tensor in tensors.values()]
     start, offsets, size = safetensors_layout(types, metadata)
     token = secrets.token_hex(4)
-    if not any(map(is_spread, arrays.values())):
-        _check_here(arrays)
+    if not any(map(is_spread, arrays)):
+        _check_here(tensors)
         with replacing(path, token) as temporary:
             _begin(temporary, start, size)
-            _fill(temporary, arrays, offsets)
+            _fill(temporary, tensors, offsets)
         return
 
     same_everywhere(start, "the arrays of `m` and their descriptions")
     token = f"{from_first_process(int(token, 16)):08x}"
-    here = is_writer([*arrays.values()])
-    written = dict(it.compress(arrays.items(), here))
+    written = dict(it.compress(tensors.items(), is_writer(arrays)))
     with contextlib.ExitStack() as stack:
         with agreed():
             if jax.process_index() == 0:
@@ -52,9 +59,9 @@ def write(
             stack.close()
 
 
-def _check_here(arrays):
-    for name, x in arrays.items():
-        if not is_here(x):
+def _check_here(tensors):
+    for name, tensor in tensors.items():
+        if not is_here(tensor.array):
             raise ValueError(
                 f"`{name}` is on devices of another process. Call `save` in that "
                 "process; or, to save one file from both, shard some array over the "
@@ -68,11 +75,11 @@ def _begin(path, start, size):
         file.truncate(size)
 
 
-def _fill(path, arrays, offsets):
+def _fill(path, tensors, offsets):
     with open(path, "wb", opener=_existing) as file:
-        for name, x in arrays.items():
-            _, shape = type_of(x).container
-            for index, part in _shards(x):
+        for name, tensor in tensors.items():
+            _, shape = tensor.type.container
+            for index, part in _shards(tensor.array):
                 _write_part(file, offsets[name], shape, index, part)
         file.flush()
         os.fsync(file.fileno())
