@@ -17,14 +17,16 @@ from ._tensors import as_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array of a checkpoint, of which nothing is read yet.
+    """An array of a checkpoint, which is not read yet.
 
-    - `name`: in the checkpoint.
-    - `shape`, `dtype`: of the array that it stands for.
-    - `format`: that it is stored in. `None` if it is not quantized.
-    - `layout`: how it is written: `"gptq"`, for example, or `"dense"`.
-    - `sources`: the tensors that it is made of.
-    - `axis`: that is contracted, if it is quantized.
+    - `name`: its name in the checkpoint.
+    - `shape`, `dtype`: those of the (dequantized) array.
+    - `format`: the format of a quantized array; `None` for others.
+    - `layout`: the library's layout, such as `"gptq"`; or `"dense"`.
+    - `sources`: the tensors that have its numbers.
+    - `to_array`: reads these, as a NumPy array or, if there is a `format`, as a
+        [`eqquant.QuantizedArray`][].
+    - `axis`: the contracted axis of a quantized array.
     """
 
     name: str
@@ -38,20 +40,20 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes in the files."""
+        """Its size in the files, in bytes."""
         return sum(source.nbytes for source in self.sources)
 
     def struct(self) -> jax.ShapeDtypeStruct | QuantizedArray:
-        """The array, without its numbers."""
+        """The array without its numbers."""
         return _struct(self.shape, self.dtype, self.format, self.axis)
 
     def read(self) -> Shaped[Array, "..."] | QuantizedArray:
-        """The array."""
+        """Reads the array."""
         try:
             x = self.to_array()
             if self.format is None:
                 as_dtype(x.dtype.name)
-                # Not the memory map itself, which follows its file.
+                # A copy: the memory map changes with its file.
                 return jnp.array(x, copy=True)
         except ValueError as e:
             raise ValueError(f"Could not read {self.name!r}: {e}") from e
@@ -60,8 +62,8 @@ class Entry:
         return x
 
     def numpy(self) -> Shaped[np.ndarray, "..."]:
-        """The array as NumPy's, over a memory map of the file where that is possible.
-        Only of one that is not quantized."""
+        """Reads an array that is not quantized as a NumPy array: a memory map of the
+        file, where that is possible."""
         if self.format is not None:
             raise ValueError(f"{self.name!r} is quantized, in {self.format}.")
         return self.to_array()
@@ -76,20 +78,20 @@ def _struct(shape, dtype, format, axis):
 
 
 class Checkpoint(Mapping[str, Any]):
-    """The arrays of a file, or of a folder, by their names. Each is read when it is
-    asked for: quantized ones as a [`eqquant.QuantizedArray`][] of the same codes, all
-    others as ordinary arrays. None is kept.
+    """The arrays of a file or a folder, by their names. Each is read on access, and not
+    cached: quantized ones as a [`eqquant.QuantizedArray`][] with the same codes, others
+    as JAX arrays.
 
-    The beginning of names, up to a dot, gives all that is below it:
+    A prefix of names, up to a dot, gives all arrays below it:
     `checkpoint["model.layers.0"]["mlp.up_proj.weight"]`.
 
-    - `kind`: what it is a file of: `"gguf"`, `"gptq"`, ..., or `"safetensors"` if
-        nothing in it is quantized. With `+` between several.
-    - `entries`: what is known of each array before it is read.
-    - `metadata`: what the file says of itself. Of GGUF, this has the tokenizer.
-    - `config`: the `config.json` that lies beside it, as a dictionary.
+    - `kind`: the layout: `"gguf"`, `"eqquant"`, `"gptq"`, ...; several are joined by
+        `+`. `"safetensors"` if nothing in it is quantized.
+    - `entries`: describe the arrays before they are read.
+    - `metadata`: of the file. That of GGUF has the tokenizer.
+    - `config`: the `config.json` next to the file, as a dictionary.
 
-    Made by [`eqquant.interop.open`][].
+    [`eqquant.interop.open`][] makes it.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Checkpoint(Mapping[str, Any]):
         return len(self.entries)
 
     def close(self) -> None:
-        """Closes the files. What was read stays."""
+        """Closes the files. Arrays that were read stay valid."""
         for file in self._files:
             file.close()
 
@@ -138,7 +140,7 @@ class Checkpoint(Mapping[str, Any]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # Those of a mapping would read all of it.
+    # `Mapping` would compare all arrays.
     def __eq__(self, other: object) -> bool:
         return self is other
 

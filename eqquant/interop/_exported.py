@@ -15,13 +15,13 @@ from ._own import format_from_json, format_to_json, spec_to_json, tuple_from_jso
 from ._tensors import as_dtype
 
 
-# What `jax.export` writes of a quantized array that a function takes or gives: all that
-# is static of it, as JSON. The stored arrays are children of the tree.
+# `jax.export` writes the static fields of quantized arguments and results as JSON. The
+# stored arrays are children of the tree.
 _name, _version = "eqquant.QuantizedArray", 1
 
 
 def _to_json(aux: Any) -> bytes:
-    # What Equinox made `aux` of, by what JAX would make of it again.
+    # Equinox's `aux` is private: the fields are those of an array that it makes.
     leaf = jtu.tree_structure(0)
     treedef = jtu.PyTreeDef.from_node_data_and_children(
         jtu.default_registry, (QuantizedArray, aux), [leaf]
@@ -45,8 +45,8 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
     static = json.loads(text)
     if static["version"] > _version:
         raise ValueError(
-            f"The export has version {static['version']} of quantized arrays, of which "
-            f"this version of eqquant knows those up to {_version}. Use a later one."
+            f"The export has version {static['version']} of quantized arrays, and this "
+            f"version of eqquant reads those up to {_version}. Use a later one."
         )
     activation = static["activation"]
     return {
@@ -78,7 +78,7 @@ def _sharding_to_json(sharding):
         }
         if _sharding_from_json(written) != sharding:
             raise ValueError(
-                f"The sharding {sharding} of a quantized array would not come back. "
+                f"The sharding {sharding} of a quantized array cannot be exported. "
                 "Declare its `PartitionSpec` alone, by `with_sharding`."
             )
     return written
@@ -99,7 +99,7 @@ def _sharding_from_json(written):
         if not known.keys() >= {*written["devices"]}:
             raise ValueError(
                 f"A quantized array of the export is on the devices "
-                f"{written['devices']}, and JAX has {[*known]}."
+                f"{written['devices']}, but JAX has {[*known]}."
             )
         devices = np.array([known[i] for i in written["devices"]])
         mesh = Mesh(devices.reshape(sizes), axes, axis_types=types)
@@ -119,10 +119,10 @@ jax.export.register_pytree_node_serialization(
     from_children=_from_children,
 )
 
-# A compiled program goes to another process with the trees of its arguments and results
-# pickled. In those of modules, Equinox has a constant of its own where there is nothing
-# to say, and knows it by its identity. So it is pickled by its name, which finds the
-# same one; a copy would be taken for something that was said.
+# A compiled program goes to another process with the pickled tree structures of its
+# arguments and results. In those of modules, Equinox marks missing fields by a constant
+# that it compares by identity. So it is pickled by its name, which finds the constant
+# itself; a copy would look like a field.
 _, (_nothing, *_) = jtu.tree_structure(eqx.nn.Identity()).node_data()
 if type(_nothing).__module__.startswith("equinox."):
     copyreg.pickle(type(_nothing), lambda _: "MISSING")

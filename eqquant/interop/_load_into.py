@@ -14,14 +14,14 @@ from ._own import named_sharding
 from ._rename import renamed
 
 
-# Each takes a comparison with all paths.
+# A hint compares a name with all paths.
 _most_hints = 10
 
 
 def load_into(
     model: PyTree, tree: Any, rename: Any = None, *, strict: bool = True
 ) -> PyTree:
-    """Puts the arrays of a checkpoint in the places of a model's.
+    """Replaces the arrays of a model by those of a checkpoint.
 
     !!! Example
 
@@ -38,35 +38,34 @@ def load_into(
     **Arguments:**
 
     - `model`: a PyTree, with its arrays or, as `eqx.filter_eval_shape` makes it,
-        without. An array that is quantized in `tree` is so in the model, and multiplies
-        as it did. It has to be of the same shape: `(out, in)`, as in `eqx.nn.Linear`.
-    - `tree`: a [`eqquant.interop.Checkpoint`][], of which one array is read after
-        another; or a PyTree of arrays. Names have dots, whether they are keys as a
-        whole or paths of keys.
-    - `rename`: from the names of `tree` to the paths of `model`, such as
-        `"layers.0.attention.q_proj.weight"`. One of these, or a list of them, that are
-        applied in turn:
+        without. An array that is quantized in `tree` is quantized in the result.
+        Matrices have to be `(out, in)`, as in `eqx.nn.Linear`.
+    - `tree`: a [`eqquant.interop.Checkpoint`][], of which one array at a time is read;
+        or a PyTree of arrays, whose names are the paths of keys, joined by dots.
+    - `rename`: maps the names of `tree` to the paths of `model`, such as
+        `"layers.0.attention.q_proj.weight"`. One of these, or a list of them, applied
+        in turn:
 
-        - a dictionary from patterns to names. Each `*` of the first pattern that
-          matches stands for anything, and goes where the name has a `*`. `None` leaves
-          out what matches, and a tuple of names puts it in several places.
+        - a dictionary from patterns to names. The first pattern that matches counts;
+          each `*` matches any text, which replaces the `*` in the name. `None` leaves
+          the array out, and a tuple of names puts it in several places.
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
-        - `"llama"`, `"mistral"` or `"qwen"`, for the names that llama.cpp has in models
-          of this family: they become those of Hugging Face.
-    - `strict`: whether it is an error if an array of the model is missing, or one of
-        `tree` is not used. If false then this is only warned of: what is missing stays
-        as it is.
+        - `"llama"`, `"mistral"` or `"qwen"`: from the names of llama.cpp to those of
+          Hugging Face, for models of this family.
+    - `strict`: whether it is an error if an array of the model is missing in `tree`, or
+        one of `tree` is not used. If false, this is a warning, and arrays that are
+        missing stay as they are.
 
     **Returns:**
 
-    The model. Its floating-point arrays have the dtypes that they had, and are placed
-    as they were, if that was over a mesh.
+    The model. Its floating-point arrays keep their dtypes, and arrays on a mesh their
+    shardings.
 
     **Raises:**
 
-    A `ValueError` that lists all that does not fit: each array that is missing, or not
-    used, or of another shape.
+    A `ValueError` that lists all differences: each array that is missing, not used, or
+    of another shape.
     """
     found = _found(tree)
     places = _by_name(model, "model", _is_array)
@@ -116,8 +115,8 @@ def _by_name(tree, argument, wanted):
         name = dotted(path)
         if wanted(leaf) and name in found:
             raise ValueError(
-                f"`{argument}` should have a name of its own for each array. Got two "
-                f"that are {name!r}: one of its keys has a dot."
+                f"`{argument}` should have different names for all arrays. Got "
+                f"{name!r} twice, since one of its keys has a dot."
             )
         if wanted(leaf):
             found[name] = leaf
@@ -132,7 +131,7 @@ def _difference(path, leaf, name, found):
     if found.shape != leaf.shape:
         hint = ""
         if found.shape == leaf.shape[::-1]:
-            hint = " It is transposed: give its `.T`, or write the layer as `w @ x`."
+            hint = " It is transposed: pass its `.T`, or write the layer as `w @ x`."
         return [
             f"{path!r} should have shape {leaf.shape}. Got {name!r} of shape "
             f"{found.shape}.{hint}"

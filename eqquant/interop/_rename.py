@@ -13,16 +13,17 @@ Renaming: TypeAlias = (
 
 
 def renamed(name: str, rename: Any, inverse: bool = False) -> tuple[str, ...]:
-    """What a name becomes: one, several, or none.
+    """The new names of an array: one, several, or none.
 
     **Arguments:**
 
-    - `rename`: as of [`eqquant.interop.load_into`][].
-    - `inverse`: whether tables go the other way, to the names of llama.cpp.
+    - `rename`: as for [`eqquant.interop.load_into`][].
+    - `inverse`: whether named tables give the names of llama.cpp, instead of those of
+        Hugging Face.
 
     **Raises:**
 
-    A `ValueError` or a `TypeError` if that is no rule.
+    A `ValueError` or a `TypeError` if `rename` is not a rule.
     """
     if rename is None:
         return (name,)
@@ -59,8 +60,8 @@ def _by_rule(name, rule, inverse):
 
 
 def matched(pattern: str, name: str) -> list[str] | None:
-    """What each `*` of a pattern stands for, as little as possible of the name but for
-    the last. `None` if the pattern does not match."""
+    """The text that each `*` of a pattern matches: the shortest, except for the last.
+    `None` if the pattern does not match."""
     first, *rest = pattern.split("*")
     if not rest:
         return [] if name == pattern else None
@@ -83,8 +84,8 @@ def _filled(name, found, pattern):
     parts = name.split("*")
     if len(parts) != len(found) + 1:
         raise ValueError(
-            f"`rename` should have as many * in {name!r} as in {pattern!r}, which it "
-            "takes the place of."
+            f"`rename` should have as many * in the name {name!r} as in its pattern "
+            f"{pattern!r}."
         )
     return "".join(text for pair in zip(parts, [*found, ""]) for text in pair)
 
@@ -98,13 +99,13 @@ def _as_names(names: Any) -> tuple[str, ...]:
     return found
 
 
-# From the names that llama.cpp has for the arrays of a model to those of Hugging Face's
-# transformers. Names that are there already stay as they are.
+# From the names of a model's arrays in llama.cpp to those in Hugging Face transformers.
+# Other names are unchanged.
 llama: dict[str, str | None] = {
     "token_embd.*": "model.embed_tokens.*",
     "output_norm.*": "model.norm.*",
     "output.*": "lm_head.*",
-    # Computed from the configuration.
+    # Transformers computes these from the configuration.
     "rope_freqs.*": None,
     "blk.*.attn_norm.*": "model.layers.*.input_layernorm.*",
     "blk.*.attn_q.*": "model.layers.*.self_attn.q_proj.*",
@@ -123,14 +124,14 @@ llama: dict[str, str | None] = {
     "blk.*.ffn_down_exps.*": "model.layers.*.mlp.experts.down_proj.*",
 }
 
-# Models of the family, and what they are called, have the same names.
+# Models of the same family have the same names.
 tables: dict[str, dict[str, str | None]] = {
     "llama": llama,
     "mistral": llama,
     "qwen": llama,
 }
 
-# The other way round.
+# From the names of Hugging Face to those of llama.cpp.
 inverse_tables: dict[str, dict[str, str | None]] = {
     key: {new: old for old, new in table.items() if new is not None}
     for key, table in tables.items()

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 
 def temporary_path(path: str | os.PathLike[str], token: str) -> str:
-    """Where [`replacing`][] has its temporary file."""
-    # Of a symbolic link, beside the file that it leads to.
+    """The path of the temporary file of [`replacing`][]."""
+    # For a symbolic link, next to its target.
     folder = os.path.dirname(os.path.realpath(path))
     return os.path.join(folder, f".eqquant-{token}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
-    """The path of a temporary file that, at the end, takes the place of the file at
-    `path`. If anything fails then it is removed, and what was there is left as it was.
-    Its name is made of the token, which should be a new one.
+    """Gives the path of a temporary file, which replaces the file at `path` at the end.
+    If anything fails, it is removed, and the file at `path` is unchanged. Its name has
+    the `token`, which should be new.
 
     **Raises:**
 
-    An `OSError` that names the folder, if nothing can be made there; and an
-    `IsADirectoryError` if there is a folder in its place.
+    An `OSError` that names the folder, if no file can be created there; and an
+    `IsADirectoryError` if `path` is a folder.
     """
     temporary = temporary_path(path, token)
     if os.path.isdir(path):
@@ -32,10 +32,10 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     path = os.path.realpath(path)
     try:
         with open(temporary, "xb"):
-            # It has the permissions that the umask leaves.
+            # A new file has the permissions that the umask leaves.
             mode = os.stat(path if os.path.exists(path) else temporary).st_mode
     except OSError as e:
-        text = f"{e.strerror} (while making a file in this folder)"
+        text = f"{e.strerror} (while creating a file in this folder)"
         raise OSError(e.errno, text, os.path.dirname(path)) from e
     try:
         yield temporary
@@ -49,28 +49,28 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
 
 
 def _check_folder(path: str | os.PathLike[str]) -> None:
-    """Checks that a file can be made at `path`, as far as its folder tells.
+    """Checks that a file can be created at `path`.
 
     **Raises:**
 
-    A `FileNotFoundError` if there is no such folder, a `NotADirectoryError` if it is
-    none, and a `PermissionError` if nothing may be made in it.
+    A `FileNotFoundError` if its folder does not exist, a `NotADirectoryError` if that
+    is a file, and a `PermissionError` if it is not writable.
     """
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"`path` is {os.fspath(path)!r}, and there is no folder {folder!r}. Make "
-            "it first, as by `os.makedirs`."
+            f"`path` is {os.fspath(path)!r}, and there is no folder {folder!r}. Create "
+            "it first, for example by `os.makedirs`."
         )
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes the folder that a file at `path` is to be in, if there is none.
+    """Creates the folder of a file at `path`, if it does not exist.
 
     **Raises:**
 
-    A `NotADirectoryError` or a `PermissionError` as of [`replacing`][].
+    A `NotADirectoryError` or a `PermissionError`, as [`replacing`][].
     """
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
@@ -78,7 +78,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def _check(path, folder):
-    # Of the folder, or of the nearest above it that is there.
+    # The folder, or its nearest parent that exists.
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
@@ -87,5 +87,5 @@ def _check(path, folder):
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(
-            f"`path` is {os.fspath(path)!r}, and nothing may be made in {folder!r}."
+            f"`path` is {os.fspath(path)!r}, and {folder!r} is not writable."
         )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-# The dtypes that every reader of safetensors has, and their names there.
+# The dtypes that every safetensors reader has, and their names in files.
 _plain = {
     "bool": "BOOL",
     "int8": "I8",
@@ -23,10 +23,10 @@ _plain = {
     "float64": "F64",
 }
 
-# Of complex numbers, the real and the imaginary part lie along one axis more.
+# Stored with one more axis, for the real and the imaginary part.
 _complex = {"complex64": "float32", "complex128": "float64"}
 
-# Of these, the bytes are held: one for each number.
+# Stored as bytes, one for each number.
 _bytes = {
     *("int1", "int2", "int4", "uint1", "uint2", "uint4"),
     *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e8m0fnu"),
@@ -38,8 +38,8 @@ _dtypes = {*_plain, *_complex, *_bytes}
 
 
 class ArrayType(NamedTuple):
-    """What a file says of an array. `dtype` is a name; that of random keys names their
-    implementation, `"key:threefry2x32"`."""
+    """The dtype and the shape of an array in a file. `dtype` is a name; that of random
+    keys has their implementation, `"key:threefry2x32"`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class ArrayType(NamedTuple):
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """The array, without its numbers."""
+        """The array without its numbers."""
         if self.implementation is None:
             return jax.ShapeDtypeStruct(self.shape, known_dtype(self.dtype))
         key, _ = _key_structs(self.implementation)
@@ -59,7 +59,7 @@ class ArrayType(NamedTuple):
 
     @property
     def data(self) -> "ArrayType":
-        """Of random keys, the type of the array of their data."""
+        """For random keys, the type of their data; otherwise itself."""
         if self.implementation is None:
             return self
         _, data = _key_structs(self.implementation)
@@ -75,7 +75,7 @@ class ArrayType(NamedTuple):
 
     @property
     def tensor_type(self) -> tuple[str, tuple[int, ...]]:
-        """The same, in the words of safetensors."""
+        """The same, with safetensors' name of the dtype."""
         dtype, shape = self.container
         return _plain[dtype], shape
 
@@ -88,37 +88,37 @@ def known_dtype(name: str) -> np.dtype:
     A `ValueError` if there is none.
     """
     if name not in _dtypes:
-        raise ValueError(f"it holds arrays of an unknown dtype, {name!r}.")
+        raise ValueError(f"it has arrays of an unknown dtype, {name!r}.")
     return jnp.dtype(name)
 
 
 def as_dtype(name: str) -> np.dtype:
-    """The dtype of this name, for an array of JAX.
+    """The dtype of this name, for a JAX array.
 
     **Raises:**
 
-    A `ValueError` if there is none, or if JAX would make it another one.
+    A `ValueError` if there is none, or if JAX would narrow it to 32 bits.
     """
     dtype = known_dtype(name)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
-            f"it holds arrays of {name}, which JAX is not to use. Load it inside of "
+            f"it has arrays of {name}, which JAX is not set up to use. Load it inside "
             "`with jax.enable_x64(True):`."
         )
     return dtype
 
 
 def is_key(x: Any) -> bool:
-    """Whether this is an array of random keys, or a struct of one."""
+    """Whether an array, or a struct of one, has random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def type_of(x: Any) -> ArrayType:
-    """What a file is to say of an array.
+    """The type of an array.
 
     **Raises:**
 
-    A `ValueError` if the dtype is none of JAX's.
+    A `ValueError` if JAX has no such dtype.
     """
     if is_key(x):
         implementation = jax.random.key_impl(x)
@@ -134,13 +134,13 @@ def type_of(x: Any) -> ArrayType:
 
 
 def to_tensor(x: np.ndarray) -> np.ndarray:
-    """Numbers in a dtype that safetensors knows, as they are to lie in a file."""
+    """An array as a file has it, in a dtype that safetensors has."""
     dtype, shape = type_of(x).container
     return np.asarray(x, order="C").reshape(-1).view(dtype).reshape(shape)
 
 
 def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
-    """The inverse of `to_tensor`; of random keys, their data."""
+    """The inverse of `to_tensor`. For random keys, it returns their data."""
     dtype = type.data.dtype
     shape = tensor.shape[:-1] if dtype in _complex else tensor.shape
     flat = np.asarray(tensor, order="C").reshape(-1)
@@ -149,6 +149,6 @@ def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
 
 @ft.cache
 def _key_structs(implementation):
-    # Of one key, and of its data.
+    # The structs of one key, and of its data.
     key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
     return key, jax.eval_shape(jax.random.key_data, key)

@@ -23,7 +23,7 @@ def write_gguf(
     *,
     rename: Any = None,
 ) -> None:
-    """Writes a file of GGUF, version 3.
+    """Writes a GGUF file, version 3.
 
     !!! Example
 
@@ -35,20 +35,18 @@ def write_gguf(
 
     **Arguments:**
 
-    - `path`: of the file. One that is there already is replaced at once and as a whole.
+    - `path`: the file. An existing file is replaced atomically.
     - `tensors`: names and arrays: a dictionary, any other PyTree, or a
-        [`eqquant.interop.Checkpoint`][], of which one array is read after another.
-        Nothing is quantized here, and of quantized arrays nothing is changed: those
-        that GGUF has no type for are an error. They have to be contracted along their
-        last axis.
+        [`eqquant.interop.Checkpoint`][], of which one array at a time is read. No array
+        is quantized or requantized; a format without a GGUF type is an error. Quantized
+        arrays have to be contracted along their last axis.
     - `metadata`: text, booleans, numbers, and lists of one of these. If
-        `"general.architecture"` is `"llama"`, then the rows of `blk.*.attn_q` and of
-        `blk.*.attn_k` are put in the order that they have there, which takes
+        `"general.architecture"` is `"llama"`, the rows of `blk.*.attn_q` and
+        `blk.*.attn_k` are permuted as this architecture has them, which takes
         `"llama.attention.head_count"` and `"llama.attention.head_count_kv"`.
-    - `rename`: from the names of `tensors` to those in the file, as of
-        [`eqquant.interop.load_into`][]. But `"llama"`, `"mistral"` and `"qwen"` are for
-        the names that Hugging Face has in models of this family, and they become those
-        of llama.cpp.
+    - `rename`: from the names of `tensors` to those in the file, as for
+        [`eqquant.interop.load_into`][]; but `"llama"`, `"mistral"` and `"qwen"` turn
+        the names of Hugging Face into those of llama.cpp.
 
     **Raises:**
 

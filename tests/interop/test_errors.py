@@ -168,6 +168,7 @@ def test_checksum(path):
         lambda layout, tensors: layout["arrays"]["x"].pop("dtype"),
         lambda layout, tensors: layout["arrays"]["x"].update(shape=3),
         lambda layout, tensors: layout["quantized"]["w"].pop("axis"),
+        lambda layout, tensors: layout["quantized"]["w"].pop("row_axis"),
         lambda layout, tensors: layout["quantized"]["w"].update(format=None),
         lambda layout, tensors: layout["quantized"]["w"]["stored"]["dict"].pop(0),
     ],
@@ -347,7 +348,7 @@ class Counting(Negated):
 
 def test_format_that_does_not_come_back(path):
     q = eqq.quantize(normal(2, 4), Counting())
-    with pytest.raises(ValueError, match="`a`: the format .* would come back as"):
+    with pytest.raises(ValueError, match="`a`: the format .* would load as"):
         save(path, {"a": q})
 
 

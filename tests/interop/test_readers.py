@@ -94,7 +94,9 @@ def test_gptq_without_configuration(path):
     np.testing.assert_allclose(w - other, np.asarray(q.scale).repeat(32, 1), rtol=1e-5)
     bare = {k: x for k, x in tensors.items() if not k.endswith(("qzeros", "g_idx"))}
     files.save(path, bare)
-    with pytest.raises(ValueError, match="q_proj.weight' .*bits.*8] and None"):
+    with pytest.raises(
+        ValueError, match="q_proj.weight' .*bits.*8], and the hint.*None"
+    ):
         interop.open(path)
     zero = interop.read_gptq(path, bits=3)[name]
     assert zero.shape == w.shape

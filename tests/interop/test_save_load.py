@@ -374,6 +374,24 @@ def test_readable_without_this_library(path):
     assert w["format"]["fields"]["block_size"] == 64
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("format", [eqq.Ternary(16), eqq.Int4(16), eqq.Int8()])
+def test_stored_as_in_memory(format, axis, platform, path):
+    q = eqq.quantize(normal(2, 33, 20), format, axis=axis)
+    packed = eqq.tree_prepack(q, platform=platform)
+    save(path, {"w": packed})
+    with safetensors.safe_open(path, framework="numpy") as file:
+        for name, x in packed.stored.items():
+            assert file.get_slice(f"w.{name}").get_shape() == [*x.shape]
+            assert bits(file.get_tensor(f"w.{name}")) == bits(x)
+    assert same(load(path, like={"w": packed}), {"w": packed})
+    assert same(load(path, like={"w": q}), {"w": q})
+    assert same(load(path), {"w": q})
+    with eqq.interop.open(path) as checkpoint:
+        assert same(checkpoint["w"], q)
+
+
 def test_bfloat16_is_bfloat16_for_others(path):
     save(path, {"w": normal(3, dtype=jnp.bfloat16)})
     with safetensors.safe_open(path, framework="flax") as file:

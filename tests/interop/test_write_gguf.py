@@ -153,7 +153,7 @@ def test_gguf_without_a_format(tmp_path):
     writer.close()
     checkpoint = interop.open(path)
     for read in (lambda: checkpoint["a.weight"], checkpoint.entries["a.weight"].numpy):
-        with pytest.raises(ValueError, match="of IQ4_NL, of which .* no format"):
+        with pytest.raises(ValueError, match="of IQ4_NL, for which .* no format"):
             read()
 
 

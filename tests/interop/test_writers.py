@@ -218,7 +218,7 @@ def test_names_that_meet(tmp_path):
 
 def test_of_different_bits(tmp_path):
     each = [quantized(eqq.Int(b, 32, scale_dtype=_half), 32, 64) for b in (3, 4)]
-    with pytest.raises(ValueError, match="as many bits.*'0.weight'.*'1.weight'"):
+    with pytest.raises(ValueError, match="the same bits.*'0.weight'.*'1.weight'"):
         interop.write_gptq(
             tmp_path / "a", {f"{i}.weight": q for i, q in enumerate(each)}
         )

@@ -4,8 +4,8 @@ from ._file import short
 
 
 class Cursor:
-    """Reads a file from its beginning, and never behind its end. What is read goes by
-    `what` in messages."""
+    """Reads a file from its beginning, and never past its end. Messages call what is
+    read `what`."""
 
     def __init__(self, data: memoryview):
         self._data = data
@@ -29,7 +29,7 @@ class Cursor:
         return int.from_bytes(self.take(8, what), "little")
 
     def count(self, what: str, nbytes: int, most: int) -> int:
-        """How many of something follow, if each takes at least so many bytes."""
+        """A count of items that follow, each of at least `nbytes` bytes."""
         count = self.uint64(what)
         if count > self.left // nbytes:
             raise _cut_short(f"{what} should be {count}", self.left)
@@ -61,7 +61,7 @@ class Cursor:
         return np.frombuffer(data, dtype).tolist()
 
     def spend(self, count: int, most: int) -> None:
-        """Counts what takes more memory than its bytes."""
+        """Counts values, which take more memory than their bytes."""
         self._spent += count
         if self._spent > most:
             raise ValueError(f"its metadata should have {most} values at most.")
@@ -69,5 +69,5 @@ class Cursor:
 
 def _cut_short(expected, left):
     return ValueError(
-        f"it is cut short, or damaged: {expected}, and there are {left} bytes left."
+        f"it is cut short, or damaged: {expected}, and {left} bytes are left."
     )

@@ -8,34 +8,33 @@ from collections.abc import Iterable
 import numpy as np
 
 
-# Of what is smaller, to make a map takes longer.
+# Below this size, reading is faster than mapping.
 _page = 2**16
 
 
 class MappedFile:
-    """A file that stays open for reading. Nothing of it is read before it is asked for,
-    and what is asked for is mapped into memory, rather than copied."""
+    """A file that stays open for reading, and is mapped into memory piece by piece."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        # A pipe would be waited for.
+        # Opening a pipe would block.
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise ValueError(f"{self.path!r} should be a file.")
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        # With the last that refers to it.
+        # At the latest when nothing refers to it.
         self.close = weakref.finalize(self, os.close, self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
 
     def start(self, size: int) -> bytes:
-        """Up to so many bytes from the beginning."""
+        """The first `size` bytes, or all if there are fewer."""
         return os.pread(self._descriptor, size, 0)
 
     def map(self, start: int, size: int) -> np.ndarray:
-        """Some of its bytes. They leave the memory with the array, as far as nothing
-        else is made of it."""
+        """A part of the file, as a read-only array of bytes. It is unmapped with the
+        array and its views."""
         if not self.close.alive:
             raise ValueError(f"{self.path!r} is closed.")
-        # To read behind its end would end the process.
+        # Reading a map past the end of its file kills the process.
         if start + size > os.fstat(self._descriptor).st_size:
             raise ValueError(f"{self.path!r} was cut short since it was opened.")
         if size < _page:
@@ -51,10 +50,12 @@ class MappedFile:
 
 
 class RawTensor:
-    """A tensor as it lies in a file, and as what was checked of it.
+    """A tensor in a file, whose place and shape were checked.
 
-    - `kind`: its dtype, in the words of the file: `"BF16"`, or `"Q4_K"`.
-    - `dtype`, `shape`: of the array that `read` gives: for blocks of bytes, those.
+    - `name`: its name in the file.
+    - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
+    - `dtype`, `shape`: of the array that `read` returns, which for block types has
+      their bytes. `dtype` is `None` if NumPy has no such dtype.
     """
 
     __slots__ = ("name", "kind", "dtype", "shape", "_file", "_start", "nbytes")
@@ -78,24 +79,24 @@ class RawTensor:
 
     @property
     def path(self) -> str:
-        """Of the file that it is in."""
+        """The path of its file."""
         return self._file.path
 
     @property
     def span(self) -> tuple[int, int, str]:
-        """Where it starts, where it ends, and its name."""
+        """Where it starts and ends in the file, and its name."""
         return self._start, self._start + self.nbytes, self.name
 
     def read(self) -> np.ndarray:
-        """Its numbers. An array of NumPy that cannot be written to, over the memory map
-        of this tensor alone: once it is dropped, so is the map."""
+        """Its numbers, as a read-only NumPy array. This is a memory map of the tensor
+        alone, which is unmapped with the array."""
         if self.dtype is None:
             raise ValueError(
                 f"{self.name!r} is of {self.kind}, which this library does not read."
             )
         data = self._file.map(self._start, self.nbytes)
         if self._start % self.dtype.itemsize != 0:
-            # Not every processor reads numbers that lie across.
+            # Not every processor reads unaligned numbers.
             data = np.array(data)
         return data.view(self.dtype).reshape(self.shape)
 
@@ -104,17 +105,17 @@ class RawTensor:
 
 
 def check_shape(name: str, shape: list | tuple) -> int:
-    """How many numbers there are.
+    """The number of numbers in a tensor.
 
     **Raises:**
 
-    A `ValueError` if this is not a shape, or not one that can be indexed.
+    A `ValueError` if this is not a shape, or too large for an array.
     """
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError(f"{name!r} should have sizes for a shape. Got {short(shape)}.")
     if len(shape) > 32:
         raise ValueError(f"{name!r} should have 32 axes at most. Got {len(shape)}.")
-    # Without the zeros: what is empty may not seem large.
+    # Empty arrays with large other sizes are refused too.
     number = math.prod(size or 1 for size in shape)
     if number >= (2**20 if 0 in shape else 2**63):
         raise ValueError(f"{name!r} is too large to be one array: {tuple(shape)}.")
@@ -130,6 +131,6 @@ def check_apart(tensors: Iterable[RawTensor]) -> None:
 
 
 def short(x: object) -> str:
-    """For a message: a file may hold anything."""
+    """The start of `repr(x)`, for messages: values in files may be long."""
     text = repr(x)
     return text if len(text) <= 100 else f"{text[:100]}..."

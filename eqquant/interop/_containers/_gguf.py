@@ -12,7 +12,7 @@ from ._types import ggml_numbers, ggml_types
 
 gguf_magic = b"GGUF"
 
-# The types of metadata, and how many bytes each takes. (8 and 9 are strings and lists.)
+# The types of numbers in metadata. (8 and 9 are strings and lists.)
 scalars: dict[int, np.dtype] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -31,7 +31,7 @@ _numbers_of = {dtype: number for number, dtype in scalars.items()}
 
 _default_alignment = 32
 
-# Vocabularies have half a million words, each with a score, a type and a few merges.
+# Enough for vocabularies of half a million words, with scores, types and merges.
 _largest_header = 48 * 2**20
 _most_values = 2**21
 _most_pairs = 2**16
@@ -41,8 +41,8 @@ _longest_text = 2**24
 
 
 def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, Any]]:
-    """The tensors of a file, of which only the header is read, and its metadata, as
-    Python's numbers, strings and lists.
+    """The tensors of a file and its metadata, in Python numbers, strings and lists.
+    Only the header is read.
 
     ??? cite "Reference"
 
@@ -50,7 +50,7 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
 
     **Raises:**
 
-    A `ValueError` if the header is not one, or if the file is not what it tells of.
+    A `ValueError` if the header is damaged, or does not fit the file.
     """
     cursor = Cursor(file.map(0, min(file.size, _largest_header)).data)
     if cursor.take(4, "its first bytes") != gguf_magic:
@@ -60,8 +60,8 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         kind = "a big-endian one" if swapped in (2, 3) else f"version {version}"
         raise ValueError(
-            f"it is a GGUF file of {kind}. Those that can be read are little-endian, "
-            "of versions 2 and 3."
+            f"it is a GGUF file of {kind}. Only little-endian files, of versions 2 and "
+            "3, can be read."
         )
     # Each takes at least as many bytes.
     number = cursor.count("its number of tensors", 24, _most_tensors)
@@ -89,18 +89,16 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
 
 
 def alignment_of(metadata: dict[str, Any]) -> int:
-    """What the bytes of each tensor begin at a multiple of."""
+    """The alignment of tensors in bytes."""
     alignment = metadata.get("general.alignment", _default_alignment)
-    # Of a power of two there is one bit.
-    if type(alignment) is not int or not 0 < alignment <= 2**20:
+    is_int = type(alignment) is int and 0 < alignment <= 2**20
+    if not is_int or alignment.bit_count() != 1:
         raise ValueError(f"its alignment should be a power of two. Got {alignment!r}.")
-    if alignment.bit_count() != 1:
-        raise ValueError(f"its alignment should be a power of two. Got {alignment}.")
     return alignment
 
 
 def gguf_layout(parts: Mapping[str, Part], metadata: dict[str, Any]) -> FileLayout:
-    """The layout of a file of GGUF, version 3."""
+    """The layout of a GGUF file, version 3."""
     alignment = alignment_of(metadata)
     header = [gguf_magic, _u32(3), _u64(len(parts)), _u64(len(metadata))]
     for key, value in metadata.items():
@@ -128,13 +126,13 @@ def _u64(x):
 
 
 def _to_bytes(key: str, value: Any) -> bytes:
-    """A value of the metadata of GGUF: its type, and itself. NumPy's numbers keep their
-    types. Python's integers are of 32 bits if that is enough, and unsigned if none is
-    negative; its floats are of 32.
+    """A value of the metadata as bytes: its type, and itself. NumPy numbers keep their
+    types. Python integers get 32 bits if these are enough, unsigned if none is
+    negative; Python floats get 32 bits.
 
     **Raises:**
 
-    A `ValueError` if there is no such type.
+    A `ValueError` if GGUF has no such type.
     """
     if isinstance(value, str):
         return _u32(string) + _text(value)
@@ -227,7 +225,7 @@ def _tensor(name, type, shape, file, start):
         nbytes = math.prod(shape)
     if start + nbytes > file.size:
         raise ValueError(
-            f"{name!r} should lie in the file: from byte {start}, its {nbytes} bytes "
-            f"end behind those {file.size} that there are."
+            f"{name!r} should lie in the file: its {nbytes} bytes from byte {start} on "
+            f"go past the end, at {file.size}."
         )
     return RawTensor(name, type.name, dtype, shape, file, start, nbytes)

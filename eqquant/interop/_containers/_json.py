@@ -5,7 +5,8 @@ from typing import Any
 from ._file import short
 
 
-# Or what is left of the text, if one does not end. (Never looked at twice.)
+# A string, or the rest of the text if it does not end. (Possessive, so that matching
+# takes linear time.)
 _string = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
@@ -14,12 +15,14 @@ def parse(text: bytes, what: str, most: float = 0.2) -> dict[str, Any]:
 
     **Arguments:**
 
-    - `most`: how many keys, and how many lists, there may be for each byte, beyond a
-        few. They may take a hundred times as much memory as their text.
+    - `text`: the JSON.
+    - `what`: its name in messages.
+    - `most`: the largest number of keys, and of lists, for each byte, beyond the first
+        1000. These may take a hundred times the memory of their text.
 
     **Raises:**
 
-    A `ValueError` if it is anything else, or if an object in it has the same key twice.
+    A `ValueError` if it is not a JSON object, or if an object in it has a key twice.
     """
     outside = _string.sub(b"", text)
     keys = outside.count(b":")

@@ -11,17 +11,18 @@ from ._shards import check_index, index_suffix, main_file, parts, read_index
 
 
 _largest_config = 2**21
-# Of quantized models; the last two were so called once.
+# Names of configurations; older quantized models have the last two.
 _configs = ("config.json", "quantize_config.json", "quant_config.json")
 
 
 class Container(NamedTuple):
-    """All tensors of a file, or of the files of a model. None of them is read.
+    """The tensors of a file, or of all files of a model. None of them is read.
 
-    - `is_gguf`: or else, of safetensors.
-    - `metadata`: of the file; of several, what they have together.
-    - `config`: the JSON file that tells of the model and lies beside it, if there is.
-    - `files`: which stay open.
+    - `is_gguf`: whether the files are of GGUF, or else of safetensors.
+    - `tensors`: by their names.
+    - `metadata`: of the files. (Of a key in several, that of the first.)
+    - `config`: the model's configuration, from a JSON file next to it, if there is one.
+    - `files`: stay open until `close`.
     """
 
     is_gguf: bool
@@ -52,23 +53,23 @@ def open_container(
     """
     where = pathlib.Path(path)
     paths = main_file(where) if where.is_dir() else [where]
-    index, said = None, {}
+    index, metadata = None, {}
     if paths[0].name.endswith(index_suffix):
         where = paths[0]
-        index, said = read_index(where)
+        index, metadata = read_index(where)
         paths = [where.with_name(name) for name in sorted(set(index.values()))]
     elif paths[0].suffix == ".gguf":
         paths = parts(paths[0])
-    container = Container(False, {}, said, _config(paths[0]), [])
+    container = Container(False, {}, metadata, _config(paths[0]), [])
     with contextlib.ExitStack() as stack:
         found = {}
         for path in paths:
             file = MappedFile(path)
             stack.callback(file.close)
             container.files.append(file)
-            is_gguf, tensors, metadata = _read(file, largest_header)
+            is_gguf, tensors, own = _read(file, largest_header)
             container = container._replace(is_gguf=container.is_gguf or is_gguf)
-            _add(container, tensors, metadata)
+            _add(container, tensors, own)
             found[path.name] = tensors
         if index is not None:
             check_index(where, index, found)
@@ -86,7 +87,7 @@ def _read(file, largest_header):
             return False, *read_safetensors(file, largest_header)
         raise ValueError(
             "it is neither of safetensors nor of GGUF, or only the beginning of one. "
-            "Files of other kinds may run code when they are read; convert them."
+            "Files of other kinds may run code when they are read: convert them first."
         )
     except ValueError as e:
         raise ValueError(f"Could not open {file.path!r}: {e}") from e
@@ -105,7 +106,7 @@ def _add(container, tensors, metadata):
 
 
 def _config(path):
-    # Of one file among others, by its name.
+    # A file may have its own configuration, named after it.
     for name in (f"{path.stem}.config.json", *_configs):
         beside = path.with_name(name)
         if not beside.is_file():

@@ -9,23 +9,24 @@ from ._tensor_file import FileLayout
 from ._types import dtypes
 
 
-# A tensor takes about 150 bytes of it, and at least 50, of which four are colons.
+# A tensor takes about 150 bytes of the header, and at least 50, of which four are
+# colons.
 largest_header = 6 * 2**20
 _most = 1 / 12
 
-# Several to a byte: their sizes are known, but NumPy has no such arrays.
+# Packed dtypes, which NumPy does not have, and their bits.
 _bits = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def starts_safetensors(start: bytes) -> bool:
-    """Whether a file may be one of safetensors, by its first bytes."""
+    """Whether the first bytes of a file are as in safetensors."""
     return start[8:9] == b"{"
 
 
 def read_safetensors(
     file: MappedFile, largest_header: int
 ) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """The tensors of a file, of which only the header is read, and its metadata.
+    """The tensors of a file and its metadata. Only the header is read.
 
     ??? cite "Reference"
 
@@ -33,14 +34,14 @@ def read_safetensors(
 
     **Raises:**
 
-    A `ValueError` if the header is not one, or if the file is not what it tells of.
+    A `ValueError` if the header is damaged, or does not fit the file.
     """
     start = file.start(8)
     size = int.from_bytes(start, "little")
     if len(start) < 8 or size > file.size - 8:
         raise ValueError(
-            f"it should have a header of {size} bytes, but it has {file.size} as a "
-            "whole: it is cut short, or not a safetensors file."
+            f"it should have a header of {size} bytes, but has {file.size} in all: it "
+            "is cut short, or not a safetensors file."
         )
     if size > largest_header:
         raise ValueError(
@@ -56,7 +57,7 @@ def read_safetensors(
     begin = 8 + size
     tensors = dict(_tensors(header, file, begin))
     check_apart(tensors.values())
-    # As they do not overlap, this leaves no gaps.
+    # Since tensors do not overlap, there are no gaps either.
     total = sum(tensor.nbytes for tensor in tensors.values())
     if begin + total != file.size:
         raise ValueError(
@@ -69,16 +70,17 @@ def read_safetensors(
 def safetensors_layout(
     types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> FileLayout:
-    """The layout of a file of safetensors.
+    """The layout of a safetensors file.
 
     **Arguments:**
 
-    - `types`: the dtype of each tensor, in the words of the file, and its shape.
+    - `types`: the name of the dtype, and the shape, of each tensor.
+    - `metadata`: of the file.
     """
     itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     starts, size = {}, 0
-    # The largest numbers come first, so that all are aligned.
+    # In order of decreasing item sizes, all tensors are aligned.
     for name in sorted(types, key=lambda name: (-itemsizes[name], name)):
         kind, shape = types[name]
         starts[name] = size

@@ -7,9 +7,9 @@ from ._json import parse
 
 
 index_suffix = ".safetensors.index.json"
-# In the folder of what is still being written.
+# In the folder of an unfinished output.
 journal_name = "eqquant.journal"
-# A tensor takes about 100 bytes of it.
+# A tensor takes about 100 bytes of the index.
 _largest_index = 32 * 2**20
 _most = 1 / 40
 _most_shards = 10_000
@@ -17,17 +17,16 @@ _split = re.compile(r"(?P<stem>.+)-(?P<i>\d{5})-of-(?P<n>\d{5})\.gguf")
 
 
 def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder that its tensors are in, or the index of those.
+    """The files of the model in a folder, or their index.
 
     **Raises:**
 
-    A `ValueError` if there are none, if there is more than one such model, or if it is
-    not finished.
+    A `ValueError` if there is no model, or more than one, or if it is unfinished.
     """
     if (folder / journal_name).is_file():
         raise ValueError(
             f"{str(folder)!r} is the unfinished output of `eqquant quantize`. Run that "
-            "again, to finish it."
+            "again to finish it."
         )
     indices = sorted(folder.glob(f"*{index_suffix}"))
     usual = [path for path in indices if path.name == f"model{index_suffix}"]
@@ -36,7 +35,7 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
     if len(indices) > 1:
         raise ValueError(_which(folder, indices))
     tensors = sorted(folder.glob("*.safetensors"))
-    # There may be the same model beside, by other names.
+    # A folder may have the model once more, in several files.
     whole = [path for path in tensors if path.name == "model.safetensors"]
     if tensors:
         return whole or tensors
@@ -48,12 +47,12 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
         raise ValueError(_which(folder, first))
     raise ValueError(
         f"{str(folder)!r} has no file of safetensors or GGUF. Files of other kinds, "
-        "such as `pytorch_model.bin`, may run code when they are read; convert them."
+        "such as `pytorch_model.bin`, may run code when they are read: convert them."
     )
 
 
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
-    """All files of a GGUF model that was split, given the first; otherwise the file."""
+    """All files of a split GGUF model, given one of them; otherwise the file."""
     found = _split.fullmatch(path.name)
     if found is None:
         return [path]
@@ -67,12 +66,12 @@ def parts(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The file that each tensor is in, by the index of a model that is in several; and
-    what else it says, of text.
+    """The name of the file of each tensor, from the index of several files, and the
+    text in the metadata of the index.
 
     **Raises:**
 
-    A `ValueError` if it is not an index, or if a file is not in its folder.
+    A `ValueError` if it is not an index, or names files outside its folder.
     """
     file = MappedFile(path)
     if file.size > _largest_index:
@@ -80,14 +79,14 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
         raise ValueError(f"{str(path)!r} should have {_largest_index} bytes at most.")
     text = file.start(file.size)
     file.close()
-    said = parse(text, repr(str(path)), _most)
-    found, metadata = said.get("weight_map"), said.get("metadata")
+    content = parse(text, repr(str(path)), _most)
+    found, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(found, dict) or not all(
         isinstance(name, str) for name in found.values()
     ):
         raise ValueError(f"{str(path)!r} should have a `weight_map` of names of files.")
     for tensor, name in found.items():
-        # A path of another system, too.
+        # On any system, not a path.
         if not name or name in (".", "..") or set(name) & set("/\\:\0"):
             raise ValueError(
                 f"{str(path)!r} should have files of its own folder. Got "
@@ -102,10 +101,12 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
 def check_index(
     path: pathlib.Path, index: dict[str, str], found: dict[str, Iterable[str]]
 ) -> None:
-    """Checks that tensors are where the index has them.
+    """Checks that files have the tensors of their index.
 
     **Arguments:**
 
+    - `path`: of the index.
+    - `index`: as `read_index` returns it.
     - `found`: the tensors of each file, by its name.
     """
     sets = {name: set(tensors) for name, tensors in found.items()}

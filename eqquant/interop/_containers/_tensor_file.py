@@ -9,11 +9,11 @@ from ._types import dtypes, ggml_numbers, ggml_types
 
 
 class Part(NamedTuple):
-    """A tensor of a file that is to be written.
+    """A tensor that is to be written to a file.
 
-    - `kind`: its dtype, in the words of the file.
-    - `shape`: as the file says it.
-    - `make`: its numbers, which nobody needs before it is written.
+    - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
+    - `shape`: its shape in the file.
+    - `make`: computes its numbers, when they are written.
     """
 
     kind: str
@@ -33,8 +33,7 @@ class Part(NamedTuple):
 
 
 class FileLayout(NamedTuple):
-    """What a file begins with, where each tensor lies in it, and how many bytes it has
-    as a whole."""
+    """The header of a file, the places of its tensors, and its size in bytes."""
 
     header: bytes
     starts: dict[str, int]
@@ -42,8 +41,8 @@ class FileLayout(NamedTuple):
 
 
 class TensorFile:
-    """A file of tensors that is being written: the header first, and then each tensor
-    to its place, in any order. As long as one is missing, there are zeros."""
+    """A file of tensors that is being written: first the header, and then the tensors,
+    in any order. Tensors that are not written yet are zeros."""
 
     def __init__(
         self,

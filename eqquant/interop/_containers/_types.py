@@ -29,10 +29,10 @@ dtypes: dict[str, np.dtype] = {
 
 
 class GGMLType(NamedTuple):
-    """How the numbers of a tensor of GGUF are stored: so many to a block, each of so
-    many bytes.
+    """A type of GGUF tensors.
 
-    - `dtype`: of the numbers, if they are not in blocks. `None` if NumPy has none.
+    - `block`, `nbytes`: the numbers in a block, and its bytes.
+    - `dtype`: that of NumPy, if the type is `plain`, without blocks.
     """
 
     name: str
@@ -49,7 +49,7 @@ def _plain(name: str, dtype) -> GGMLType:
     return GGMLType(name, 1, np.dtype(dtype).itemsize, np.dtype(dtype))
 
 
-# By the numbers that they have in a file.
+# By their numbers in files.
 ggml_types: dict[int, GGMLType] = {
     0: _plain("F32", np.float32),
     1: _plain("F16", np.float16),

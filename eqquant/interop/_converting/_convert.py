@@ -14,7 +14,7 @@ import numpy as np
 from ..._array import QuantizedArray
 from ...formats import AbstractFormat, NF4
 from .._open import open
-from ._encode import encode, stand_in
+from ._encode import encode, encoded_struct
 from ._output import as_json, beside, is_placed, is_there, Output
 from ._plan import Outcome, outcome, plan, Planned
 from ._shards import index_of, shards
@@ -36,11 +36,11 @@ def convert(
     fresh: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Outcome]:
-    """Quantizes a model that need not fit into memory: from files to files, one array
-    after another. The codes are those of [`eqquant.quantize`][], bit for bit.
+    """Quantizes a model from files to files, one array at a time, so that it need not
+    fit into memory. The codes are those of [`eqquant.quantize`][], bit for bit.
 
-    If it is interrupted, by whatever, then the same call goes on where it was. Until
-    all is written, it is in the folder `OUT.partial`, and nothing is in its place.
+    If interrupted, repeat the same call to resume. Unfinished output is in the folder
+    `OUT.partial`, and is renamed to `out` when it is complete.
 
     !!! Example
 
@@ -52,38 +52,36 @@ def convert(
 
     **Arguments:**
 
-    - `path`: as of [`eqquant.interop.open`][].
-    - `out`: of the folder that is written, or of a file if it ends with `.safetensors`
-        or `.gguf`.
+    - `path`: as for [`eqquant.interop.open`][].
+    - `out`: the folder to write, or the file if it ends with `.safetensors` or `.gguf`.
     - `format`: of the weights of matrix products, as far as names and shapes tell:
-        matrices, but for embeddings and norms. `None` for those of `rules` only.
-    - `rules`: as of [`eqquant.Rules`][]. They go before `format`, and what they say
-        holds for small arrays and embeddings, too.
+        matrices, except embeddings and norms. If `None`, only `rules` quantize.
+    - `rules`: as for [`eqquant.Rules`][]. They override `format`, `min_size` and
+        `embeddings`.
     - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`; or a layout of
         [`eqquant.interop.write`][]. By default the first, unless `out` ends with
         `.gguf`.
-    - `axis`: that matrix products contract: -1 for matrices of the shape `(out, in)`.
-        If not all are the same, pairs of a condition, as in `rules`, and an axis; for
-        GPT-2, `[("h.*", -2)]`. The first that matches decides, and for others it
-        is -1.
-    - `min_size`: arrays with fewer numbers are left as they are.
+    - `axis`: the contracted axis: -1 for matrices of the shape `(out, in)`. If arrays
+        differ, pairs of a condition, as in `rules`, and an axis; for GPT-2,
+        `[("h.*", -2)]`. The first match decides; other arrays have -1.
+    - `min_size`: arrays with fewer numbers are not quantized.
     - `embeddings`: whether to quantize embeddings too.
-    - `requantize`: whether to quantize anew what is quantized already. Its error comes
-        on top of the first one.
-    - `shard_size`: how many bytes a file may have. By default 5e9 in a folder.
-    - `fresh`: whether to begin anew, whatever an earlier call has left.
-    - `progress`: is told how many bytes are done, of how many, and the name of the
-        array.
+    - `requantize`: whether to quantize arrays again that are quantized in the source.
+        The errors add up.
+    - `shard_size`: the largest size of a file in bytes. By default 5e9 in a folder.
+    - `fresh`: whether to discard the unfinished output of an earlier call.
+    - `progress`: called with the number of bytes that are done, that of all bytes, and
+        the name of the array.
 
     **Returns:**
 
-    What became of each array, and how far it is from what it was.
+    An [`eqquant.interop.Outcome`][] for each array, with its quantization error.
 
     **Raises:**
 
-    A `ValueError` if an array cannot be read, quantized or written, or if what an
-    earlier call has left is not of the same arguments. A `FileExistsError` if there is
-    something at `out`, or if what is at `OUT.partial` is not of an earlier call.
+    A `ValueError` if an array cannot be read, quantized or written, or if `OUT.partial`
+    is from a call with other arguments. A `FileExistsError` if `out` exists, or if
+    `OUT.partial` has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")
@@ -108,12 +106,12 @@ def convert(
 
 
 def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progress):
-    stand_ins = {p.name: _stand_in(p, kind) for p in planned}
+    structs = {p.name: _struct(p, kind) for p in planned}
     metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
     index_name = f"{stem}.safetensors.index.json"
-    aim = target(kind, stand_ins, metadata, index_name)
-    files = shards(aim, stand_ins, stem, most)
-    packed = {n: x for n, x in stand_ins.items() if isinstance(x, QuantizedArray)}
+    aim = target(kind, structs, metadata, index_name)
+    files = shards(aim, structs, stem, most)
+    packed = {n: x for n, x in structs.items() if isinstance(x, QuantizedArray)}
     config = aim.config({name: x.format for name, x in packed.items()})
     if most is not None:
         others = beside(source, checkpoint.config, config)
@@ -132,19 +130,17 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progre
             line = output.lines.get(p.name)
             if line is None:
                 advance = _Advance(progress, done, total, p)
-                line = _write(p, aim, output, stand_ins[p.name], advance)
+                line = _write(p, aim, output, structs[p.name], advance)
                 done += p.entry.nbytes
                 progress(done, total, p.name)
-            nbytes = sum(
-                x.nbytes for x in aim.parts(p.name, stand_ins[p.name]).values()
-            )
+            nbytes = sum(x.nbytes for x in aim.parts(p.name, structs[p.name]).values())
             outcomes.append(outcome(p, nbytes, line["sqnr"]))
         output.finish(others)
     return outcomes
 
 
 class _Advance:
-    """Tells of a share of an array that is done."""
+    """Reports the share of an array that is done."""
 
     def __init__(self, progress, done, total, planned):
         self._progress, self._done, self._total = progress, float(done), total
@@ -155,9 +151,9 @@ class _Advance:
         self._progress(int(self._done), self._total, self._planned.name)
 
 
-def _write(p: Planned, aim, output, stand_in, advance):
+def _write(p: Planned, aim, output, struct, advance):
     try:
-        x, sqnr = _value(p, stand_in.dtype, advance)
+        x, sqnr = _value(p, struct.dtype, advance)
     except ValueError as e:
         raise ValueError(f"Could not convert {p.name!r}: {e}") from e
     line = {"name": p.name, "sqnr": sqnr}
@@ -179,18 +175,18 @@ def _cast(x, dtype):
         return x
     if jnp.issubdtype(dtype, jnp.integer) and np.any(x.astype(dtype) != x):
         raise ValueError(
-            "It has integers of 64 bits. Set `JAX_ENABLE_X64=1`, or do this inside of "
+            "It has integers of 64 bits. Set `JAX_ENABLE_X64=1`, or call this inside "
             "`with jax.enable_x64(True):`."
         )
     return x.astype(dtype)
 
 
-def _stand_in(p, kind):
+def _struct(p, kind):
     entry = p.entry
     if p.format is not None:
-        return stand_in(p.format, entry.shape, entry.dtype, p.axis)
+        return encoded_struct(p.format, entry.shape, entry.dtype, p.axis)
     if entry.format is None:
-        # Without numbers of 64 bits, JAX has those of 32.
+        # JAX converts 64-bit numbers to 32 bits, unless these are enabled.
         dtype = entry.dtype
         dtype = jax.dtypes.canonicalize_dtype(dtype) if kind == "eqquant" else dtype
         return np.broadcast_to(np.zeros((), dtype), entry.shape)
@@ -206,7 +202,7 @@ def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
 
 
 def _about(planned, files):
-    # All that what is written is determined by.
+    # Everything that determines the output.
     paths = {source.path for p in planned for source in p.entry.sources}
     stats = {path: os.stat(path) for path in sorted(paths)}
     digest = hashlib.sha256()
@@ -228,8 +224,8 @@ def _check_out(out, kind, is_file, shard_size, fresh):
     if is_file and (out.suffix == ".gguf") != (kind == "gguf"):
         raise ValueError(f"{str(out)!r} is not the name of a file for {kind!r}.")
     if is_file and shard_size is not None:
-        raise ValueError("Several files go to a folder. Got `shard_size` for a file.")
+        raise ValueError("`shard_size` is for output to a folder, and `out` is a file.")
     if shard_size is not None and shard_size <= 0:
         raise ValueError(f"`shard_size` should be positive. Got {shard_size}.")
     if is_there(out) and (fresh or not is_placed(out)):
-        raise FileExistsError(f"{str(out)!r} is there already.")
+        raise FileExistsError(f"{str(out)!r} already exists.")

@@ -21,8 +21,7 @@ from ._pieces import Pieces
 
 
 class Error(NamedTuple):
-    """The sums of the squares of some numbers, and of what they differ by from those
-    that are stored for them."""
+    """The sums of squares of some numbers, and of their quantization errors."""
 
     signal: float
     noise: float
@@ -37,11 +36,11 @@ class Error(NamedTuple):
         return 10 * math.log10(self.signal / self.noise)
 
 
-def stand_in(
+def encoded_struct(
     format: AbstractFormat, shape: tuple[int, ...], dtype: Any, axis: int
 ) -> QuantizedArray:
-    """A quantized array whose stored arrays lie in rows, as in a file, and take no
-    memory."""
+    """A quantized array without its numbers, whose NumPy arrays take no memory. They
+    lie in rows, as those of `encode`."""
     *lead, n, k = _by_row(shape, axis)
     stored = _structs(format, (*lead, n, k))
     return _array(
@@ -58,17 +57,21 @@ def encode(
     axis: int,
     advance: Callable[[float], None],
 ) -> tuple[QuantizedArray, Error]:
-    """As [`eqquant.quantize`][], bit for bit, some rows at a time: of NumPy's arrays,
-    that lie in rows. And how far that is from what it was.
+    """Quantizes as [`eqquant.quantize`][], bit for bit, but some rows at a time.
 
     **Arguments:**
 
-    - `w`: a matrix, or a stack of them, that may be a memory map.
-    - `advance`: is told what share of it was done, each time.
+    - `w`: a matrix, or a stack of them, which may be a memory map.
+    - `format`, `axis`: as for `quantize`.
+    - `advance`: called with the share of `w` that is done since the last call.
+
+    **Returns:**
+
+    A quantized array of NumPy arrays, which lie in rows, and its error.
 
     **Raises:**
 
-    A `ValueError` if there are numbers that the format does not take.
+    A `ValueError` if there are numbers that the format cannot have.
     """
     rows = w if axis == -1 else w.swapaxes(-1, -2)
     structs = _structs(format, rows.shape)
@@ -103,14 +106,14 @@ def encode(
         )
     if wrong > 0:
         raise ValueError(
-            f"{_wanted(format)} {wrong} of its {w.size} numbers are others. A rule may "
-            "leave it as it is."
+            f"{_wanted(format)} {wrong} of its {w.size} numbers are not. A rule can "
+            "leave it out."
         )
     return _array(stored, layout, axis, w.dtype), Error(signal, noise)
 
 
 def _known(format, shape, pieces):
-    # By matrix, what the format asks of all rows.
+    # For each matrix, the reductions over all its rows that the format needs.
     *lead, n, k = shape
     known = {index: () for index in np.ndindex(*lead)}
     for _ in range(_asks(format, k)):
@@ -152,7 +155,7 @@ def _structs(format, shape) -> Stored:
 
 @ft.cache
 def _asks(format, k):
-    # How often it asks for something of all rows.
+    # The number of reductions over all rows that the format needs.
     struct = jax.ShapeDtypeStruct((2, k), np.float32)
     _, asked = jax.eval_shape(ft.partial(encode_rows, format), struct)
     return len(asked)
@@ -160,7 +163,7 @@ def _asks(format, k):
 
 @ft.cache
 def _is_whole(format, k):
-    # Whether all rows share something of their numbers, without the format asking.
+    # Whether rows share stored numbers in another way than by these reductions.
     if _asks(format, k) > 0:
         return False
     struct = jax.ShapeDtypeStruct((2, k), np.float32)
@@ -181,7 +184,7 @@ def _put(all, rows, some):
 
 @ft.cache
 def _compile(layout, shape, dtype, shapes):
-    # Once, and not in each thread.
+    # Before the threads start, so that they do not compile it several times.
     w = np.zeros(shape, dtype)
     known = tuple(jnp.zeros(shape) for shape in shapes)
     _measure(layout, w, _encode(layout.format, w, known))
@@ -219,5 +222,5 @@ def _measure(layout, w, stored):
 
 def _wanted(format):
     if isinstance(format, AbstractExact):
-        return f"{format} has no numbers but {format.domain_text}."
+        return f"For {format}, its numbers should be {format.domain_text}."
     return "Its numbers should be finite."

@@ -5,22 +5,23 @@ from typing import Any, IO
 
 
 class Journal:
-    """What an unfinished output is of, and which arrays are written: a line of JSON for
-    each. So a run that was killed at any moment can be gone on with. As long as it is
-    open, no other process may open it.
+    """The journal of an unfinished output: a line of JSON about the run, and one for
+    each array that is written, so that a killed run can be resumed. While it is open,
+    no other process can open it.
 
-    - `lines`: those of earlier runs, but for the first.
+    - `lines`: those of earlier runs, except the first.
     """
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]):
         """**Arguments:**
 
-        - `about`: all that the output is determined by.
+        - `path`: of the journal.
+        - `about`: everything that determines the output.
 
         **Raises:**
 
-        A `ValueError` if what is there is of something else, or if another process has
-        it open.
+        A `ValueError` if there is a journal about another output, or if another process
+        has it open.
         """
         self._file = open(path, "a+b", buffering=0)
         try:
@@ -31,7 +32,7 @@ class Journal:
             raise
 
     def write(self, line: dict[str, Any]) -> None:
-        # In one call, so that only the last line can be in part.
+        # In one call, so that only the last line can be incomplete.
         self._file.write(json.dumps(line).encode() + b"\n")
 
     def finish(self) -> None:
@@ -43,7 +44,7 @@ class Journal:
     def _begin(self, path, about):
         self._file.seek(0)
         text = self._file.read()
-        # A line that does not end was being written.
+        # The last line may be incomplete.
         whole = text[: text.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
         lines = [json.loads(line) for line in whole.splitlines()]
@@ -51,12 +52,12 @@ class Journal:
             self.write(about)
             return []
         old, *lines = lines
-        # As it is when it is read again.
+        # As JSON gives it back.
         about = json.loads(json.dumps(about))
         for key in about:
             if old.get(key) != about[key]:
                 raise ValueError(
-                    f"{str(path.parent)!r} is what was written of another run, with "
+                    f"{str(path.parent)!r} is the unfinished output of a run with "
                     f"{key} that differ. Remove it, or pass `fresh`."
                 )
         return lines
@@ -66,13 +67,12 @@ _finished = {"finished": True}
 
 
 def is_finished(path: pathlib.Path) -> bool:
-    """Whether an output was whole, by its journal."""
+    """Whether the output of a journal is complete."""
     return path.read_bytes().endswith(json.dumps(_finished).encode() + b"\n")
 
 
 def lock(file: IO[bytes], path: pathlib.Path) -> None:
-    """Keeps other processes from writing to the folder of a journal, as long as the
-    file is open."""
+    """Locks the folder of a journal against other processes, while `file` is open."""
     if os.name != "posix":
         return
     import fcntl
@@ -86,7 +86,7 @@ def lock(file: IO[bytes], path: pathlib.Path) -> None:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk."""
+    """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

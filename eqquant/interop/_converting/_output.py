@@ -16,7 +16,7 @@ from ._shards import Shard
 
 
 _chunk = 2**24
-# What there may be in the folder of a model, besides its tensors.
+# Files in the folder of a model, besides its tensors.
 _others = (
     "added_tokens.json",
     "chat_template.*",
@@ -32,11 +32,11 @@ _sections = ("quantization_config", "quantization")
 
 
 class Output:
-    """Files that are being written, in a folder beside their place: `OUT.partial`. Each
-    has its header last, once all of them are whole, so that nobody takes one for what
-    it is to become; and then they go to their place at once.
+    """Files that are being written, in the folder `OUT.partial`. Their headers are
+    written last, once all tensors are, so that no unfinished file can be opened. Then
+    they are renamed into place at once.
 
-    - `lines`: what the journal has of those arrays that are written already.
+    - `lines`: those of the journal, for the arrays that are written already.
     """
 
     def __init__(
@@ -49,8 +49,10 @@ class Output:
     ):
         """**Arguments:**
 
-        - `about`: all that the output is determined by.
-        - `fresh`: whether to remove what an earlier run has left.
+        - `out`, `is_file`: the output, and whether it is a file, or else a folder.
+        - `shards`: the files.
+        - `about`: everything that determines the output.
+        - `fresh`: whether to remove the unfinished output of an earlier run.
         """
         self._out, self._is_file, self._shards = out, is_file, shards
         self._folder = partial_path(out)
@@ -65,7 +67,7 @@ class Output:
         self._owners = {key: shard for shard in shards for key in shard.parts}
         lines = {x["name"]: x for x in self._journal.lines if "name" in x}
         if is_placed(out):
-            # Only the journal was left.
+            # An earlier run was interrupted after the renaming.
             self.lines, self._shards = lines, []
             return
         for shard in shards:
@@ -74,7 +76,7 @@ class Output:
         self.lines = {k: x for k, x in lines.items() if self._is_there(x["crc32"])}
 
     def write(self, parts: Mapping[str, Part], line: dict[str, Any]) -> None:
-        """Writes the parts of an array, and then to the journal that it has."""
+        """Writes the tensors of an array, and then its line to the journal."""
         checksums = {}
         for key, part in parts.items():
             x = np.ascontiguousarray(part.make())
@@ -86,7 +88,7 @@ class Output:
         self._journal.write({**line, "crc32": checksums})
 
     def finish(self, beside: Mapping[str, bytes]) -> None:
-        """Puts all to its place.
+        """Moves all files into place.
 
         **Arguments:**
 
@@ -108,7 +110,7 @@ class Output:
         sync(self._files)
         self._journal.finish()
         if self._is_file:
-            # Itself last.
+            # The output last.
             for name in beside:
                 os.replace(self._files / name, self._out.with_name(name))
             os.replace(self._files / self._shards[0].name, self._out)
@@ -143,15 +145,16 @@ class Output:
 
 
 def beside(
-    source: pathlib.Path, config: dict[str, Any], said: dict[str, Any]
+    source: pathlib.Path, config: dict[str, Any], quantization: dict[str, Any]
 ) -> dict[str, bytes]:
-    """The other files of a model, by their names: the tokenizer's, as they are, and the
-    configuration.
+    """The other files of a model, by their names: those of the tokenizer, unchanged,
+    and the configuration.
 
     **Arguments:**
 
-    - `config`: of the source.
-    - `said`: what it is to say instead of how arrays are quantized there.
+    - `source`: the path of the model.
+    - `config`: its configuration.
+    - `quantization`: the entries that replace those about its quantization.
     """
     folder = source if source.is_dir() else source.parent
     found = {
@@ -160,7 +163,7 @@ def beside(
         for path in sorted(folder.glob(pattern))
         if path.is_file() and path.stat().st_size <= _largest_other
     }
-    config = {k: v for k, v in config.items() if k not in _sections} | said
+    config = {k: v for k, v in config.items() if k not in _sections} | quantization
     return found | ({"config.json": as_json(config)} if config else {})
 
 
@@ -169,28 +172,27 @@ def as_json(x: dict[str, Any]) -> bytes:
 
 
 def partial_path(out: pathlib.Path) -> pathlib.Path:
-    """The folder where an output is, as long as it is not whole."""
+    """The folder of an unfinished output."""
     return out.with_name(f"{out.name}.partial")
 
 
 def is_there(out: pathlib.Path) -> bool:
-    """Whether there is something where an output is to be."""
+    """Whether an output, or anything else, is at `out`."""
     return any(out.iterdir()) if out.is_dir() else out.exists()
 
 
 def is_placed(out: pathlib.Path) -> bool:
-    """Whether that is the output itself, of a call that was interrupted after all."""
+    """Whether it is the whole output, of a run interrupted before it returned."""
     journal = partial_path(out) / journal_name
     return is_there(out) and journal.is_file() and is_finished(journal)
 
 
 def _check_own(folder):
-    # The journal is the first that there is in such a folder.
+    # The journal is created first in such a folder.
     if is_there(folder) and not (folder / journal_name).is_file():
         raise FileExistsError(
-            f"{str(folder)!r}, where the output is to be until it is whole, has "
-            f"something else in it: there is no {journal_name!r}. Move it, or write to "
-            "another place."
+            f"{str(folder)!r}, the folder for unfinished output, has other files: "
+            f"there is no {journal_name!r} in it. Move them, or choose another `out`."
         )
 
 
@@ -202,7 +204,7 @@ def _discard(folder):
 
 
 def _remove(folder):
-    # The journal last, which tells whose the folder is.
+    # The journal last, since it marks the folder as ours.
     if (folder / "files").is_dir():
         shutil.rmtree(folder / "files")
     shutil.rmtree(folder)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 
-# So many numbers at a time: few enough for the caches of a processor, and for their
-# memory to be nothing beside that of the interpreter.
+# The numbers in a piece: few enough for the caches of a processor, and to take little
+# memory.
 _numbers = 2**18
 _workers = min(4, os.cpu_count() or 1)
 
 
 class Pieces:
-    """Matrices, some rows at a time. Each piece has as many rows, the last of a matrix
-    with zeros after its own.
+    """Matrices, some rows at a time. All pieces have the same number of rows; the last
+    of a matrix is padded with zeros.
 
     - `shape`, `dtype`: of a piece.
     """
@@ -25,8 +25,8 @@ class Pieces:
     def __init__(self, rows: np.ndarray, whole: bool):
         """**Arguments:**
 
-        - `rows`: the matrices, that may be a memory map.
-        - `whole`: whether a piece is to be a whole matrix.
+        - `rows`: the matrices, which may be a memory map.
+        - `whole`: whether a piece is a whole matrix.
         """
         *lead, n, k = rows.shape
         step = n if whole else _step(n, k)
@@ -35,15 +35,16 @@ class Pieces:
         self._places = [(i, j) for i in np.ndindex(*lead) for j in range(0, n, step)]
 
     def map(self, f: Callable[..., Any]) -> Iterator[tuple[Any, float]]:
-        """Calls `f(piece, index, rows)`, in several threads: `index` is that of the
-        matrix, and `rows` where in it the piece is. The piece is only lent.
+        """Calls `f(piece, index, rows)` in several threads, where `index` is that of
+        the matrix and `rows` the slice of its rows. The buffer of a piece is reused
+        after `f` returns; do not keep it.
 
         **Returns:**
 
-        What `f` returns, in order, and the share of all that this piece was.
+        The results of `f`, in order, each with the piece's share of all rows.
         """
-        # Each is used over and over: JAX keeps its hold of arrays that it was given,
-        # for longer than it needs them, and so it may not be given the memory map.
+        # Reused buffers: JAX holds on to its arguments longer than it needs them, which
+        # would keep memory maps alive.
         buffers = SimpleQueue()
         for _ in range(min(_workers, len(self._places))):
             buffers.put(np.zeros(self.shape, self.dtype))
@@ -69,5 +70,5 @@ def _pool():
 
 
 def _step(n, k):
-    # Of few different sizes, so that little has to be compiled.
+    # A power of two for small matrices, so that few shapes are compiled.
     return min(max(1, _numbers // k), 1 << (n - 1).bit_length())

@@ -12,17 +12,17 @@ from ...formats import AbstractFormat, as_format
 from .._checkpoint import Checkpoint, Entry
 
 
-# A file tells no more than names.
+# Files have only names, and no modules.
 _embedding = re.compile(r"(?<![a-z])(emb|wte|wpe)")
 _norm = re.compile(r"norm|(^|[._])ln_")
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What becomes of an array of a checkpoint.
+    """The plan for an array of a checkpoint.
 
-    - `format`, `axis`: that it is quantized in, and along. `None` if it goes as it is.
-    - `reason`, `way_out`: of those, why, and what would change that.
+    - `format`, `axis`: those to quantize it with. `format` is `None` to copy it.
+    - `reason`, `way_out`: why it is not quantized, and how to change that.
     """
 
     entry: Entry
@@ -41,19 +41,20 @@ class Planned:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes as an ordinary array."""
+        """Its size in bytes when it is not quantized."""
         return self.size * self.entry.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of an array.
+    """The result of [`eqquant.interop.convert`][] for an array.
 
-    - `name`, `shape`, `dtype`: those that it had.
-    - `format`: that it is in. `None` if it is not quantized.
-    - `before`, `after`: how many bytes it would take as an ordinary array, and takes.
+    - `name`, `shape`, `dtype`: those in the source.
+    - `format`: the format in the output. `None` if it is not quantized.
+    - `axis`: the contracted axis.
+    - `before`, `after`: its size in bytes when it is not quantized, and in the output.
     - `sqnr`: the signal-to-quantization-noise ratio in decibels, if it was quantized.
-    - `reason`, `way_out`: why it was left as it was, and what would change that.
+    - `reason`, `way_out`: why it was not quantized, and how to change that.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Outcome:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales included."""
+        """The bits per weight in the output, including scales."""
         return 8 * self.after / max(1, math.prod(self.shape))
 
 
@@ -100,12 +101,13 @@ def plan(
     embeddings: bool,
     requantize: bool,
 ) -> list[Planned]:
-    """What is to become of each array.
+    """The plan for each array. The arguments are those of
+    [`eqquant.interop.convert`][].
 
     **Raises:**
 
-    A `ValueError` if a rule matches nothing, if an axis is none of a matrix, or if an
-    array cannot be read.
+    A `ValueError` if a rule matches nothing, if an axis is not -1 or -2, or if an array
+    cannot be read.
     """
     format = None if format is None else as_format(format)
     found = Rules(rules)
@@ -116,14 +118,16 @@ def plan(
         checkpoint.entries.items(), found.assign(infos, "rules")
     ):
         _check_known(entry)
-        wish: Any = format if rule is None else rule[1]
-        wish = format if wish is True else wish or None
-        obstacle = _obstacle(entry, requantize) or _refusal(wish, rule)
+        requested: Any = format if rule is None else rule[1]
+        requested = format if requested is True else requested or None
+        obstacle = _obstacle(entry, requantize) or _unmatched(requested, rule)
         if obstacle is None and rule is None:
             obstacle = _exception(entry, axes[name], min_size, embeddings)
-        # (The layout of a file is that of CPUs.)
-        wish = None if obstacle or wish is None else wish.prepacked("cpu")
-        planned.append(Planned(entry, wish, axes[name], *(obstacle or ())))
+        # Files have the packing of CPUs.
+        requested = (
+            None if obstacle or requested is None else requested.prepacked("cpu")
+        )
+        planned.append(Planned(entry, requested, axes[name], *(obstacle or ())))
     return planned
 
 
@@ -159,7 +163,7 @@ def _check_known(entry):
 
 
 def _obstacle(entry, requantize):
-    # That no rule overrides.
+    # The reasons that no rule overrides.
     if entry.format is not None and not requantize:
         return "quantized already", "Pass `requantize`"
     if not jnp.issubdtype(entry.dtype, jnp.floating):
@@ -169,8 +173,8 @@ def _obstacle(entry, requantize):
     return ("empty", "") if 0 in entry.shape else None
 
 
-def _refusal(wish, rule):
-    if wish is not None:
+def _unmatched(requested, rule):
+    if requested is not None:
         return None
     if rule is None:
         return "no rule matches", ""

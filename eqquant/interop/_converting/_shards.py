@@ -7,7 +7,7 @@ from ._targets import Target
 
 
 class Shard(NamedTuple):
-    """A file that is to be written."""
+    """A file that is to be written: its name, its tensors, and their places."""
 
     name: str
     parts: dict[str, Part]
@@ -17,18 +17,19 @@ class Shard(NamedTuple):
 def shards(
     target: Target, arrays: Mapping[str, Any], stem: str, most: int | None
 ) -> list[Shard]:
-    """The files that some arrays go to, in their order: all parts of one to the same.
+    """Distributes arrays over files, in order. All tensors of an array go to one file.
 
     **Arguments:**
 
-    - `arrays`: they, or stand-ins.
-    - `stem`: what the names of the files begin with.
-    - `most`: how many bytes of tensors a file may have, unless it is of one array. By
-        default there is one file.
+    - `target`: how files are written.
+    - `arrays`: by their names; without numbers, too.
+    - `stem`: the prefix of the names of the files.
+    - `most`: the largest number of bytes in a file that has several arrays. `None` for
+        a single file.
 
     **Raises:**
 
-    A `ValueError` if one cannot be written, or if two would be written as one.
+    A `ValueError` if an array cannot be written, or if two would have the same name.
     """
     groups: list[dict[str, Part]] = [{}]
     owners: dict[str, str] = {}
@@ -59,7 +60,7 @@ def shards(
 
 
 def index_of(target: Target, shards: list[Shard]) -> str | None:
-    """What the index of several files says. `None` if there is none."""
+    """The index of several files, as JSON. `None` if there is none."""
     if target.index is None or len(shards) == 1:
         return None
     parts = [part for shard in shards for part in shard.parts.values()]

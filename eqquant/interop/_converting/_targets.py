@@ -13,15 +13,14 @@ from .._tensors import to_tensor
 
 
 class Target(NamedTuple):
-    """How files are to be written.
+    """How files are written.
 
     - `suffix`: of their names.
-    - `parts`: the tensors of an array, by its name and itself (or a stand-in).
-    - `layout`: of a file, by its parts, which of all files it is, and how many of these
-      and of all tensors there are.
-    - `config`: what is to be said beside them, by the formats of arrays.
-    - `index`: what the index of several files is to say, besides where tensors are.
-      `None` if there is no index.
+    - `parts`: the tensors of an array, given its name and itself, without numbers too.
+    - `layout`: of a file, given its tensors, its number, the number of files, and that
+      of all tensors.
+    - `config`: the configuration, given the formats of arrays by their names.
+    - `index`: the metadata of the index of several files. `None` if there is no index.
     """
 
     suffix: str
@@ -38,18 +37,21 @@ def check_kind(to: str) -> None:
 
 
 def target(
-    kind: str, stand_ins: Mapping[str, Any], metadata: dict[str, Any], index: str
+    kind: str, structs: Mapping[str, Any], metadata: dict[str, Any], index: str
 ) -> Target:
-    """**Arguments:**
+    """How to write files of a kind.
 
-    - `stand_ins`: all arrays, without their numbers.
+    **Arguments:**
+
+    - `kind`: `to`, as for [`eqquant.interop.convert`][].
+    - `structs`: all arrays, without their numbers.
     - `metadata`: of the source.
     - `index`: the name of the index of several files.
     """
     if kind == "gguf":
         return _gguf(metadata)
     if kind == "eqquant":
-        return _own(stand_ins, index)
+        return _own(structs, index)
     library = layouts[kind]
     layout = lambda parts, i, number, total: _layout(parts, library.metadata)
     parts = ft.partial(parts_of, library)
@@ -64,25 +66,25 @@ def _gguf(metadata):
     def layout(parts, i, number, total):
         if number == 1:
             return gguf_layout(parts, metadata)
-        # The first has all that there is to say.
-        said = dict(metadata) if i == 0 else {}
-        said["split.no"] = np.uint16(i)
-        said["split.count"] = np.uint16(number)
-        said["split.tensors.count"] = np.int32(total)
-        return gguf_layout(parts, said)
+        # The first file has all other metadata.
+        own = dict(metadata) if i == 0 else {}
+        own["split.no"] = np.uint16(i)
+        own["split.count"] = np.uint16(number)
+        own["split.tensors.count"] = np.int32(total)
+        return gguf_layout(parts, own)
 
     metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
     parts = ft.partial(gguf_parts, metadata=metadata)
     return Target(".gguf", parts, layout, lambda formats: {}, None)
 
 
-def _own(stand_ins, index):
+def _own(structs, index):
     # The files of `save`, with quantized arrays in rows.
-    tensors, header = described(_nested(stand_ins), numpy=False)
+    tensors, header = described(_nested(structs), numpy=False)
     names = {id(tensor.array): name for name, tensor in tensors.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]
-        for name, x in stand_ins.items()
+        for name, x in structs.items()
     }
 
     def parts(name, x):
@@ -94,8 +96,7 @@ def _own(stand_ins, index):
         return {key: part(key, leaf) for key, leaf in zip(names[name], leaves)}
 
     def layout(parts, i, number, total):
-        said = header if number == 1 else to_part(index)
-        return _layout(parts, said)
+        return _layout(parts, header if number == 1 else to_part(index))
 
     return Target(".safetensors", parts, layout, lambda formats: {}, header)
 
@@ -105,13 +106,13 @@ def _stored(x):
 
 
 def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree that dotted names are the paths of: of dictionaries; and of lists, where
-    the names below are 0, 1, ..., each of which is there."""
+    """The tree whose paths are dotted names: of dictionaries, and of lists where the
+    keys are 0, 1, ... without gaps."""
     groups: dict[str, dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for name, x in arrays.items():
         first, dot, rest = name.partition(".")
-        # A name may also be the beginning of another one.
+        # A name may also be the prefix of another one.
         if not dot or first in arrays:
             found[name] = x
         else:

@@ -9,15 +9,14 @@ from ._groups import group_size
 from ._registry import register_layout
 
 
-# Which column of eight each code of a word belongs to, the lowest bits first; and which
-# code each column has.
+# The column, of eight, of each code in a word, lowest bits first; and its inverse.
 _columns = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 _codes = np.argsort(_columns)
 
 
 def find_awq(source: Source) -> Iterator[Entry]:
-    """Arrays as AWQ writes them for its GEMM kernels: `qweight`, `qzeros` and `scales`,
-    of 4 bits, with eight columns of a row in each word."""
+    """Arrays of AWQ's GEMM kernels: 4-bit `qweight` and `qzeros`, with eight columns of
+    a row in each word, and `scales`."""
     for name, qweight in source.tensors.items():
         prefix = name.removesuffix("qweight")
         scales = source.get(f"{prefix}scales", *floats)
@@ -37,8 +36,8 @@ def _entry(source, prefix, qweight, scales):
         qweight.shape == (*lead, k, n // 8)
         and scales.shape == (*lead, groups, n // 8 * 8)
         and (qzeros is None or qzeros.shape == (*lead, groups, n // 8)),
-        f"{name!r} should have eight columns to a word, as GPTQ does not and AWQ does "
-        "for its GEMM kernels (version 'gemm'; that is the only one that is read)",
+        f"{name!r} should have eight columns in each word, as AWQ has for its GEMM "
+        "kernels (version 'gemm', the only one that can be read) and GPTQ has not",
         *(qweight, qzeros, scales),
     )
     size = group_size(name, [source.config.get("group_size")], k, groups)

@@ -62,14 +62,17 @@ def to_quantized(
     transposed: bool = False,
     flat: bool = False,
 ) -> QuantizedArray:
-    """A quantized array of what its format would have stored.
+    """A quantized array with given stored arrays.
 
     **Arguments:**
 
-    - `stored`: arrays of NumPy, whose axes are `*b n _`.
+    - `stored`: the NumPy arrays that `format` would store, with the axes `*b n _`.
+        Scales are the bits of their floats.
+    - `format`: the format.
     - `shape`: `*b n k`.
-    - `transposed`: the array is to be `*b k n`.
-    - `flat`: blocks go over all axes, as if they were one.
+    - `dtype`: of the dequantized array.
+    - `transposed`: whether the result has the shape `*b k n`.
+    - `flat`: whether blocks go over all axes, as if the array were a vector.
     """
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
@@ -79,7 +82,7 @@ def to_quantized(
     layout = Layout(format).preferred(len(rows))
     stored = layout.from_rows(stored)
     return QuantizedArray(
-        # Not a memory map, which follows its file.
+        # A copy: a memory map changes with its file.
         stored=jtu.tree_map(lambda x: jnp.array(x, copy=True), stored),
         layout=layout.trimmed(stored, rows[-1]),
         axis=axes if flat else -2 if transposed else -1,
@@ -91,7 +94,6 @@ def to_quantized(
 
 
 def _expected(format, shape):
-    # By what the format itself would store.
     w = jax.ShapeDtypeStruct(shape, np.float32)
     return jax.eval_shape(lambda w: encode(w, format)[0], w)
 
@@ -102,29 +104,29 @@ def _check_stored(stored, expected):
         if isinstance(x, dict):
             _check_stored(x, expected[name])
             continue
-        # Zero-points may be of 16 bits.
+        # Zero-points may have 16 bits.
         assert x.shape == expected[name].shape, (name, x.shape, expected[name])
         assert x.dtype == expected[name].dtype or name == "zero_point", (name, x.dtype)
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """Floats as the integers of the same bits."""
+    """The bits of floats, as unsigned integers."""
     return x.view(f"u{x.dtype.itemsize}")
 
 
 def as_bytes(x: np.ndarray) -> np.ndarray:
-    """The bytes of words that lie along the last axis: a stream of bits stays one."""
+    """The bytes of words along the last axis, which have the same stream of bits."""
     return np.ascontiguousarray(x).view(np.uint8)
 
 
 def packed_size(k: int, bits: int) -> int:
-    """How many bytes a row of codes takes: whole ones, for whole codes."""
+    """The number of bytes in a row of codes, in units of whole codes and bytes."""
     number = 8 // math.gcd(bits, 8)
     return -(-k // number) * (number * bits // 8)
 
 
 def resized(x: np.ndarray, size: int) -> np.ndarray:
-    """With so many bytes in a row; what is missing are zeros."""
+    """Rows cut, or padded with zeros, to `size` bytes."""
     missing = size - x.shape[-1]
     if missing <= 0:
         return x[..., :size]
@@ -132,15 +134,14 @@ def resized(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The numbers of a stream of bits, the lowest first, along the last axis."""
+    """The codes in a stream of bits along the last axis, lowest bits first."""
     found = np.unpackbits(as_bytes(stream), axis=-1, bitorder="little")
     found = found[..., : count * bits].reshape(*found.shape[:-1], count, bits)
     return np.packbits(found, axis=-1, bitorder="little")[..., 0]
 
 
 def repacked(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes as a stream of bits along the last axis, the lowest first, that ends with a
-    whole word of 32."""
+    """The inverse of `unpack`: a stream of bits, padded to whole 32-bit words."""
     found = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
     found = found.reshape(*codes.shape[:-1], codes.shape[-1] * bits)
     missing = -found.shape[-1] % 32
@@ -149,7 +150,7 @@ def repacked(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def as_words(stream: np.ndarray) -> np.ndarray:
-    """Bytes along the last axis, that end with a whole word, as words."""
+    """Bytes along the last axis as 32-bit words, padded with zeros."""
     missing = -stream.shape[-1] % 4
     if missing:
         stream = np.pad(stream, [(0, 0)] * (stream.ndim - 1) + [(0, missing)])
@@ -157,7 +158,7 @@ def as_words(stream: np.ndarray) -> np.ndarray:
 
 
 def check(condition: bool, wanted: str, *tensors: RawTensor | None) -> None:
-    """Raises a `ValueError` about the shapes of some tensors."""
+    """If `condition` is false, raises a `ValueError` with the shapes of tensors."""
     if not condition:
         found = [f"{t.name!r} of {t.kind} {t.shape}" for t in tensors if t is not None]
         raise ValueError(f"{wanted}. Got {', '.join(found)}.")

@@ -12,9 +12,9 @@ _per_byte = 5
 
 
 def find_bitnet(source: Source) -> Iterator[Entry]:
-    """Arrays as Hugging Face writes those of BitNet b1.58: `weight`, of which each byte
-    has four rows that are a quarter of the matrix apart, and `weight_scale`. Its
-    `BitLinear` divides by the scale, and its `AutoBitLinear` multiplies with it."""
+    """Arrays of BitNet b1.58 in Hugging Face: `weight`, with four rows in each byte,
+    a quarter of the matrix apart, and `weight_scale`. `BitLinear` divides by the scale,
+    and `AutoBitLinear` multiplies by it."""
     for name, weight in source.tensors.items():
         scale = source.get(f"{name}_scale", *floats)
         if not name.endswith("weight") or weight.kind != "U8" or scale is None:
@@ -37,7 +37,7 @@ def _entry(source, name, weight, scale):
             if digits.max(initial=0) > 2:
                 raise ValueError(f"{name!r} has numbers other than -1, 0 and 1.")
             codes[i * n // 4 : (i + 1) * n // 4, :k] = digits
-        # The digits that are missing from the last byte are zeros.
+        # The last byte is padded with digits 0.
         codes[:, k:] = 0
         digits = codes.reshape(n, -1, _per_byte)
         codes = digits @ (3 ** np.arange(_per_byte)).astype(np.uint8)

@@ -25,14 +25,14 @@ _dtypes = {
 _longest_state = 2**16
 _names = {format: name for name, format in _formats.items()}
 _sizes = tuple(2**i for i in range(5, 13))
-# Of what is said of an array whose scales are quantized too: their mean, of which it is
-# not known before how many digits it has.
+# The state of an array with quantized scales has their mean, as text. Its length has to
+# be known before its digits are.
 _longest_offset = 24
 
 
 def find_bitsandbytes(source: Source) -> Iterator[Entry]:
-    """Arrays as bitsandbytes writes them: of 4 bits with a `quant_state`, whose blocks
-    go over the flattened array, and of 8 bits with an `SCB`."""
+    """Arrays of bitsandbytes: 4-bit ones with a `quant_state`, whose blocks go over the
+    flattened array, and 8-bit ones with an `SCB`, a scale for each row."""
     for name, tensor in source.tensors.items():
         for kind in _formats:
             state = source.get(f"{name}.{_state}{kind}", "U8")
@@ -87,7 +87,7 @@ def _entry4(source, name, tensor, state, kind):
     if nested is not None:
         scales = _Scales(source, name, absmax, nested)
         tensors += [scales.absmax, scales.quant_map]
-        # In the blocks that there are here.
+        # In blocks of `block` numbers.
         nested_size = scales.size * size // (block or size)
         format = Nested(format, BnbScale(nested_size))
 
@@ -95,7 +95,7 @@ def _entry4(source, name, tensor, state, kind):
         if not np.array_equal(quant_map.read(), _codebook(kind)):
             raise ValueError(f"{quant_map.name!r} has numbers that are not of {kind}.")
         codes = tensor.read().reshape(-1).view(np.uint8)
-        # The first code is in the high bits.
+        # In files, the first code of a byte is in its high bits.
         codes = codes >> np.uint8(4) | codes << np.uint8(4)
         scale = absmax.read()
         scale = scale if nested is not None else bits_of(scale)
@@ -115,13 +115,13 @@ def _entry4(source, name, tensor, state, kind):
 
 
 def _blocks(shape, size, is_nested):
-    """A block size such that each block of a row is in one block of the flattened
-    array. If there is none, then the blocks of the flattened array stay."""
+    """A block size such that each block of a row lies in one block of the flattened
+    array, and whether there is none, so that the array stays flattened."""
     *lead, k = shape
     if not lead or math.prod(shape) == 0 or k == 0:
         return size, True
     if is_nested and len(lead) > 1:
-        # Blocks of scales go over all matrices.
+        # Blocks of scales go over all matrices of a stack.
         return size, True
     common = math.gcd(k, size)
     if common % 16 == 0:
@@ -135,7 +135,7 @@ class _State(NamedTuple):
     shape: tuple[int, ...]
     size: int
     dtype: np.dtype
-    # Of scales that are quantized too: the block size, and what was taken away.
+    # If the scales are quantized: their block size, and the mean subtracted from them.
     nested: tuple[int, float] | None
 
 
@@ -172,7 +172,7 @@ def _is_size(size: Any) -> bool:
 
 
 class _Scales:
-    """Scales that are quantized themselves, less their mean."""
+    """Quantized scales, from which their mean was subtracted."""
 
     def __init__(self, source, name, codes, nested):
         self.size, self.offset = nested
@@ -187,7 +187,7 @@ class _Scales:
         )
 
     def stored(self, codes, size):
-        """What `BnbScale(size)` would have stored, with these codes in rows."""
+        """The stored arrays of `BnbScale(size)`, for codes in rows."""
         absmax = bits_of(self.absmax.read())
         blocks, start = row_blocks(codes.shape, size, len(absmax))
         one = (1,) * (codes.ndim - 1)
@@ -206,7 +206,7 @@ def _codebook(kind):
 
 
 def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
-    """An array as bitsandbytes has it.
+    """The tensors of an array in bitsandbytes.
 
     **Raises:**
 
@@ -241,7 +241,7 @@ def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
     }
 
     def codes():
-        # The first code is to be in the high bits.
+        # In files, the first code of a byte is in its high bits.
         found = rows.stored("codes").reshape(-1, 1)
         return found >> np.uint8(4) | found << np.uint8(4)
 
@@ -250,7 +250,7 @@ def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
         return found.view(np.dtype(format.scale_dtype)).astype(np.float32)
 
     def quant_map():
-        # (There, zero has no sign.)
+        # Adding 0 turns -0.0 into 0.0, as bitsandbytes has it.
         return np.asarray(format.to_points(np.arange(16, dtype=np.uint8))) + 0
 
     number = -(-total // size)
@@ -302,7 +302,7 @@ def _text(state, length=0):
 
 
 def bitsandbytes_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """What is to be said of a model with these formats."""
+    """The configuration of a model with these formats."""
     nested = [isinstance(format, Nested) for format in formats.values()]
     bases = [f.base if isinstance(f, Nested) else f for f in formats.values()]
     kinds = sorted({_names[type(base)] for base in bases})

@@ -23,7 +23,7 @@ from ._base import (
     unpack,
 )
 from ._float8 import find_float8
-from ._groups import group_size, has_zeros, is_ordered, said, scale_blocks
+from ._groups import configured, group_size, has_zeros, is_ordered, scale_blocks
 from ._registry import register_layout
 from ._rows import kind_of, Rows
 
@@ -32,11 +32,9 @@ _layout = "compressed-tensors"
 
 
 def find_compressed(source: Source) -> Iterator[Entry]:
-    """Arrays of integers, and of 4-bit floating-point numbers, as compressed-tensors
-    writes them: `weight_packed` or `weight`, `weight_scale`, `weight_zero_point`.
-
-    Integers have half of their range added, and are one stream of bits for each row.
-    """
+    """Arrays of compressed-tensors: `weight_packed` or `weight`, `weight_scale`,
+    `weight_zero_point`. Packed integers are unsigned (half of their range is added), in
+    one stream of bits for each row. Those of 8-bit floats are in `_float8`."""
     for name, tensor in source.tensors.items():
         base = name.removesuffix("_packed")
         if base != name:
@@ -57,7 +55,7 @@ def _packed(source, name, packed, scale):
     g_idx = source.get(f"{name}_g_idx", "I32", "I64")
     check(
         packed.ndim >= 2 and lengths.shape == (packed.ndim,),
-        f"{name!r} should have rows that are packed, and as many sizes as axes",
+        f"{name!r} should have packed rows, and a size for each axis",
         *(packed, lengths),
     )
     shape = tuple(map(int, lengths.read()))
@@ -73,14 +71,14 @@ def _packed(source, name, packed, scale):
         and (
             zeros is None
             or zeros.shape == (*lead, per_group, groups)
-            # One of all, which is not packed.
+            # One zero-point for all, which is not packed.
             or zeros.shape == scale.shape == (1,)
             and not packed_zeros
         ),
         f"{name!r} should have shape {shape}, in codes of {bits} bits",
         *(packed, scale, zeros, g_idx),
     )
-    size = group_size(name, said(source, "group_size"), k, groups)
+    size = group_size(name, configured(source, "group_size"), k, groups)
     ordered = is_ordered(g_idx, groups, size)
     if ordered or bits != 4:
         offset = None if zeros is None else "zero_point"
@@ -89,14 +87,14 @@ def _packed(source, name, packed, scale):
         format = Int4(size, symmetric=zeros is None, scale_dtype=scale.dtype)
 
     def to_array():
-        # Rows end with whole words there.
+        # In files, rows are padded to whole words.
         codes = resized(as_bytes(packed.read()), packed_size(k, bits))
         stored = {
             "codes": codes,
             "scale": _spread(bits_of(scale.read()), (*lead, n, groups)),
         }
         if zeros is not None and packed_zeros:
-            # Down the rows.
+            # Packed along columns.
             found = unpack(zeros.read().swapaxes(-1, -2), bits, n)
             stored["zero_point"] = found.swapaxes(-1, -2)
         elif zeros is not None:
@@ -117,7 +115,7 @@ def _plain(source, name, weight, scale):
     check(weight.ndim >= 2, f"{name!r} should have two axes", weight)
     check(
         zeros is None or zeros.shape == scale.shape,
-        f"{name!r} should have as many zero-points as scales",
+        f"{name!r} should have a zero-point for each scale",
         *(scale, zeros),
     )
     blocks = scale_blocks(source, name, weight, scale)
@@ -171,12 +169,12 @@ def _e2m1(source, name, packed, scale):
 def _bits(source, name, words, k):
     fitting = [bits for bits in range(2, 9) if _words(k, bits) == words]
     if len(fitting) > 1:
-        numbers = said(source, "num_bits")
+        numbers = configured(source, "num_bits")
         fitting = [bits for bits in fitting if bits in numbers] or fitting
     if len(fitting) != 1:
         raise ValueError(
             f"{name!r} should have rows of {k} codes of 2 to 8 bits. Got {words} words "
-            f"of 32 bits, which is so for {fitting or 'none of them'}."
+            f"of 32 bits, which fit codes of {fitting or 'no number of'} bits."
         )
     return fitting[0]
 
@@ -197,16 +195,16 @@ def _number_of_groups(name: str, scale: RawTensor, rows: tuple[int, ...]) -> int
 
 
 def _spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    # Of each row, or of all.
+    # From one number for each row and group, or one for all.
     return np.broadcast_to(x.reshape(shape if x.size > 1 else (1,) * len(shape)), shape)
 
 
 def compressed_parts(name: str, x: Any) -> dict[str, Part]:
-    """An array as compressed-tensors has it.
+    """The tensors of an array in compressed-tensors.
 
     **Raises:**
 
-    A `ValueError` if it has no such format.
+    A `ValueError` if compressed-tensors has no such format.
     """
     rows = Rows(name, x, "compressed-tensors")
     if compressed_scheme(rows.format) is None:
@@ -237,7 +235,7 @@ def _integer_parts(rows):
         found = rows.stored("zero_point")
         if found.max(initial=0) >= 2**bits:
             raise rows.refused(f"it has zero-points of more than {bits} bits")
-        # Down the rows.
+        # Packed along columns.
         found = np.ascontiguousarray(found.swapaxes(0, 1), np.uint8)
         return repacked(found, bits).swapaxes(0, 1)
 
@@ -295,39 +293,38 @@ def _scale(rows):
 
 
 def compressed_scheme(format: AbstractFormat) -> dict[str, Any] | None:
-    """How compressed-tensors says this, and the name of its layout. `None` if it has no
-    such format."""
+    """The entries for a format in a configuration: its name and its options. `None` if
+    compressed-tensors has no such format."""
     strategy = "channel" if format.block_size is None else "group"
-    said = {
+    options = {
         "group_size": format.block_size,
         "strategy": strategy,
         "symmetric": True,
         "dynamic": False,
     }
     if isinstance(format, Int | Int4) and format.offset != "minimum":
-        said |= {"num_bits": int(format.bits), "type": "int"}
-        said |= {"symmetric": not has_zeros(format)}
-        said |= {"actorder": "group"} if format.ordered else {}
-        return {"format": "pack-quantized", "weights": said}
+        options |= {"num_bits": int(format.bits), "type": "int"}
+        options |= {"symmetric": not has_zeros(format)}
+        options |= {"actorder": "group"} if format.ordered else {}
+        return {"format": "pack-quantized", "weights": options}
     if isinstance(format, Int8):
-        said |= {"num_bits": 8, "type": "int"}
-        return {"format": "int-quantized", "weights": said}
+        options |= {"num_bits": 8, "type": "int"}
+        return {"format": "int-quantized", "weights": options}
     if isinstance(format, FP8) and format.dtype == jnp.float8_e4m3fn:
-        said |= {"num_bits": 8, "type": "float"}
-        said |= {"strategy": "tensor"} if format.scale == "tensor" else {}
-        return {"format": "float-quantized", "weights": said}
+        options |= {"num_bits": 8, "type": "float"}
+        options |= {"strategy": "tensor"} if format.scale == "tensor" else {}
+        return {"format": "float-quantized", "weights": options}
     if format == NVFP4(inverse=True):
-        said |= {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
-        return {"format": "nvfp4-pack-quantized", "weights": said}
+        options |= {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
+        return {"format": "nvfp4-pack-quantized", "weights": options}
     if format == MXFP4():
-        said |= {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8"}
-        return {"format": "mxfp4-pack-quantized", "weights": said}
+        options |= {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8"}
+        return {"format": "mxfp4-pack-quantized", "weights": options}
     return None
 
 
 def compressed_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """What is to be said of a model, of which each array has the format that its name
-    goes with."""
+    """The configuration of a model, given the formats of its arrays by their names."""
     groups: dict[AbstractFormat, list[str]] = {}
     for name, format in formats.items():
         groups.setdefault(format, []).append(name.removesuffix(".weight"))

@@ -12,10 +12,9 @@ _dtypes = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 
 
 def find_float8(source: Source) -> Iterator[Entry]:
-    """Arrays of 8-bit floating-point numbers, as compressed-tensors writes them:
-    `weight`, and `weight_scale` for all of it, each row, groups of a row, or blocks of
-    rows and columns. Others write `weight_scale_inv`, which is the same by another
-    name."""
+    """Arrays of 8-bit floats in compressed-tensors: `weight`, and `weight_scale` for a
+    matrix, each row, groups of a row, or blocks of rows and columns. Other libraries
+    call the scale `weight_scale_inv`."""
     for name, weight in source.tensors.items():
         scale = source.get(f"{name}_scale", *floats, "U8", "F8_E8M0")
         scale = scale or source.get(f"{name}_scale_inv", *floats)
@@ -48,7 +47,7 @@ def _scaled(source, name, weight, scale):
 
     def to_array():
         found = blocks.by_row(bits_of(scale.read()), weight.shape)
-        # One of a matrix is there once.
+        # One scale for a matrix is stored once.
         found = found[..., :1, :] if blocks.height is None else found
         stored = {"codes": bits_of(weight.read()), "scale": found}
         return to_quantized(stored, format, weight.shape, scale.dtype)

@@ -17,7 +17,7 @@ from ._registry import register_layout
 from ._rows import kind_of, Rows
 
 
-# By the names of ggml's types, those that are in blocks.
+# By the names of ggml's block types.
 block_formats: dict[str, AbstractFormat] = {
     "Q4_0": formats.Q4_0(),
     "Q4_1": formats.Q4_1(),
@@ -34,7 +34,7 @@ block_formats: dict[str, AbstractFormat] = {
     "MXFP4": formats.MXFP4(),
 }
 
-# The last two are the same by other names.
+# Two formats store the same numbers as a block type.
 _types: dict[AbstractFormat, str] = dict(
     [
         *((format, kind) for kind, format in block_formats.items()),
@@ -43,15 +43,15 @@ _types: dict[AbstractFormat, str] = dict(
     ]
 )
 
-# In which the two halves of each head of queries and of keys, which are rotated against
-# each other, alternate. (Where they came from, one follows the other.)
+# Architectures for which llama.cpp interleaves the two halves of each head of queries
+# and keys, between which RoPE rotates. (In the original models, one follows the other.)
 _interleaved = {"llama"}
 _rotated = re.compile(r"blk\.(?P<layer>\d+)\.attn_(?P<which>[qk])\.(weight|bias)")
 
 
 def find_gguf(source: Source) -> Iterator[Entry]:
-    """All arrays of a file of GGUF, by their names in it. Rows of queries and keys that
-    were put in another order for the architecture are in their first order again."""
+    """All arrays of a GGUF file, by their names. Rows of queries and keys that the
+    architecture permutes are in their original order."""
     of_matrices = {
         _of_matrix(name) for name, t in source.tensors.items() if t.kind == "NVFP4"
     }
@@ -63,8 +63,8 @@ def find_gguf(source: Source) -> Iterator[Entry]:
             *_, rows = tensor.shape[:1] or (0,)
             if rows % (2 * heads) != 0:
                 raise ValueError(
-                    f"{name!r} should have {heads} heads, each of an even number of "
-                    f"rows. Got {rows} rows."
+                    f"{name!r} should have {heads} heads, of an even number of rows "
+                    f"each. Got {rows} rows."
                 )
         if tensor.kind == "NVFP4":
             yield _nvfp4(source, name, tensor, heads)
@@ -73,7 +73,7 @@ def find_gguf(source: Source) -> Iterator[Entry]:
 
 
 def heads_first(x: Any, heads: int) -> Any:
-    """Rows as they were, from how the architecture has them."""
+    """Rows in their original order, from that of the architecture."""
     n, *rest = x.shape
     return x.reshape(heads, n // (2 * heads), 2, *rest).swapaxes(1, 2).reshape(x.shape)
 
@@ -85,7 +85,7 @@ def halves_first(x: Any, heads: int) -> Any:
 
 
 def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
-    """How many heads the rows of an array belong to, if they are in another order."""
+    """The number of heads of an array whose rows are permuted; `None` of others."""
     architecture = metadata.get("general.architecture")
     found = _rotated.fullmatch(name)
     if architecture not in _interleaved or found is None:
@@ -93,15 +93,15 @@ def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
     key = f"{architecture}.attention.head_count"
     count = metadata.get(key)
     if found["which"] == "k":
-        # Without it, there are as many as for queries.
+        # By default, keys have as many heads as queries.
         count = metadata.get(f"{key}_kv", count)
     layer = int(found["layer"])
     if isinstance(count, list) and layer < len(count):
         count = count[layer]
     if type(count) is not int or count < 1:
         raise ValueError(
-            f"{name!r} has rows in another order. What it was cannot be known without "
-            f"the number of heads, in the metadata {key!r}. Got {count!r}."
+            f"{name!r} has permuted rows. To restore their order takes the number of "
+            f"heads, in the metadata {key!r}. Got {count!r}."
         )
     return count
 
@@ -129,8 +129,8 @@ def _entry(name, tensor, heads):
     def to_array():
         if format is None:
             raise ValueError(
-                f"it is of {tensor.kind}, of which this library has no format. Those "
-                f"that it has are {', '.join(block_formats)}."
+                f"it is of {tensor.kind}, for which this library has no format. It has "
+                f"{', '.join(block_formats)}."
             )
         return to_quantized(_from_blocks(format, rows()), format, shape, dtype)
 
@@ -138,13 +138,13 @@ def _entry(name, tensor, heads):
 
 
 def _of_matrix(name):
-    # The scale of an array of NVFP4.
+    # The name of the scale of a whole NVFP4 matrix.
     return f"{name.removesuffix('weight')}scale"
 
 
 def _nvfp4(source, name, tensor, heads):
-    # Four scales, and then 16 codes for each of them: the first eight in the low bits
-    # of the bytes. What a matrix is multiplied with is a tensor of its own.
+    # A block is four scales, and then 16 codes for each: the first eight are in the low
+    # bits of eight bytes. The scale of the matrix is another tensor.
     *lead, nbytes = tensor.shape
     whole = source.tensors.get(_of_matrix(name))
     shape, sizes = (*lead, nbytes // 36 * 64), (*lead[:-1], 1, 1)
@@ -152,14 +152,14 @@ def _nvfp4(source, name, tensor, heads):
         len(lead) > 0
         and (whole is None or whole.kind == "F32")
         and (whole is None or whole.shape in ((1,), tuple(lead[:-1]))),
-        f"{name!r} should be a matrix, or several, with a scale for each, if any",
+        f"{name!r} should be a matrix or a stack of them, with at most one scale each",
         *(tensor, whole),
     )
     dtype, format = np.dtype(np.float32), formats.NVFP4()
 
     def to_array():
         blocks = _rows(tensor, heads).reshape(*lead, nbytes // 36, 36)
-        # Of no sign; and what is NaN elsewhere is zero.
+        # ggml ignores the sign of scales, and takes NaN to be zero.
         scale = blocks[..., :4].reshape(*lead, nbytes // 9) & np.uint8(127)
         scale = np.where(scale == 127, np.uint8(0), scale)
         halves = blocks[..., 4:].reshape(*lead, nbytes // 9, 8)
@@ -179,8 +179,8 @@ def _nvfp4(source, name, tensor, heads):
 
 
 def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
-    """An array as GGUF has it. Rows of queries and keys are put in the order of the
-    architecture that the metadata tells of.
+    """The tensor of an array in GGUF. Rows of queries and keys are permuted as the
+    architecture in the metadata has them.
 
     **Raises:**
 

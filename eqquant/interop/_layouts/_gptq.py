@@ -24,12 +24,12 @@ from ._rows import kind_of, Rows
 
 
 def find_gptq(source: Source) -> Iterator[Entry]:
-    """Arrays as GPTQ writes them: `qweight`, `qzeros`, `scales` and `g_idx`.
+    """Arrays of GPTQ: `qweight`, `qzeros`, `scales` and `g_idx`.
 
-    Codes go down the contracted axis as one stream of bits, and zero-points along the
-    other. Of these, version 1 of the layout (`"gptq"`) has one less than they are, and
-    version 2 (`"gptq_v2"`) has them as they are. `g_idx` is the group of each position;
-    without it, they lie in order.
+    Codes are a stream of bits along the contracted axis, and zero-points along the
+    other. Version 1 of the layout (`"gptq"`) stores zero-points minus one, and version
+    2 (`"gptq_v2"`) stores them as they are. `g_idx` is the group of each position;
+    without it, groups are in order.
     """
     for name, qweight in source.tensors.items():
         prefix = name.removesuffix("qweight")
@@ -52,7 +52,7 @@ def _entry(source, prefix, qweight, scales):
         qweight.shape == (*lead, k * bits // 32, n)
         and (qzeros is None or qzeros.shape == (*lead, groups, -(-n * bits // 32)))
         and (g_idx is None or g_idx.shape == (*lead, k)),
-        f"{name!r} should have zero-points like its scales, for codes of {bits} bits",
+        f"{name!r} should have a zero-point for each scale, in codes of {bits} bits",
         *(qweight, qzeros, scales, g_idx),
     )
     size = group_size(name, [source.config.get("group_size")], k, groups)
@@ -65,12 +65,12 @@ def _entry(source, prefix, qweight, scales):
     one = 2 - source.hints.get("version", version)
 
     def to_array():
-        # As words, so that the bits of each row become one stream of bytes.
+        # Transposed as words, so that the bits of a row are one stream of bytes.
         codes = as_bytes(qweight.read().swapaxes(-1, -2))
         if qzeros is None:
             zeros = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
         else:
-            # Of 8 bits, one more than the largest takes more.
+            # In 8 bits, the largest zero-point plus one would overflow.
             wide = np.uint16 if bits == 8 and one else np.uint8
             zeros = unpack(qzeros.read(), bits, n).astype(wide) + wide(one)
         stored = {
@@ -87,8 +87,8 @@ def _entry(source, prefix, qweight, scales):
 
 
 def _bits(source, name, qweight, qzeros, g_idx):
-    # It may differ from one array to another, so that shapes say more than words.
-    said = source.config.get("bits")
+    # Arrays may differ, so shapes count more than the configuration.
+    configured = source.config.get("bits")
     *_, words, n = qweight.shape
     fitting = [
         bits
@@ -96,19 +96,19 @@ def _bits(source, name, qweight, qzeros, g_idx):
         if (qzeros is None or qzeros.shape[-1] == -(-n * bits // 32))
         and (g_idx is None or words == -(-g_idx.shape[-1] * bits // 32))
     ]
-    if len(fitting) != 1 and said in fitting and type(said) is int:
-        return said
+    if len(fitting) != 1 and configured in fitting and type(configured) is int:
+        return configured
     if len(fitting) != 1:
         raise ValueError(
-            f"{name!r} should have codes of 2, 3, 4 or 8 bits, as many as its other "
-            f"tensors say or its configuration. Got {fitting or 'none that fit'} and "
-            f"{said!r}."
+            f"{name!r} should have codes of 2, 3, 4 or 8 bits. Its shapes fit "
+            f"{fitting or 'none of these'}, and the hint or configuration `bits` is "
+            f"{configured!r}."
         )
     return fitting[0]
 
 
 def gptq_parts(name: str, x: Any) -> dict[str, Part]:
-    """An array as GPTQ has it, in version 2 of its layout.
+    """The tensors of an array in GPTQ, in version 2 of its layout.
 
     **Raises:**
 
@@ -162,7 +162,7 @@ def gptq_parts(name: str, x: Any) -> dict[str, Part]:
 
 
 def gptq_bits(format: AbstractFormat) -> int | None:
-    """How many bits a code has. `None` if GPTQ has no such format."""
+    """The number of bits of a code. `None` if GPTQ has no such format."""
     if not isinstance(format, Int | Int4) or format.scale_dtype.itemsize != 2:
         return None
     if format.offset == "minimum":
@@ -172,12 +172,11 @@ def gptq_bits(format: AbstractFormat) -> int | None:
 
 
 def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """What is to be said of a model, of which each array has the format that its name
-    goes with.
+    """The configuration of a model, given the formats of its arrays by their names.
 
     **Raises:**
 
-    A `ValueError` if it can be said of some of them only.
+    A `ValueError` if their bits or block sizes differ.
     """
     if not formats:
         return {}
@@ -189,7 +188,7 @@ def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
         )
         if not same:
             raise ValueError(
-                "All arrays for GPTQ should have as many bits and as large blocks. Got "
+                "All arrays for GPTQ should have the same bits and block size. Got "
                 f"{format} for {first!r}, and {other} for {name!r}."
             )
     each = list(formats.values())

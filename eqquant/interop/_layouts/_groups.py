@@ -9,49 +9,50 @@ from .._containers import RawTensor
 from ._base import check, Source
 
 
-def group_size(name: str, said: Sequence[Any], k: int, groups: int) -> int | None:
-    """How many of `k` numbers each of their groups has. `None` if there is one group.
+def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int | None:
+    """The number of numbers in a group. `None` if there is one group.
 
     **Arguments:**
 
-    - `said`: what the configuration says, if anything.
+    - `name`: of the array.
+    - `configured`: the sizes in the configuration, if any.
+    - `k`, `groups`: the length of a row, and the number of groups in it.
 
     **Raises:**
 
-    A `ValueError` if no size makes so many groups, or if it is not clear which.
+    A `ValueError` if no known size gives this number of groups.
     """
     if groups == 1:
         return None
-    sizes = [size for size in said if type(size) is int and size > 0]
+    sizes = [size for size in configured if type(size) is int and size > 0]
     sizes += [k // groups] if groups > 0 and k % groups == 0 and k > 0 else []
     for size in sizes:
         if -(-k // size) != groups:
             continue
         if size % 16 != 0:
             raise ValueError(
-                f"{name!r} has groups of {size}. Those that can be read are of a "
-                "multiple of 16."
+                f"{name!r} has groups of {size}, which is not a multiple of 16."
             )
         return size
     raise ValueError(
-        f"{name!r} has {groups} scales for {k} numbers, which are no groups of "
-        f"{' or '.join(map(str, sizes)) or 'a size that is known'}."
+        f"{name!r} has {groups} scales for {k} numbers, which are not groups of "
+        f"{' or '.join(map(str, sizes)) or 'a known size'}."
     )
 
 
 def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
-    """Whether the groups of positions are given one by one, and are not one group after
-    the other. This reads them.
+    """Whether `g_idx`, the group of each position, is not in order (activation order).
+    This reads it.
 
     **Raises:**
 
-    A `ValueError` if there is no such group.
+    A `ValueError` if a group does not exist.
     """
     if g_idx is None:
         return False
     index = g_idx.read()
     if np.all(index == -1):
-        # It was made, but never set.
+        # Allocated, but never set.
         return False
     if np.any((index < 0) | (index >= groups)):
         raise ValueError(f"{g_idx.name!r} should have groups from 0 to {groups - 1}.")
@@ -60,14 +61,14 @@ def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
 
 
 def has_zeros(format: AbstractFormat) -> bool:
-    """Whether zero-points are stored."""
+    """Whether a format stores zero-points."""
     return isinstance(format, AbstractGrid) and format.offset == "zero_point"
 
 
-def said(source: Source, key: str) -> list[Any]:
-    """What the configuration of compressed-tensors says about weights: of each of its
-    groups of layers. Which layers those are is left open: it is said in regular
-    expressions, that a file could make take forever; and the shapes tell it."""
+def configured(source: Source, key: str) -> list[Any]:
+    """The values of an option in the configuration of compressed-tensors: one for each
+    group of layers. Shapes tell which applies. (The configuration names layers by
+    regular expressions, and those of a hostile file could run forever.)"""
     groups = source.config.get("config_groups")
     found = [source.config.get(key)]
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -78,20 +79,20 @@ def said(source: Source, key: str) -> list[Any]:
 
 
 class Blocks(NamedTuple):
-    """What numbers of a matrix share a scale."""
+    """Which numbers of a matrix share a scale."""
 
-    # How many rows share a scale. `None` if all do.
+    # The number of rows that share a scale. `None` if all do.
     height: int | None
-    # How many columns. `None` if all do.
+    # The number of columns that share a scale. `None` if all do.
     size: int | None
-    # How many scales there are to a row.
+    # The number of scales for a row.
     groups: int
 
     def by_row(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A number for each scale as numbers for each row of a weight."""
+        """From one number per scale to numbers for each row of a weight."""
         *lead, n, _ = shape
         if self.height is None:
-            # One of all matrices, or of each.
+            # One number for all matrices, or one for each.
             x = x.reshape((1,) * len(shape) if x.size == 1 else (*lead, 1, 1))
             return np.broadcast_to(x, (*lead, n, 1))
         x = x.reshape(*lead, -1, self.groups)
@@ -101,12 +102,11 @@ class Blocks(NamedTuple):
 def scale_blocks(
     source: Source, name: str, weight: RawTensor, scale: RawTensor
 ) -> Blocks:
-    """How scales belong to numbers of 8 bits: by their shapes, and by what the
-    configuration says.
+    """Which numbers of an 8-bit weight share a scale, by shapes and the configuration.
 
     **Raises:**
 
-    A `ValueError` if that is not clear.
+    A `ValueError` if these do not tell.
     """
     *lead, n, k = weight.shape
     if math.prod(scale.shape) == 1 or scale.shape in ((*lead,), (*lead, 1, 1)):
@@ -121,15 +121,18 @@ def scale_blocks(
     rows, groups = scale.shape[-2:]
     if rows == n:
         return Blocks(
-            1, group_size(name, said(source, "group_size"), k, groups), groups
+            1, group_size(name, configured(source, "group_size"), k, groups), groups
         )
-    known = [*said(source, "weight_block_size"), *said(source, "block_structure")]
+    known = [
+        *configured(source, "weight_block_size"),
+        *configured(source, "block_structure"),
+    ]
     for height, width in [*filter(_is_block, known), (128, 128)]:
         if (-(-n // height), -(-k // width)) == (rows, groups):
             return Blocks(height, group_size(name, [width], k, groups), groups)
     raise ValueError(
-        f"{name!r} should have scales of blocks, of a size that is said by a "
-        f"'config.json'. Got {scale.name!r} {scale.shape}, for shape {weight.shape}."
+        f"{name!r} should have scales of blocks, whose size is in a 'config.json'. Got "
+        f"{scale.name!r} {scale.shape}, for shape {weight.shape}."
     )
 
 

@@ -14,14 +14,13 @@ from ._rows import kind_of, Rows
 
 _bits = (1, 2, 3, 4, 5, 6, 8)
 _sizes = (32, 64, 128)
-# By the name of the mode: how many bits a code has, and how many of them a scale.
+# By mode: the bits of a code, and the number of codes to a scale.
 _modes = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 
 
 def find_mlx(source: Source) -> Iterator[Entry]:
-    """Arrays as MLX writes them: `weight` in words of 32 bits, which are one stream of
-    codes for each row, with `scales` and `biases`; or with scales of 8 bits, in the
-    modes for small floating-point numbers."""
+    """Arrays of MLX: `weight`, a stream of bits in 32-bit words for each row, with
+    `scales` and `biases`; or, in the floating-point modes, with 8-bit `scales`."""
     for name, weight in source.tensors.items():
         prefix = name.removesuffix("weight")
         scales = source.get(f"{prefix}scales", *floats, "U8")
@@ -68,10 +67,10 @@ def _bits_and_size(source: Source, name: str, row: int, groups: int) -> tuple[in
     product = row // groups
     found = [(b, s) for s in _sizes for b in _bits if b * s == product]
     fitting = [(b, s) for b, s in found if bits in (None, b) and size in (None, s)]
-    # What MLX takes if it is not told.
+    # The default of MLX.
     if bits is None and size is None and (4, 64) in found:
         fitting = [(4, 64)]
-    # Of a layer that is not as the rest of the model, shapes may be enough.
+    # For a layer unlike the rest of the model, shapes may be enough.
     fitting = fitting or found
     if len(fitting) != 1:
         raise ValueError(
@@ -80,7 +79,7 @@ def _bits_and_size(source: Source, name: str, row: int, groups: int) -> tuple[in
             f"and `group_size`. Got {bits!r} and {size!r}."
         )
     if fitting[0][0] == 1:
-        raise ValueError(f"{name!r} is of 1 bit, of which this library has no format.")
+        raise ValueError(f"{name!r} is of 1 bit, for which this library has no format.")
     return fitting[0]
 
 
@@ -116,13 +115,13 @@ def _floating(source, name, weight, scales):
 
 
 def _config(source, name):
-    # Of one layer, or else of all.
+    # Of the layer, or else of the model.
     own = source.config.get(name.removesuffix(".weight"))
     return own if isinstance(own, dict) else source.config
 
 
 def mlx_parts(name: str, x: Any) -> dict[str, Part]:
-    """An array as MLX has it.
+    """The tensors of an array in MLX.
 
     **Raises:**
 
@@ -151,7 +150,7 @@ def mlx_parts(name: str, x: Any) -> dict[str, Part]:
 
 
 def mlx_scheme(format: AbstractFormat) -> dict[str, Any] | None:
-    """How a configuration of MLX says this. `None` if it has no such format."""
+    """The entries for a format in a configuration. `None` if MLX has no such format."""
     if isinstance(format, Int) and format.offset == "minimum" and not format.ordered:
         bits, size = format.bits, format.block_size
         if bits in (2, 3, 4, 5, 6, 8) and size in (32, 64, 128):
@@ -164,13 +163,12 @@ def mlx_scheme(format: AbstractFormat) -> dict[str, Any] | None:
 
 
 def mlx_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """What is to be said of a model, of which each array has the format that its name
-    goes with."""
+    """The configuration of a model, given the formats of its arrays by their names."""
     if not formats:
         return {}
     each = {name.removesuffix(".weight"): mlx_scheme(f) for name, f in formats.items()}
     schemes = list(each.values())
-    # Layers that differ from most say so.
+    # The most common scheme is that of the model; other layers have their own.
     usual = max(schemes, key=schemes.count)
     others = {name: scheme for name, scheme in each.items() if scheme != usual}
     return {"quantization": (usual or {}) | others}

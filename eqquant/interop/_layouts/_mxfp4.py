@@ -10,9 +10,9 @@ from ._registry import register_layout
 
 
 def find_mxfp4(source: Source) -> Iterator[Entry]:
-    """Arrays as gpt-oss has them: `*_blocks` of 32 codes in 16 bytes, the first in the
-    low bits, and `*_scales`. The rows of each expert are contracted, so what stands for
-    `E n k` in the file is `E k n` here, as it is for those who load it."""
+    """Arrays of gpt-oss: `*_blocks` of 32 codes in 16 bytes, the first in the low bits,
+    and `*_scales`. Each expert is `(n, k)` in the file, and `(k, n)` here, as in the
+    library that loads it, contracted along `k`."""
     for name, blocks in source.tensors.items():
         base = name.removesuffix("_blocks")
         scales = source.get(f"{base}_scales", "U8")
@@ -24,7 +24,7 @@ def find_mxfp4(source: Source) -> Iterator[Entry]:
 def _entry(source, name, blocks, scales):
     check(
         scales.ndim >= 2 and blocks.shape == (*scales.shape, 16),
-        f"{name!r} should have 16 bytes to each scale",
+        f"{name!r} should have 16 bytes for each scale",
         *(blocks, scales),
     )
     *lead, n, groups = scales.shape

@@ -8,18 +8,30 @@ from .._containers import dtypes
 
 
 class Rows:
-    """A quantized array as files have it: with what is contracted as its last axis. It
-    may be without its numbers."""
+    """A quantized array as files have it, contracted along its last axis. It may have
+    structs instead of numbers.
+
+    **Arguments:**
+
+    - `name`: of the array.
+    - `q`: the array.
+    - `library`: named in messages.
+    - `flat`: whether the array may be contracted along all its axes.
+
+    **Raises:**
+
+    A `ValueError` if it is contracted along another axis.
+    """
 
     def __init__(self, name: str, q: QuantizedArray, library: str, flat: bool = False):
         self.name, self.shape, self.dtype = name, q.shape, q.dtype
-        # Each library looks for those that it has.
+        # (Of any type, so that each library can read the fields of its own formats.)
         self.format: Any = q.format
         self.tail, self._q, self._library = q.layout.tail, q, library
         if q.axis != -1 and not flat:
             raise self.refused(
                 "it should be contracted along its last axis, as in `w @ x`; the axis "
-                f"is {q.axis}. (Of -2, give `q.mT`.)"
+                f"is {q.axis}. (For -2, pass `q.mT`.)"
             )
 
     @property
@@ -28,12 +40,12 @@ class Rows:
 
     @property
     def groups(self) -> int:
-        """How many blocks a row has."""
+        """The number of blocks in a row."""
         return -(-self.k // (self.format.block_size or max(self.k, 1)))
 
     @property
     def prefix(self) -> str:
-        """What the names of all its tensors begin with."""
+        """The common prefix of the names of its tensors: its name without `weight`."""
         found = self.name.removesuffix("weight")
         if found == self.name or found and not found.endswith("."):
             raise self.refused("its name should end with '.weight'")
@@ -45,9 +57,11 @@ class Rows:
         return self._q.layout.to_rows(self._q.stored)
 
     def stored(self, key: str) -> np.ndarray:
+        """One of the stored arrays, in rows."""
         return np.asarray(self.all_stored[key])
 
     def refused(self, why: str) -> ValueError:
+        """The error for an array that the library cannot have."""
         return ValueError(
             f"{self.name!r}, in {self.format}, cannot be written for {self._library}: "
             f"{why}."
@@ -55,7 +69,7 @@ class Rows:
 
 
 def kind_of(name: str, dtype: Any) -> str:
-    """The name of the dtype of an array, in files of safetensors."""
+    """The name of an array's dtype in safetensors files."""
     if dtype not in _kinds:
         raise ValueError(f"{name!r} cannot be written: it is of {dtype}.")
     return _kinds[dtype]

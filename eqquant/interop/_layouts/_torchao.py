@@ -9,8 +9,8 @@ _part = "_weight_qdata"
 
 
 def find_torchao(source: Source) -> Iterator[Entry]:
-    """No array. Those of torchao, `_weight_qdata` with scales and what the metadata of
-    the file says of its own classes, are not read, nor are they what they seem to be.
+    """Finds no array. Those of torchao, `_weight_qdata` with scales, cannot be read:
+    their meaning depends on classes of torchao that the metadata names.
 
     **Raises:**
 
@@ -20,9 +20,8 @@ def find_torchao(source: Source) -> Iterator[Entry]:
         prefix = name.removesuffix(_part)
         if prefix != name and f"{prefix}_weight_scale" in source.tensors:
             raise ValueError(
-                f"'{prefix}weight' is of torchao, as {name!r} shows, which this "
-                "library does not read. Save it from there as compressed-tensors, or "
-                "dequantized."
+                f"'{prefix}weight' is of torchao, as {name!r} shows, which cannot be "
+                "read. Save it with torchao as compressed-tensors, or dequantized."
             )
     yield from ()
 

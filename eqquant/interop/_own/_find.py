@@ -15,7 +15,7 @@ from ._skeleton import checked_skeleton
 
 
 def find_eqquant(source: Source) -> Iterator[Entry]:
-    """All arrays of a file that [`eqquant.save`][] wrote, by their paths."""
+    """All arrays of a file of [`eqquant.save`][], by their paths."""
     skeleton = checked_skeleton(
         from_header(source.metadata),
         {name: (x.kind, x.shape) for name, x in source.tensors.items()},
@@ -23,7 +23,7 @@ def find_eqquant(source: Source) -> Iterator[Entry]:
     names = {id(x): name for name, x in skeleton.arrays.items()}
     used = set()
     for name, q in skeleton.quantized.items():
-        # In plain dictionaries, as a format writes them.
+        # In plain dictionaries, as formats have them.
         parts = _map(lambda x: names[id(x)], q.stored)
         used.update(jtu.tree_leaves(parts))
         yield _quantized(name, q, parts, skeleton, source)

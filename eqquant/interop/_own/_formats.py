@@ -8,11 +8,12 @@ from ...formats import AbstractFormat, known_formats
 
 
 def format_to_json(format: AbstractFormat) -> dict[str, Any]:
-    """The name of the class of a format, and its fields.
+    """The name of a format's class, and its fields.
 
     **Raises:**
 
-    A `ValueError` if a field cannot be written, or if the format would not come back.
+    A `ValueError` if a field cannot be written, or if these would not give the same
+    format again.
     """
     json = {
         "name": type(format).__name__,
@@ -24,13 +25,13 @@ def format_to_json(format: AbstractFormat) -> dict[str, Any]:
     known = known_formats().get(type(format).__name__.lower())
     if known is not type(format):
         raise ValueError(
-            f"the format {format} would not be found again. Formats go by the names of "
-            f"their classes, and that of {type(format)} is also the name of {known}."
+            f"the format {format} could not be loaded. Files have the names of "
+            f"classes, and that of {type(format)} is also the name of {known}."
         )
     if format_from_json(json) != format:
         raise ValueError(
-            f"the format {format} would come back as {format_from_json(json)}. Calling "
-            "its class with its fields should give the same format."
+            f"the format {format} would load as {format_from_json(json)}. Calling its "
+            "class with its fields should give the same format."
         )
     return json
 
@@ -40,15 +41,15 @@ def format_from_json(json: dict[str, Any]) -> AbstractFormat:
 
     **Raises:**
 
-    A `ValueError` if there is no class of this name, or if it does not take the fields.
+    A `ValueError` if no class has this name, or if it does not take the fields.
     """
     known = known_formats()
     name = json["name"]
     if name.lower() not in known:
         raise ValueError(
-            f"there is no format {name!r}. Those that are known are "
+            f"there is no format {name!r}. Known formats are "
             f"{', '.join(sorted(cls.__name__ for cls in known.values()))}. If it is "
-            "your own, then import the module that defines it first."
+            "your own, first import the module that defines it."
         )
     cls: Any = known[name.lower()]
     fields = {key: _from_json(value) for key, value in json["fields"].items()}

@@ -16,14 +16,19 @@ from .._nodes import dotted, is_data, leaves, python_scalar
 def match(
     found: PyTree, like: PyTree, kind_of_numpy: Callable[[Any], str | None]
 ) -> list[tuple[Any, Any]]:
-    """For each leaf of `like`, in order: the leaf of `found` at the same place, or
-    itself if it is not data; and itself. What a leaf of `found` was of NumPy has to be
-    told.
+    """Pairs of each leaf of `like`, in order, with the leaf of `found` at the same
+    place, which comes first. A leaf that is not data is paired with itself.
+
+    **Arguments:**
+
+    - `found`: the skeleton in a file.
+    - `like`: as for [`eqquant.load`][].
+    - `kind_of_numpy`: whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
 
     **Raises:**
 
-    A `ValueError` that tells of every leaf that is missing, or not expected, or of
-    another shape or dtype.
+    A `ValueError` that lists each leaf that is missing, unexpected, or of another shape
+    or dtype.
     """
     got = dict(leaves(found))
     expected = {path: leaf for path, leaf in leaves(like) if is_data(leaf)}
@@ -40,19 +45,20 @@ def match(
 
 
 def named_sharding(leaf: Any) -> NamedSharding | None:
-    """How a leaf of `like` is placed, or is to be, if that is over a mesh.
+    """The sharding of a leaf of `like`, if it is on a mesh: that of its arrays or, for
+    a skeleton, the declared one.
 
     **Raises:**
 
-    A `ValueError` if that is a mesh without devices, which `jax.eval_shape` leaves of
-    one, and not the mesh in use.
+    A `ValueError` if it is on an abstract mesh, as in `jax.eval_shape`, other than that
+    of `jax.set_mesh`.
     """
     arrays = jtu.tree_leaves(leaf.stored) if is_quantized(leaf) else [leaf]
     if not all(map(_has_sharding, arrays)):
         return None
     sharding = leaf.placement if is_quantized(leaf) else leaf.sharding
     if sharding is None and is_quantized(leaf):
-        # Of a skeleton, what was declared is all that there is.
+        # A skeleton has only a declared sharding.
         sharding = leaf.sharding
     if not isinstance(sharding, NamedSharding):
         return None
@@ -61,8 +67,8 @@ def named_sharding(leaf: Any) -> NamedSharding | None:
     mesh = jax.sharding.get_mesh()
     if mesh.abstract_mesh != sharding.mesh:
         raise ValueError(
-            f"`like` is placed on {sharding.mesh}, of which the devices are not known. "
-            "Load it inside of `with jax.set_mesh(mesh):`."
+            f"`like` is placed on {sharding.mesh}, whose devices are not known. Load "
+            "it inside `with jax.set_mesh(mesh):`."
         )
     return NamedSharding(mesh, sharding.spec)
 
@@ -89,10 +95,10 @@ def _fits(found, like, kind_of_numpy):
         return False
     kind, scalar = kind_of_numpy(found), python_scalar(like)
     if kind == "scalar" and scalar is not None:
-        # Some of NumPy's are Python's as well.
+        # (`numpy.float64` is also a Python float.)
         return issubclass(found.dtype.type, scalar)
     if kind is not None and isinstance(like, jax.ShapeDtypeStruct):
-        # A skeleton has the dtypes that JAX would have.
+        # A skeleton has the dtypes to which JAX would convert.
         dtype = jax.dtypes.canonicalize_dtype(found.dtype)
         return (found.shape, dtype) == _type(like)
     return False

@@ -83,7 +83,7 @@ def _node(json, arrays, quantized) -> Any:
         return json
     ((kind, value),) = json.items()
     if kind == "dict":
-        # JAX would sort the keys of a plain one, which may be of different types.
+        # JAX sorts the keys of a plain dictionary, but these may not be comparable.
         return OrderedDict(
             (_key(k), _node(child, arrays, quantized)) for k, child in value
         )

@@ -8,12 +8,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-# What several processes do at the same time. Each function is to be called by all.
+# Communication between processes. All of them have to call each of these functions
+# (but for `is_spread` and `is_here`).
 
 
 def is_spread(x: Any) -> bool:
-    """Whether an array is on devices of several processes. This is true in all of them,
-    and in others, or in none."""
+    """Whether an array is on the devices of several processes. All processes get the
+    same answer."""
     if is_here(x):
         return False
     if len(x.sharding.addressable_devices) > 0:
@@ -22,19 +23,19 @@ def is_spread(x: Any) -> bool:
 
 
 def is_here(x: Any) -> bool:
-    """Whether this process has an array as a whole."""
+    """Whether this process has the whole array."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable
 
 
 def everywhere(x: np.ndarray) -> np.ndarray:
-    """What each process gives, along a new first axis."""
+    """The arrays of all processes, along a new first axis."""
     return np.asarray(multihost_utils.process_allgather(x))
 
 
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """Ends when the block has ended in every process. If it fails in one then it fails
-    in all, so that none waits for another forever."""
+    """Ends when the block has ended in every process. If it fails in one, it fails in
+    all, so that no process waits forever."""
     failed = True
     try:
         yield
@@ -43,8 +44,8 @@ def agreed() -> Iterator[None]:
         (where,) = np.nonzero(everywhere(np.asarray(failed)))
     if where.size > 0:
         raise RuntimeError(
-            f"The file could not be written by the processes {where.tolist()}, which "
-            "tell the reason. All of them should have the same folder."
+            f"The processes {where.tolist()} could not write the file: see their "
+            "errors. All processes should see the same folder."
         )
 
 
@@ -53,7 +54,7 @@ def same_everywhere(text: bytes, what: str) -> None:
 
     **Raises:**
 
-    A `ValueError` in each of them if they have not.
+    A `ValueError` in each of them if they do not.
     """
     checksums = everywhere(np.asarray(zlib.crc32(text), np.uint32))
     if np.any(checksums != checksums[0]):
@@ -61,14 +62,14 @@ def same_everywhere(text: bytes, what: str) -> None:
 
 
 def from_first_process(number: int) -> int:
-    """A 32-bit number, as the first process has it."""
+    """The 32-bit number of the first process."""
     return int(everywhere(np.asarray(number, np.uint32))[0])
 
 
 def is_writer(arrays: Sequence[Any]) -> list[bool]:
-    """Whether this process is the one to write its part of each array: its own part of
-    one that is spread over processes; and of one that some process has as a whole, the
-    first such process does."""
+    """Whether this process writes its shards of each array. All processes do of an
+    array that is spread over them; otherwise, the first process that has the whole
+    array writes it."""
     whole = everywhere(np.asarray([is_here(x) for x in arrays]))
     first = np.argmax(whole, axis=0) == jax.process_index()
     return (first | ~whole.any(axis=0)).tolist()
