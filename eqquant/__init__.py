@@ -22,7 +22,7 @@ To add a format, start in `eqquant.formats`; a kernel, in `eqquant.kernels`; a r
 writer of files, in `eqquant.interop`; a rule of `implicit`, in `eqquant._implicit`.
 """
 
-from . import interop as interop, train as train
+from . import formats as formats, interop as interop, train as train
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
@@ -49,16 +49,9 @@ from ._tree import (
     tree_shard as tree_shard,
 )
 from .formats import (
-    AbstractComposite as AbstractComposite,
-    AbstractExact as AbstractExact,
     AbstractFormat as AbstractFormat,
-    AbstractGGUF as AbstractGGUF,
     AbstractGrid as AbstractGrid,
-    AbstractRSR as AbstractRSR,
-    AbstractScaled as AbstractScaled,
     Binary as Binary,
-    BnbFP4 as BnbFP4,
-    BnbScale as BnbScale,
     Dynamic8 as Dynamic8,
     FP4 as FP4,
     FP8 as FP8,
@@ -70,21 +63,9 @@ from .formats import (
     Nested as Nested,
     NF4 as NF4,
     NVFP4 as NVFP4,
-    Q2_K as Q2_K,
-    Q3_K as Q3_K,
-    Q4_0 as Q4_0,
-    Q4_1 as Q4_1,
-    Q4_K as Q4_K,
-    Q5_0 as Q5_0,
-    Q5_1 as Q5_1,
-    Q5_K as Q5_K,
-    Q6_K as Q6_K,
-    Q8_0 as Q8_0,
     RSRBinary as RSRBinary,
     RSRTernary as RSRTernary,
     Ternary as Ternary,
-    TQ1_0 as TQ1_0,
-    TQ2_0 as TQ2_0,
 )
 from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel

@@ -157,7 +157,7 @@ def _print(outcomes):
             before=x.before,
             sqnr=x.sqnr,
             reason=x.reason if x.format is None else "",
-            hint=x.way_out if x.format is None else "",
+            hint=x.hint if x.format is None else "",
         )
         for x in outcomes
     ]

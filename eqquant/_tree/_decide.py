@@ -48,7 +48,7 @@ class Skip:
         "vector",
         "bias",
         "convolution",
-        "stand-in",
+        "adapter",
         "small",
         "embedding",
         "unknown owner",
@@ -188,7 +188,7 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
     """What a request for this leaf alone overrides."""
     owner = type(info.owner).__name__
     if isinstance(info.owner, AbstractArrayLike):
-        return Skip("stand-in", f"held by a {owner}, which stands for a weight")
+        return Skip("adapter", f"held by a {owner}, which stands for a weight")
     rule = f'Rules([("{info.path}", {format}), ...])'
     if math.prod(info.shape) < min_size:
         reason = f"fewer than {min_size} numbers"

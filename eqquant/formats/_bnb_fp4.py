@@ -30,7 +30,7 @@ class BnbFP4(AbstractGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.BnbFP4())
+        q = eqquant.quantize(w, eqquant.formats.BnbFP4())
         ```
 
     ??? cite "Reference"

@@ -25,7 +25,7 @@ class BnbScale(AbstractScaled):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Nested(scale=eqquant.BnbScale()))
+        q = eqquant.quantize(w, eqquant.Nested(scale=eqquant.formats.BnbScale()))
         ```
 
     ??? cite "Reference"

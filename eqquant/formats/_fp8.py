@@ -52,8 +52,8 @@ class FP8(AbstractGrid):
     """8-bit floating-point numbers, times the largest absolute value of the block
     divided by the largest of those numbers. Rounds half to even. Stored as their bits.
 
-    - `dtype`: `"e4m3"` has four bits of exponent and three of mantissa, and reaches 448.
-      `"e5m2"` has five and two, and reaches 57344.
+    - `dtype`: `"e4m3"` has four bits of exponent and three of mantissa, and reaches
+      448. `"e5m2"` has five and two, and reaches 57344.
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `scale`: `"tensor"` for one scale for the whole matrix, instead of `"channel"`.
     - `scale_dtype`: float32, bfloat16 or float16.

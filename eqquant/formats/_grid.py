@@ -24,7 +24,8 @@ class AbstractGrid(AbstractScaled):
     contracted axis first: on a CPU, a product takes the same byte of every row at once.
 
     A kernel reads `stored["codes"]`, `scales` and `offsets` of each of these formats.
-    It also gets those of an [`eqquant.AbstractComposite`][], whose `base` is a grid.
+    It also gets those of an [`eqquant.formats.AbstractComposite`][], whose `base` is a
+    grid.
 
     !!! Example
 

@@ -54,7 +54,7 @@ def _by_name(name):
 
 # Of modules, as they are written before a dtype and before a format.
 _of_dtypes = ("np", "jnp", "numpy", "jax.numpy", "ml_dtypes")
-_of_formats = ("eqq", "eqquant")
+_of_formats = ("eqq", "eqquant", "eqq.formats", "eqquant.formats")
 
 
 def _from_text(text):

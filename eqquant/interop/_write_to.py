@@ -28,7 +28,8 @@ def write_gguf(
     !!! Example
 
         ```python
-        weights = {"blk.0.ffn_up.weight": eqquant.quantize(w, eqquant.Q4_K(), axis=-1)}
+        w = eqquant.quantize(w, "q4_k", axis=-1)
+        weights = {"blk.0.ffn_up.weight": w}
         metadata = {"general.architecture": "llama", "llama.block_count": 1}
         eqquant.interop.write_gguf("model.gguf", weights, metadata)
         ```

@@ -72,27 +72,42 @@ def _nested(case):
             eqq.Int8(None),
             eqq.Int8(256),
             eqq.FP8(),
-            eqq.BnbScale(32),
+            eqq.formats.BnbScale(32),
             eqq.Dynamic8(64),
         )
     )
     return eqq.Nested(base, scale=scale)
 
 
-_plain = (eqq.MXFP8, eqq.Q2_K, eqq.Q3_K, eqq.Q4_0, eqq.Q4_1, eqq.Q4_K, eqq.Q5_0)
-_plain += (eqq.Q5_1, eqq.Q5_K, eqq.Q6_K, eqq.Q8_0, eqq.TQ1_0, eqq.TQ2_0)
+_plain = (
+    eqq.MXFP8,
+    eqq.formats.Q2_K,
+    eqq.formats.Q3_K,
+    eqq.formats.Q4_0,
+    eqq.formats.Q4_1,
+    eqq.formats.Q4_K,
+    eqq.formats.Q5_0,
+)
+_plain += (
+    eqq.formats.Q5_1,
+    eqq.formats.Q5_K,
+    eqq.formats.Q6_K,
+    eqq.formats.Q8_0,
+    eqq.formats.TQ1_0,
+    eqq.formats.TQ2_0,
+)
 
 # A family for each class of formats there is.
 families: dict[type, Callable[[Case], eqq.AbstractFormat]] = {
     **{cls: _scaled(cls) for cls in (eqq.NF4, eqq.Int8, eqq.Binary, eqq.FP4)},
-    eqq.BnbFP4: _scaled(eqq.BnbFP4),
+    eqq.formats.BnbFP4: _scaled(eqq.formats.BnbFP4),
     eqq.Int4: _int4,
     eqq.Ternary: _ternary,
     eqq.Dynamic8: _dynamic8,
     eqq.Int: _int,
     eqq.FP8: _fp8,
     eqq.Nested: _nested,
-    eqq.BnbScale: lambda case: eqq.BnbScale(case.pick((32, 64, 256))),
+    eqq.formats.BnbScale: lambda case: eqq.formats.BnbScale(case.pick((32, 64, 256))),
     eqq.MXFP4: lambda case: eqq.MXFP4(case.pick(("even", "zero"))),
     eqq.NVFP4: lambda case: eqq.NVFP4(case.chance(0.5)),
     **{cls: lambda case, cls=cls: cls() for cls in _plain},
@@ -110,7 +125,9 @@ def draw_format(case: Case) -> eqq.AbstractFormat:
 
 def draw_often(case: Case) -> eqq.AbstractFormat:
     """One of those that have kernels that round."""
-    return families[case.pick((*_often, eqq.Q8_0, eqq.Q4_0, eqq.TQ1_0))](case)
+    return families[
+        case.pick((*_often, eqq.formats.Q8_0, eqq.formats.Q4_0, eqq.formats.TQ1_0))
+    ](case)
 
 
 def draw_activation(case: Case) -> eqq.AbstractFormat | None:

@@ -40,7 +40,7 @@ def _close(a, b):
 
 def not_finite(case, q, d, w):
     # What is traced gives NaN over its block at least; what is not is an error.
-    if q.size == 0 or isinstance(q.format, eqq.AbstractExact):
+    if q.size == 0 or isinstance(q.format, eqq.formats.AbstractExact):
         return
     place = tuple(case.integer(0, size - 1) for size in q.shape)
     bad = w.at[place].set(case.pick((np.nan, np.inf, -np.inf)))
@@ -54,7 +54,7 @@ def not_finite(case, q, d, w):
 
 def finite_or_refused(case, q, d, w):
     # Whatever the size of finite numbers: they come back finite, or there is an error.
-    if isinstance(q.format, eqq.AbstractExact) or q.size == 0:
+    if isinstance(q.format, eqq.formats.AbstractExact) or q.size == 0:
         return
     size = 10.0 ** case.integer(2, 38)
     large = np.clip(np.asarray(w, np.float64) * size, -3.3e38, 3.3e38)
@@ -70,7 +70,7 @@ def finite_or_refused(case, q, d, w):
 
 def of_any_size(case, q, d, w):
     # Numbers of another size lose as much, while the scales can hold them.
-    scaled = isinstance(q.format, eqq.AbstractScaled) and q.dtype == jnp.float32
+    scaled = isinstance(q.format, eqq.formats.AbstractScaled) and q.dtype == jnp.float32
     if not scaled or q.size < 64 or not np.any(w) or isinstance(q.format, eqq.Nested):
         return
     scale = np.abs(np.asarray(q.scale, np.float64))

@@ -36,7 +36,7 @@ def test_cases(kind):
 
 # Each format of this library is drawn.
 def test_every_format():
-    own = {cls for cls in known_formats().values() if cls in vars(eqq).values()}
+    own = {cls for cls in known_formats().values() if cls in vars(eqq.formats).values()}
     assert own == set(families)
 
 

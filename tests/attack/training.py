@@ -25,7 +25,7 @@ class _Model(eqx.Module):
 
 def _draw_rounding(case):
     format = draw_format(case)
-    return eqq.NF4() if isinstance(format, eqq.AbstractExact) else format
+    return eqq.NF4() if isinstance(format, eqq.formats.AbstractExact) else format
 
 
 def training(case: Case) -> None:

@@ -26,7 +26,7 @@ def draw_weight(
 ) -> Any:
     """Numbers that the format is made to take."""
     rng = case.rng
-    if isinstance(format, eqq.AbstractExact):
+    if isinstance(format, eqq.formats.AbstractExact):
         w = rng.choice(format.domain, shape)
         keep = 0.05 if kind == "sparse" else 0.0 if kind == "zeros" else 1.0
         return jnp.asarray(np.where(rng.random(shape) < keep, w, 0), dtype)
@@ -48,7 +48,9 @@ def draw_weight(
 
 def _huge(format, dtype):
     # What the scales can hold.
-    halves = isinstance(format, eqq.AbstractGGUF) and not isinstance(format, eqq.MXFP4)
+    halves = isinstance(format, eqq.formats.AbstractGGUF) and not isinstance(
+        format, eqq.MXFP4
+    )
     base = getattr(format, "base", format)
     if halves or jnp.float16 in (getattr(base, "scale_dtype", None), dtype):
         return 1e3

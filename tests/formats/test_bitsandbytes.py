@@ -74,7 +74,7 @@ def test_sample_of_double_quantization(samples):
 def test_blocks_of_scales():
     # As of one row.
     w = np.random.default_rng(0).uniform(0, 3, (12, 20)).astype(np.float32)
-    q = eqq.quantize(w, eqq.BnbScale(32), axis=-1)
+    q = eqq.quantize(w, eqq.formats.BnbScale(32), axis=-1)
     mean = w.mean()
     one = eqq.quantize((w - mean).reshape(-1), eqq.Dynamic8(32)).dequantize()
     np.testing.assert_allclose(q.dequantize(), one.reshape(12, 20) + mean, rtol=1e-6)

@@ -62,7 +62,7 @@ def test_torchao(samples, name):
 
 
 def test_bitsandbytes(samples):
-    stored, decoded = quantized(samples["w"], eqq.BnbFP4())
+    stored, decoded = quantized(samples["w"], eqq.formats.BnbFP4())
     # Its first code is in the high nibble.
     codes = np.asarray(stored["codes"]).reshape(-1, 1)
     np.testing.assert_array_equal(codes << 4 | codes >> 4, samples["bnbfp4_codes"])

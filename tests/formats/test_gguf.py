@@ -14,11 +14,23 @@ from ..helpers import normal
 
 
 simple = [
-    *(eqq.Q4_0(), eqq.Q4_1(), eqq.Q5_0(), eqq.Q5_1(), eqq.Q8_0()),
-    *(eqq.TQ1_0(), eqq.TQ2_0(), eqq.MXFP4(ties="zero")),
+    *(
+        eqq.formats.Q4_0(),
+        eqq.formats.Q4_1(),
+        eqq.formats.Q5_0(),
+        eqq.formats.Q5_1(),
+        eqq.formats.Q8_0(),
+    ),
+    *(eqq.formats.TQ1_0(), eqq.formats.TQ2_0(), eqq.MXFP4(ties="zero")),
 ]
 # Of these, the package has no quantizers.
-searched = [eqq.Q2_K(), eqq.Q3_K(), eqq.Q4_K(), eqq.Q5_K(), eqq.Q6_K()]
+searched = [
+    eqq.formats.Q2_K(),
+    eqq.formats.Q3_K(),
+    eqq.formats.Q4_K(),
+    eqq.formats.Q5_K(),
+    eqq.formats.Q6_K(),
+]
 
 
 def over(formats):
@@ -81,7 +93,7 @@ def test_decode(format):
     ours = decode(format, stored, missing)
     np.testing.assert_array_equal(ours, theirs)
     # Other bytes of `TQ1_0` than those that are written say the same.
-    if not isinstance(format, eqq.TQ1_0):
+    if not isinstance(format, eqq.formats.TQ1_0):
         again = jax.jit(format.to_blocks, static_argnums=1)(stored, missing)
         np.testing.assert_array_equal(again, blocks)
 

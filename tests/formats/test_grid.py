@@ -18,7 +18,7 @@ def test_codes_scales_and_offsets(format):
     w = normal(5, 81)
     stored, tail = encode(w, format)
     expected = format.decode(stored, tail)
-    if isinstance(format, eqq.AbstractComposite):
+    if isinstance(format, eqq.formats.AbstractComposite):
         np.testing.assert_array_equal(
             format.base.scales(format.flat(stored, tail), tail),
             format.scales(stored, tail),
@@ -41,7 +41,7 @@ def test_codes_scales_and_offsets(format):
 
 
 def test_the_family():
-    family = eqq.AbstractGrid | eqq.AbstractComposite
+    family = eqq.AbstractGrid | eqq.formats.AbstractComposite
     others = [name for name, f in formats.items() if not isinstance(f, family)]
     assert others == []
 

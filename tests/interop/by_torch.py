@@ -32,8 +32,8 @@ def write(folder):
         "bitsandbytes": (
             interop.write_bitsandbytes,
             [
-                *(eqq.NF4(64), eqq.NF4(128), eqq.BnbFP4(64)),
-                eqq.Nested(eqq.NF4(64), scale=eqq.BnbScale(64)),
+                *(eqq.NF4(64), eqq.NF4(128), eqq.formats.BnbFP4(64)),
+                eqq.Nested(eqq.NF4(64), scale=eqq.formats.BnbScale(64)),
             ],
         ),
         "compressed-tensors": (

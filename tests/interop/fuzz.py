@@ -64,7 +64,7 @@ def write(kind: str, folder: pathlib.Path) -> pathlib.Path:
     path = folder / "model.safetensors"
     if kind == "gguf":
         path = folder / "model.gguf"
-        q = eqq.quantize(jnp.ones((4, 64)), eqq.Q8_0(), axis=-1)
+        q = eqq.quantize(jnp.ones((4, 64)), eqq.formats.Q8_0(), axis=-1)
         weights = {"blk.0.attn_q.weight": q, "a": jnp.ones(3)}
         metadata = {
             "general.architecture": "llama",

@@ -130,7 +130,7 @@ def test_64_bits(tmp_path):
 @pytest.mark.parametrize(
     "to, format",
     [
-        ("gguf", eqq.Q4_0()),
+        ("gguf", eqq.formats.Q4_0()),
         ("mlx", _affine),
         ("compressed-tensors", eqq.Int8()),
     ],

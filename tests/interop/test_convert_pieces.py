@@ -23,7 +23,7 @@ from . import large
         (eqq.NF4(), -2),
         (eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)), -1),
         (eqq.Ternary(), -1),
-        (eqq.Q4_0(), -1),
+        (eqq.formats.Q4_0(), -1),
         (eqq.RSRTernary(), -1),
         # All rows share a scale,
         (eqq.Ternary(scale="tensor"), -1),
@@ -33,14 +33,14 @@ from . import large
         # or what does not depend on the numbers,
         (eqq.Int(4, 32, ordered=True), -1),
         # or what it takes a whole matrix for.
-        (eqq.Nested(eqq.NF4(16), scale=eqq.BnbScale(32)), -1),
+        (eqq.Nested(eqq.NF4(16), scale=eqq.formats.BnbScale(32)), -1),
     ),
 )
 def test_some_rows_at_a_time(format, axis, monkeypatch):
     # Three pieces, the last of which is short.
     monkeypatch.setattr(_pieces, "_numbers", 400)
     w = normal(2, 9, 96) if axis == -1 else normal(2, 96, 9)
-    w = jnp.sign(w) if isinstance(format, eqq.AbstractExact) else w
+    w = jnp.sign(w) if isinstance(format, eqq.formats.AbstractExact) else w
     shares = []
     q, error = _encode.encode(np.asarray(w), format, axis, shares.append)
     expected = eqq.quantize(w, format, axis=axis)
@@ -58,7 +58,7 @@ _program = """
 import sys
 import eqquant
 path, out, format = sys.argv[1:]
-eqquant.interop.convert(path, out, eval(format, vars(eqquant)))
+eqquant.interop.convert(path, out, eval(format, vars(eqquant.formats)))
 # (What `getrusage` has begins with that of the process that started this one.)
 (line,) = [x for x in open("/proc/self/status") if x.startswith("VmHWM")]
 print(line.split()[1])

@@ -25,7 +25,14 @@ _rename = ["llama", {"model.*": "*"}]
 
 @pytest.mark.parametrize(
     "format",
-    [None, jnp.float16, jnp.bfloat16, eqq.Q4_0(), eqq.Q8_0(), eqq.Q4_K()],
+    [
+        None,
+        jnp.float16,
+        jnp.bfloat16,
+        eqq.formats.Q4_0(),
+        eqq.formats.Q8_0(),
+        eqq.formats.Q4_K(),
+    ],
     ids=["f32", "f16", "bf16", "q4_0", "q8_0", "q4_k"],
 )
 def test_gguf(format, model, tmp_path):
@@ -77,7 +84,7 @@ def _leaves(tree):
 
 
 def test_written_by_other_names(model, tmp_path):
-    names, metadata = to_gguf(model, eqq.Q8_0())
+    names, metadata = to_gguf(model, eqq.formats.Q8_0())
     interop.write_gguf(tmp_path / "a.gguf", names, metadata)
     q_model = interop.load_into(model, interop.open(tmp_path / "a.gguf"), _rename)
     rename = [{"lm_head.*": "lm_head.*", "*": "model.*"}, "llama"]
@@ -98,7 +105,7 @@ def test_written_by_other_names(model, tmp_path):
 
 
 def test_into_a_skeleton(model, tmp_path):
-    names, metadata = to_gguf(model, eqq.Q8_0())
+    names, metadata = to_gguf(model, eqq.formats.Q8_0())
     interop.write_gguf(tmp_path / "a.gguf", names, metadata)
     checkpoint = interop.open(tmp_path / "a.gguf")
     skeleton = eqx.filter_eval_shape(Llama, jr.key(0))

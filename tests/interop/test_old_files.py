@@ -42,7 +42,7 @@ def _packed():
         "nested": eqq.quantize(normal(48, 5, seed=4), nested),
         "tied": [tied, tied, tied.T],
         "mxfp4": eqq.quantize(normal(2, 33, 4, seed=6), eqq.MXFP4()),
-        "q4_k": eqq.quantize(normal(2, 256, seed=7), eqq.Q4_K(), axis=-1),
+        "q4_k": eqq.quantize(normal(2, 256, seed=7), eqq.formats.Q4_K(), axis=-1),
         "rsr": eqq.quantize(signs, eqq.RSRTernary(k=3)),
         "gpu": eqq.tree_prepack(ternary, "gpu"),
         "tpu": eqq.tree_prepack(stacked, "tpu"),

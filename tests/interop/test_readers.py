@@ -133,7 +133,7 @@ def test_bitsandbytes(kind, kwargs, path):
         ((name, w),) = made[2].items()
         files.save(path, made[0])
         assert interop.open(path)[name].dtype == dtype
-    formats = (eqq.NF4, eqq.BnbFP4) if "nested" not in kwargs else eqq.Nested
+    formats = (eqq.NF4, eqq.formats.BnbFP4) if "nested" not in kwargs else eqq.Nested
     _check(path, made, interop.read_bitsandbytes, formats)
 
 

@@ -13,10 +13,10 @@ from .same import same
 _half = jnp.float16
 
 _ggml = {
-    "Q4_0": eqq.Q4_0(),
-    "Q5_1": eqq.Q5_1(),
-    "Q8_0": eqq.Q8_0(),
-    "TQ1_0": eqq.TQ1_0(),
+    "Q4_0": eqq.formats.Q4_0(),
+    "Q5_1": eqq.formats.Q5_1(),
+    "Q8_0": eqq.formats.Q8_0(),
+    "TQ1_0": eqq.formats.TQ1_0(),
     "MXFP4": eqq.MXFP4(),
 }
 
@@ -27,7 +27,7 @@ def test_gguf(tmp_path):
     path = tmp_path / "a.gguf"
     tensors = {name: quantized(format, 4, 512) for name, format in _ggml.items()}
     tensors |= {
-        "experts": quantized(eqq.Q4_0(), 2, 3, 64),
+        "experts": quantized(eqq.formats.Q4_0(), 2, 3, 64),
         "f32": normal(3),
         "f16": normal(2, 3, dtype=_half),
         "bf16": normal(2, 3, 4, dtype=jnp.bfloat16),
@@ -165,7 +165,10 @@ def test_gguf_by_another_name(tmp_path):
     }
     interop.write_gguf(path, tensors)
     checkpoint = interop.open(path)
-    assert [e.format for e in checkpoint.entries.values()] == [eqq.Q8_0(), eqq.Q4_0()]
+    assert [e.format for e in checkpoint.entries.values()] == [
+        eqq.formats.Q8_0(),
+        eqq.formats.Q4_0(),
+    ]
     for name, x in tensors.items():
         np.testing.assert_array_equal(dense(checkpoint[name]), dense(x))
 

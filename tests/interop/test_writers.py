@@ -101,9 +101,11 @@ def test_bitsandbytes(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {
         "a.weight": quantized(eqq.NF4(64), 8, 128),
-        "b.weight": quantized(eqq.BnbFP4(128), 8, 128, dtype=jnp.bfloat16),
+        "b.weight": quantized(eqq.formats.BnbFP4(128), 8, 128, dtype=jnp.bfloat16),
         "c": eqq.quantize(normal(7, 33), eqq.NF4(64), axis=(-2, -1)),
-        "nested": quantized(eqq.Nested(eqq.BnbFP4(64), eqq.BnbScale(32)), 24, 128),
+        "nested": quantized(
+            eqq.Nested(eqq.formats.BnbFP4(64), eqq.formats.BnbScale(32)), 24, 128
+        ),
         "d.bias": normal(3),
     }
     interop.write_bitsandbytes(path, tensors)
@@ -152,8 +154,8 @@ def test_order_of_groups(tmp_path):
     "write, name, q, match",
     [
         (interop.write_gguf, "a", quantized(eqq.NF4(), 4, 64), "NF4.*GGUF: it has"),
-        (interop.write_gguf, "a", quantized(eqq.Q4_0(), 4, 40), "a multiple of 32"),
-        (interop.write_gguf, "a", eqq.quantize(normal(64, 4), eqq.Q4_0()), "`w @ x`"),
+        (interop.write_gguf, "a", quantized("q4_0", 4, 40), "a multiple of 32"),
+        (interop.write_gguf, "a", eqq.quantize(normal(64, 4), "q4_0"), "`w @ x`"),
         (interop.write_gguf, "a", jnp.ones(3, bool), "it is of bool"),
         (interop.write_gguf, "a", jnp.ones((1, 1, 1, 1, 1)), "4 axes"),
         (interop.write_mlx, "a.weight", quantized(eqq.Int4(), 4, 64), "for MLX"),
@@ -193,7 +195,7 @@ def test_order_of_groups(tmp_path):
         (
             interop.write_bitsandbytes,
             "a",
-            quantized(eqq.Nested(eqq.NF4(64), eqq.BnbScale(32)), 2, 4, 128),
+            quantized(eqq.Nested(eqq.NF4(64), eqq.formats.BnbScale(32)), 2, 4, 128),
             "of one matrix",
         ),
         (
@@ -228,7 +230,7 @@ def test_a_model(tmp_path):
     import equinox as eqx
 
     mlp = eqx.nn.MLP(64, 64, 64, 1, key=jax.random.key(0))
-    model = eqq.tree_quantize(mlp, eqq.Q8_0())
+    model = eqq.tree_quantize(mlp, eqq.formats.Q8_0())
     interop.write_gguf(tmp_path / "a.gguf", model)
     loaded = interop.load_into(mlp, interop.open(tmp_path / "a.gguf"))
     assert same(loaded, model)

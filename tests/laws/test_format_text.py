@@ -122,5 +122,5 @@ def test_mistakes_are_told_in_a_sentence(text):
 
 def test_all_formats_are_named():
     assert {type(format).__name__ for format in formats.values()} <= {
-        name for name in vars(eqq) if not name.startswith("_")
+        name for name in vars(eqq.formats) if not name.startswith("_")
     }

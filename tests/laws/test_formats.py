@@ -50,7 +50,7 @@ def relative_error(decoded, w):
 
 
 def is_ternary(format):
-    return isinstance(format, eqq.TQ1_0 | eqq.TQ2_0)
+    return isinstance(format, eqq.formats.TQ1_0 | eqq.formats.TQ2_0)
 
 
 def bound(format):
@@ -214,7 +214,7 @@ def test_rows(format):
         np.testing.assert_array_equal(q[index], dense[index])
     np.testing.assert_array_equal(q.mT.dequantize(), dense.T)
     assert trees_equal(q.mT.mT, q)
-    if isinstance(format, eqq.AbstractScaled):
+    if isinstance(format, eqq.formats.AbstractScaled):
         blocks = 1 if format.block_size is None else -(-300 // format.block_size)
         of_all = (formats["ternary-tensor"], formats["fp8-e5m2-tensor"])
         rows = 1 if format in of_all else 5
@@ -260,7 +260,7 @@ def test_not_split_in_any_order():
         q = eqq.quantize(w, formats[name])
         with pytest.raises(ValueError, match="would cut through a block"):
             q.with_sharding(sharding)
-    for format in (eqq.Int(3, 32), eqq.Q4_1(), eqq.MXFP4()):
+    for format in (eqq.Int(3, 32), eqq.formats.Q4_1(), eqq.MXFP4()):
         q = eqq.quantize(w, format)
         placed = q.with_sharding(sharding)
         assert placed.is_sharded

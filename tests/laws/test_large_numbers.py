@@ -64,8 +64,11 @@ def test_traced_narrow(format):
             for format in narrow[:4]
         ),
         *((narrow[4], "float16"), (narrow[5], "float16")),
-        *((eqq.Q4_0(), r"float16.*`Int8\(32\)`"), (eqq.Q4_1(), "float16")),
-        *((eqq.TQ1_0(), "float16"), (eqq.Q6_K(), "float16")),
+        *(
+            (eqq.formats.Q4_0(), r"float16.*`Int8\(32\)`"),
+            (eqq.formats.Q4_1(), "float16"),
+        ),
+        *((eqq.formats.TQ1_0(), "float16"), (eqq.formats.Q6_K(), "float16")),
     ],
     ids=lambda x: None if isinstance(x, str) else str(x),
 )

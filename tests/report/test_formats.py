@@ -31,7 +31,7 @@ def _with_losses(table):
 # The names are what one writes.
 @pytest.mark.parametrize("format", _formats._formats)
 def test_names(format):
-    assert eval(str(format), dict(vars(eqq))) == format
+    assert eval(str(format), dict(vars(eqq.formats))) == format
 
 
 def test_numbers(table):

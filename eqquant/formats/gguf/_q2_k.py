@@ -16,7 +16,7 @@ class Q2_K(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q2_K())
+        q = eqquant.quantize(w, eqquant.formats.Q2_K())
         ```
 
     ??? cite "Reference"

@@ -16,7 +16,7 @@ class Q3_K(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q3_K())
+        q = eqquant.quantize(w, eqquant.formats.Q3_K())
         ```
 
     ??? cite "Reference"

@@ -15,7 +15,7 @@ class Q4_0(AbstractGGUFGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q4_0())
+        q = eqquant.quantize(w, eqquant.formats.Q4_0())
         ```
 
     ??? cite "Reference"

@@ -14,7 +14,7 @@ class Q4_1(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q4_1())
+        q = eqquant.quantize(w, eqquant.formats.Q4_1())
         ```
 
     ??? cite "Reference"

@@ -15,7 +15,7 @@ class Q4_K(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q4_K())
+        q = eqquant.quantize(w, eqquant.formats.Q4_K())
         ```
 
     ??? cite "Reference"

@@ -15,7 +15,7 @@ class Q5_0(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q5_0())
+        q = eqquant.quantize(w, eqquant.formats.Q5_0())
         ```
 
     ??? cite "Reference"

@@ -14,7 +14,7 @@ class Q5_1(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q5_1())
+        q = eqquant.quantize(w, eqquant.formats.Q5_1())
         ```
 
     ??? cite "Reference"

@@ -16,7 +16,7 @@ class Q5_K(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q5_K())
+        q = eqquant.quantize(w, eqquant.formats.Q5_K())
         ```
 
     ??? cite "Reference"

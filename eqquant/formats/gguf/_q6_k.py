@@ -17,7 +17,7 @@ class Q6_K(AbstractGGUFBlocks):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q6_K())
+        q = eqquant.quantize(w, eqquant.formats.Q6_K())
         ```
 
     ??? cite "Reference"

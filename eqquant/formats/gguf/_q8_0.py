@@ -16,7 +16,7 @@ class Q8_0(AbstractGGUFGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Q8_0())
+        q = eqquant.quantize(w, eqquant.formats.Q8_0())
         ```
 
     ??? cite "Reference"

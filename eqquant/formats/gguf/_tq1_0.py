@@ -22,7 +22,7 @@ class TQ1_0(AbstractGGUFGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.TQ1_0())
+        q = eqquant.quantize(w, eqquant.formats.TQ1_0())
         ```
 
     ??? cite "Reference"

@@ -17,7 +17,7 @@ class TQ2_0(AbstractGGUFGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.TQ2_0())
+        q = eqquant.quantize(w, eqquant.formats.TQ2_0())
         ```
 
     ??? cite "Reference"

@@ -22,14 +22,14 @@ class Planned:
     """The plan for an array of a checkpoint.
 
     - `format`, `axis`: those to quantize it with. `format` is `None` to copy it.
-    - `reason`, `way_out`: why it is not quantized, and how to change that.
+    - `reason`, `hint`: why it is not quantized, and how to change that.
     """
 
     entry: Entry
     format: AbstractFormat | None
     axis: Axis
     reason: str = ""
-    way_out: str = ""
+    hint: str = ""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Outcome:
     - `axis`: the contracted axis.
     - `before`, `after`: its size in bytes when it is not quantized, and in the output.
     - `sqnr`: the signal-to-quantization-noise ratio in decibels, if it was quantized.
-    - `reason`, `way_out`: why it was not quantized, and how to change that.
+    - `reason`, `hint`: why it was not quantized, and how to change that.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Outcome:
     after: int
     sqnr: float | None
     reason: str
-    way_out: str
+    hint: str
 
     @property
     def bits_per_weight(self) -> float:
@@ -88,7 +88,7 @@ def outcome(planned: Planned, after: int, sqnr: float | None) -> Outcome:
         after=after,
         sqnr=sqnr,
         reason=planned.reason,
-        way_out=planned.way_out,
+        hint=planned.hint,
     )
 
 
