@@ -8,13 +8,13 @@ from jaxtyping import Array, Float, Shaped
 def split(
     w: Float[Array, "*b k"], block_size: int | None
 ) -> tuple[Float[Array, "*b g s"], Float[np.ndarray, "*_ g 1"]]:
-    """Cuts the last axis into blocks, in float32. The last block may be short, and is
-    then filled up with zeros.
+    """Cuts the last axis into blocks, in float32. The last block is padded with zeros
+    if it is short.
 
     **Returns:**
 
-    The blocks, and how many numbers each of them really has. (Leading axes of the
-    latter have size one.)
+    The blocks, and the number of values in each of them without padding. (The leading
+    axes of the latter have size one.)
     """
     k = w.shape[-1]
     size = k if block_size is None else block_size
@@ -36,17 +36,21 @@ def merge(blocks: Shaped[Array, "*b g s"], k: int) -> Shaped[Array, "*b k"]:
 def spread(
     of_blocks: Shaped[Array, "*b g"], block_size: int | None, k: int
 ) -> Shaped[Array, "*b _"]:
-    """Gives each position what belongs to its block: the scale, say."""
+    """Repeats the value of each block, a scale say, for each of its positions."""
     if block_size is None:
         return of_blocks
     return jnp.repeat(of_blocks, block_size, axis=-1)[..., :k]
 
 
+def absmax(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
+    """The largest absolute value of each block. (On CPU, it may ignore NaNs.)"""
+    return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+
+
 def steady_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
-    """The sum along an axis, which stays there with size one, of numbers that are not
-    negative. However they lie in memory, and whatever devices they are split over, its
-    bits are the same: it is a sum of integers, of about twice as many bits as are left
-    over by how many there are."""
+    """The sum of non-negative numbers along an axis, which is kept with size one. It is
+    bit-identical for any layout or sharding: each number is split into two fixed-point
+    halves, which are summed as int32. The size of the axis limits their bits."""
     bits = 30 - math.ceil(math.log2(max(1, x.shape[axis])))
     _, exponent = jnp.frexp(jnp.max(x, axis, keepdims=True, initial=0))
     high = jnp.ldexp(x, bits - exponent)

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._nearest import nearest
 from ._scale import as_scale_dtype
@@ -45,7 +46,7 @@ class BnbFP4(AbstractGrid):
     levels: ClassVar[int] = 16
 
     def fit(self, blocks, size):
-        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        return absmax(blocks)
 
     def to_codes(self, blocks, size, scale):
         rank = nearest(blocks, size, scale, _codebook[_order])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, divided
 
@@ -61,7 +62,7 @@ class FP4(AbstractGrid):
     levels: ClassVar[int] = 16
 
     def fit(self, blocks, size):
-        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        largest = absmax(blocks)
         return divided(largest, largest_e2m1)
 
     def to_codes(self, blocks, size, scale):

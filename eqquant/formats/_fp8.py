@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
+from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
 from ._scale import as_scale_dtype, divided
@@ -52,8 +53,8 @@ class FP8(AbstractGrid):
     """8-bit floating-point numbers, times the largest absolute value of the block
     divided by the largest of those numbers. Rounds half to even. Stored as their bits.
 
-    - `dtype`: `"e4m3"` has four bits of exponent and three of mantissa, and reaches
-      448. `"e5m2"` has five and two, and reaches 57344.
+    - `dtype`: `"e4m3"`, with four bits of exponent and three of mantissa, reaches 448.
+      `"e5m2"`, with five and two, reaches 57344.
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `scale`: `"tensor"` for one scale for the whole matrix, instead of `"channel"`.
     - `scale_dtype`: float32, bfloat16 or float16.
@@ -89,7 +90,7 @@ class FP8(AbstractGrid):
             )
 
     def fit(self, blocks, size):
-        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        largest = absmax(blocks)
         if self.scale == "tensor" and blocks.ndim > 2:
             # The blocks of a whole matrix are its rows: the axes are `n 1 k`.
             largest = of_all_rows(largest)

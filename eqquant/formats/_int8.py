@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
+from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, reciprocal
 
@@ -34,7 +35,7 @@ class Int8(AbstractGrid):
     levels: ClassVar[int] = 256
 
     def fit(self, blocks, size):
-        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0) / 127
+        return absmax(blocks) / 127
 
     def to_codes(self, blocks, size, scale):
         codes = jnp.round(blocks * reciprocal(scale))

@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8
 
 from ._base import AbstractComposite
-from ._blocks import merge, split, spread
+from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
 from ._scale import poison, to_bits
 
@@ -50,7 +50,7 @@ class AbstractMX(AbstractComposite):
     def encode(self, w, scale=None):
         blocks, size = split(w, self.block_size)
         if scale is None:
-            largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+            largest = absmax(blocks)
             exponent = _exponent(largest) - self.largest_power
         else:
             exponent = _exponent(scale[..., None])

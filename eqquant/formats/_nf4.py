@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._nearest import nearest
 from ._scale import as_scale_dtype
@@ -63,7 +64,7 @@ class NF4(AbstractGrid):
     )
 
     def fit(self, blocks, size):
-        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        return absmax(blocks)
 
     def to_codes(self, blocks, size, scale):
         return nearest(blocks, size, scale, self.codebook)

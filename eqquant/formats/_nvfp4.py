@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ._base import AbstractComposite
-from ._blocks import merge, split
+from ._blocks import absmax, merge, split
 from ._fp4 import FP4, largest_e2m1, to_e2m1
 from ._fp8 import as_float8, from_float8, largest_float8, to_float8
 from ._rows import of_all_rows
@@ -47,7 +47,7 @@ class NVFP4(AbstractComposite):
     def encode(self, w, scale=None):
         blocks, _ = split(w, self.block_size)
         if scale is None:
-            largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+            largest = absmax(blocks)
             scale = divided(largest, largest_e2m1)
             largest = _largest_of_all(largest)
             whole = divided(largest, largest_e2m1 * _largest)

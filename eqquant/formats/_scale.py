@@ -23,17 +23,17 @@ def as_scale_dtype(dtype: Any) -> np.dtype:
 
 
 def to_bits(scale: Float[Array, "*s"], dtype: np.dtype) -> UInt[Array, "*s"]:
-    """A scale as the bits of a float. Not an inexact array, so nothing trains it.
+    """A scale as the bits of a float: an integer array, which no optimizer trains.
 
-    It is rounded to the nearest number of the dtype. Where those have few bits, as what
-    is subnormal in float16, it is rounded up instead if it would lose a thousandth: the
-    largest number of a block should not be beyond the last code. So only zero becomes
-    zero. What is beyond the dtype becomes NaN.
+    It is rounded to the nearest number of the dtype. But a float16 scale is rounded up
+    if it would otherwise shrink by a thousandth, as subnormal ones may: the largest
+    number of a block should not exceed the last code. So only zero becomes zero.
+    Scales that overflow the dtype become NaN.
     """
     if dtype == jnp.float16:
         scale = _in_float16(scale, least=0.999)
     else:
-        # Of these, what is subnormal would be flushed.
+        # Subnormal numbers of these dtypes would be flushed.
         tiny = jnp.finfo(dtype).tiny.astype(jnp.float32)
         scale = jnp.where(jnp.abs(scale) < tiny, jnp.sign(scale) * tiny, scale)
         scale = lax.reduce_precision(scale, 8, 7) if dtype.itemsize == 2 else scale
@@ -43,8 +43,8 @@ def to_bits(scale: Float[Array, "*s"], dtype: np.dtype) -> UInt[Array, "*s"]:
 
 
 def nearest_scale(scale: Float[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
-    """For `to_bits`: the nearest number of the dtype, be it less. This is for scales
-    that are means, which nothing is beyond."""
+    """Rounds a scale before `to_bits` to the nearest number of the dtype, up or down.
+    This is for means, and for minima: no number of the block has to stay below them."""
     return _in_float16(scale, least=0) if dtype == jnp.float16 else scale
 
 
@@ -68,17 +68,17 @@ def from_bits(bits: UInt[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
 def poison(
     scale: Float[Array, "..."], blocks: Float[Array, "*b g s"]
 ) -> Float[Array, "..."]:
-    """Makes NaN each scale whose block has a NaN or an infinity; or a number so near to
-    the last of float32 that, by the rounding of the scale, it may become infinite.
+    """Makes each scale NaN whose block has a NaN or an infinity; or a number so close
+    to the largest float32 that it may overflow when the scale is rounded.
 
-    (A maximum cannot be trusted to: on CPU, XLA's drops NaNs.)
+    (A maximum does not show this: on CPU, XLA's ignores NaNs.)
     """
     shared = [i for i in range(-scale.ndim, 0) if scale.shape[i] == 1]
     held = jnp.all(jnp.abs(blocks) <= _most, axis=shared, keepdims=True)
     return jnp.where(held, scale, jnp.nan)
 
 
-# (The rounding of a scale in bfloat16 is up to one part in 256.)
+# (Rounding to bfloat16 changes a scale by up to one part in 256.)
 _most = np.float32(0.99) * np.finfo(np.float32).max
 
 
@@ -90,8 +90,8 @@ def reciprocal(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
 def step(
     low: Float[Array, "*s"], high: Float[Array, "*s"], steps: int
 ) -> Float[Array, "*s"]:
-    """A number of which so many lead from `low` to `high`."""
-    # Half of each: their difference may be beyond float32.
+    """The width of each of `steps` equal steps from `low` to `high`."""
+    # Half of each: their difference may overflow.
     return divided(high / 2 - low / 2, steps / 2)
 
 
@@ -106,7 +106,7 @@ def held(
 
 
 def in_units(x: Float[Array, "*s"], scale: Float[Array, "..."]) -> Float[Array, "*s"]:
-    """`x` by the reciprocal of a scale, and zero for a block of zeros."""
+    """`x` times the reciprocal of a scale, and zero for a block of zeros."""
     # The reciprocal of a very large scale would be subnormal, and flushed to zero.
     down = jnp.where(scale > 2.0**64, np.float32(2.0**-64), np.float32(1))
     return (x * down) * reciprocal(scale * down)
@@ -115,7 +115,7 @@ def in_units(x: Float[Array, "*s"], scale: Float[Array, "..."]) -> Float[Array, 
 def divided(
     x: Float[Array, "*s"], y: Float[Array, "..."] | float | int
 ) -> Float[Array, "*s"]:
-    """`x / y` to the last bit."""
-    # Of a constant, and of what is broadcast, XLA would take the reciprocal. So that it
-    # is neither:
+    """`x / y`, correctly rounded."""
+    # XLA would multiply by the reciprocal of a constant or broadcast divisor. A select
+    # hides that it is one.
     return x / jnp.where(jnp.isnan(x), x, y)

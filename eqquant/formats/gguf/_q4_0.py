@@ -3,8 +3,9 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._scale import reciprocal
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
-from ._search import half_up, inverse, signed_largest
+from ._search import half_up, signed_largest
 
 
 class Q4_0(AbstractGGUFGrid):
@@ -32,7 +33,7 @@ class Q4_0(AbstractGGUFGrid):
         return signed_largest(blocks) / -8
 
     def to_codes(self, blocks, size, scale):
-        return half_up(blocks * inverse(scale), 8, 16)
+        return half_up(blocks * reciprocal(scale), 8, 16)
 
     def to_points(self, codes):
         return codes.astype(jnp.float32) - 8

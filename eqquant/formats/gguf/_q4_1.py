@@ -3,8 +3,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from .._int import Int
+from .._scale import reciprocal
 from ._base import AbstractGGUFBlocks, cut, half, planes, to_half, to_planes
-from ._search import half_up, inverse, range_of
+from ._search import half_up, range_of
 
 
 class Q4_1(AbstractGGUFBlocks):
@@ -30,7 +31,7 @@ class Q4_1(AbstractGGUFBlocks):
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 15)
-        codes = half_up((blocks - low) * inverse(step), 0, 16)
+        codes = half_up((blocks - low) * reciprocal(step), 0, 16)
         parts = [to_half(step), to_half(low), to_planes(codes, 4, 16)]
         return jnp.concatenate(parts, axis=-1)
 

@@ -3,8 +3,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from .._int import Int
+from .._scale import reciprocal
 from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
-from ._search import half_up, inverse, signed_largest
+from ._search import half_up, signed_largest
 
 
 class Q5_0(AbstractGGUFBlocks):
@@ -31,7 +32,7 @@ class Q5_0(AbstractGGUFBlocks):
 
     def encode_blocks(self, blocks):
         scale = signed_largest(blocks) / -16
-        codes = half_up(blocks * inverse(scale), 16, 32)
+        codes = half_up(blocks * reciprocal(scale), 16, 32)
         return jnp.concatenate([to_half(scale), *split5(codes)], axis=-1)
 
     def split_blocks(self, blocks):

@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._scale import divided
+from .._blocks import absmax
+from .._scale import divided, reciprocal
 from ._base import AbstractGGUFGrid, cut
-from ._search import half_away, inverse
+from ._search import half_away
 
 
 class Q8_0(AbstractGGUFGrid):
@@ -30,11 +31,11 @@ class Q8_0(AbstractGGUFGrid):
     type_size: ClassVar[int] = 34
 
     def fit(self, blocks, size):
-        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        largest = absmax(blocks)
         return divided(largest, 127)
 
     def to_codes(self, blocks, size, scale):
-        codes = half_away(blocks * inverse(scale))
+        codes = half_away(blocks * reciprocal(scale))
         return jnp.clip(codes, -127, 127).astype(jnp.int8)
 
     def to_points(self, codes):

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8
 
-from .._scale import divided
+from .._scale import divided, reciprocal
 
 
 def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
@@ -18,7 +18,7 @@ def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
     """
     # So that no power of them is flushed to zero.
     largest = signed_largest(blocks)
-    blocks = blocks * inverse(largest)
+    blocks = blocks * reciprocal(largest)
     weights = blocks**2
 
     def sums(factor):
@@ -29,9 +29,9 @@ def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
     def step(i, best):
         most, scale = best
         product, square = sums(-(half + 0.1 * (i - 9)))
-        gain = product**2 * inverse(square)
+        gain = product**2 * reciprocal(square)
         better = gain > most
-        new = jnp.where(better, product * inverse(square), scale)
+        new = jnp.where(better, product * reciprocal(square), scale)
         return jnp.where(better, gain, most), new
 
     zero = jnp.zeros_like(blocks[..., :1])
@@ -58,7 +58,7 @@ def best_range(
     - `absolute`: whether errors count by their absolute values, or by their squares.
     """
     largest = jnp.abs(signed_largest(blocks))
-    blocks, weights = blocks * inverse(largest), weights * inverse(largest)
+    blocks, weights = blocks * reciprocal(largest), weights * reciprocal(largest)
     low = jnp.minimum(jnp.min(blocks, axis=-1, keepdims=True), 0)
     high = jnp.max(blocks, axis=-1, keepdims=True)
     sum_w, sum_x = _sum(weights), _sum(weights * blocks)
@@ -73,14 +73,14 @@ def best_range(
 
     def step(i, best):
         least, best_scale, best_low = best
-        codes = to_codes((most + start + 0.1 * i) * inverse(high - low))
+        codes = to_codes((most + start + 0.1 * i) * reciprocal(high - low))
         sum_l, sum_l2 = _sum(weights * codes), _sum(weights * codes**2)
         sum_xl = _sum(weights * codes * blocks)
         determinant = sum_w * sum_l2 - sum_l**2
-        scale = (sum_w * sum_xl - sum_x * sum_l) * inverse(determinant)
-        bottom = (sum_l2 * sum_x - sum_l * sum_xl) * inverse(determinant)
+        scale = (sum_w * sum_xl - sum_x * sum_l) * reciprocal(determinant)
+        bottom = (sum_l2 * sum_x - sum_l * sum_xl) * reciprocal(determinant)
         above = bottom > 0
-        scale = jnp.where(above, sum_xl * inverse(sum_l2), scale)
+        scale = jnp.where(above, sum_xl * reciprocal(sum_l2), scale)
         bottom = jnp.where(above, 0, bottom)
         new = error(scale, bottom, codes)
         better = (determinant > 0) & (scale > 0) & (new < least)
@@ -88,7 +88,7 @@ def best_range(
         return take(new, least), take(scale, best_scale), take(bottom, best_low)
 
     scale = (high - low) / most
-    codes = to_codes(inverse(scale))
+    codes = to_codes(reciprocal(scale))
     first = (error(scale, low, codes), scale, low)
     _, scale, low = lax.fori_loop(0, steps + 1, step, first)
     return scale * largest, -low * largest
@@ -107,11 +107,7 @@ def rounded(
     x: Float[Array, "*b s"], scale: Float[Array, "*b 1"], low: int, high: int
 ) -> Float[Array, "*b s"]:
     """The nearest multiples of a scale, as integers in a range."""
-    return jnp.clip(jnp.round(x * inverse(scale)), low, high)
-
-
-def inverse(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    return jnp.where(scale == 0, 0, 1 / jnp.where(scale == 0, 1, scale))
+    return jnp.clip(jnp.round(x * reciprocal(scale)), low, high)
 
 
 def signed_largest(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:

@@ -3,8 +3,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._blocks import absmax
+from .._scale import reciprocal
 from ._base import AbstractGGUFGrid, cut
-from ._search import half_away, inverse
+from ._search import half_away
 
 
 # Of each block of a file: of how many bytes a group is, and how many codes each has.
@@ -36,10 +38,10 @@ class TQ1_0(AbstractGGUFGrid):
     type_size: ClassVar[int] = 54
 
     def fit(self, blocks, size):
-        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        return absmax(blocks)
 
     def to_codes(self, blocks, size, scale):
-        return (1 + half_away(blocks * inverse(scale))).astype(jnp.uint8)
+        return (1 + half_away(blocks * reciprocal(scale))).astype(jnp.uint8)
 
     def to_points(self, codes):
         return codes.astype(jnp.float32) - 1

@@ -3,8 +3,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._blocks import absmax
+from .._scale import reciprocal
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
-from ._search import half_away, inverse
+from ._search import half_away
 
 
 class TQ2_0(AbstractGGUFGrid):
@@ -32,10 +34,10 @@ class TQ2_0(AbstractGGUFGrid):
     type_size: ClassVar[int] = 66
 
     def fit(self, blocks, size):
-        return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+        return absmax(blocks)
 
     def to_codes(self, blocks, size, scale):
-        return (1 + half_away(blocks * inverse(scale))).astype(jnp.uint8)
+        return (1 + half_away(blocks * reciprocal(scale))).astype(jnp.uint8)
 
     def to_points(self, codes):
         return codes.astype(jnp.float32) - 1
