@@ -9,8 +9,8 @@ from .gguf._base import AbstractGGUF
 
 
 def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
-    """As `format.encode`. But a block is NaN, and never infinite, whose numbers are
-    beyond what the format holds."""
+    """As `format.encode`, but blocks whose numbers overflow the format decode to NaN,
+    never to infinities."""
     stored = format.encode(w)
     if isinstance(format, AbstractGGUF):
         return format.without_infinities(stored)
@@ -18,7 +18,8 @@ def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
 
 
 def not_held_text(format: AbstractFormat) -> str:
-    """Of an error: why numbers are too large for a format, and what would do."""
+    """The part of an error message that says why numbers are too large for a format,
+    and which formats can store them."""
     if not _is_narrow(format):
         return (
             "What its scales give has to fit into float32, and into the dtype of the "

@@ -16,10 +16,9 @@ _nan = 255
 
 
 class AbstractMX(AbstractComposite):
-    """Blocks of 32 numbers and a power of two, `2**(e - 127)`, of which `e` is stored:
-    255 for NaN. The exponent is that of the largest number of the block, less
-    `largest_power`. So the largest number may exceed the largest element, and becomes
-    that.
+    """Blocks of 32 numbers that share a power of two, `2**(e - 127)`. What is stored is
+    `e`, or 255 for NaN. The exponent is that of the largest number of the block, less
+    `largest_power`. So the largest number may exceed the largest element; it saturates.
 
     ??? cite "Reference"
 
@@ -55,7 +54,7 @@ class AbstractMX(AbstractComposite):
         else:
             exponent = _exponent(scale[..., None])
         exponent = jnp.clip(exponent, 0, _nan - 1).astype(jnp.uint8)
-        # A scale that is subnormal would be flushed.
+        # A subnormal scale would be flushed to zero.
         scale = _power(jnp.maximum(exponent, 1))
         codes = merge(self.to_codes(blocks, size, scale), w.shape[-1])
         finite = jnp.isfinite(poison(jnp.zeros_like(scale), blocks))

@@ -12,18 +12,18 @@ def nearest(
     scale: Float[Array, "*b g 1"],
     points: Float[np.ndarray, " p"],
 ) -> Integer[Array, "*b g s"]:
-    """Which of the ascending `points`, times the scale of its block, is nearest to each
-    number.
+    """The index of the nearest of the ascending `points`, times the scale of the block,
+    to each number.
 
-    To the last bit as bitsandbytes: it multiplies by the reciprocal of the scale, but
-    divides in a block that is short; and of two equally near points it takes the lower.
+    Bit for bit as in bitsandbytes: it multiplies by the reciprocal of the scale, but
+    divides in a short block; and ties go to the lower point.
     """
     unit = in_units(blocks, scale)
     if np.any(size < blocks.shape[-1]):
         short = blocks[..., -1:, :]
         divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]
         divisor = jnp.broadcast_to(divisor, short.shape)
-        # Or else XLA multiplies by the reciprocal here, too.
+        # Without the barrier, XLA multiplies by the reciprocal here, too.
         divided = short / lax.optimization_barrier(divisor)
         unit = jnp.concatenate([unit[..., :-1, :], divided], axis=-2)
     edges = (points[1:] + points[:-1]) / 2

@@ -8,26 +8,27 @@ from ._base import AbstractFormat, Stored
 
 
 def of_all_rows(x: Float[Array, "*b n _ _"]) -> Float[Array, "*b _ _ _"]:
-    """What belongs to each row of a matrix, before a format reduces it over them: in
-    [`encode_rows`][], of the rows that are elsewhere, too."""
+    """Formats call this on per-row values before they reduce them over the rows of a
+    matrix. In `encode_rows`, it returns the values of all rows, also of those that are
+    not at hand."""
     return _others.get()(x)
 
 
 def encode_rows(
     format: AbstractFormat, w: Float[Array, "n k"], known: Sequence[Array] = ()
 ) -> tuple[Stored, list[Array]]:
-    """As `format.encode`, of some rows of a matrix that is larger.
+    """As `format.encode`, for some rows of a larger matrix.
 
     **Arguments:**
 
-    - `known`: what `of_all_rows` is to return to the format, call by call. After these,
-        it returns what it is given.
+    - `known`: holds, per reduction, the values gathered from all rows. `of_all_rows`
+        returns them, call by call; in further calls it returns its argument.
 
     **Returns:**
 
-    The stored arrays; and what `of_all_rows` was given, call by call. What it is given
-    first of each of the rows is known of all of them, then, and so on. Once all is
-    known, the stored arrays are the rows of those of the matrix.
+    The stored arrays, and the arguments of `of_all_rows`, call by call. Repeat this for
+    all groups of rows, each time with one more reduction gathered into `known`. Once
+    all are known, the stored arrays are the rows of those of the whole matrix.
     """
     asked = []
 
