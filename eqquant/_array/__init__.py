@@ -39,4 +39,10 @@ from ._provenance import (
     warn_dequantized as warn_dequantized,
 )
 from ._quantize import quantize as quantize
+from ._sqnr import (
+    sqnr as sqnr,
+    square_sums as square_sums,
+    SquareSums as SquareSums,
+    total as total,
+)
 from ._stored import as_mapped as as_mapped

@@ -83,7 +83,7 @@ def _line(name, a, b, width, console):
 def _error(a, b):
     import numpy as np
 
-    from .._report import sqnr
+    from .._array import sqnr
 
     x, y = (np.asarray(_dense(entry)) for entry in (a, b))
     if x.size == 0:

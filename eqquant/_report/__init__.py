@@ -14,5 +14,4 @@ from ._formats import (
 )
 from ._print import Row as Row, Total as Total
 from ._report import Report as Report, report as report
-from ._sqnr import sqnr as sqnr
 from ._uses import Use as Use

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array import quantize
+from .._array import quantize, sqnr
 from ..formats import (
     AbstractFormat,
     as_format,
@@ -19,7 +19,6 @@ from ..formats import (
     NF4,
     Ternary,
 )
-from ._sqnr import sqnr
 from ._text import plain
 
 

@@ -10,12 +10,11 @@ import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import as_dense, identity, QuantizedArray
+from .._array import as_dense, identity, QuantizedArray, sqnr
 from .._product import full_spec, names_of, spec_of
 from .._tree import decide, Decision, FilterSpec, LeafInfo, leaves_with_info, opened
 from ._parts import part_of
 from ._print import print_report, Row, Total
-from ._sqnr import sqnr
 from ._text import plain, short_array
 
 

@@ -1,14 +1,13 @@
 import functools as ft
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._array import QuantizedArray
+from ..._array import QuantizedArray, square_sums, SquareSums, total
 from ...formats import (
     AbstractExact,
     AbstractFormat,
@@ -18,22 +17,6 @@ from ...formats import (
     Stored,
 )
 from ._pieces import Pieces
-
-
-class Error(NamedTuple):
-    """The sums of squares of some numbers, and of their quantization errors."""
-
-    signal: float
-    noise: float
-
-    @property
-    def sqnr(self) -> float:
-        """The signal-to-quantization-noise ratio, in decibels."""
-        if self.noise == 0:
-            return math.inf
-        if self.signal == 0:
-            return -math.inf
-        return 10 * math.log10(self.signal / self.noise)
 
 
 def encoded_struct(
@@ -56,7 +39,7 @@ def encode(
     format: AbstractFormat,
     axis: int,
     advance: Callable[[float], None],
-) -> tuple[QuantizedArray, Error]:
+) -> tuple[QuantizedArray, SquareSums]:
     """Quantizes as [`eqquant.quantize`][], bit for bit, but some rows at a time.
 
     **Arguments:**
@@ -67,7 +50,8 @@ def encode(
 
     **Returns:**
 
-    A quantized array of NumPy arrays, which lie in rows, and its error.
+    A quantized array of NumPy arrays, which lie in rows, and the sums of the squares of
+    `w` and of its errors.
 
     **Raises:**
 
@@ -85,19 +69,19 @@ def encode(
 
     def work(piece, index, rows):
         found = _encode(format, piece, known[index])
-        measured = _measure(layout, piece, found)
+        sums, others, beyond = _measure(layout, piece, found)
         jtu.tree_map(
             lambda all, some: _put(all[index], rows, np.asarray(some)), stored, found
         )
-        return [np.asarray(x) for x in measured]
+        return total(*sums), int(others), int(beyond)
 
     signal = noise = 0.0
     wrong = lost = 0
-    for (signals, noises, unit, others, beyond), share in pieces.map(work):
-        signal += float(np.sum(signals, dtype=np.float64)) / float(unit) ** 2
-        noise += float(np.sum(noises, dtype=np.float64)) / float(unit) ** 2
-        wrong += int(others)
-        lost += int(beyond)
+    for (sums, others, beyond), share in pieces.map(work):
+        signal += sums.signal
+        noise += sums.noise
+        wrong += others
+        lost += beyond
         advance(share)
     if wrong == 0 and lost > 0:
         raise ValueError(
@@ -109,7 +93,7 @@ def encode(
             f"{_wanted(format)} {wrong} of its {w.size} numbers are not. A rule can "
             "leave it out."
         )
-    return _array(stored, layout, axis, w.dtype), Error(signal, noise)
+    return _array(stored, layout, axis, w.dtype), SquareSums(signal, noise)
 
 
 def _known(format, shape, pieces):
@@ -210,14 +194,8 @@ def _measure(layout, w, stored):
         wrong |= format.is_outside(w)
     decoded = layout.decode(stored)
     lost = ~jnp.isfinite(decoded.astype(w.dtype))
-    w = w.astype(jnp.float32)
-    # Squares of numbers near one stay within float32; powers of two change no digits.
-    _, exponent = jnp.frexp(jnp.max(jnp.abs(w)))
-    unit = jnp.ldexp(jnp.ones((), w.dtype), jnp.clip(-exponent, -126, 126))
-    difference = w * unit - decoded * unit
-    signal = jnp.sum(jnp.square(w * unit), axis=-1)
-    noise = jnp.sum(jnp.square(difference), axis=-1)
-    return signal, noise, unit, jnp.sum(wrong), jnp.sum(lost)
+    sums = square_sums(w.astype(jnp.float32), decoded)
+    return sums, jnp.sum(wrong), jnp.sum(lost)
 
 
 def _wanted(format):
