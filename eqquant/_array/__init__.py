@@ -41,8 +41,9 @@ from ._provenance import (
 from ._quantize import quantize as quantize
 from ._sqnr import (
     sqnr as sqnr,
-    square_sums as square_sums,
+    squares_of_rows as squares_of_rows,
     SquareSums as SquareSums,
     total as total,
+    unit_of as unit_of,
 )
 from ._stored import as_mapped as as_mapped

@@ -28,35 +28,37 @@ def sqnr(w: Float[ArrayLike, "..."], approximation: Float[ArrayLike, "..."]) -> 
     `10 log10(sum(w**2) / sum((w - approximation)**2))`, in decibels. Infinite if it is
     exact.
     """
-    return total(*_jitted(w, approximation)).sqnr
+    # Three programs, each of one loop, so that XLA allocates no array of the size of w.
+    unit = _unit(w)
+    signal, noise = _squares(w, np.float32(0), unit), _squares(w, approximation, unit)
+    return total(signal, noise, unit).sqnr
 
 
-def square_sums(
-    w: Float[Array, "..."], approximation: Float[Array, "..."]
-) -> tuple[Float[Array, "*b"], Float[Array, "*b"], Float[Array, ""]]:
-    """The sums of each row, for `total`: of the squares of `w`, and of those of its
-    errors, both in a unit that keeps them finite; and that unit.
+def unit_of(w: Float[Array, "..."]) -> Float[Array, ""]:
+    """A power of two. Squares of numbers times this stay within float32, and the
+    numbers keep their digits."""
+    _, exponent = jnp.frexp(jnp.max(jnp.abs(w.astype(jnp.float32)), initial=0))
+    return jnp.ldexp(jnp.float32(1), jnp.clip(-exponent, -126, 126))
 
-    Each is one loop, for which XLA allocates no array of the size of `w`. A row is
-    short enough to be summed in float32.
-    """
+
+def squares_of_rows(
+    w: Float[Array, "..."], other: Float[Array, "..."], unit: Float[Array, ""]
+) -> Float[Array, "..."]:
+    """The sum of the squares of `(w - other) * unit` over each row, which is short
+    enough to be summed in float32."""
     wide = jnp.float64 if w.dtype == jnp.float64 else jnp.float32
-    w = jnp.atleast_1d(w).astype(wide)
-    # Squares of numbers near one stay within float32; powers of two change no digits.
-    _, exponent = jnp.frexp(jnp.max(jnp.abs(w), initial=0))
-    unit = jnp.ldexp(jnp.ones((), wide), jnp.clip(-exponent, -126, 126))
-    errors = w * unit - approximation.astype(wide) * unit
-    signal = jnp.sum(jnp.square(w * unit), axis=-1)
-    return signal, jnp.sum(jnp.square(errors), axis=-1), unit
+    unit = unit.astype(wide)
+    difference = jnp.atleast_1d(w.astype(wide) * unit - other.astype(wide) * unit)
+    return jnp.sum(jnp.square(difference), axis=-1)
 
 
-_jitted = jax.jit(square_sums)
+_unit, _squares = jax.jit(unit_of), jax.jit(squares_of_rows)
 
 
 def total(
-    signal: Float[Array, "*b"], noise: Float[Array, "*b"], unit: Float[Array, ""]
+    signal: Float[ArrayLike, "..."], noise: Float[ArrayLike, "..."], unit: ArrayLike
 ) -> SquareSums:
-    """The sums over all rows, of what `square_sums` gave."""
-    square = float(unit) ** 2
-    sums = [float(np.sum(x, dtype=np.float64)) / square for x in (signal, noise)]
-    return SquareSums(*sums)
+    """The sums over all rows."""
+    square = float(np.asarray(unit)) ** 2
+    sums = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (signal, noise))
+    return SquareSums(*(x / square for x in sums))

@@ -22,8 +22,8 @@ def not_held_text(format: AbstractFormat) -> str:
     and which formats can store them."""
     if not _is_narrow(format):
         return (
-            "What its scales give has to fit into float32, and into the dtype of the "
-            "array: divide by a number first."
+            "What it decodes to has to fit into float32 and into the dtype of `w`: "
+            "divide `w` by a number first."
         )
     if "scale_dtype" in [field.name for field in dataclasses.fields(format)]:
         wider = "`scale_dtype=jnp.float32`, or bfloat16"
@@ -35,6 +35,6 @@ def not_held_text(format: AbstractFormat) -> str:
 def _is_narrow(format):
     if isinstance(format, Nested):
         return _is_narrow(format.base) or _is_narrow(format.scale)
-    if isinstance(format, AbstractScaled):
-        return format.scale_dtype == np.float16
-    return isinstance(format, AbstractGGUF)
+    if isinstance(format, AbstractGGUF):
+        return True
+    return isinstance(format, AbstractScaled) and format.scale_dtype == np.float16

@@ -16,7 +16,8 @@ from ..helpers import all_formats, error, formats, normal
 @all_formats
 def test_codes_scales_and_offsets(format):
     w = normal(5, 81)
-    stored, tail = encode(w, format)
+    stored, layout = encode(w, format)
+    tail = layout.tail
     expected = format.decode(stored, tail)
     if isinstance(format, eqq.formats.AbstractComposite):
         np.testing.assert_array_equal(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant._array import square_sums
+from eqquant._array import squares_of_rows, unit_of
 from eqquant._report import report
 
 from ..helpers import native_formats, normal
@@ -64,6 +64,8 @@ def test_ends():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory(dtype):
     w = jax.ShapeDtypeStruct((1024, 1024), dtype)
-    memory = jax.jit(square_sums).lower(w, w).compile().memory_analysis()
-    assert memory is not None
-    assert memory.temp_size_in_bytes < w.size * w.dtype.itemsize / 100
+    unit = jax.ShapeDtypeStruct((), "float32")
+    for fn, args in ((unit_of, (w,)), (squares_of_rows, (w, w, unit))):
+        memory = jax.jit(fn).lower(*args).compile().memory_analysis()
+        assert memory is not None
+        assert memory.temp_size_in_bytes < w.size * w.dtype.itemsize / 100

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._array import QuantizedArray, square_sums, SquareSums, total
+from ..._array import QuantizedArray, squares_of_rows, SquareSums, total, unit_of
 from ...formats import (
     AbstractExact,
     AbstractFormat,
@@ -194,7 +194,9 @@ def _measure(layout, w, stored):
         wrong |= format.is_outside(w)
     decoded = layout.decode(stored)
     lost = ~jnp.isfinite(decoded.astype(w.dtype))
-    sums = square_sums(w.astype(jnp.float32), decoded)
+    w, unit = w.astype(jnp.float32), unit_of(w)
+    signal = squares_of_rows(w, jnp.float32(0), unit)
+    sums = signal, squares_of_rows(w, decoded, unit), unit
     return sums, jnp.sum(wrong), jnp.sum(lost)
 
 

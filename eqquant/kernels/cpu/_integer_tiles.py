@@ -121,6 +121,9 @@ def _integers(problem: Problem) -> str | None:
         return f"needs one scale for each channel, got {problem.format}"
     if grid(problem).offset is not None:
         return f"is for formats without zero-points, got {problem.format}"
+    reason = refuse_grid(problem)
+    if reason is not None:
+        return reason
     if integer_step(problem.format) is None:
         return f"needs points that are integers, not those of {problem.format}"
     forward = problem.product == "matmul"
@@ -134,10 +137,10 @@ def _integers(problem: Problem) -> str | None:
         return f"is for sums of at most {_most} products, got {size}"
     activation = problem.activation
     if activation is None:
-        return refuse_small(problem) or refuse_grid(problem)
+        return refuse_small(problem)
     if activation.block_size is not None:
         return f"needs activations with one scale for each row, got {activation}"
-    return refuse_grid(problem)
+    return None
 
 
 _of_integers = ft.partial(
