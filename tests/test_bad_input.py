@@ -31,7 +31,7 @@ def test_axis_is_no_integer(axis):
 
 @pytest.mark.parametrize("axis", ((0, 0), (0, -2), ()))
 def test_axis_repeated_or_none(axis):
-    with raises(ValueError, "axis", "different axes, at least one"):
+    with raises(ValueError, "axis", "at least one axis, and none twice"):
         eqq.quantize(normal(64, 5), axis=axis)
 
 

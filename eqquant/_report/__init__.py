@@ -1,7 +1,8 @@
-"""What a quantized model costs and how it computes: `report`, `audit` and `explain`.
+"""What a quantized model costs and how it computes: `report`, `audit`, `explain`, and
+the table of formats.
 
-It imports `_tree` and what is below; matplotlib and rich where a figure or a table is
-made.
+This room imports `train`, `_tree` and the rooms below them, and rich where a table is
+printed.
 """
 
 from ._audit import Audit as Audit, audit as audit, Operand as Operand

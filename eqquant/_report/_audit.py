@@ -17,11 +17,11 @@ from ._uses import closed_over, Use, uses
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A quantized array that a program is given.
+    """A quantized array among the operands of a program.
 
     - `path`: where it is: `"layers.0.weight"` in the function, if that is a module or a
         transformation of one, and `"args.0.weight"` in its arguments.
-    - `shape`, `dtype`, `format`, `nbytes`: its own.
+    - `shape`, `dtype`, `format`, `nbytes`: those of the array.
     """
 
     path: str
@@ -33,14 +33,14 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Audit:
-    """What became of quantized arrays in a program. It prints as a table.
+    """How a program uses quantized arrays. It prints as a table.
 
-    - `operands`: those that it was given.
-    - `uses`: what it does with them, in order.
-    - `temporary_bytes`: how much memory the compiled program takes while it runs, other
-        than for its operands and results. `None` if XLA does not say.
-    - `product_dtypes`: the dtypes of the products in the compiled program, and how many
-        there are of each.
+    - `operands`: the quantized arrays among its operands.
+    - `uses`: what the program does with them, in order.
+    - `temporary_bytes`: the memory that the compiled program allocates while it runs,
+        besides its operands and results. `None` if XLA does not report it.
+    - `product_dtypes`: the dtypes of the products in the compiled program, and the
+        number of each.
     """
 
     operands: list[Operand]
@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def dequantized(self) -> list[Use]:
-        """Where an ordinary array is made."""
+        """The uses that make a dense array."""
         return [use for use in self.uses if use.kind == "dequantize"]
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Audit:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, title_justify="left")
-        for name in ("operand", "what becomes of it", "bytes", "at"):
+        for name in ("operand", "use", "bytes", "at"):
             table.add_column(name, justify="right" if name == "bytes" else "left")
         for operand in self.operands:
             array = short_array(operand.shape, operand.dtype)
@@ -80,7 +80,7 @@ class Audit:
         if self.temporary_bytes is not None:
             yield Text(f"\nTemporaries: {short_bytes(self.temporary_bytes)}.")
         products = [f"{n} of {dtypes}" for dtypes, n in self.product_dtypes.items()]
-        yield Text(f"Products of XLA: {', '.join(products) or 'none'}.")
+        yield Text(f"Products by XLA: {', '.join(products) or 'none'}.")
 
     def _add(self, table, uses):
         from rich.text import Text
@@ -92,9 +92,9 @@ class Audit:
 
 
 def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
-    """Tells what becomes of each quantized array in a program: which kernel its
-    products reach, and where it is dequantized. `fn` is traced and compiled, as by
-    `eqx.filter_jit`, and not run.
+    """Shows how a program uses each quantized array: which kernel computes its
+    products, and where it is dequantized. `fn` is traced and compiled, as by
+    `eqx.filter_jit`, but not run.
 
     !!! Example
 
@@ -104,14 +104,14 @@ def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
 
     **Arguments:**
 
-    - `fn`: a function, or a module. What it is given by `implicit` or a gradient is
-        seen, too.
-    - `args`, `kwargs`: its arguments, of arrays or of `jax.ShapeDtypeStruct`s.
+    - `fn`: a function or a module, which may be transformed by
+        [`eqquant.implicit`][], `jax.grad` and the like.
+    - `args`, `kwargs`: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
 
     **Returns:**
 
-    An `Audit`, which prints as a table. Its fields say the same as data. Arrays that
-    `fn` closes over have no path, and go by `"closed over"`.
+    An `Audit`, which prints as a table. Its fields hold the same as data. Arrays that
+    `fn` closes over have no path, and are listed as `"closed over"`.
     """
     given = {"fn": fn, "args": args, "kwargs": kwargs}
     dynamic, static = eqx.partition(given, _is_array)
@@ -123,7 +123,7 @@ def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
 
     traced = jax.jit(call).trace(dynamic)
     operands = [*_of_function(fn), *_quantized({"args": args, "kwargs": kwargs})]
-    # (The same array may be in several places.)
+    # The same array may be in several places.
     paths = {}
     for path, q in operands:
         for a in jtu.tree_leaves(q):
@@ -141,8 +141,8 @@ def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
 
 
 def _of_function(fn):
-    # Of `jax.vmap(model)`, those of the model. It may be a part of `fn` as well, as of
-    # `eqx.filter_vmap(model)`.
+    # For `jax.vmap(model)`, the arrays of the model. `eqx.filter_vmap(model)` also has
+    # the model as a part.
     inside = _quantized({"fn": inspect.unwrap(fn)})
     known = {id(a) for _, q in inside for a in jtu.tree_leaves(q)}
     return inside + [
@@ -202,8 +202,8 @@ _operand_name = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 
 
 def product_dtypes(text: str) -> dict[str, int]:
-    """The dtypes of the products of a compiled program, `"s8 x s8 -> s32"`, and how
-    many of each there are: those that XLA has itself, not those within kernels.
+    """The dtypes of the products in a compiled program, such as `"s8 x s8 -> s32"`, and
+    the number of each. Products inside kernels are not counted.
 
     **Arguments:**
 

@@ -18,15 +18,18 @@ class Explanation:
     """How a product with a quantized array is computed. It prints as sentences.
 
     - `w`: the quantized array.
-    - `problem`: what a kernel was looked for to do.
-    - `kernel`: the name of the one that runs.
-    - `error`: the bound that it declares on its error, relative to `|x| @ |w|`.
-    - `provided`: what has to hold for that bound to. Empty if it holds for all inputs.
-    - `about`: how it works.
-    - `refused`: the names of those that were asked before it, and why they refused.
+    - `problem`: the description of the product that kernels are chosen by.
+    - `kernel`: the name of the kernel that runs.
+    - `error`: the bound that the kernel declares on its error, relative to
+        `|x| @ |w|`.
+    - `provided`: the condition on the operands under which the bound holds. Empty if it
+        holds for all of them.
+    - `about`: how the kernel works.
+    - `refused`: the names of the kernels that were considered before it, and why each
+        does not apply.
 
     All but `w` are `None` or empty if the blocks of `w` do not lie along an axis of its
-    matrices. Then no kernel applies: `w` is dequantized, and multiplied as an ordinary
+    matrices. Then no kernel applies: `w` is dequantized, and multiplied as a dense
     array.
     """
 
@@ -58,14 +61,13 @@ class Explanation:
         if self.about:
             yield Text(self.about)
         if self.refused:
-            yield Text("Before it were asked, and refused:")
+            yield Text("Kernels considered first, and why they do not apply:")
         for name, reason in self.refused:
             text = Text.assemble((f"`{name}`", "bold"), f" {reason}.")
             yield Padding(text, (0, 0, 0, 2), expand=False)
         if self.kernel == "reference":
             yield Text(
-                "The reference product is right for every format, and not made to be "
-                "fast."
+                "The reference product is correct for every format, but not optimized."
                 + ("" if self.refused else " There is no other kernel for this.")
             )
 
@@ -74,8 +76,8 @@ def explain(
     x: Shaped[ArrayLike, "..."] | jax.ShapeDtypeStruct,
     w: QuantizedArray | Shaped[ArrayLike, "..."],
 ) -> Explanation:
-    """Tells which kernel computes `x @ w` on the default backend, and why those before
-    it do not. Nothing is computed.
+    """Explains which kernel computes `x @ w` on the default backend, and why others do
+    not apply. Nothing is computed.
 
     !!! Example
 
@@ -86,15 +88,15 @@ def explain(
 
     **Arguments:**
 
-    - `x`: an array, traced or not, or a `jax.ShapeDtypeStruct`. Inside of `jax.vmap`
-        this is one example, while the product is of all of them at once: ask about the
-        whole batch.
-    - `w`: a [`eqquant.QuantizedArray`][]. For `w @ x`, as of an `eqx.nn.Linear`, ask
-        about `explain(x.T, w.T)`.
+    - `x`: an array, traced or not, or a `jax.ShapeDtypeStruct`. Inside `jax.vmap`, `x`
+        is one example, but the product is computed for all of them at once: pass the
+        whole batch instead.
+    - `w`: a [`eqquant.QuantizedArray`][]. For `w @ x`, as in `eqx.nn.Linear`, call
+        `explain(x.T, w.T)`.
 
     **Returns:**
 
-    An `Explanation`, which prints as sentences. Its fields say the same as data.
+    An `Explanation`, which prints as sentences. Its fields hold the same as data.
 
     **Raises:**
 
@@ -103,7 +105,7 @@ def explain(
     """
     if not isinstance(w, QuantizedArray):
         raise TypeError(
-            "`w` should be a `QuantizedArray`: an ordinary product is computed by XLA. "
+            "`w` should be a `QuantizedArray`: XLA computes products of dense arrays. "
             f"Got {type(w).__name__}."
         )
     if not (eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)):
@@ -126,9 +128,8 @@ def explain(
 def _dense_product(w: QuantizedArray) -> str:
     nbytes = w.size * w.dtype.itemsize
     return (
-        f"No kernel: the blocks of `w` lie along axis {w.axis}, which is not an axis "
-        "of its matrices, so that no product of its packed codes applies. It is "
-        f"dequantized to {short_array(w.shape, w.dtype.name)}, {short_bytes(nbytes)}, "
-        "and multiplied as an ordinary array. Quantize with `axis=-2`, or -1, to keep "
-        "it packed."
+        f"No kernel applies: the blocks of `w` lie along axis {w.axis}, which is not "
+        "an axis of its matrices. `w` is dequantized to "
+        f"{short_array(w.shape, w.dtype.name)}, {short_bytes(nbytes)}, and multiplied "
+        "as a dense array. Quantize it with `axis=-2` or -1 to keep it packed."
     )

@@ -41,15 +41,15 @@ _formats: tuple[AbstractFormat, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class FormatRow:
-    """What a format costs and keeps.
+    """The size and the accuracy of a format.
 
-    - `format`: as it is written.
-    - `bits_per_weight`: of a float32 matrix of size 4096x4096, scales included.
-    - `normal`, `student_t`: the signal-to-quantization-noise ratio, in decibels, of
-      256 rows of 4096 samples of a normal distribution, and of a Student's t
-      distribution with five degrees of freedom.
-    - `loss`: by how much the loss of the demo's model grows, in nats per byte. `None`
-      if it is not known.
+    - `format`: the format, as it is written.
+    - `bits_per_weight`: for a 4096x4096 matrix of float32, scales included.
+    - `normal`, `student_t`: the signal-to-quantization-noise ratio, in decibels, for
+        256 rows of 4096 samples of a normal distribution, and of a Student's t
+        distribution with five degrees of freedom.
+    - `loss`: the increase in the loss of the demo's model, in nats per byte. `None` if
+        it is not known.
     """
 
     format: str
@@ -90,13 +90,13 @@ class FormatTable:
         from rich.text import Text
 
         caption = (
-            f"Bits per weight: of a float32 matrix of {_size} x {_size}, scales "
-            "included. SQNR: the signal-to-quantization-noise ratio, of a million "
+            f"Bits per weight: for a {_size} x {_size} matrix of float32, scales "
+            "included. SQNR: the signal-to-quantization-noise ratio for a million "
             "samples of a normal distribution, and of a Student's t distribution with "
             f"five degrees of freedom, in rows of {_size}."
         )
         if self._has_losses:
-            caption += " Change of loss: per byte, of the demo's language model."
+            caption += " Change of loss: that of the demo's language model, per byte."
         table = Table(
             box=SIMPLE_HEAD,
             show_edge=False,
@@ -141,7 +141,7 @@ def _signed(x: float | None) -> str:
 
 
 def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
-    """Compares the formats of this library.
+    """Compares the formats of eqquant.
 
     **Arguments:**
 
@@ -149,11 +149,11 @@ def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
 
     **Returns:**
 
-    A `FormatTable`, which prints as a table. Its `rows` are the same as data.
+    A `FormatTable`, which prints as a table. Its `rows` hold the same as data.
 
     **Raises:**
 
-    A `ValueError` if `losses` is a file of another kind.
+    A `ValueError` if `losses` is not such a file.
     """
     shape = (256, _size)
     normal = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -183,19 +183,19 @@ def _sqnr(w: np.ndarray, format: AbstractFormat) -> float:
 
 
 def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
-    """How much the loss changes, by format: from the CSV file that the demo writes.
+    """The change of the loss by format, from the CSV file that the demo writes.
 
     **Raises:**
 
-    A `ValueError` if this is a file of another kind.
+    A `ValueError` if it is not such a file.
     """
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, restval="")
         columns = reader.fieldnames or ()
         if not {"format", "change"} <= set(columns):
             raise ValueError(
-                "this should be the CSV file that the demo writes, with columns "
-                f"`format` and `change`. Got columns {', '.join(columns)}"
+                "it should be the CSV file that the demo writes, with columns `format` "
+                f"and `change`. Got columns {', '.join(columns)}"
             )
         found = [(row["format"], float(row["change"])) for row in reader]
     return {_spelled(name): change for name, change in found}

@@ -4,8 +4,8 @@ from ..train import FakeQuantized, LoRA
 
 
 def part_of(owner: Any, field: str) -> tuple[str, str] | None:
-    """What an array is to what stands for a weight, and what would be done with that;
-    `None` if that is not for us to say."""
+    """Why an array of an adapter or a fake-quantized weight is dense, and what would
+    change that. `None` for other arrays."""
     if isinstance(owner, FakeQuantized):
         if field == "step_size":
             return "a step size, which trains", "`train.tree_freeze` packs it"

@@ -9,21 +9,20 @@ from ._text import Aligned, short_array, short_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What [`eqquant.report`][] says of an array.
+    """An array in an [`eqquant.report`][].
 
-    - `path`: `"layers.0.weight"`, as in [`eqquant.Rules`][].
-    - `shape`, `dtype`: those of the array that it stands for.
+    - `path`: its path, such as `"layers.0.weight"`, as in [`eqquant.Rules`][].
+    - `shape`, `dtype`: those of the array before it was quantized.
     - `format`, `activation`, `axis`: how it is quantized. `None` if it is not.
-    - `bits_per_weight`: scales included.
-    - `before`, `after`: how many bytes it would take as an ordinary array, and takes.
-      An array that is in several places counts in the first of them.
+    - `bits_per_weight`: its bits per weight, scales included.
+    - `before`, `after`: its size in bytes as a dense array, and as it is. An array in
+        several places counts in the first of them.
     - `sqnr`: the signal-to-quantization-noise ratio in decibels, infinite for an array
-      that is unchanged. `None` if the model was not given as it was before, and for
-      arrays of integers.
-    - `reason`, `hint`: why an array was left dense, and what would change that.
-    - `tied_to`: the path of the first place, for the same array in another one.
+        that is unchanged. `None` for arrays of integers, and if `dense` was not given.
+    - `reason`, `hint`: why the array is dense, and what would change that.
+    - `tied_to`: if the same array is also in an earlier place, the path of the first.
     - `sharding`: how a quantized array is split over devices. `None` if it is not.
-    - `declared`: how it was declared to be, if that is something else.
+    - `declared`: the declared sharding, if it differs from `sharding`.
     """
 
     path: str
@@ -45,11 +44,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """The sums of a [`eqquant.report`][], over arrays that are counted once each.
+    """The totals of an [`eqquant.report`][]. Each array counts once.
 
-    - `arrays`: how many arrays there are, `quantized`: how many of them are quantized.
-    - `size`: how many numbers they stand for.
-    - `before`, `after`: how many bytes they would take as ordinary arrays, and take.
+    - `arrays`, `quantized`: the number of arrays, and of those that are quantized.
+    - `size`: their number of elements.
+    - `before`, `after`: their size in bytes as dense arrays, and as they are.
     """
 
     arrays: int
@@ -60,22 +59,21 @@ class Total:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the model has become."""
+        """How many times smaller the model is."""
         return self.before / max(1, self.after)
 
     @property
     def bits_per_weight(self) -> float:
-        """The average over all arrays, dense ones too."""
+        """The average over all arrays, including dense ones."""
         return 8 * self.after / max(1, self.size)
 
 
-# So many alike are still printed one by one.
+# Up to this many similar arrays are printed one by one.
 _few = 8
 
 
 def print_report(rows: list[Row], total: Total, width: int) -> Iterator[Any]:
-    """What a report prints: the arrays that are quantized, those that are not and why,
-    and the total."""
+    """Prints the quantized arrays, the dense ones and why they are, and the total."""
     from rich.text import Text
 
     quantized = [row for row in rows if row.format is not None]
@@ -199,7 +197,7 @@ def _reasons(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
 
 
 def _merged(rows: list[Row]) -> list[list[Row]]:
-    # Those that differ in the numbers of their paths only, together if they are many.
+    # Merges arrays that differ only in the numbers in their paths, if there are many.
     groups = _grouped(rows, _without_numbers)
     merged = []
     for row in rows:

@@ -20,12 +20,12 @@ from ._text import plain, short_array
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What a model costs, array by array. It prints as a table; `rows` and `total` are
+    """What a model costs, array by array. It prints as a table; `rows` and `total` hold
     its data.
 
-    Where more than eight arrays differ in the numbers of their paths only, they are
-    printed as one line: `*` for these numbers, the sum of their bytes, and the lowest
-    signal-to-quantization-noise ratio.
+    If more than eight arrays differ only in the numbers in their paths, they are
+    printed as one line, with `*` for these numbers, the sum of their bytes, and the
+    lowest signal-to-quantization-noise ratio.
     """
 
     rows: list[Row]
@@ -51,7 +51,7 @@ class Report:
 def report(
     model: PyTree, dense: PyTree | None = None, filter_spec: FilterSpec | None = None
 ) -> Report:
-    """Tells what each array of a model costs, how it is quantized, or else why it is
+    """Lists what each array of a model costs and how it is quantized, or else why it is
     not.
 
     !!! Example
@@ -63,16 +63,16 @@ def report(
 
     **Arguments:**
 
-    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, as those of
+    - `model`: any PyTree. Its arrays may be `jax.ShapeDtypeStruct`s, as made by
         `eqx.filter_eval_shape`.
-    - `dense`: the model before it was quantized, to tell how far each array is from
-        what it was. One array at a time is dequantized for this.
-    - `filter_spec`: the one that [`eqquant.tree_quantize`][] was given, for the reasons
-        to be about it.
+    - `dense`: the model before it was quantized, for the error of each array. Arrays
+        are dequantized one at a time for this.
+    - `filter_spec`: that of the call of [`eqquant.tree_quantize`][], so that the
+        reasons refer to it.
 
     **Returns:**
 
-    A `Report`, which prints as a table. Its `rows` and its `total` are the same as
+    A `Report`, which prints as a table. Its `rows` and its `total` hold the same as
     data.
 
     **Raises:**
@@ -149,7 +149,7 @@ def _sharding(q: QuantizedArray) -> str | None:
 
 
 def _declared(q: QuantizedArray) -> str | None:
-    # Where it is not what is.
+    # Only if it differs from the actual placement.
     if q.sharding is None or not _is_placed(q) or q.placement is None:
         return None
     spec = PartitionSpec(*(*[None] * q.ndim, *spec_of(q.sharding))[-q.ndim :])
@@ -173,17 +173,17 @@ def _is_placed(q):
 
 
 def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:
-    """The arrays of `dense` that stand where those of `model` do.
+    """The arrays of `dense` at the paths of those of `model`.
 
     **Raises:**
 
-    A `ValueError` if there are no such, or if either has only structs of arrays.
+    A `ValueError` if the paths differ, or if either has `jax.ShapeDtypeStruct`s.
     """
     for keys, leaf in jtu.tree_leaves_with_path((model, dense)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             path = jtu.keystr(keys[1:], simple=True, separator=".")
             raise ValueError(
-                "To compare `dense` with `model`, both should have their arrays. Got a "
+                "`dense` and `model` should both have arrays, to be compared. Got a "
                 f"`jax.ShapeDtypeStruct` at `{path}`."
             )
     wanted = "`dense` should be the model as it was before it was quantized."

@@ -7,7 +7,7 @@ import wadler_lindig as wl
 
 
 def short_bytes(nbytes: int) -> str:
-    """A number of bytes, to three digits: `2.41 MB`."""
+    """Formats a number of bytes to three digits: `2.41 MB`."""
     if nbytes < 1000:
         return f"{nbytes} B"
     size = float(nbytes)
@@ -20,16 +20,16 @@ def short_bytes(nbytes: int) -> str:
 
 
 def short_array(shape: tuple[int, ...], dtype: str) -> str:
-    """An array by its dtype and shape: `f32[512,784]`."""
+    """Formats the dtype and the shape of an array: `f32[512,784]`."""
     return wl.pformat(wl.array_summary(shape, dtype, kind=None))
 
 
 def plain(renderable: Any) -> str:
-    """What rich prints, without colours, as wide as the terminal."""
+    """The text that rich prints, without colours, in the width of the terminal."""
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns
-    # (Of text, in a notebook too.)
+    # In a notebook, too, this should be text.
     console = Console(
         file=io.StringIO(), width=width, color_system=None, force_jupyter=False
     )
@@ -43,18 +43,17 @@ _indent = "    "
 
 
 class Aligned:
-    """Lines of cells, below one another. The first cell of a line is its name, and is
-    never cut: where the lines would be too wide, it stands above the others, on a line
-    of its own.
+    """Lines of aligned cells. The first cell of a line is its name, which is never cut:
+    if the lines would be too wide, names are on lines of their own, above the cells.
     """
 
     def __init__(self, lines: Sequence[tuple[str, ...]], alignment: str, width: int):
         """**Arguments:**
 
-        - `lines`: cells. Where there are fewer of them than columns, the last may reach
-            into the columns that follow.
-        - `alignment`: for each column, `l` or `r`.
-        - `width`: of the console.
+        - `lines`: lines of cells. If a line has fewer cells than there are columns, the
+            last may extend into the columns that follow.
+        - `alignment`: `l` or `r` for each column.
+        - `width`: the width of the console.
         """
         full = [line for line in lines if len(line) == len(alignment)]
         columns = range(1, len(alignment))

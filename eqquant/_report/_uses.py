@@ -13,11 +13,11 @@ from .._product import problem_of, qmatmul_p
 from ..kernels import choose, platforms, Problem
 
 
-# Of the quantized arrays that something is, or is made of.
+# The paths of the quantized arrays that a value is computed from.
 Paths: TypeAlias = frozenset[str]
 
 
-# The path of arrays that have none.
+# The path of arrays that a function closes over.
 closed_over = "closed over"
 
 
@@ -25,15 +25,15 @@ closed_over = "closed over"
 class Use:
     """What a program does with a quantized operand, once.
 
-    - `paths`: those of the operand; of several, if it was made of several.
-    - `kind`: `"product"` if packed codes are read by a product, `"rows"` if some rows
-        are decoded, and `"dequantize"` if the ordinary array is made.
-    - `how`: the kernel of a product. What an array is dequantized for, if `implicit`
-        did that: the name of a primitive.
-    - `problem`: of a product by a kernel.
-    - `nbytes`: how many bytes are decoded. None are by a product.
-    - `times`: how often, if that is in a loop over so many steps.
-    - `source`: the file and the line, of the user.
+    - `paths`: the path of the operand. Several, if it was computed from several arrays.
+    - `kind`: `"product"` if a product reads the packed codes, `"rows"` if some rows are
+        decoded, and `"dequantize"` if the dense array is made.
+    - `how`: the kernel of a product. Where `implicit` dequantizes an array, the name of
+        the primitive that needs it.
+    - `problem`: the description of a product by a kernel.
+    - `nbytes`: the number of bytes that are decoded: none for products.
+    - `times`: the number of times, for uses in a loop.
+    - `source`: the file and the line in the user's code.
     """
 
     paths: tuple[str, ...]
@@ -55,9 +55,9 @@ def uses(
     **Arguments:**
 
     - `jaxpr`: the program.
-    - `labels`: for each of its operands, the paths of the quantized arrays that it is a
-        stored array of.
-    - `constants`: the same, of arrays by their identity, for its constants.
+    - `labels`: for each of its operands, the paths of the quantized arrays whose stored
+        array it is.
+    - `constants`: the same for its constants, by the `id` of each array.
     """
     found = []
     _Walk(constants or {}, found).walk(jaxpr, labels, 1)
@@ -69,7 +69,7 @@ _none: Paths = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class _Walk:
-    # Follows the paths through a program, and adds to what was found.
+    # Propagates the paths through a program, and collects the uses.
     constants: Mapping[int, Paths]
     found: list[Use]
 
@@ -125,7 +125,7 @@ class _Walk:
         return outputs
 
     def _until_same(self, step, inputs, carry):
-        # What comes out of the body of a loop may go in as another part of the carry.
+        # A result of a loop's body may be another part of the carry in the next step.
         while True:
             walk = _Walk(self.constants, [])
             outputs = step(walk, inputs)
@@ -152,7 +152,7 @@ def _use(eqn, inputs, times) -> Use | None:
     if name is None:
         return None
     if not name.startswith(("dequantize", "decode_rows")):
-        # The first operand is `x`, too.
+        # Here, too, the first operand is `x`.
         return _made(eqn, inputs[1:], "product", name, None, 0, times)
     nbytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.outvars)
     kind = "rows" if name == "decode_rows" else "dequantize"
@@ -167,7 +167,7 @@ def _made(eqn, inputs, kind, how, problem, nbytes, times):
 
 
 def problem_in(eqn: JaxprEqn) -> Problem:
-    """What a product of the primitive asks a kernel to do, on the default backend."""
+    """The description of a product by the primitive, on the default backend."""
     platform = jax.export.default_export_platform()
     platform = platform if platform in platforms else "other"
     return problem_of(*[v.aval for v in eqn.invars], platform=platform, **eqn.params)
