@@ -6,15 +6,16 @@ from jaxtyping import PyTree
 
 
 class _Opened(eqx.Module):
-    """Stands where a function was that `eqx.filter_jit` made, whose arrays are in no
-    module, but in a list of its own."""
+    """Replaces a function made by `eqx.filter_jit`, which flattens its module, so that
+    the leaves have no paths."""
 
     _fun: PyTree
     donate: str = eqx.field(static=True)
 
 
 def opened(tree: PyTree) -> PyTree:
-    """The same tree, with the modules to be seen that `eqx.filter_jit` was given."""
+    """The same tree, in which functions made by `eqx.filter_jit` are replaced by nodes
+    that contain the modules they were made from."""
     return _replaced(tree, _is_jitted, lambda x: _Opened(x.__wrapped__, _donate(x)))
 
 

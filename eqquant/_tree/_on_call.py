@@ -14,15 +14,15 @@ _Module = TypeVar("_Module", bound=eqx.Module)
 
 
 def on_call(module: _Module) -> _Module:
-    """The same module, whose weights may be quantized whatever it does with them: its
-    `__call__` runs as by [`eqquant.implicit`][]. It stays an instance of its class."""
+    """The same module, whose `__call__` runs through [`eqquant.implicit`][], so that
+    its weights may be quantized. It stays an instance of its class."""
     if is_on_call(module):
         return module
     return _with_class(module, _class_on_call(type(module)))
 
 
 def is_on_call(x: Any) -> bool:
-    """Whether this is what `on_call` makes."""
+    """Whether this is a module made by `on_call`."""
     return type(x) in _classes
 
 
@@ -37,7 +37,8 @@ def rebuilt(
     change: Callable[[eqx.Module], eqx.Module],
     where: Callable[[Any], bool],
 ) -> PyTree:
-    """A tree with other leaves, and with other modules in the place of some of its."""
+    """Rebuilds a tree with new leaves, and applies `change` to each module that `where`
+    is true for."""
     leaves = iter(leaves)
 
     def rebuild(node):
@@ -61,7 +62,7 @@ def _class_on_call(cls):
         run = lambda self, args, kwargs: cls.__call__(self, *args, **kwargs)
         return implicit(run)(self, args, kwargs)
 
-    # By its name, `pickle` would find the class that it was made of.
+    # By its name, `pickle` would find the original class.
     def reduce(self):
         return on_call, (not_on_call(self),)
 

@@ -10,15 +10,15 @@ from .._array import has_numbers, is_quantized
 from .._product import Axis
 
 
-# Of a weight, by its shape.
+# An axis, or a function from the shape of a weight to its axis.
 AxisOf: TypeAlias = Axis | Callable[[tuple[int, ...]], Axis]
 
 _owners: dict[tuple[type, str], AxisOf] = {}
 
 
 def register_owner(type: type, field: str, axis: AxisOf) -> None:
-    """Says that a field of a class of modules is the weight of a matrix product. Then
-    [`eqquant.tree_quantize`][] quantizes it without being told to.
+    """Declares a field of a class of modules to be the weight of a matrix product, so
+    that [`eqquant.tree_quantize`][] quantizes it by default.
 
     !!! Example
 
@@ -34,10 +34,10 @@ def register_owner(type: type, field: str, axis: AxisOf) -> None:
 
     **Arguments:**
 
-    - `type`: the class of modules. Subclasses inherit this.
+    - `type`: the class of modules. Subclasses inherit the declaration.
     - `field`: the name of the field.
     - `axis`: the axis that the product contracts: -1 for `weight @ x`, -2 for
-        `x @ weight`. Or a function from the shape of the weight to that.
+        `x @ weight`; or a function from the shape of the weight to the axis.
     """
     _owners[type, field] = axis
 
@@ -46,7 +46,7 @@ def _all_but_first(shape):
     return tuple(range(1 - len(shape), 0))
 
 
-# Of which `weight` goes to `lax.conv_general_dilated`, so that it has to be an array.
+# These pass their weights to `lax.conv_general_dilated`, which needs dense arrays.
 convolutions = (eqx.nn.Conv, eqx.nn.ConvTranspose)
 reparametrisations = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm)
 norms = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
@@ -63,15 +63,16 @@ for _convolution in convolutions:
 
 @dataclasses.dataclass(frozen=True)
 class LeafInfo:
-    """What is known of a leaf of a PyTree.
+    """Describes an array in a PyTree.
 
-    - `path`: from the root, with dots: `"layers.0.attention.query_proj.weight"`.
-    - `owner`: the module that it belongs to. `None` if it is in plain containers only.
-    - `field`: the name of the owner's field that it is, or is in.
+    - `path`: its path from the root, such as `"layers.0.attention.query_proj.weight"`.
+    - `owner`: the innermost module that contains it. `None` outside of any module.
+    - `field`: the field of the owner that is the array, or contains it.
     - `shape`, `dtype`: those of the array.
-    - `axis`: that a matrix product contracts, as far as is known.
-    - `known`: whether it is: the owner is registered, or there is none.
-    - `ancestors`: every module that it is in, from the root to the owner.
+    - `axis`: the axis that a matrix product contracts.
+    - `known`: whether `axis` is known, because the field is registered or there is no
+        owner. Otherwise it is a guess.
+    - `ancestors`: all modules that contain it, from the root to the owner.
     """
 
     path: str
@@ -87,8 +88,8 @@ class LeafInfo:
 def leaves_with_info(
     tree: PyTree, is_array: Callable[[Any], bool] = is_quantized
 ) -> Iterator[tuple[Any, LeafInfo | None]]:
-    """Each leaf of a tree, in order. With its info if it is an array, or `is_array`
-    says that it stands for one."""
+    """Yields each leaf of a tree, in order, with its info if it is an array. Nodes for
+    which `is_array` is true are leaves, and count as arrays."""
     return _walk(tree, (), (), "", is_array)
 
 
@@ -113,7 +114,7 @@ def _walk(node, keys, ancestors, field, is_array):
 def _info(leaf, keys, ancestors, field):
     owner = ancestors[-1] if ancestors else None
     axis = _axis(owner, field, leaf.shape)
-    # Equinox writes (out, in), and plain functions (in, out).
+    # Equinox stores weights as (out, in), and plain functions as (in, out).
     default = -2 if owner is None else -1
     return LeafInfo(
         path=jtu.keystr(keys, simple=True, separator="."),
@@ -128,15 +129,15 @@ def _info(leaf, keys, ancestors, field):
 
 
 def calls_as_registered(owner: eqx.Module, field: str) -> bool:
-    """Whether a module is called as the class is that its weight is registered for, so
-    that it is known what becomes of that."""
+    """Whether a module has the `__call__` of the class that its weight is registered
+    for, so that the use of the weight is known."""
     cls = _registered(type(owner), field)
     return cls is not None and _call_of(type(owner)) is _call_of(cls)
 
 
 def calls_as_equinox(module: Any) -> bool:
-    """Whether a module is called as some class of Equinox's own is: by calls of the
-    layers in it."""
+    """Whether a module's `__call__` is Equinox's own, which only calls the layers that
+    the module contains."""
     bases = type(module).__mro__
     cls = next((base for base in bases if "__call__" in vars(base)), object)
     return cls.__module__.split(".")[0] == eqx.__name__
