@@ -83,3 +83,16 @@ def test_memory(format, source, tmp_path):
     env = {**os.environ, "XLA_FLAGS": ""}
     found = subprocess.run(argv, env=env, capture_output=True, check=True)
     assert int(found.stdout) * 1024 < 2 * (4 * 4096 * 8192) + 300e6
+
+
+# Threads wait for buffers, of which an error should keep none.
+def test_errors_in_threads():
+    pieces = _pieces.Pieces(np.zeros((2**12, 2**10), np.float32), False)
+
+    def fail(*args):
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        list(pieces.map(fail))
+    shares = [share for _, share in pieces.map(lambda *args: None)]
+    assert sum(shares) == 1 and len(shares) > 8

@@ -55,11 +55,13 @@ class Pieces:
             number = min(self.shape[0], n - start)
             rows = slice(start, start + number)
             buffer = buffers.get()
-            buffer[:number] = self._rows[index][rows]
-            buffer[number:] = 0
-            found = f(buffer, index, rows)
-            buffers.put(buffer)
-            return found, number / (n * math.prod(lead))
+            try:
+                buffer[:number] = self._rows[index][rows]
+                buffer[number:] = 0
+                return f(buffer, index, rows), number / (n * math.prod(lead))
+            finally:
+                # After an error, too: other threads may wait for a buffer.
+                buffers.put(buffer)
 
         return _pool().map(work, self._places)
 
