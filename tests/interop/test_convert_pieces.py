@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -88,11 +90,15 @@ def test_memory(format, source, tmp_path):
 # Threads wait for buffers, of which an error should keep none.
 def test_errors_in_threads():
     pieces = _pieces.Pieces(np.zeros((2**12, 2**10), np.float32), False)
+    together = threading.Barrier(_pieces._workers)
 
-    def fail(*args):
+    def fail(piece, index, rows):
+        if rows.start == 0:
+            time.sleep(0.2)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
         list(pieces.map(fail))
-    shares = [share for _, share in pieces.map(lambda *args: None)]
-    assert sum(shares) == 1 and len(shares) > 8
+    # All threads are there.
+    shares = [share for _, share in pieces.map(lambda *args: together.wait(10))]
+    assert sum(shares) == 1 and len(shares) == 16

@@ -257,7 +257,7 @@ def test_bitnet():
 def test_errors():
     with pytest.raises(ValueError, match="`layers.0.weight`: `format` should be one"):
         tree_fake_quantize(mlp(), eqq.RSRTernary())
-    with pytest.raises(ValueError, match="`activation` should be a format with separate"):
+    with pytest.raises(ValueError, match="`activation` should be a format"):
         tree_fake_quantize(mlp(), activation=eqq.Ternary(scale="tensor"))
     with pytest.raises(ValueError, match="Unknown format name"):
         tree_fake_quantize(mlp(), activation="int9")
