@@ -179,7 +179,7 @@ def _obstacle(info, requested, caller) -> Skip | None:
     if info.field.startswith("bias"):
         return Skip("bias", "a bias")
     if isinstance(info.owner, convolutions) and caller is None:
-        reason = "the filter of a convolution, which takes arrays only"
+        reason = "the filter of a convolution, which has to be a dense array"
         return Skip("convolution", reason, _pass_on_call)
     return None
 
