@@ -1,13 +1,17 @@
-"""Formats: how numbers become stored integer arrays, and back. Pure functions of
-arrays; nothing here knows of matrices that are multiplied, models or files.
+"""Formats: how numbers become stored integer arrays, and back.
 
-It imports JAX, Equinox and NumPy, and no other room.
+Everything here is a pure function of arrays, and knows nothing of products, models or
+files. A format is a value (`_base`); most are grids (`_grid`): codes, with a scale and
+perhaps an offset for each block. A `Layout` says how a format's arrays lie in memory.
+`gguf` holds the types of GGUF files.
 
-To add a format: write a subclass of `AbstractGrid` (a fixed grid of points and one
-scale for each block: `fit`, `to_codes`, `to_points`) or of `AbstractFormat` (anything
-else: `encode`, `decode`, `shape`) in a file of its own, export it below, and enter it
-in the table of `tests/helpers.py`, over which every law is tested. Code outside of the
-package does the same without the last two steps: a format is known by its class.
+This room imports JAX, Equinox and NumPy, and no other room.
+
+To add a format: write a subclass of `AbstractGrid` (`fit`, `to_codes`, `to_points`), or
+of `AbstractFormat` for anything else (`encode`, `decode`, `shape`), in a file of its
+own. Export it below, and enter it in the table of `tests/helpers.py`, over which every
+law is tested. Code outside the package only writes the subclass: formats are found by
+their classes.
 """
 
 from ._base import (
