@@ -1,3 +1,5 @@
+import re
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -136,6 +138,7 @@ def test_errors_say_what_to_do(name):
             call(x)
         assert "`eqquant.implicit(" in str(error.value)
         assert any(f"{n}, {k})" in str(error.value) for n in (32, 48) for k in (32, 48))
+        assert re.search(r"\), `[a-z.]*weight` of `[A-Z]\w+`, was", str(error.value))
 
 
 def is_stand_in(x):

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import equinox as eqx
+import jax.tree_util as jtu
 from jaxtyping import Array, Float
+
+from ._once import identity
 
 
 _Same = TypeVar("_Same", bound="AbstractArrayLike")
@@ -151,14 +154,13 @@ class AbstractArrayLike(eqx.Module):
         return repr(self)
 
     def _not_an_array(self) -> str:
-        kind = type(self).__name__
         return (
-            f"A `{kind}` of shape {self.shape} was passed where an ordinary array is "
-            "needed. Products (`x @ q`, `q @ x`), arithmetic, indexing and the methods "
-            "of arrays work as they are. If a module passes a quantized weight to "
-            "other functions, quantize it with `unsupported='on_call'`, or exclude the "
-            "weight by a rule. Elsewhere, use `eqquant.implicit(function)` or "
-            "`q.dequantize()`."
+            f"A `{type(self).__name__}` of shape {self.shape}{_place(self)} was passed "
+            "where an ordinary array is needed. Products (`x @ q`, `q @ x`), "
+            "arithmetic, indexing and the methods of arrays work as they are. If a "
+            "module passes a quantized weight to other functions, quantize it with "
+            "`unsupported='on_call'`, or exclude the weight by a rule. Elsewhere, use "
+            "`eqquant.implicit(function)` or `q.dequantize()`."
         )
 
     all = _of_dense("all")
@@ -255,6 +257,31 @@ def _asked_by_jax(*functions: str) -> bool:
 
 def _module(frame):
     return frame.f_globals.get("__name__", "")
+
+
+def _place(array):
+    """Says where an array is in the innermost of the user's modules that is running and
+    has it, for an error. Inside a `jit`, such as that of `jnp.dot`, only the shapes of
+    the stored arrays tell, and there may be several such places."""
+    frame, is_leaf = sys._getframe(1), lambda x: isinstance(x, AbstractArrayLike)
+    while frame := frame.f_back:
+        module = frame.f_locals.get("self")
+        package = _module(frame).split(".")[0]
+        if not isinstance(module, eqx.Module) or package in ("jax", *_between):
+            continue
+        leaves = jtu.tree_leaves_with_path(module, is_leaf=is_leaf)
+        inside = [(keys, x) for keys, x in leaves if is_leaf(x)]
+        same = [keys for keys, x in inside if identity(x) == identity(array)]
+        alike = [keys for keys, x in inside if _shapes(x) == _shapes(array)]
+        paths = [jtu.keystr(k, simple=True, separator=".") for k in same or alike]
+        if paths:
+            text = " or ".join(f"`{path}`" for path in paths[:3])
+            return f", {text} of `{type(module).__name__}`,"
+    return ""
+
+
+def _shapes(x):
+    return [(a.shape, a.dtype) for a in jtu.tree_leaves(x)]
 
 
 def dense_for(x: Any, reason: str) -> Any:
