@@ -44,7 +44,10 @@ def spread(
 
 def absmax(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
     """The largest absolute value of each block. (On CPU, it may ignore NaNs.)"""
-    return jnp.max(jnp.abs(blocks), axis=-1, keepdims=True, initial=0)
+    # Before the maximum of `abs(blocks)`, XLA would write that to memory.
+    high = jnp.max(blocks, axis=-1, keepdims=True, initial=0)
+    low = jnp.min(blocks, axis=-1, keepdims=True, initial=0)
+    return jnp.abs(jnp.maximum(high, -low))  # Not the zero with a sign.
 
 
 def steady_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:

@@ -68,3 +68,14 @@ def test_transformed_and_exported():
     np.testing.assert_array_equal(exported.call(w), expected)
     gradient = jax.vmap(jax.grad(lambda w: eqq.straight_through(w, "nf4").sum()))(w)
     np.testing.assert_array_equal(gradient, np.ones_like(w))
+
+
+# What takes much memory is slow as well: large buffers are new to each call.
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", ("nf4", "int8-32", "fp8"))
+@pytest.mark.parametrize("axis, copies", ((-1, 0.4), (-2, 1.4)))
+def test_temporaries(name, axis, copies):
+    w = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    lowered = jax.jit(lambda w: eqq.quantize(w, formats[name], axis=axis)).lower(w)
+    memory = lowered.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < copies * w.size * 4
