@@ -73,7 +73,8 @@ def test_options():
     assert embedded == dict.fromkeys(("embedding.weight", *hidden), nf4)
     small = _formats(Model(), min_size=0)
     assert small == dict.fromkeys((*hidden, "head.weight"), nf4)
-    assert _formats(Model(), min_size=5000) == {}
+    assert _formats(Model(), min_size=64 * 64) == dict.fromkeys(hidden, nf4)
+    assert _formats(Model(), min_size=64 * 64 + 1) == {}
 
 
 def test_prefix():

@@ -2,6 +2,7 @@ import itertools as it
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
@@ -9,7 +10,7 @@ from jax import lax
 import eqquant as eqq
 from eqquant._implicit import implicit, qdot_general, qeinsum
 
-from ..helpers import formats, normal
+from ..helpers import error, formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
 
 
@@ -137,9 +138,10 @@ def test_q_functions():
     assert_close(qeinsum("io->oi", q), q.dequantize().T)
     three = qeinsum("bi,io,po->bp", x, q, eqq.quantize(normal(7, 48), "nf4", axis=-1))
     assert three.shape == (5, 7)
-    wide = qdot_general(
-        x.astype(jnp.bfloat16), q, numbers, preferred_element_type=jnp.float32
-    )
+    narrow = x.astype(jnp.bfloat16)
+    wide = qdot_general(narrow, q, numbers, preferred_element_type=jnp.float32)
     assert wide.dtype == jnp.float32
+    # Not rounded on the way.
+    assert error(wide, np.asarray(narrow, np.float64), q.dequantize()) < 1e-5
     with pytest.raises(TypeError, match="contract"):
         qdot_general(x, q, (((0,), (0,)), ((), ())))
