@@ -48,7 +48,7 @@ _compiled = pytest.StashKey[str]()
 # run to the next. `JAX_ENABLE_COMPILATION_CACHE=0` in the environment compiles anew.
 def pytest_configure(config):
     folder = config.rootpath / ".pytest_cache/xla" / _this_machine()
-    is_worker = hasattr(config, "workerinput")
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
         shutil.rmtree(folder)
     config.stash[_compiled] = str(folder)

@@ -1,19 +1,17 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from .._blocks import absmax
-from .._scale import reciprocal
-from ._base import AbstractGGUFGrid, cut
-from ._search import half_away
+from ._base import cut
+from ._tq import AbstractTQ
 
 
 # Of each block of a file: of how many bytes a group is, and how many codes each has.
 _groups = ((32, 5), (16, 5), (4, 4))
 
 
-class TQ1_0(AbstractGGUFGrid):
+class TQ1_0(AbstractTQ):
     """GGUF's `TQ1_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
     largest absolute value. In a file 1.6875 bits. Here five codes to a byte throughout:
     1.6625 bits.
@@ -32,19 +30,7 @@ class TQ1_0(AbstractGGUFGrid):
         `quantize_row_tq1_0_ref` and `dequantize_row_tq1_0` of ggml.
     """
 
-    block_size: ClassVar[int] = 256
-    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
-    levels: ClassVar[int] = 3
     type_size: ClassVar[int] = 54
-
-    def fit(self, blocks, size):
-        return absmax(blocks)
-
-    def to_codes(self, blocks, size, scale):
-        return (1 + half_away(blocks * reciprocal(scale))).astype(jnp.uint8)
-
-    def to_points(self, codes):
-        return codes.astype(jnp.float32) - 1
 
     def split_block(self, blocks):
         *packed, scale = cut(blocks, (*[width for width, _ in _groups], 2))

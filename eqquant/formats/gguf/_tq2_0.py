@@ -1,15 +1,12 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from .._blocks import absmax
-from .._scale import reciprocal
-from ._base import AbstractGGUFGrid, cut, planes, to_planes
-from ._search import half_away
+from ._base import cut, planes, to_planes
+from ._tq import AbstractTQ
 
 
-class TQ2_0(AbstractGGUFGrid):
+class TQ2_0(AbstractTQ):
     """GGUF's `TQ2_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
     largest absolute value. Four codes to a byte: 2.0625 bits.
 
@@ -27,20 +24,8 @@ class TQ2_0(AbstractGGUFGrid):
         `quantize_row_tq2_0_ref` and `dequantize_row_tq2_0` of ggml.
     """
 
-    block_size: ClassVar[int] = 256
-    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
-    levels: ClassVar[int] = 3
     radix: ClassVar[int] = 4
     type_size: ClassVar[int] = 66
-
-    def fit(self, blocks, size):
-        return absmax(blocks)
-
-    def to_codes(self, blocks, size, scale):
-        return (1 + half_away(blocks * reciprocal(scale))).astype(jnp.uint8)
-
-    def to_points(self, codes):
-        return codes.astype(jnp.float32) - 1
 
     def split_block(self, blocks):
         packed, scale = cut(blocks, (64, 2))
