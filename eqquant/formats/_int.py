@@ -60,7 +60,6 @@ class Int(AbstractGrid):
     scale_dtype: Any = eqx.field(
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
-    row_axis: ClassVar[int] = -2
     # (A type checker would take a method for one of the arguments.)
     levels: ClassVar[Any] = property(lambda self: 2 ** int(self.bits))
 

@@ -1,4 +1,5 @@
 import functools as ft
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +77,11 @@ def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
 def point_table(format: AbstractGrid) -> Float[np.ndarray, " r"]:
     """The point of each code, for a format with several codes to a byte."""
     codes = np.arange(radix(format), dtype=np.uint8)
-    return _now(lambda: format.to_points(jnp.asarray(codes)))
+    return compute_now(lambda: format.to_points(jnp.asarray(codes)))
 
 
-def _now(fn):
+def compute_now(fn: Callable[[], Array]) -> np.ndarray:
+    """What a function computes, also while a program is being traced."""
     # Concretely, even while a function under `shard_map` is being traced.
     here = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), here:
@@ -98,7 +100,7 @@ def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
         codes = np.arange(-127, 128, dtype=np.int8)
     else:
         codes = np.arange(format.levels, dtype=np.uint8)
-    found = _now(lambda: format.to_points(jnp.asarray(codes)))
+    found = compute_now(lambda: format.to_points(jnp.asarray(codes)))
     a = found[1] - found[0]
     b = found[0] - a * codes[0]
     whole = a == np.round(a) and b == np.round(b) and np.max(np.abs(found)) <= 127

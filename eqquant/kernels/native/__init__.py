@@ -11,7 +11,7 @@ May import `formats` and the modules of `kernels`. To add a kernel, add its func
 the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.
 """
 
-from . import _kernels as _kernels
+from . import _decoded as _decoded, _kernels as _kernels
 from ._library import register_at_import
 
 

@@ -10,7 +10,16 @@ import jax
 
 
 _folder = pathlib.Path(__file__).parent
-_functions = ("forward", "transposed", "integers", "rounded", "bfloat16")
+_functions = (
+    "forward",
+    "transposed",
+    "integers",
+    "rounded",
+    "bfloat16",
+    "decoded",
+    "decoded_transposed",
+    "decoded_bfloat16",
+)
 # The instruction sets, each of which includes those before it.
 _levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}
 # The newest version of XLA's FFI that was tested to accept a library compiled for the

@@ -1,4 +1,6 @@
 // Kernels for AVX2 with FMA and F16C: any x86-64 since 2013.
+#include "decoded.h"
+#include "decoded_transposed.h"
 #include "forward.h"
 #include "kernels.h"
 #include "mend.h"
@@ -8,8 +10,21 @@
 namespace eqquant {
 
 const Kernels avx2_kernels = {
-    forward_scratch, forward<Avx2>, transposed<Avx2>, mend<Avx2>, mend_transposed<Avx2>,
-    nullptr,         nullptr,       nullptr,          nullptr,    nullptr,
+    forward_scratch,
+    forward<Avx2>,
+    transposed<Avx2>,
+    mend<Avx2>,
+    mend_transposed<Avx2>,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    decoded_scratch<Avx2>,
+    decoded<Avx2>,
+    decoded_transposed<Avx2>,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace eqquant

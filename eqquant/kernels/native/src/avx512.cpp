@@ -1,5 +1,7 @@
 // Kernels for AVX512 with 8-bit integer products (VNNI), and the tables of the two
 // instruction sets that extend it.
+#include "decoded.h"
+#include "decoded_transposed.h"
 #include "digits.h"
 #include "forward.h"
 #include "integers.h"
@@ -21,6 +23,11 @@ const Kernels avx512_kernels = {
     integers<IntegersInRegisters>,
     nullptr,
     nullptr,
+    decoded_scratch<Avx512>,
+    decoded<Avx512>,
+    decoded_transposed<Avx512>,
+    nullptr,
+    nullptr,
 };
 
 const Kernels avx512_bf16_kernels = {
@@ -34,12 +41,29 @@ const Kernels avx512_bf16_kernels = {
     integers<IntegersInRegisters>,
     avx512_bf16::bfloat16_scratch,
     avx512_bf16::bfloat16,
+    decoded_scratch<Avx512>,
+    decoded<Avx512>,
+    decoded_transposed<Avx512>,
+    avx512_bf16::decoded_bfloat16_scratch,
+    avx512_bf16::decoded_bfloat16,
 };
 
 const Kernels amx_kernels = {
-    forward_scratch,         forward<Avx512>, transposed<Avx512>,    mend<Avx512>,
-    mend_transposed<Avx512>, to_digits,       amx::integers_scratch, amx::integers,
-    amx::bfloat16_scratch,   amx::bfloat16,
+    forward_scratch,
+    forward<Avx512>,
+    transposed<Avx512>,
+    mend<Avx512>,
+    mend_transposed<Avx512>,
+    to_digits,
+    amx::integers_scratch,
+    amx::integers,
+    amx::bfloat16_scratch,
+    amx::bfloat16,
+    decoded_scratch<Avx512>,
+    decoded<Avx512>,
+    decoded_transposed<Avx512>,
+    avx512_bf16::decoded_bfloat16_scratch,
+    avx512_bf16::decoded_bfloat16,
 };
 
 }  // namespace eqquant

@@ -27,15 +27,21 @@ inline uint32_t rounded(float x) {
   return bits;
 }
 
-inline void round(const float* x, uint32_t* found, int64_t pairs) {
+inline void round(const float* x, uint32_t* found, int64_t number) {
   uint16_t* to = reinterpret_cast<uint16_t*>(found);
-  for (int64_t i = 0; i < 2 * pairs; i += 16) {
-    const __mmask16 mask = Avx512::first(smaller(16, 2 * pairs - i));
+  for (int64_t i = 0; i < number; i += 16) {
+    const __mmask16 mask = Avx512::first(smaller(16, number - i));
     const __m256bh some = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i));
     __m256i bits;
     __builtin_memcpy(&bits, &some, 32);
     _mm256_mask_storeu_epi16(to + i, mask, bits);
   }
+}
+
+inline __m512bh as_bfloat16(__m512i x) {
+  __m512bh found;
+  __builtin_memcpy(&found, &x, 64);
+  return found;
 }
 
 // Products with up to `kTogether` adjacent panels.
@@ -153,12 +159,6 @@ class Bfloat16 {
     }
   }
 
-  static __m512bh as_bfloat16(__m512i x) {
-    __m512bh found;
-    __builtin_memcpy(&found, &x, 64);
-    return found;
-  }
-
   const Weight& w_;
   const uint32_t* x_;
   float* y_;
@@ -176,7 +176,7 @@ inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
   uint32_t* const pairs = reinterpret_cast<uint32_t*>(
       sums + sums_of_columns<kBfloat16Panels>(w, rows, parallel.workers));
   parallel(rows, [&](int64_t m, int64_t) {
-    round(x + 2 * m * w.bytes, pairs + m * w.bytes, w.bytes);
+    round(x + 2 * m * w.bytes, pairs + m * w.bytes, 2 * w.bytes);
   });
   over_columns<kBfloat16Panels>(
       w, rows, sums, parallel, [&](auto panels, int64_t n, int64_t count, float* mine) {

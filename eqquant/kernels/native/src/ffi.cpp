@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "blocks_operands.h"
 #include "kernels.h"
 #include "machine.h"
 #include "operands.h"
@@ -92,6 +93,7 @@ using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<ffi::Buffer<ffi::F32>>;
 
 // What is wrong with the operands of a product from `from` to `to` columns, or "".
+template <class Weights>
 std::string check(const Weights& w, const Matrices& x, const Matrices& y, int64_t from,
                   int64_t to) {
   std::string problem = w.problem();
@@ -214,6 +216,42 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
                   });
 }
 
+// Which product of `Blocks` to compute.
+enum class Decoding { kForward, kTransposed, kBfloat16 };
+
+template <Decoding kind>
+ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& o,
+                   Result y, int32_t level) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr) return no_level(level);
+  if (kind == Decoding::kBfloat16 && kernels->decoded_bfloat16 == nullptr)
+    return no_level(level);
+  const BlocksWeights weights(o);
+  const Matrices xs(x.dimensions()), ys(y->dimensions());
+  const bool across = kind == Decoding::kTransposed;
+  const int64_t from = across ? weights.n() : weights.k();
+  const int64_t to = across ? weights.k() : weights.n();
+  if (auto p = check(weights, xs, ys, from, to); !p.empty()) return wrong(p);
+  const Parallel parallel = on(pool);
+  for (int64_t i = 0; i < weights.number(); ++i) {
+    const Blocks w = weights[i];
+    const float* const mine = x.typed_data() + i * xs.each();
+    float* const found = y->typed_data() + i * ys.each();
+    if (across) {
+      kernels->decoded_transposed(w, mine, found, xs.rows, parallel);
+      continue;
+    }
+    const bool rounds = kind == Decoding::kBfloat16;
+    const auto size =
+        rounds ? kernels->decoded_bfloat16_scratch : kernels->decoded_scratch;
+    const auto product = rounds ? kernels->decoded_bfloat16 : kernels->decoded;
+    const Scratch<float> scratch(size(w, xs.rows, parallel.workers));
+    if (scratch.failed()) return no_memory();
+    product(w, mine, found, xs.rows, scratch.get(), parallel);
+  }
+  return ffi::Error::Success();
+}
+
 // The signatures that XLA binds: all operands and attributes of a weight, one by one.
 template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result,
                                 int32_t)>
@@ -236,6 +274,18 @@ ffi::Error of_rounded(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, Floats unit,
                  y, level);
 }
 
+template <Decoding kind>
+ffi::Error of_blocks(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
+                     ffi::AnyBuffer scale, ffi::AnyBuffer offset, Floats points,
+                     Result y, int32_t packing, int64_t block, int32_t scale_type,
+                     int32_t offset_type, int32_t point_type, int32_t base, int64_t k,
+                     int32_t level) {
+  return decoded<kind>(pool, x,
+                       {codes, scale, offset, points, packing, scale_type, offset_type,
+                        point_type, base, block, k},
+                       y, level);
+}
+
 template <class Binding>
 auto with_weight(Binding binding) {
   return std::move(binding)
@@ -256,6 +306,24 @@ auto with_weight(Binding binding) {
 auto bind() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
 auto bind_floats() { return with_weight(bind().Arg<Floats>()); }
+
+auto bind_blocks() {
+  return bind()
+      .Arg<Floats>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<Floats>()
+      .Ret<ffi::Buffer<ffi::F32>>()
+      .Attr<int32_t>("packing")
+      .Attr<int64_t>("block")
+      .Attr<int32_t>("scale_type")
+      .Attr<int32_t>("offset_type")
+      .Attr<int32_t>("point_type")
+      .Attr<int32_t>("base")
+      .Attr<int64_t>("k")
+      .Attr<int32_t>("level");
+}
 
 auto bind_rounded() {
   return with_weight(bind().Arg<ffi::Buffer<ffi::S8>>().Arg<Floats>());
@@ -282,6 +350,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_bfloat16, eqquant::of_floats<eqquant::bflo
                               eqquant::bind_floats());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_integers, eqquant::of_floats<eqquant::integers>,
                               eqquant::bind_floats());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded,
+                              eqquant::of_blocks<eqquant::Decoding::kForward>,
+                              eqquant::bind_blocks());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_transposed,
+                              eqquant::of_blocks<eqquant::Decoding::kTransposed>,
+                              eqquant::bind_blocks());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_bfloat16,
+                              eqquant::of_blocks<eqquant::Decoding::kBfloat16>,
+                              eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_rounded, eqquant::of_rounded,
                               eqquant::bind_rounded());
 #pragma GCC visibility pop

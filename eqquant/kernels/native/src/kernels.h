@@ -95,6 +95,59 @@ struct Weight {
   int64_t k;              // how many codes a row has; digits beyond meet zero inputs
 };
 
+// How the codes of `Blocks` are packed: a stream of codes of so many bits, or as in
+// GGUF's types (a hundred and the number of the type), with their scales.
+enum class Packing : int32_t {
+  kBits1 = 1,
+  kBits2,
+  kBits3,
+  kBits4,
+  kBits5,
+  kBits6,
+  kBits7,
+  kBits8,
+  kQ4_1 = 103,
+  kQ5_0 = 106,
+  kQ5_1 = 107,
+  kQ2_K = 110,
+  kQ3_K = 111,
+  kQ4_K = 112,
+  kQ5_K = 113,
+  kQ6_K = 114,
+};
+
+// What codes stand for: integers, points of a table of 256, or floats of 8 bits with 3
+// or 2 bits of mantissa (as `float8_e4m3fn` and `float8_e5m2`).
+enum class PointType : int32_t { kIntegers = 0, kTable = 1, kE4M3 = 2, kE5M2 = 3 };
+
+// What a block has beside its scale: see `AbstractGrid.offset`.
+enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };
+
+// A float for each block `g` of each row `i`, at `g * scale_columns + i`.
+struct BlockFloats {
+  ScaleType scale_type;
+  const void* scale;
+  int64_t scale_columns;  // as in `Weight`
+};
+
+// A weight of `n` rows and `k` columns, as `Weight`, but of any format of blocks: its
+// numbers are `(point - zero_point) * scale` or `point * scale + minimum`.
+struct Blocks {
+  Packing packing;
+  const uint8_t* bytes;  // byte `b` of row `i` is at `bytes[b * n + i]`
+  int64_t n, k;
+  // How many codes share a scale. Types of GGUF use neither this nor the scales and
+  // minima below.
+  int64_t block;
+  BlockFloats scales;
+  Offset offset;
+  const uint8_t* zero_points;  // at `g * n + i`
+  BlockFloats minima;
+  PointType point_type;
+  int32_t base;         // of integers: the code that stands for zero
+  const float* points;  // the table
+};
+
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks
 // that run at the same time have different `worker`s, below `workers` and `tasks`, by
 // which they choose their part of the scratch memory.
@@ -180,6 +233,18 @@ struct Kernels {
   int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
   void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows,
                    float* scratch, const Parallel&);
+
+  // The same products of `Blocks`: `y[m, n] = x[m, k] @ W[n, k].T` in float32, and
+  // `y[m, k] = x[m, n] @ W[n, k]`. The first in bfloat16 is null if the instruction set
+  // has none.
+  int64_t (*decoded_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded)(const Blocks&, const float* x, float* y, int64_t rows, float* scratch,
+                  const Parallel&);
+  void (*decoded_transposed)(const Blocks&, const float* x, float* y, int64_t rows,
+                             const Parallel&);
+  int64_t (*decoded_bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded_bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
+                           float* scratch, const Parallel&);
 };
 
 extern const Kernels avx2_kernels;
@@ -192,6 +257,9 @@ namespace avx512_bf16 {
 int64_t bfloat16_scratch(const Weight&, int64_t rows, int64_t workers);
 void bfloat16(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
               const Parallel&);
+int64_t decoded_bfloat16_scratch(const Blocks&, int64_t rows, int64_t workers);
+void decoded_bfloat16(const Blocks&, const float* x, float* y, int64_t rows,
+                      float* scratch, const Parallel&);
 }  // namespace avx512_bf16
 
 namespace amx {

@@ -11,7 +11,40 @@
 namespace eqquant {
 namespace {
 
+// Vectors of 32 bytes.
+struct Bytes256 {
+  using Vector = __m256i;
+  static constexpr int64_t lanes = 32;
+
+  static Vector load(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static Vector load(const uint8_t* p, int64_t count) {
+    uint8_t copy[32] = {};
+    std::memcpy(copy, p, static_cast<size_t>(count));
+    return load(copy);
+  }
+  static void store(uint8_t* p, Vector x) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(p), x);
+  }
+  static Vector both(Vector x, char y) {
+    return _mm256_and_si256(x, _mm256_set1_epi8(y));
+  }
+  static Vector either(Vector x, Vector y) { return _mm256_or_si256(x, y); }
+  static Vector minus(Vector x, Vector y) { return _mm256_sub_epi8(x, y); }
+  // Shifts pairs of bytes: bits move into the neighbour.
+  template <int bits>
+  static Vector right(Vector x) {
+    return _mm256_srli_epi16(x, bits);
+  }
+  template <int bits>
+  static Vector left(Vector x) {
+    return _mm256_slli_epi16(x, bits);
+  }
+};
+
 struct Avx2 {
+  using Bytes = Bytes256;
   using Floats = __m256;
   using Ints = __m256i;
   static constexpr int64_t width = 8;
@@ -25,6 +58,12 @@ struct Avx2 {
   static Floats sub(Floats x, Floats y) { return _mm256_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm256_fmadd_ps(x, y, z); }
+  static Floats div(Floats x, Floats y) { return _mm256_div_ps(x, y); }
+  // The nearest integer from 0 to `most`; one of these for NaN, too.
+  static Floats rounded(Floats x, float most) {
+    const Floats inside = _mm256_max_ps(_mm256_min_ps(x, all(most)), zero());
+    return _mm256_round_ps(inside, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static float sum(Floats x) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -72,6 +111,26 @@ struct Avx2 {
     return _mm256_madd_epi16(x, _mm256_set1_epi32(y));
   }
   static Ints minus(Ints x, Ints y) { return _mm256_sub_epi32(x, y); }
+  template <int bits>
+  static Ints left(Ints x) {
+    return _mm256_slli_epi32(x, bits);
+  }
+  static Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
+  static Ints both(Ints x, int32_t y) { return _mm256_and_si256(x, ints(y)); }
+  static Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
+  // The lowest byte of each.
+  static void store_bytes(uint8_t* p, Floats x) {
+    const __m256i low = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x),
+                                            _mm256_set1_epi32(0x0c080400));
+    const __m256i both =
+        _mm256_permutevar8x32_epi32(low, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(both));
+  }
+  // From the bits of float16.
+  static Floats from_half(Ints x) {
+    return _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+  }
   static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 
   // Lookups, which use the low four (or five) bits of an index and ignore the others.
@@ -93,9 +152,15 @@ struct Avx2 {
                               _mm256_castsi256_ps(_mm256_slli_epi32(i, 27)));
     }
   };
+  struct Table256 {
+    const float* entries;
+    explicit Table256(const float* p) : entries(p) {}
+    Floats operator[](Ints i) const { return _mm256_i32gather_ps(entries, i, 4); }
+  };
 
   // The scales of block `g` for `count` rows from row `i`.
-  static Floats scales(const Weight& w, int64_t g, int64_t i, int64_t count) {
+  template <class Scales>
+  static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
     bool one = w.scale_columns == 1;
     int64_t at = g * w.scale_columns + (one ? 0 : i);
     size_t number = one ? 1 : static_cast<size_t>(count);

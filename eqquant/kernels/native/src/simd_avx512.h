@@ -10,7 +10,34 @@
 namespace eqquant {
 namespace {
 
+// Vectors of 64 bytes.
+struct Bytes512 {
+  using Vector = __m512i;
+  static constexpr int64_t lanes = 64;
+
+  static Vector load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Vector load(const uint8_t* p, int64_t count) {
+    return _mm512_maskz_loadu_epi8((1ull << count) - 1, p);
+  }
+  static void store(uint8_t* p, Vector x) { _mm512_store_si512(p, x); }
+  static Vector both(Vector x, char y) {
+    return _mm512_and_si512(x, _mm512_set1_epi8(y));
+  }
+  static Vector either(Vector x, Vector y) { return _mm512_or_si512(x, y); }
+  static Vector minus(Vector x, Vector y) { return _mm512_sub_epi8(x, y); }
+  // Shifts pairs of bytes: bits move into the neighbour.
+  template <int bits>
+  static Vector right(Vector x) {
+    return _mm512_srli_epi16(x, bits);
+  }
+  template <int bits>
+  static Vector left(Vector x) {
+    return _mm512_slli_epi16(x, bits);
+  }
+};
+
 struct Avx512 {
+  using Bytes = Bytes512;
   using Floats = __m512;
   using Ints = __m512i;
   static constexpr int64_t width = 16;
@@ -24,6 +51,12 @@ struct Avx512 {
   static Floats sub(Floats x, Floats y) { return _mm512_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
+  static Floats div(Floats x, Floats y) { return _mm512_div_ps(x, y); }
+  // The nearest integer from 0 to `most`; one of these for NaN, too.
+  static Floats rounded(Floats x, float most) {
+    const Floats inside = _mm512_max_ps(_mm512_min_ps(x, all(most)), zero());
+    return _mm512_roundscale_ps(inside, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 
   // A mask of the first `count` lanes. Masked loads give zeros in the other lanes.
@@ -65,6 +98,20 @@ struct Avx512 {
     return _mm512_madd_epi16(x, _mm512_set1_epi32(y));
   }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
+  template <int bits>
+  static Ints left(Ints x) {
+    return _mm512_slli_epi32(x, bits);
+  }
+  static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+  static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
+  static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+  // The lowest byte of each.
+  static void store_bytes(uint8_t* p, Floats x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+  // From the bits of float16.
+  static Floats from_half(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
   static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 
   // Lookups, which use the low four (or five) bits of an index and ignore the others.
@@ -79,9 +126,29 @@ struct Avx512 {
         : low(_mm512_loadu_ps(p)), high(_mm512_loadu_ps(p + 16)) {}
     Floats operator[](Ints i) const { return _mm512_permutex2var_ps(low, i, high); }
   };
+  // Lookups in 256 entries: the low five bits of an index choose in each of eight
+  // tables, and the others choose the table.
+  struct Table256 {
+    __m512 entries[16];
+    explicit Table256(const float* p) {
+      for (int i = 0; i < 16; ++i) entries[i] = _mm512_loadu_ps(p + 16 * i);
+    }
+    Floats operator[](Ints i) const {
+      const auto in = [&](int j) {
+        return _mm512_permutex2var_ps(entries[2 * j], i, entries[2 * j + 1]);
+      };
+      const auto choose = [&](int bit, Floats x, Floats y) {
+        return _mm512_mask_mov_ps(x, _mm512_test_epi32_mask(i, ints(bit)), y);
+      };
+      const auto low = choose(64, choose(32, in(0), in(1)), choose(32, in(2), in(3)));
+      const auto high = choose(64, choose(32, in(4), in(5)), choose(32, in(6), in(7)));
+      return choose(128, low, high);
+    }
+  };
 
   // The scales of block `g` for `count` rows from row `i`.
-  static Floats scales(const Weight& w, int64_t g, int64_t i, int64_t count) {
+  template <class Scales>
+  static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
     __mmask16 mask = first(count);
     int64_t at = g * w.scale_columns + (w.scale_columns == 1 ? 0 : i);
     if (w.scale_columns == 1) mask = 1;

@@ -1,0 +1,142 @@
+import functools as ft
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array, Float, Integer, Shaped
+
+from ...formats import AbstractFormat, AbstractGrid, Stored
+from ...formats.gguf import (
+    AbstractGGUFBlocks,
+    Q2_K,
+    Q3_K,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+)
+from .._problem import Problem
+from ..cpu._codes import compute_now, refuse_layout
+from . import _library as library
+
+
+# The enumerations `Packing`, `ScaleType`, `Offset` and `PointType` of `src/kernels.h`.
+_packings = {
+    Q4_1: 103,
+    Q5_0: 106,
+    Q5_1: 107,
+    Q2_K: 110,
+    Q3_K: 111,
+    Q4_K: 112,
+    Q5_K: 113,
+    Q6_K: 114,
+}
+_scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
+_offsets = {None: 0, "zero_point": 1, "minimum": 2}
+_integers, _table, _e4m3, _e5m2 = range(4)
+
+
+class Blocks(NamedTuple):
+    """A weight of any format of blocks, as the functions of the native library that
+    decode it take it.
+
+    - `operands`: the codes, the scales, the zero-points or minima, and a table of
+      points.
+    - `attributes`: the static attributes of the FFI call.
+    """
+
+    operands: tuple[Shaped[Array, "..."], ...]
+    attributes: dict[str, Any]
+
+
+def blocks(stored: Stored, problem: Problem) -> Blocks:
+    """The operands and attributes of a weight."""
+    format = problem.format
+    none = jnp.zeros((0, 0), jnp.uint8)
+    if isinstance(format, AbstractGGUFBlocks):
+        base, packing = format.base, _packings[type(format)]
+        operands = stored["blocks"], none, none
+    else:
+        assert isinstance(format, AbstractGrid)
+        base, packing = format, int(np.log2(format.levels))
+        offset = none if base.offset is None else stored[base.offset]
+        operands = stored["codes"], stored["scale"], offset
+    kind, zero, table = _points(base)
+    attributes = dict(
+        packing=np.int32(packing),
+        block=np.int64(base.block_size or problem.k),
+        scale_type=np.int32(_scale_types[base.scale_dtype.name]),
+        offset_type=np.int32(_offsets[base.offset]),
+        point_type=np.int32(kind),
+        base=np.int32(zero),
+        k=np.int64(problem.k),
+        level=np.int32(library.level()),
+    )
+    return Blocks((*operands, jnp.asarray(table)[None]), attributes)
+
+
+@ft.cache
+def _points(format: AbstractGrid) -> tuple[int, int, Float[np.ndarray, " 256"]]:
+    """What codes stand for: the `PointType`, the code of zero if points are integers,
+    and a table of all points."""
+    codes = np.arange(format.levels, dtype=np.uint8)
+    points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
+    table = np.zeros(256, np.float32)
+    table[: len(points)] = points
+    zero = -points[0]
+    if 0 <= zero <= 255 and np.array_equal(points, codes - zero):
+        return _integers, int(zero), table
+    for kind, dtype in (
+        (_e4m3, ml_dtypes.float8_e4m3fn),
+        (_e5m2, ml_dtypes.float8_e5m2),
+    ):
+        floats = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+        if np.array_equal(table, floats, equal_nan=True):
+            return kind, 0, table
+    return _table, 0, table
+
+
+def call(
+    name: str, x: Float[Array, "m _"], w: Blocks, columns: int
+) -> Float[Array, "m _"]:
+    """Calls a function of the native library on inputs and a weight."""
+    result = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.float32)
+    # Under `vmap`, a stack of weights is one call.
+    function = jax.ffi.ffi_call(f"eqquant_{name}", result, vmap_method="broadcast_all")
+    return function(x, *w.operands, **w.attributes)
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why no kernel that decodes blocks applies to a problem, or `None`."""
+    missing = library.missing()
+    if missing is not None:
+        return missing
+    if problem.portable:
+        return "would tie the exported program to machines that have its library"
+    if problem.rows is None:
+        return "needs to know the number of rows when compiling"
+    return _refuse_format(problem.format) or refuse_layout(problem)
+
+
+def _refuse_format(format: AbstractFormat) -> str | None:
+    if isinstance(format, AbstractGGUFBlocks):
+        known = type(format) in _packings
+        return None if known else f"does not know how {format} packs its codes"
+    assert isinstance(format, AbstractGrid)
+    if format.ordered:
+        return f"needs blocks that are runs of positions, got {format}"
+    if format.levels & (format.levels - 1) != 0 or _code_dtype(format) != jnp.uint8:
+        return f"needs unsigned codes of whole bits, got {format}"
+    return None
+
+
+@ft.cache
+def _code_dtype(format: AbstractGrid) -> Any:
+    few: Integer[Array, "..."] = jax.eval_shape(
+        format.encode, jax.ShapeDtypeStruct((1, 16), jnp.float32)
+    )["codes"]
+    return few.dtype

@@ -1,0 +1,147 @@
+// The operands of XLA's calls for weights of `Blocks`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels.h"
+#include "operands.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace eqquant {
+namespace {
+
+// The operands and attributes of a weight, as XLA passes them.
+struct BlocksOperands {
+  ffi::AnyBuffer codes, scale, offset;
+  ffi::Buffer<ffi::F32> points;
+  int32_t packing, scale_type, offset_type, point_type, base;
+  int64_t block, k;
+};
+
+// How many codes are packed together, and in how many bytes.
+struct Together {
+  int64_t codes, bytes;
+
+  static Together of(int32_t packing) {
+    switch (static_cast<Packing>(packing)) {
+      case Packing::kQ4_1: return {32, 20};
+      case Packing::kQ5_0: return {32, 22};
+      case Packing::kQ5_1: return {32, 24};
+      case Packing::kQ2_K: return {256, 84};
+      case Packing::kQ3_K: return {256, 110};
+      case Packing::kQ4_K: return {256, 144};
+      case Packing::kQ5_K: return {256, 176};
+      case Packing::kQ6_K: return {256, 210};
+      default: break;
+    }
+    if (packing < 1 || packing > 8) return {0, 0};
+    const int64_t codes = packing == 8   ? 1
+                          : packing == 4 ? 2
+                          : packing % 2 == 0 ? 4
+                                             : 8;
+    return {codes, codes * packing / 8};
+  }
+};
+
+// The stack of weights of a call.
+class BlocksWeights {
+ public:
+  explicit BlocksWeights(const BlocksOperands& o)
+      : o_(o),
+        codes_(o.codes.dimensions()),
+        scale_(o.scale.dimensions()),
+        offset_(o.offset.dimensions()),
+        points_(o.points.dimensions()) {}
+
+  int64_t number() const { return codes_.number; }
+  int64_t n() const { return codes_.columns; }
+  int64_t k() const { return o_.k; }
+
+  // What is wrong with the operands, or "". Nothing is read before this is checked.
+  std::string problem() const {
+    const Together unit = Together::of(o_.packing);
+    if (unit.codes == 0) return "unknown packing " + std::to_string(o_.packing);
+    if (o_.codes.element_type() != ffi::U8 || o_.codes.dimensions().size() < 2)
+      return "codes should be a matrix of bytes";
+    if (codes_.columns < 1 || o_.k < 1 || o_.block < 1)
+      return "codes and blocks should not be empty";
+    if (codes_.rows / unit.bytes * unit.codes < o_.k)
+      return "bytes should have room for " + std::to_string(o_.k) + " codes, got " +
+             std::to_string(codes_.rows);
+    if (o_.point_type < 0 || o_.point_type > 3 || o_.offset_type < 0 ||
+        o_.offset_type > 2 || o_.scale_type < 0 || o_.scale_type > 2)
+      return "unknown types of points, offsets or scales";
+    if (o_.point_type > 1 && o_.packing != 8) return "small floats should have 8 bits";
+    if (o_.point_type > 0 && o_.offset_type == 1)
+      return "zero-points are for integers";
+    if (o_.base < 0 || o_.base > 255)
+      return "the base should have 8 bits, got " + std::to_string(o_.base);
+    if (points_.each() != 256) return "there should be 256 points";
+    for (int64_t number : {scale_.number, offset_.number, points_.number})
+      if (number != codes_.number)
+        return "there should be as many weights in each operand, got " +
+               std::to_string(number) + " and " + std::to_string(codes_.number);
+    if (is_gguf()) return "";
+    if (o_.block < o_.k && o_.block % 16 != 0)
+      return "blocks should have a multiple of 16 codes";
+    const int64_t blocks = divided_up(o_.k, o_.block);
+    const std::string scales = of_blocks("scales", o_.scale, scale_, blocks, floats());
+    if (!scales.empty() || o_.offset_type == 0) return scales;
+    if (o_.offset_type == 2)
+      return of_blocks("minima", o_.offset, offset_, blocks, floats());
+    if (offset_.columns != n())
+      return "there should be zero-points for each row";
+    return of_blocks("zero-points", o_.offset, offset_, blocks, ffi::U8);
+  }
+
+  Blocks operator[](int64_t i) const {
+    const bool minima = o_.offset_type == 2;
+    return {
+        static_cast<Packing>(o_.packing),
+        static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
+        n(),
+        o_.k,
+        smaller(o_.block, o_.k),
+        floats_of(o_.scale, scale_, i),
+        static_cast<Offset>(o_.offset_type),
+        minima || is_gguf()
+            ? nullptr
+            : static_cast<const uint8_t*>(o_.offset.untyped_data()) + i * offset_.each(),
+        floats_of(o_.offset, offset_, minima ? i : 0),
+        static_cast<PointType>(o_.point_type),
+        o_.base,
+        o_.points.typed_data() + i * points_.each(),
+    };
+  }
+
+ private:
+  bool is_gguf() const { return o_.packing > 8; }
+  ffi::DataType floats() const { return o_.scale_type == 0 ? ffi::U32 : ffi::U16; }
+
+  std::string of_blocks(const std::string& what, const ffi::AnyBuffer& buffer,
+                        const Matrices& shape, int64_t blocks,
+                        ffi::DataType type) const {
+    if (buffer.element_type() != type) return what + " are of another type";
+    if (shape.rows != blocks || (shape.columns != n() && shape.columns != 1))
+      return "there should be " + what + " for " + std::to_string(blocks) +
+             " blocks of each row or of all, got " + std::to_string(shape.rows) +
+             " x " + std::to_string(shape.columns);
+    return "";
+  }
+
+  BlockFloats floats_of(const ffi::AnyBuffer& buffer, const Matrices& shape,
+                        int64_t i) const {
+    const int64_t size = o_.scale_type == 0 ? 4 : 2;
+    return {static_cast<ScaleType>(o_.scale_type),
+            static_cast<const uint8_t*>(buffer.untyped_data()) +
+                i * shape.each() * size,
+            shape.columns};
+  }
+
+  const BlocksOperands& o_;
+  Matrices codes_, scale_, offset_, points_;
+};
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,278 @@
+// Products of weights of `Blocks` along their blocks, in float32.
+//
+// For few rows of inputs, memory is the bottleneck: integers and points are multiplied
+// as they are, and sums are scaled, block by block. For many, numbers are decoded once
+// for all rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+#include "numbers.h"
+
+namespace eqquant {
+namespace {
+
+// The largest number of rows whose sums are scaled.
+constexpr int64_t kFewRows = 4;
+
+// How many codes are decoded at a time: their numbers fit in the first cache.
+constexpr int64_t kDecodedCodes = 64;
+
+// The largest number of adjacent panels of a task.
+constexpr int64_t kDecodedPanels = 64;
+
+// How many adjacent panels a task takes: many, since long runs of consecutive memory
+// are read fastest, but not so many that some threads have no task or that `floats` for
+// each row of a panel leave the cache.
+template <class V>
+int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers) {
+  constexpr int64_t each = Numbers<V>::kRows;
+  const int64_t shared = divided_up(w.n, workers * each);
+  const int64_t cached = larger(1, (1 << 16) / (floats * each));
+  return smaller(smaller(kDecodedPanels, cached), shared);
+}
+
+// Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
+// weight from row `n`, with the position of its first code, and the panel's sums, which
+// are zeros at first.
+template <class V, class Add>
+void over_pieces(const Numbers<V>& numbers, int64_t rows, int64_t n, int64_t count,
+                 float* sums, Add add) {
+  constexpr int64_t kRows = Numbers<V>::kRows;
+  const int64_t panels = divided_up(count, kRows), each = rows * kRows;
+  for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+  Piece<V> piece;
+  for (int64_t i = 0; i < numbers.pieces(); ++i)
+    for (int64_t p = 0; p < panels; ++p) {
+      numbers.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
+      add(piece, i * numbers.codes(), sums + p * each);
+    }
+}
+
+template <class V>
+bool all_finite(const float* x, int64_t number) {
+  auto zeros = V::zero();
+  for (int64_t i = 0; i < number; i += V::width) {
+    const auto some = V::load(x + i);
+    zeros = V::add(zeros, V::sub(some, some));
+  }
+  return V::nans(zeros) == 0;
+}
+
+// Multiplies the codes of pieces by `R` rows of inputs.
+template <class V, class P, int R>
+class FewRows {
+ public:
+  static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
+
+  FewRows(const Blocks& w, const float* x) : w_(w), x_(x), points_(w.points) {}
+
+  // Adds the products with a piece, from position `k` on, to `sums`.
+  EQQUANT_INNERMOST void add(const Piece<V>& piece, int64_t k, float* sums) const {
+    typename V::Floats total[R][4];
+    each([&](int r, int v) { total[r][v] = V::load(sums + r * kRows + v * W); });
+    for (int64_t i = 0; i < piece.runs; ++i) add(piece, i, x_ + k, total);
+    each([&](int r, int v) { V::store(sums + r * kRows + v * W, total[r][v]); });
+  }
+
+ private:
+  template <class F>
+  static void each(F f) {
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) f(r, v);
+    }
+  }
+
+  void add(const Piece<V>& piece, int64_t i, const float* x,
+           typename V::Floats (*total)[4]) const {
+    const int64_t at = i * kRows;
+    const Run run = piece.run[i];
+    typename V::Floats sum[R][4], less[4];
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) less[v] = V::load(piece.less + at + v * W);
+    each([&](int r, int v) { sum[r][v] = V::zero(); });
+    const uint8_t* c = piece.codes + run.first * kRows;
+    for (int64_t k = run.first; k < run.last; ++k, c += kRows) {
+      typename V::Floats number[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        number[v] = points_(V::template bytes<P::kSigned>(c + v * W), less[v]);
+      each([&](int r, int v) {
+        sum[r][v] = V::fma(number[v], V::all(x[r * w_.k + k]), sum[r][v]);
+      });
+    }
+    each([&](int r, int v) {
+      total[r][v] = V::fma(sum[r][v], V::load(piece.scale + at + v * W), total[r][v]);
+    });
+    if (w_.offset != Offset::kMinimum) return;
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float inputs = 0;
+      for (int64_t k = run.first; k < run.last; ++k) inputs += x[r * w_.k + k];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        total[r][v] =
+            V::fma(V::load(piece.rest + at + v * W), V::all(inputs), total[r][v]);
+    }
+  }
+
+  const Blocks& w_;
+  const float* x_;
+  P points_;
+};
+
+// Multiplies decoded numbers by any number of rows of inputs.
+template <class V>
+class AnyRowsDecoded {
+ public:
+  static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
+
+  AnyRowsDecoded(const Blocks& w, const float* x, int64_t rows) : w_(w), x_(x), rows_(rows) {}
+
+  void add(const float* panel, int64_t codes, int64_t k, float* sums) const {
+    int64_t m = 0;
+    const auto rows = [&](auto number) {
+      constexpr int R = decltype(number)::value;
+      for (; m + R <= rows_; m += R)
+        multiply<R>(panel, codes, x_ + m * w_.k + k, sums + m * kRows);
+    };
+    rows(Number<V::registers / 5>());
+    if constexpr (V::registers > 16) rows(Number<3>());
+    rows(Number<2>());
+    rows(Number<1>());
+  }
+
+ private:
+  template <int R>
+  EQQUANT_INNERMOST void multiply(const float* panel, int64_t codes, const float* x,
+                                  float* sums) const {
+    typename V::Floats sum[R][4];
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) sum[r][v] = V::load(sums + r * kRows + v * W);
+    }
+    for (int64_t k = 0; k < codes; ++k, ++x, panel += kRows) {
+      typename V::Floats number[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) number[v] = V::load(panel + v * W);
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const auto mine = V::all(x[r * w_.k]);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) sum[r][v] = V::fma(number[v], mine, sum[r][v]);
+      }
+    }
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        EQQUANT_ADDED_UP(sum[r][v]);
+        V::store(sums + r * kRows + v * W, sum[r][v]);
+      }
+    }
+  }
+
+  const Blocks& w_;
+  const float* x_;
+  int64_t rows_;
+};
+
+template <class V>
+class Decoded {
+ public:
+  static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
+
+  Decoded(const Blocks& w, const float* x, float* y, int64_t rows)
+      : w_(w), numbers_(w), x_(x), y_(y), rows_(rows) {}
+
+  // The products with the `count` rows of the weight from row `n`: those of some
+  // panels. `sums` has a float for each of these and each row of inputs.
+  void columns(int64_t n, int64_t count, float* sums) const {
+    if (rows_ <= kFewRows && !(w_.offset == Offset::kMinimum &&
+                               w_.point_type != PointType::kIntegers))
+      with_points<V>(w_, [&](auto points) {
+        using P = typename decltype(points)::type;
+        switch (rows_) {
+          case 1: return few<P, 1>(n, count, sums);
+          case 2: return few<P, 2>(n, count, sums);
+          case 3: return few<P, 3>(n, count, sums);
+          case 4: return few<P, 4>(n, count, sums);
+        }
+      });
+    else
+      many(n, count, sums);
+    store(n, count, sums);
+  }
+
+  // The same products, of decoded numbers.
+  void many(int64_t n, int64_t count, float* sums) const {
+    const AnyRowsDecoded<V> rows(w_, x_, rows_);
+    pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
+      alignas(64) float panel[kDecodedCodes * kRows];
+      for (int64_t i = 0; i < piece.number; i += kDecodedCodes) {
+        const int64_t last = smaller(i + kDecodedCodes, piece.number);
+        numbers_.decode(piece, i, last, panel);
+        rows.add(panel, last - i, k + i, mine);
+      }
+    });
+  }
+
+  // Writes sums to `y`.
+  void store(int64_t n, int64_t count, const float* sums) const {
+    for (int64_t i = 0; i < count; i += W)
+      for (int64_t m = 0; m < rows_; ++m)
+        V::store(y_ + m * w_.n + n + i,
+                 V::load(sums + (i / kRows * rows_ + m) * kRows + i % kRows),
+                 smaller(W, count - i));
+  }
+
+ private:
+  template <class P, int R>
+  void few(int64_t n, int64_t count, float* sums) const {
+    const FewRows<V, P, R> rows(w_, x_);
+    pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
+      rows.add(piece, k, mine);
+    });
+    // Scaled sums may be infinite or NaN where sums of scaled numbers are not.
+    for (int64_t i = 0; i < count; i += kRows)
+      if (!all_finite<V>(sums + i * R, R * kRows))
+        many(n + i, smaller(kRows, count - i), sums + i * R);
+  }
+
+  template <class Add>
+  void pieces(int64_t n, int64_t count, float* sums, Add add) const {
+    over_pieces(numbers_, rows_, n, count, sums, add);
+  }
+
+
+  const Blocks& w_;
+  Numbers<V> numbers_;
+  const float* x_;
+  float* y_;
+  int64_t rows_;
+};
+
+template <class V>
+int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
+  const int64_t together = decoded_panels<V>(w, rows, workers) * Numbers<V>::kRows;
+  return smaller(workers, divided_up(w.n, together)) * rows * together;
+}
+
+template <class V>
+void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
+             const Parallel& parallel) {
+  const Decoded<V> product(w, x, y, rows);
+  const int64_t together =
+      decoded_panels<V>(w, rows, parallel.workers) * Numbers<V>::kRows;
+  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+    const int64_t n = i * together;
+    product.columns(n, smaller(together, w.n - n), scratch + worker * rows * together);
+  });
+}
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,239 @@
+// How codes are packed in weights of `Blocks`: unpacks bytes to one code each. A lane
+// is a row of the weight.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels.h"
+
+namespace eqquant {
+namespace {
+
+// How far ahead, in bytes of a row of codes, memory is prefetched.
+#ifndef AHEAD
+#define AHEAD 256
+#endif
+constexpr int64_t kAhead = AHEAD;
+
+// The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer.
+template <class B, bool part>
+struct Unit {
+  const uint8_t* at;
+  int64_t stride;
+  int64_t rows;
+
+  typename B::Vector operator[](int64_t i) const {
+    const uint8_t* const p = at + i * stride;
+    if constexpr (part) return B::load(p, rows);
+    _mm_prefetch(reinterpret_cast<const char*>(p + kAhead), _MM_HINT_T0);
+    return B::load(p);
+  }
+};
+
+// Where unpacked codes go: those of position `k` to `codes + k * B::lanes`. Each 16 of
+// them lose what is in `zero`.
+template <class B>
+struct UnpackedCodes {
+  uint8_t* codes;
+  const uint8_t* zero;
+
+  void operator()(int64_t k, typename B::Vector code) const {
+    const auto less = B::load(zero + k / 16 * B::lanes);
+    B::store(codes + k * B::lanes, B::minus(code, less));
+  }
+};
+
+// Calls `f(Number<0>())`, `f(Number<1>())`, ...
+template <class F, int... i>
+void unrolled(F f, std::integer_sequence<int, i...>) {
+  (f(Number<i>()), ...);
+}
+template <int number, class F>
+void unrolled(F f) {
+  unrolled(f, std::make_integer_sequence<int, number>());
+}
+
+// Some bits of each byte, moved to another place.
+template <class B, int from, int bits, int to = 0>
+typename B::Vector moved(typename B::Vector c) {
+  constexpr auto mask = static_cast<char>(((1 << bits) - 1) << to);
+  if constexpr (from == to && bits == 8) return c;
+  if constexpr (from < to) return B::both(B::template left<to - from>(c), mask);
+  if constexpr (from > to) return B::both(B::template right<from - to>(c), mask);
+  return B::both(c, mask);
+}
+
+// How the codes of a unit are packed: in `kBytes` bytes, of which `unpack` takes a slice
+// of `kCodes` codes at a time. (Of streams, only the first `number` of these.) In types
+// of GGUF, `kBlock` of them share a scale.
+template <Packing packing>
+struct Packed {
+  // A stream of codes of so many bits, the first in the lowest bits of the first byte.
+  // Eight codes end with a byte.
+  static constexpr int kBits = static_cast<int>(packing);
+  static constexpr int kSlices = 1, kCodes = kBits == 8 ? 32 : 64;
+  static constexpr int kBytes = kCodes * kBits / 8;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t number,
+                     UnpackedCodes<B> put) {
+    constexpr int together = kBits == 8 ? 1 : kBits == 4 ? 2 : kBits % 2 == 0 ? 4 : 8;
+    for (int64_t k = 0; k < number; k += together) {
+      constexpr int bytes = together * kBits / 8;
+      typename B::Vector c[bytes];
+      EQQUANT_UNROLL
+      for (int i = 0; i < bytes; ++i) c[i] = unit[k * kBits / 8 + i];
+      unrolled<together>([&](auto i) {
+        constexpr int byte = i * kBits / 8, first = i * kBits % 8;
+        constexpr int here = first + kBits > 8 ? 8 - first : kBits;
+        auto code = moved<B, first, here>(c[byte]);
+        if constexpr (here < kBits)
+          code = B::either(code, moved<B, 0, kBits - here, here>(c[byte + 1]));
+        put(k + i, code);
+      });
+    }
+  }
+};
+
+// GGUF's types. There the digits of a byte are far apart: of 16 or 32 bytes first the
+// lowest digits, then the next of each, and so on.
+
+template <>
+struct Packed<Packing::kQ4_1> {
+  static constexpr int kSlices = 1, kCodes = 32, kBytes = 20, kBlock = 32;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 16; ++i) {
+      const auto c = unit[4 + i];
+      put(i, moved<B, 0, 4>(c));
+      put(16 + i, moved<B, 4, 4>(c));
+    }
+  }
+};
+
+// 32 codes of 5 bits: the fifth bits, in 4 bytes, then the others.
+template <class B, bool part>
+void unpack_fives(const Unit<B, part>& unit, int64_t at, UnpackedCodes<B> put) {
+  for (int64_t i = 0; i < 2; ++i) {
+    const auto first = unit[at + i], last = unit[at + 2 + i];
+    unrolled<8>([&](auto bit) {
+      const int64_t k = 8 * i + bit;
+      const auto c = unit[at + 4 + k];
+      put(k, B::either(moved<B, 0, 4>(c), moved<B, bit, 1, 4>(first)));
+      put(16 + k, B::either(moved<B, 4, 4>(c), moved<B, bit, 1, 4>(last)));
+    });
+  }
+}
+
+template <>
+struct Packed<Packing::kQ5_0> {
+  static constexpr int kSlices = 1, kCodes = 32, kBytes = 22, kBlock = 32;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
+                     UnpackedCodes<B> put) {
+    unpack_fives(unit, 2, put);
+  }
+};
+
+template <>
+struct Packed<Packing::kQ5_1> {
+  static constexpr int kSlices = 1, kCodes = 32, kBytes = 24, kBlock = 32;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
+                     UnpackedCodes<B> put) {
+    unpack_fives(unit, 4, put);
+  }
+};
+
+template <>
+struct Packed<Packing::kQ2_K> {
+  static constexpr int kSlices = 2, kCodes = 128, kBytes = 84, kBlock = 16;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 32; ++i) {
+      const auto c = unit[16 + 32 * slice + i];
+      unrolled<4>([&](auto p) { put(32 * p + i, moved<B, 2 * p, 2>(c)); });
+    }
+  }
+};
+
+template <>
+struct Packed<Packing::kQ3_K> {
+  static constexpr int kSlices = 2, kCodes = 128, kBytes = 110, kBlock = 16;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 32; ++i) {
+      auto high = unit[i];
+      if (slice == 1) high = B::template right<4>(high);
+      const auto c = unit[32 + 32 * slice + i];
+      unrolled<4>([&](auto p) {
+        put(32 * p + i, B::either(moved<B, 2 * p, 2>(c), moved<B, p, 1, 2>(high)));
+      });
+    }
+  }
+};
+
+template <>
+struct Packed<Packing::kQ4_K> {
+  static constexpr int kSlices = 4, kCodes = 64, kBytes = 144, kBlock = 32;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 32; ++i) {
+      const auto c = unit[16 + 32 * slice + i];
+      put(i, moved<B, 0, 4>(c));
+      put(32 + i, moved<B, 4, 4>(c));
+    }
+  }
+};
+
+template <>
+struct Packed<Packing::kQ5_K> {
+  static constexpr int kSlices = 4, kCodes = 64, kBytes = 176, kBlock = 32;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    unrolled<4>([&](auto j) {
+      if (slice != j) return;
+      for (int64_t i = 0; i < 32; ++i) {
+        const auto high = unit[16 + i], c = unit[48 + 32 * j + i];
+        put(i, B::either(moved<B, 0, 4>(c), moved<B, 2 * j, 1, 4>(high)));
+        put(32 + i, B::either(moved<B, 4, 4>(c), moved<B, 2 * j + 1, 1, 4>(high)));
+      }
+    });
+  }
+};
+
+template <>
+struct Packed<Packing::kQ6_K> {
+  static constexpr int kSlices = 2, kCodes = 128, kBytes = 210, kBlock = 16;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 32; ++i) {
+      const auto a = unit[64 * slice + i], b = unit[64 * slice + 32 + i];
+      const auto high = unit[128 + 32 * slice + i];
+      put(i, B::either(moved<B, 0, 4>(a), moved<B, 0, 2, 4>(high)));
+      put(32 + i, B::either(moved<B, 0, 4>(b), moved<B, 2, 2, 4>(high)));
+      put(64 + i, B::either(moved<B, 4, 4>(a), moved<B, 4, 2, 4>(high)));
+      put(96 + i, B::either(moved<B, 4, 4>(b), moved<B, 6, 2, 4>(high)));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace eqquant
