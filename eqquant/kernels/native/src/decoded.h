@@ -60,19 +60,46 @@ bool all_finite(const float* x, int64_t number) {
   return V::nans(zeros) == 0;
 }
 
+// A few rows of inputs, and the sum of each 16 of them, by which `rest` is multiplied.
+struct FewInputs {
+  const float* x;     // [rows, k]
+  const float* sums;  // [rows, divided_up(k, 16)]; null if there are no minima
+  int64_t k;
+
+  static int64_t number(const Blocks& w, int64_t rows) {
+    const bool minima = w.offset == Offset::kMinimum && rows <= kFewRows;
+    return minima ? rows * divided_up(w.k, kRun) : 0;
+  }
+  static void sum_up(const Blocks& w, const float* x, int64_t rows, float* sums) {
+    if (number(w, rows) == 0) return;
+    for (int64_t r = 0; r < rows; ++r, x += w.k)
+      for (int64_t k = 0; k < w.k; k += kRun, ++sums) {
+        *sums = 0;
+        for (int64_t j = k; j < smaller(k + kRun, w.k); ++j) *sums += x[j];
+      }
+  }
+  // Of the inputs of row `r` from `first`, a multiple of 16, to `last`.
+  float sum(int64_t r, int64_t first, int64_t last) const {
+    const float* const mine = sums + r * divided_up(k, kRun);
+    float found = 0;
+    for (int64_t i = first / kRun; i * kRun < last; ++i) found += mine[i];
+    return found;
+  }
+};
+
 // Multiplies the codes of pieces by `R` rows of inputs.
 template <class V, class P, int R>
 class FewRows {
  public:
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
 
-  FewRows(const Blocks& w, const float* x) : w_(w), x_(x), points_(w.points) {}
+  FewRows(const Blocks& w, const FewInputs& x) : w_(w), x_(x), points_(w.points) {}
 
   // Adds the products with a piece, from position `k` on, to `sums`.
   EQQUANT_INNERMOST void add(const Piece<V>& piece, int64_t k, float* sums) const {
     typename V::Floats total[R][4];
     each([&](int r, int v) { total[r][v] = V::load(sums + r * kRows + v * W); });
-    for (int64_t i = 0; i < piece.runs; ++i) add(piece, i, x_ + k, total);
+    for (int64_t i = 0; i < piece.runs; ++i) add(piece, i, k, total);
     each([&](int r, int v) { V::store(sums + r * kRows + v * W, total[r][v]); });
   }
 
@@ -86,9 +113,10 @@ class FewRows {
     }
   }
 
-  void add(const Piece<V>& piece, int64_t i, const float* x,
+  void add(const Piece<V>& piece, int64_t i, int64_t start,
            typename V::Floats (*total)[4]) const {
     const int64_t at = i * kRows;
+    const float* const x = x_.x + start;
     const Run run = piece.run[i];
     typename V::Floats sum[R][4], less[4];
     EQQUANT_UNROLL
@@ -110,17 +138,16 @@ class FewRows {
     if (w_.offset != Offset::kMinimum) return;
     EQQUANT_UNROLL
     for (int r = 0; r < R; ++r) {
-      float inputs = 0;
-      for (int64_t k = run.first; k < run.last; ++k) inputs += x[r * w_.k + k];
+      const auto inputs = V::all(x_.sum(r, start + run.first, start + run.last));
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v)
         total[r][v] =
-            V::fma(V::load(piece.rest + at + v * W), V::all(inputs), total[r][v]);
+            V::fma(V::load(piece.rest + at + v * W), inputs, total[r][v]);
     }
   }
 
   const Blocks& w_;
-  const float* x_;
+  const FewInputs& x_;
   P points_;
 };
 
@@ -181,13 +208,25 @@ class AnyRowsDecoded {
   int64_t rows_;
 };
 
+// A way to multiply few rows that does not unpack codes, if there is one: returns
+// whether it applies. (That of AVX512 is in `digits_of_bytes.h`.)
+template <class V>
+struct WithoutUnpacking {
+  static bool multiply(const Blocks&, const Numbers<V>&, const FewInputs&, int64_t,
+                       int64_t, int64_t, float*) {
+    return false;
+  }
+};
+
 template <class V>
 class Decoded {
  public:
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
 
-  Decoded(const Blocks& w, const float* x, float* y, int64_t rows)
-      : w_(w), numbers_(w), x_(x), y_(y), rows_(rows) {}
+  // `input_sums` has `FewInputs::number` floats.
+  Decoded(const Blocks& w, const float* x, const float* input_sums, float* y,
+          int64_t rows)
+      : w_(w), numbers_(w), x_(x), few_{x, input_sums, w.k}, y_(y), rows_(rows) {}
 
   // The products with the `count` rows of the weight from row `n`: those of some
   // panels. `sums` has a float for each of these and each row of inputs.
@@ -233,10 +272,12 @@ class Decoded {
  private:
   template <class P, int R>
   void few(int64_t n, int64_t count, float* sums) const {
-    const FewRows<V, P, R> rows(w_, x_);
-    pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
-      rows.add(piece, k, mine);
-    });
+    if (!WithoutUnpacking<V>::multiply(w_, numbers_, few_, rows_, n, count, sums)) {
+      const FewRows<V, P, R> rows(w_, few_);
+      pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
+        rows.add(piece, k, mine);
+      });
+    }
     // Scaled sums may be infinite or NaN where sums of scaled numbers are not.
     for (int64_t i = 0; i < count; i += kRows)
       if (!all_finite<V>(sums + i * R, R * kRows))
@@ -252,6 +293,7 @@ class Decoded {
   const Blocks& w_;
   Numbers<V> numbers_;
   const float* x_;
+  FewInputs few_;
   float* y_;
   int64_t rows_;
 };
@@ -259,16 +301,20 @@ class Decoded {
 template <class V>
 int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
   const int64_t together = decoded_panels<V>(w, rows, workers) * Numbers<V>::kRows;
-  return smaller(workers, divided_up(w.n, together)) * rows * together;
+  const int64_t tasks = divided_up(w.n, together);
+  return smaller(workers, tasks) * rows * together + FewInputs::number(w, rows);
 }
 
 template <class V>
 void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
              const Parallel& parallel) {
-  const Decoded<V> product(w, x, y, rows);
   const int64_t together =
       decoded_panels<V>(w, rows, parallel.workers) * Numbers<V>::kRows;
-  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+  const int64_t tasks = divided_up(w.n, together);
+  float* const input_sums = scratch + smaller(parallel.workers, tasks) * rows * together;
+  FewInputs::sum_up(w, x, rows, input_sums);
+  const Decoded<V> product(w, x, input_sums, y, rows);
+  parallel(tasks, [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
     product.columns(n, smaller(together, w.n - n), scratch + worker * rows * together);
   });

@@ -19,7 +19,7 @@ class DecodedBfloat16 {
   // `pairs` are the inputs `x`, rounded, two in each number.
   DecodedBfloat16(const Blocks& w, const float* x, const uint32_t* pairs, float* y,
                   int64_t rows)
-      : w_(w), numbers_(w), exact_(w, x, y, rows), x_(pairs), rows_(rows) {
+      : w_(w), numbers_(w), exact_(w, x, nullptr, y, rows), x_(pairs), rows_(rows) {
     uint16_t at[32];
     for (uint16_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
     in_pairs_ = _mm512_loadu_si512(at);

@@ -29,7 +29,7 @@ struct Run {
 //
 // - `zero`: the integer that is subtracted from codes, so that they are signed. 0 if
 //   codes stand for points of a table. (Of each 16 codes, not of each run.)
-// - `less`: what is to be subtracted in addition, from codes of 8 bits.
+// - `less`: what is to be subtracted in addition, from integers of 8 bits.
 // - `minimum`, and `rest`: the number that a code stands for which is `less` then.
 template <class V>
 struct Piece {
@@ -119,7 +119,9 @@ class Numbers {
     with_packing(w.packing, [&](auto packing) {
       constexpr Packing p = decltype(packing)::value;
       unpack_ = &Numbers::unpack_as<p>;
+      read_runs_ = &Numbers::read_runs_as<p>;
       codes_ = Packed<p>::kCodes;
+      digit_ = Packed<p>::kDigit;
     });
     with_points<V>(w, [&](auto points) {
       using P = typename decltype(points)::type;
@@ -136,6 +138,16 @@ class Numbers {
   void unpack(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
     piece.number = smaller(codes_, w_.k - i * codes_);
     (this->*unpack_)(i, n, count, piece);
+  }
+
+  // The number of bits of a code, if codes are digits of whole bytes; otherwise 0.
+  int digit() const { return digit_; }
+
+  // Reads what belongs to runs, but no codes, and returns the first byte of the codes.
+  const uint8_t* read_runs(int64_t i, int64_t n, int64_t count, Piece<V>& piece,
+                           Places& places) const {
+    piece.number = smaller(codes_, w_.k - i * codes_);
+    return (this->*read_runs_)(i, n, count, piece, places);
   }
 
   // The numbers of the codes from `first` to `last` of a piece, in float32, with the
@@ -175,17 +187,34 @@ class Numbers {
   void unpack_as(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
     using P = Packed<packing>;
     using B = typename V::Bytes;
-    const int64_t slice = i % P::kSlices;
-    const uint8_t* const at = w_.bytes + i / P::kSlices * P::kBytes * w_.n + n;
-    if constexpr (is_gguf(packing))
-      set_small_blocks<packing>(at, slice, count, piece);
-    else
-      set_blocks(i, n, count, piece);
+    const uint8_t* const at = set_runs<packing>(i, n, count, piece);
     const UnpackedCodes<B> found = {piece.codes, piece.zero};
+    const int64_t slice = i % P::kSlices;
     if (count == kRows)
       P::unpack(Unit<B, false>{at, w_.n, count}, slice, piece.number, found);
     else
       P::unpack(Unit<B, true>{at, w_.n, count}, slice, piece.number, found);
+  }
+
+  template <Packing packing>
+  const uint8_t* read_runs_as(int64_t i, int64_t n, int64_t count, Piece<V>& piece,
+                              Places& places) const {
+    using P = Packed<packing>;
+    const uint8_t* const at = set_runs<packing>(i, n, count, piece);
+    if constexpr (P::kDigit != 0) places = P::places(i % P::kSlices);
+    return at + places.first * w_.n;
+  }
+
+  // Returns the first byte of the unit.
+  template <Packing packing>
+  const uint8_t* set_runs(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
+    using P = Packed<packing>;
+    const uint8_t* const at = w_.bytes + i / P::kSlices * P::kBytes * w_.n + n;
+    if constexpr (is_gguf(packing))
+      set_small_blocks<packing>(at, i % P::kSlices, count, piece);
+    else
+      set_blocks(i, n, count, piece);
+    return at;
   }
 
   static constexpr bool is_gguf(Packing packing) {
@@ -235,26 +264,28 @@ class Numbers {
   // Sets what belongs to run `r` of the rows of vector `v`.
   //
   // With a minimum, numbers are written as `(code - zero) * scale + rest`, where `rest`
-  // is at most half of a step if the block has numbers of both signs: so that no digits
-  // are lost in sums of either part alone.
+  // is at most about half of a step if the block has numbers of both signs: so that no
+  // digits are lost in sums of either part alone.
   void set(Piece<V>& piece, int64_t r, int64_t v, Run run, typename V::Floats scale,
            typename V::Floats zero, typename V::Floats minimum) const {
-    const bool wide = w_.packing == Packing::kBits8;
     const int64_t at = r * kRows + v * W;
+    V::store(piece.scale + at, scale);
     if (w_.offset == Offset::kMinimum) {
       const int32_t bits = is_gguf(w_.packing) ? 5 : static_cast<int32_t>(w_.packing);
-      const float most = static_cast<float>((1 << bits) - 1);
-      zero = V::rounded(V::div(V::sub(V::zero(), minimum), scale), most);
+      const auto steps = V::mul(minimum, V::about_reciprocal(scale));
+      zero = V::rounded(V::sub(V::zero(), steps), static_cast<float>((1 << bits) - 1));
       V::store(piece.minimum + at, minimum);
       V::store(piece.rest + at, V::add(V::mul(zero, scale), minimum));
     }
-    const bool integers = w_.point_type == PointType::kIntegers;
-    if (!integers) zero = V::zero();
-    const auto half = V::all(wide && integers ? 128.0f : 0.0f);
-    V::store(piece.scale + at, scale);
-    V::store(piece.less + at, V::sub(zero, half));
+    if (w_.point_type != PointType::kIntegers) {
+      zero = V::zero();
+    } else if (w_.packing == Packing::kBits8) {
+      const auto half = V::all(128);
+      V::store(piece.less + at, V::sub(zero, half));
+      zero = half;
+    }
     for (int64_t k = run.first; k < run.last; k += kRun)
-      V::store_bytes(piece.zero + k / kRun * kRows + v * W, wide ? half : zero);
+      V::store_bytes(piece.zero + k / kRun * kRows + v * W, zero);
   }
 
   template <class P, bool minima>
@@ -303,6 +334,9 @@ class Numbers {
 
   const Blocks& w_;
   int64_t codes_;
+  int digit_;
+  const uint8_t* (Numbers::*read_runs_)(int64_t, int64_t, int64_t, Piece<V>&,
+                                        Places&) const;
   void (Numbers::*unpack_)(int64_t, int64_t, int64_t, Piece<V>&) const;
   void (Numbers::*decode_)(const Piece<V>&, int64_t, int64_t, float*) const;
 };

@@ -66,6 +66,13 @@ typename B::Vector moved(typename B::Vector c) {
   return B::both(c, mask);
 }
 
+// Where the digits of a slice are, if its codes are digits of whole bytes: from byte
+// `first` of the unit on. The digits of a byte are `apart` codes from each other, and
+// those of the next byte `next` codes from them.
+struct Places {
+  int64_t first, apart, next;
+};
+
 // How the codes of a unit are packed: in `kBytes` bytes, of which `unpack` takes a slice
 // of `kCodes` codes at a time. (Of streams, only the first `number` of these.) In types
 // of GGUF, `kBlock` of them share a scale.
@@ -76,6 +83,9 @@ struct Packed {
   static constexpr int kBits = static_cast<int>(packing);
   static constexpr int kSlices = 1, kCodes = kBits == 8 ? 32 : 64;
   static constexpr int kBytes = kCodes * kBits / 8;
+  // Of digits: how many bits each has, or 0.
+  static constexpr int kDigit = kBits == 2 || kBits == 4 ? kBits : 0;
+  static constexpr Places places(int64_t) { return {0, 1, 8 / kBits}; }
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t, int64_t number,
@@ -104,6 +114,8 @@ struct Packed {
 template <>
 struct Packed<Packing::kQ4_1> {
   static constexpr int kSlices = 1, kCodes = 32, kBytes = 20, kBlock = 32;
+  static constexpr int kDigit = 4;
+  static constexpr Places places(int64_t) { return {4, 16, 1}; }
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
@@ -133,6 +145,7 @@ void unpack_fives(const Unit<B, part>& unit, int64_t at, UnpackedCodes<B> put) {
 template <>
 struct Packed<Packing::kQ5_0> {
   static constexpr int kSlices = 1, kCodes = 32, kBytes = 22, kBlock = 32;
+  static constexpr int kDigit = 0;
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
@@ -144,6 +157,7 @@ struct Packed<Packing::kQ5_0> {
 template <>
 struct Packed<Packing::kQ5_1> {
   static constexpr int kSlices = 1, kCodes = 32, kBytes = 24, kBlock = 32;
+  static constexpr int kDigit = 0;
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
@@ -155,6 +169,8 @@ struct Packed<Packing::kQ5_1> {
 template <>
 struct Packed<Packing::kQ2_K> {
   static constexpr int kSlices = 2, kCodes = 128, kBytes = 84, kBlock = 16;
+  static constexpr int kDigit = 2;
+  static constexpr Places places(int64_t slice) { return {16 + 32 * slice, 32, 1}; }
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
@@ -169,6 +185,7 @@ struct Packed<Packing::kQ2_K> {
 template <>
 struct Packed<Packing::kQ3_K> {
   static constexpr int kSlices = 2, kCodes = 128, kBytes = 110, kBlock = 16;
+  static constexpr int kDigit = 0;
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
@@ -187,6 +204,8 @@ struct Packed<Packing::kQ3_K> {
 template <>
 struct Packed<Packing::kQ4_K> {
   static constexpr int kSlices = 4, kCodes = 64, kBytes = 144, kBlock = 32;
+  static constexpr int kDigit = 4;
+  static constexpr Places places(int64_t slice) { return {16 + 32 * slice, 32, 1}; }
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
@@ -202,6 +221,7 @@ struct Packed<Packing::kQ4_K> {
 template <>
 struct Packed<Packing::kQ5_K> {
   static constexpr int kSlices = 4, kCodes = 64, kBytes = 176, kBlock = 32;
+  static constexpr int kDigit = 0;
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
@@ -220,6 +240,7 @@ struct Packed<Packing::kQ5_K> {
 template <>
 struct Packed<Packing::kQ6_K> {
   static constexpr int kSlices = 2, kCodes = 128, kBytes = 210, kBlock = 16;
+  static constexpr int kDigit = 0;
 
   template <class B, bool part>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,

@@ -58,7 +58,8 @@ struct Avx2 {
   static Floats sub(Floats x, Floats y) { return _mm256_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm256_fmadd_ps(x, y, z); }
-  static Floats div(Floats x, Floats y) { return _mm256_div_ps(x, y); }
+  // An approximation of `1 / x`.
+  static Floats about_reciprocal(Floats x) { return _mm256_rcp_ps(x); }
   // The nearest integer from 0 to `most`; one of these for NaN, too.
   static Floats rounded(Floats x, float most) {
     const Floats inside = _mm256_max_ps(_mm256_min_ps(x, all(most)), zero());

@@ -51,7 +51,8 @@ struct Avx512 {
   static Floats sub(Floats x, Floats y) { return _mm512_sub_ps(x, y); }
   static Floats mul(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
   static Floats fma(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
-  static Floats div(Floats x, Floats y) { return _mm512_div_ps(x, y); }
+  // An approximation of `1 / x`.
+  static Floats about_reciprocal(Floats x) { return _mm512_rcp14_ps(x); }
   // The nearest integer from 0 to `most`; one of these for NaN, too.
   static Floats rounded(Floats x, float most) {
     const Floats inside = _mm512_max_ps(_mm512_min_ps(x, all(most)), zero());
@@ -105,6 +106,25 @@ struct Avx512 {
   static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
   static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+  // Deals 64 numbers out: number `4 i + v` to lane `i` of vector `v`.
+  static void deal(const float* from, Floats* to) {
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17,
+                                            21, 25, 29);
+    const __m512i last = _mm512_add_epi32(first, ints(2));
+    const auto two = [&](const float* p, __m512i which) {
+      return _mm512_permutex2var_ps(load(p), which, load(p + 16));
+    };
+    const Floats a = two(from, first), b = two(from + 32, first);
+    const Floats c = two(from, last), d = two(from + 32, last);
+    to[0] = _mm512_shuffle_f32x4(a, b, 0x44);
+    to[1] = _mm512_shuffle_f32x4(a, b, 0xee);
+    to[2] = _mm512_shuffle_f32x4(c, d, 0x44);
+    to[3] = _mm512_shuffle_f32x4(c, d, 0xee);
+  }
+  static Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Ints load_bytes(const uint8_t* p, int64_t count) {
+    return Bytes512::load(p, count);
+  }
   // The lowest byte of each.
   static void store_bytes(uint8_t* p, Floats x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
