@@ -143,3 +143,25 @@ def test_rows(name, kind):
         np.testing.assert_array_equal(found, expected)
     sent = collectives(lambda q, ids: q[ids], sharded, ids)
     assert "f32[64,128]" not in str(sent) and "f32[64,256]" not in str(sent)
+
+
+# `device_put` goes by the axes of the stored arrays. What it does not refuse has the
+# same numbers, and is placed as `placement` says, as by `with_sharding`.
+@pytest.mark.parametrize("name", ("nf4", "int8", "int8-32", "nested"))
+@pytest.mark.parametrize("axis", (-1, -2))
+@pytest.mark.parametrize("spec", (P("a"), P(None, "b"), P("a", "b")))
+def test_device_put(name, axis, spec):
+    on = mesh("auto", 2, 4)
+    q = eqq.quantize(normal(512, 1024), formats[name], axis=axis)
+    try:
+        found = jax.device_put(q, NamedSharding(on, spec))
+    except ValueError as error:
+        assert "divi" in str(error)
+        return
+    assert _same(found, q)
+    meant = q.with_sharding(found.placement)
+    pairs = zip(*map(jtu.tree_leaves, (found.stored, meant.stored)), strict=True)
+    assert all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs)
+    # Another declaration moves it to where it should be.
+    again = found.with_sharding(NamedSharding(on, P(None, None)))
+    assert not again.is_sharded
