@@ -107,6 +107,7 @@ class QuantizedArray(AbstractArrayLike):
         """The scale of each block, with the contracted axis last."""
         if not isinstance(self.format, AbstractScaled):
             raise AttributeError(f"{self.format} has no scales.")
+        check_axes(first_of(self.stored).ndim, self.layout, self.axis)
         rows = self.layout.to_rows(self.stored)
         return self.format.scales(rows, self.layout.tail)
 
@@ -209,8 +210,10 @@ class QuantizedArray(AbstractArrayLike):
 
             JAX's functions that place a PyTree (`jax.device_put`, the `in_shardings`
             of `jax.jit`, `eqx.filter_shard`) apply the spec that they are given to each
-            stored array, whose axes are in another order. Results stay right;
-            `placement` tells how the array is placed then.
+            stored array, whose axes may be in another order: `q` and `q.T` share them.
+            Results stay right, and `placement` tells how the array is placed then. What
+            comes out is the same as of another `with_sharding`, so it is no error; but
+            JAX refuses to split scales that all rows, or a whole row, share.
         """
         if sharding is None:
             return dataclasses.replace(self, sharding=None)

@@ -80,3 +80,9 @@ def test_the_error_is_a_sentence():
         for fn in (lambda q: q.dequantize(), lambda q: x @ q, lambda q: q[0]):
             with pytest.raises(ValueError, match="along leading axes.*`in_axes`"):
                 jax.vmap(wrap(fn), 2)(q)
+
+
+def test_scales_are_refused_too():
+    q = eqq.quantize(normal(64, 48), "int8")
+    with pytest.raises(ValueError, match="along leading axes"):
+        jax.vmap(lambda q: q.scale, 1)(q)
