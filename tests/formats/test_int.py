@@ -150,12 +150,12 @@ def test_order_of_blocks():
     # As `encode` leaves them, they are one after another.
     np.testing.assert_array_equal(q.dequantize(), expected.dequantize())
     order = np.random.default_rng(0).permutation(128)
-    codes = unpack_bits(q.stored["codes"], 4, 0)[..., order]
-    stored = q.stored | {
-        "codes": pack_bits(codes, 4),
+    rows = q.layout.to_rows(q.stored)
+    rows = rows | {
+        "codes": pack_bits(unpack_bits(rows["codes"], 4, 0)[..., order], 4),
         "block": jnp.asarray(order // 32, jnp.int32)[None, None].repeat(2, 0),
     }
-    q = dataclasses.replace(q, stored=stored)
+    q = dataclasses.replace(q, stored=q.layout.from_rows(rows))
     dense = np.asarray(expected.dequantize())[..., order]
     np.testing.assert_array_equal(q.dequantize(), dense)
     np.testing.assert_array_equal(q[1][3], dense[1, 3])
@@ -163,6 +163,7 @@ def test_order_of_blocks():
     products = jax.jit(lambda x, q: x @ q.mT)(x, q)
     assert error(products, x, dense.swapaxes(1, 2)) < 1e-5
     # A block that there is not: never a number.
-    stored["block"] = stored["block"].at[:, :, 5].set(77)
+    rows["block"] = rows["block"].at[:, :, 5].set(77)
+    stored = q.layout.from_rows(rows)
     broken = dataclasses.replace(q, stored=stored).dequantize()
     assert np.all(jnp.isnan(broken[..., 5])) and jnp.sum(jnp.isnan(broken)) == 10

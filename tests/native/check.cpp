@@ -21,6 +21,8 @@
 #include <vector>
 
 #include "case.h"
+#include "check_blocks.h"
+#include "compare.h"
 #include "emulated_tiles.h"
 #include "kernels.h"
 #include "pool.h"
@@ -31,33 +33,8 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-constexpr double bound = 1e-5;
-
-int64_t failures = 0;
-
 void fail(const Case& c, const char* set, const char* what) {
-  if (++failures > 10) return;  // The others are like these.
-  std::printf("%s, %s: ", set, what);
-  c.print();
-}
-
-// Whether `y` is close to a sum of products, relative to their absolute values.
-//
-// Numbers that are not normal are less exact, or taken as zeros: inputs, weights, and
-// inputs times what codes stand for, before they are scaled.
-bool close(float y, const double* x, const Numbers& w) {
-  double sum = 0, size = 0, all = 1;
-  for (size_t j = 0; j < w.size(); ++j) {
-    const double product = x[j] * w[j];
-    sum += product;
-    size += std::isfinite(product) ? std::abs(product) : 0;
-    all += std::abs(w[j]) + std::abs(x[j]);
-  }
-  if (std::isnan(sum)) return std::isnan(y);
-  // In float32, so is what would be infinite then.
-  if (size > 1e38) return true;
-  if (std::isinf(sum)) return y == sum;
-  return std::abs(y - sum) <= bound * size + 1e-36 * all;
+  report(set, what, [&] { c.print(); });
 }
 
 // Inputs, and what a weight is rounded to before they are multiplied with it.
@@ -88,19 +65,6 @@ bool right(const Case& c, bool transposed, int64_t columns,
   }
   return true;
 }
-
-// Memory of exactly its size.
-template <class T>
-class Guarded {
- public:
-  explicit Guarded(int64_t size)
-      : buffer_(size, size % 2 == 0 ? Place::kBeforeGuard : Place::kAfterGuard) {}
-  T* get() const { return buffer_.data(); }
-  bool failed() const { return false; }
-
- private:
-  Buffer<T> buffer_;
-};
 
 template <class Run>
 void check(const Case& c, const char* set, const char* what, const Pool& pool,
@@ -274,6 +238,7 @@ void check_case(const Kernels& kernels, const char* set, const Pool& pool) {
   check_transposed(any, kernels, set, pool);
   check_integers(whole, kernels, set, pool);
   check_rounded(whole, kernels, set, pool);
+  check_blocks(kernels, set, pool);
 }
 
 }  // namespace

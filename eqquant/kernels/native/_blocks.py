@@ -131,6 +131,8 @@ def _refuse_format(format: AbstractFormat) -> str | None:
         return f"needs blocks that are runs of positions, got {format}"
     if format.levels & (format.levels - 1) != 0 or _code_dtype(format) != jnp.uint8:
         return f"needs unsigned codes of whole bits, got {format}"
+    if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
+        return f"needs zero-points to be of integers from 0 on, got {format}"
     return None
 
 

@@ -73,8 +73,8 @@ class BlocksWeights {
         o_.offset_type > 2 || o_.scale_type < 0 || o_.scale_type > 2)
       return "unknown types of points, offsets or scales";
     if (o_.point_type > 1 && o_.packing != 8) return "small floats should have 8 bits";
-    if (o_.point_type > 0 && o_.offset_type == 1)
-      return "zero-points are for integers";
+    if (o_.offset_type == 1 && (o_.point_type > 0 || o_.base != 0))
+      return "zero-points are for integers from 0 on";
     if (o_.base < 0 || o_.base > 255)
       return "the base should have 8 bits, got " + std::to_string(o_.base);
     if (points_.each() != 256) return "there should be 256 points";

@@ -74,9 +74,13 @@ class DigitsOfBytes {
     for (int d = 0; offset && d < kDigits; ++d) {
       const __m512i zeros =
           Avx512::load_bytes(piece.zero + piece.run[p.run[d]].first / kRun * 64);
+      __m512 less[4] = {};
+      if (is_wide(w_)) Avx512::deal(piece.less + p.run[d] * 64, less);
       EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v)
-        zero[d][v] = Avx512::to_floats(Avx512::both(_mm512_srli_epi32(zeros, 8 * v), 255));
+      for (int v = 0; v < 4; ++v) {
+        const __m512i zero_of = Avx512::both(_mm512_srli_epi32(zeros, 8 * v), 255);
+        zero[d][v] = _mm512_add_ps(Avx512::to_floats(zero_of), less[v]);
+      }
     }
     const uint8_t* c = p.codes;
     const float* x = x_.x + p.k;

@@ -29,7 +29,7 @@ struct Run {
 //
 // - `zero`: the integer that is subtracted from codes, so that they are signed. 0 if
 //   codes stand for points of a table. (Of each 16 codes, not of each run.)
-// - `less`: what is to be subtracted in addition, from integers of 8 bits.
+// - `less`: what is to be subtracted in addition, from wide integers.
 // - `minimum`, and `rest`: the number that a code stands for which is `less` then.
 template <class V>
 struct Piece {
@@ -93,14 +93,18 @@ struct Type {
   using type = T;
 };
 
+// Whether integers may not fit in 8 bits with a sign, once zero is subtracted.
+inline bool is_wide(const Blocks& w) {
+  return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
+}
+
 // Calls `f` with the type of what the codes of a weight stand for.
 template <class V, class F>
 void with_points(const Blocks& w, F f) {
   const bool few = static_cast<int32_t>(w.packing) <= 4;
   switch (w.point_type) {
     case PointType::kIntegers:
-      return w.packing == Packing::kBits8 ? f(Type<WideIntegerPoints<V>>())
-                                          : f(Type<IntegerPoints<V>>());
+      return is_wide(w) ? f(Type<WideIntegerPoints<V>>()) : f(Type<IntegerPoints<V>>());
     case PointType::kTable:
       return few ? f(Type<TablePoints<V, typename V::Table16>>())
                  : f(Type<TablePoints<V, typename V::Table256>>());
@@ -272,17 +276,19 @@ class Numbers {
     V::store(piece.scale + at, scale);
     if (w_.offset == Offset::kMinimum) {
       const int32_t bits = is_gguf(w_.packing) ? 5 : static_cast<int32_t>(w_.packing);
+      const auto base = zero;
       const auto steps = V::mul(minimum, V::about_reciprocal(scale));
-      zero = V::rounded(V::sub(V::zero(), steps), static_cast<float>((1 << bits) - 1));
+      zero = V::rounded(V::sub(base, steps), static_cast<float>((1 << bits) - 1));
       V::store(piece.minimum + at, minimum);
-      V::store(piece.rest + at, V::add(V::mul(zero, scale), minimum));
+      V::store(piece.rest + at, V::add(V::mul(V::sub(zero, base), scale), minimum));
     }
     if (w_.point_type != PointType::kIntegers) {
       zero = V::zero();
-    } else if (w_.packing == Packing::kBits8) {
-      const auto half = V::all(128);
-      V::store(piece.less + at, V::sub(zero, half));
-      zero = half;
+    } else if (is_wide(w_)) {
+      const bool eight = w_.packing == Packing::kBits8;
+      const auto here = eight ? V::all(128) : V::rounded(zero, 127);
+      V::store(piece.less + at, V::sub(zero, here));
+      zero = here;
     }
     for (int64_t k = run.first; k < run.last; k += kRun)
       V::store_bytes(piece.zero + k / kRun * kRows + v * W, zero);
@@ -312,8 +318,9 @@ class Numbers {
         zero[v] = V::to_floats(V::template bytes<false>(
             piece.zero + run.first / kRun * kRows + v * W));
         minimum[v] = V::load(piece.minimum + at);
-        // Of integers: the codes as they were.
-        if (P::kSigned) less[v] = V::sub(V::zero(), zero[v]);
+        // Of integers: the points, of codes as they were.
+        if (P::kSigned)
+          less[v] = V::sub(V::all(static_cast<float>(w_.base)), zero[v]);
       }
     }
     const uint8_t* c = piece.codes + run.first * kRows;

@@ -1,0 +1,270 @@
+// Random weights of `Blocks`, and the number that each code stands for, read off the
+// bytes as the formats define them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "case.h"
+#include "kernels.h"
+
+namespace eqquant {
+namespace {
+
+// A block of one of GGUF's types, as ggml's `dequantize_row_*` read it.
+struct GGUFBlock {
+  Packing packing;
+  const uint8_t* byte;  // one after another
+
+  static int64_t codes(Packing p) { return p >= Packing::kQ2_K ? 256 : 32; }
+  static int64_t bytes(Packing p) {
+    switch (p) {
+      case Packing::kQ4_1: return 20;
+      case Packing::kQ5_0: return 22;
+      case Packing::kQ5_1: return 24;
+      case Packing::kQ2_K: return 84;
+      case Packing::kQ3_K: return 110;
+      case Packing::kQ4_K: return 144;
+      case Packing::kQ5_K: return 176;
+      default: return 210;
+    }
+  }
+
+  double number(int64_t k) const {
+    const int64_t i = k % 32, j = k / 32, low = k % 16;
+    switch (packing) {
+      case Packing::kQ4_1: return rounded(nibble(4 + low, k / 16) * half(0) + half(2));
+      case Packing::kQ5_0:
+        return (nibble(6 + low, k / 16) + 16 * bit(2 + k / 8, k % 8) - 16) * half(0);
+      case Packing::kQ5_1:
+        return rounded(
+            (nibble(8 + low, k / 16) + 16 * bit(4 + k / 8, k % 8)) * half(0) + half(2));
+      case Packing::kQ2_K: {
+        const int code = byte[16 + k / 128 * 32 + i] >> (2 * (j % 4)) & 3;
+        const int both = byte[k / 16];
+        return rounded(code * (half(80) * (both & 15)) - half(82) * (both >> 4));
+      }
+      case Packing::kQ3_K: {
+        const int code = byte[32 + k / 128 * 32 + i] >> (2 * (j % 4)) & 3;
+        const int64_t s = k / 16;
+        const int scale = nibble(96 + s % 8, s / 8) |
+                          (byte[104 + s % 4] >> (2 * (s / 4)) & 3) << 4;
+        return (code + 4 * bit(i, j) - 4) * (half(108) * (scale - 32));
+      }
+      case Packing::kQ4_K:
+        return of_ranges(nibble(16 + k / 64 * 32 + i, j % 2), j);
+      case Packing::kQ5_K:
+        return of_ranges(nibble(48 + k / 64 * 32 + i, j % 2) + 16 * bit(16 + i, j), j);
+      default: {
+        const int64_t l = k % 128;
+        const int code = nibble(k / 128 * 64 + l % 64, l / 64) |
+                         (byte[128 + k / 128 * 32 + i] >> (2 * (l / 32)) & 3) << 4;
+        return (code - 32) * (half(208) * static_cast<int8_t>(byte[192 + k / 16]));
+      }
+    }
+  }
+
+ private:
+  int nibble(int64_t at, int64_t which) const { return byte[at] >> (4 * which) & 15; }
+  int bit(int64_t at, int64_t which) const { return byte[at] >> which & 1; }
+  // (Products are exact in float32; sums are not.)
+  static double rounded(double x) { return static_cast<float>(x); }
+  double half(int64_t at) const {
+    return float16_to_double(static_cast<uint16_t>(byte[at] | byte[at + 1] << 8));
+  }
+  double of_ranges(int code, int64_t j) const {
+    const uint8_t* const s = byte + 4;
+    const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+    const int low = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
+    return rounded(code * (half(0) * scale) - half(2) * low);
+  }
+};
+
+class BlocksCase {
+ public:
+  BlocksCase()
+      : packing_(some_packing()),
+        gguf_(static_cast<int32_t>(packing_) > 8),
+        n_(chance(0.05) ? between(500, 2500) : between(1, 150)),
+        k_(chance(0.5) ? 16 * between(1, 60) : between(1, 700)),
+        block_(chance(0.2) ? k_ : 16 * between(1, chance(0.5) ? 4 : 20)),
+        rows_(chance(0.5) ? between(1, 4) : between(1, 40)),
+        units_(divided_up(k_, unit_codes())),
+        place_(static_cast<Place>(between(0, 2))),
+        scale_type_(static_cast<ScaleType>(between(0, 2))),
+        point_type_(some_points()),
+        offset_(some_offset()),
+        base_(point_type_ == PointType::kIntegers && offset_ != Offset::kZeroPoint
+                  ? between(0, 1 << bits()) / 2
+                  : 0),
+        columns_(chance(0.2) ? 1 : n_),
+        codes_(units_ * unit_bytes() * n_, place_),
+        scales_(4 * blocks() * columns_, place_),
+        offsets_(4 * blocks() * n_, place_),
+        points_(256, place_) {
+    for (size_t i = 0; i < codes_.size(); ++i)
+      codes_[static_cast<int64_t>(i)] = static_cast<uint8_t>(between(0, 255));
+    // Finite scales, most of the time.
+    if (gguf_ && chance(0.8))
+      for (size_t i = 0; i < codes_.size(); ++i)
+        codes_[static_cast<int64_t>(i)] &= 0xbf;
+    for (int64_t i = 0; i < 256; ++i) points_[i] = normal();
+    for (int64_t i = 0; i < blocks() * columns_; ++i)
+      put(scales_, i, std::exp(normal()) * (chance(0.1) ? -1 : 1));
+    if (chance(0.2)) put(scales_, between(0, blocks() * columns_ - 1), strange());
+    if (offset_ == Offset::kZeroPoint)
+      for (int64_t i = 0; i < blocks() * n_; ++i)
+        offsets_[i] =
+            static_cast<uint8_t>(between(0, chance(0.1) ? 255 : (1 << bits()) - 1));
+    else
+      for (int64_t i = 0; i < blocks() * n_; ++i) put(offsets_, i, -3 * std::abs(normal()));
+  }
+
+  Blocks weight() const {
+    return {packing_,
+            codes_.data(),
+            n_,
+            k_,
+            smaller(block_, k_),
+            {scale_type_, scales_.data(), columns_},
+            gguf_ ? offset_of_gguf() : offset_,
+            offset_ == Offset::kZeroPoint ? offsets_.data() : nullptr,
+            {scale_type_, offsets_.data(), n_},
+            point_type_,
+            gguf_ ? base_of_gguf() : static_cast<int32_t>(base_),
+            points_.data()};
+  }
+
+  // The number `k` of the row `i`.
+  double number(int64_t i, int64_t k) const {
+    const int64_t unit = k / unit_codes(), first = unit * unit_bytes();
+    uint8_t bytes[256];
+    for (int64_t b = 0; b < unit_bytes(); ++b) bytes[b] = codes_[(first + b) * n_ + i];
+    if (gguf_) return GGUFBlock{packing_, bytes}.number(k % unit_codes());
+    const int64_t start = k % unit_codes() * bits();
+    int code = bytes[start / 8] >> start % 8;
+    if (start % 8 + bits() > 8) code |= bytes[start / 8 + 1] << (8 - start % 8);
+    code &= (1 << bits()) - 1;
+    const int64_t g = k / smaller(block_, k_);
+    const double scale = get(scales_, g * columns_ + (columns_ == 1 ? 0 : i));
+    const int64_t at = g * n_ + i;
+    const double less = offset_ == Offset::kZeroPoint ? offsets_[at] : 0;
+    const double low = offset_ == Offset::kMinimum ? get(offsets_, at) : 0;
+    // As formats decode: in float32.
+    return static_cast<float>((point(code) - less) * scale) + static_cast<float>(low);
+  }
+
+  // Some of the inputs are not what one would like.
+  Buffer<float> inputs(int64_t columns) const {
+    auto x = buffer(rows_ * columns);
+    for (int64_t m = 0; m < rows_; ++m) {
+      const float sizes[] = {0, 1e30f, 1e-30f, 1e-36f};
+      const float size = chance(0.2) ? sizes[between(0, 3)] : 1;
+      for (int64_t i = 0; i < columns; ++i) x[m * columns + i] = size * normal();
+      if (chance(0.1)) x[m * columns + between(0, columns - 1)] = strange();
+    }
+    return x;
+  }
+  Buffer<float> buffer(int64_t size) const { return Buffer<float>(size, place_); }
+
+  int64_t rows() const { return rows_; }
+  int64_t n() const { return n_; }
+  int64_t k() const { return k_; }
+
+  void print() const {
+    std::printf(
+        "packing %d, rows %ld, n %ld, k %ld, block %ld, scales %ld of type %d, offset "
+        "%d, points %d, place %d\n",
+        static_cast<int>(packing_), rows_, n_, k_, block_, columns_,
+        static_cast<int>(scale_type_), static_cast<int>(offset_),
+        static_cast<int>(point_type_), static_cast<int>(place_));
+  }
+
+ private:
+  int bits() const { return gguf_ ? 4 : static_cast<int>(packing_); }
+  int64_t unit_codes() const { return gguf_ ? GGUFBlock::codes(packing_) : bits() == 8 ? 1 : bits() == 4 ? 2 : bits() % 2 == 0 ? 4 : 8; }
+  int64_t unit_bytes() const {
+    return gguf_ ? GGUFBlock::bytes(packing_) : unit_codes() * bits() / 8;
+  }
+  int64_t blocks() const { return gguf_ ? 1 : divided_up(k_, smaller(block_, k_)); }
+
+  double point(int code) const {
+    switch (point_type_) {
+      case PointType::kIntegers: return code - static_cast<double>(base_);
+      case PointType::kTable: return points_[code];
+      case PointType::kE5M2: return float16_to_double(static_cast<uint16_t>(code << 8));
+      default: break;
+    }
+    if ((code & 127) == 127) return NAN;
+    const int exponent = code >> 3 & 15, rest = code & 7;
+    const double size = exponent == 0 ? std::ldexp(rest, -9)
+                                      : std::ldexp(8 + rest, exponent - 10);
+    return code >> 7 ? -size : size;
+  }
+
+  Offset offset_of_gguf() const {
+    switch (packing_) {
+      case Packing::kQ5_0:
+      case Packing::kQ3_K:
+      case Packing::kQ6_K: return Offset::kNone;
+      default: return Offset::kMinimum;
+    }
+  }
+  int32_t base_of_gguf() const {
+    return packing_ == Packing::kQ5_0   ? 16
+           : packing_ == Packing::kQ3_K ? 4
+           : packing_ == Packing::kQ6_K ? 32
+                                        : 0;
+  }
+
+  static Packing some_packing() {
+    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114};
+    return static_cast<Packing>(chance(0.5) ? between(1, 8) : gguf[between(0, 7)]);
+  }
+  PointType some_points() const {
+    if (gguf_ || chance(0.6)) return PointType::kIntegers;
+    return static_cast<PointType>(packing_ == Packing::kBits8 ? between(1, 3) : 1);
+  }
+  Offset some_offset() const {
+    const auto found = static_cast<Offset>(between(0, 2));
+    const bool zero = found == Offset::kZeroPoint;
+    if (gguf_ || (zero && point_type_ != PointType::kIntegers)) return Offset::kNone;
+    return found;
+  }
+
+  void put(const Buffer<uint8_t>& to, int64_t i, float x) const {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint16_t wide = static_cast<uint16_t>(bits >> 16);
+    // The sign, an exponent near 1, and some mantissa.
+    const uint16_t half = static_cast<uint16_t>((wide & 0x8000) | between(12, 18) << 10 |
+                                                (wide & 0x7f) << 3);
+    if (scale_type_ == ScaleType::kFloat32) std::memcpy(to.data() + 4 * i, &bits, 4);
+    if (scale_type_ == ScaleType::kBfloat16) std::memcpy(to.data() + 2 * i, &wide, 2);
+    if (scale_type_ == ScaleType::kFloat16) std::memcpy(to.data() + 2 * i, &half, 2);
+  }
+  double get(const Buffer<uint8_t>& from, int64_t i) const {
+    float wide;
+    uint16_t narrow;
+    std::memcpy(&narrow, from.data() + 2 * i, 2);
+    if (scale_type_ == ScaleType::kFloat16) return float16_to_double(narrow);
+    if (scale_type_ == ScaleType::kBfloat16) return bfloat16_to_double(narrow);
+    std::memcpy(&wide, from.data() + 4 * i, 4);
+    return wide;
+  }
+
+  Packing packing_;
+  bool gguf_;
+  int64_t n_, k_, block_, rows_, units_;
+  Place place_;
+  ScaleType scale_type_;
+  PointType point_type_;
+  Offset offset_;
+  int64_t base_, columns_;
+  Buffer<uint8_t> codes_, scales_, offsets_;
+  Buffer<float> points_;
+};
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,59 @@
+// What checks have in common.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+#include "case.h"
+
+namespace eqquant {
+namespace {
+
+constexpr double bound = 1e-5;
+
+int64_t failures = 0;
+
+// Reports a failure of a case, which `print` describes.
+template <class Print>
+void report(const char* set, const char* what, Print print) {
+  if (++failures > 10) return;  // The others are like these.
+  std::printf("%s, %s: ", set, what);
+  print();
+}
+
+// Whether `y` is close to a sum of products, relative to their absolute values.
+//
+// Numbers that are not normal are less exact, or taken as zeros: inputs, weights, and
+// inputs times what codes stand for, before they are scaled.
+bool close(float y, const double* x, const std::vector<double>& w) {
+  double sum = 0, size = 0, all = 1;
+  for (size_t j = 0; j < w.size(); ++j) {
+    const double product = x[j] * w[j];
+    sum += product;
+    size += std::isfinite(product) ? std::abs(product) : 0;
+    all += std::abs(w[j]) + std::abs(x[j]);
+  }
+  if (std::isnan(sum)) return std::isnan(y);
+  // In float32, so is what would be infinite then.
+  if (size > 1e38) return true;
+  if (std::isinf(sum)) return y == sum;
+  return std::abs(y - sum) <= bound * size + 1e-36 * all;
+}
+
+// Memory of exactly its size.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(int64_t size)
+      : buffer_(size, size % 2 == 0 ? Place::kBeforeGuard : Place::kAfterGuard) {}
+  T* get() const { return buffer_.data(); }
+  bool failed() const { return false; }
+
+ private:
+  Buffer<T> buffer_;
+};
+
+}  // namespace
+}  // namespace eqquant
