@@ -22,7 +22,10 @@ To add a format, start in `eqquant.formats`; a kernel, in `eqquant.kernels`; a r
 writer of files, in `eqquant.interop`; a rule of `implicit`, in `eqquant._implicit`.
 """
 
-from . import formats as formats, interop as interop, train as train
+import importlib
+from typing import TYPE_CHECKING
+
+from . import formats as formats
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
@@ -38,7 +41,6 @@ from ._implicit import (
     register_rule as register_rule,
 )
 from ._ops import qconv as qconv, qmatmul as qmatmul
-from ._report import audit as audit, explain as explain, report as report
 from ._tree import (
     LeafInfo as LeafInfo,
     register_owner as register_owner,
@@ -67,9 +69,33 @@ from .formats import (
     RSRTernary as RSRTernary,
     Ternary as Ternary,
 )
-from .interop import load as load, save as save
 from .kernels import Problem as Problem, register_kernel as register_kernel
-from .train import straight_through as straight_through
 
 
 __version__ = "0.1.0"
+
+# Not every program needs these rooms, so each is imported when it, or one of its names
+# below, is first used. Type checkers do not see that: they read the imports.
+if TYPE_CHECKING:
+    from . import interop as interop, train as train
+    from ._report import audit as audit, explain as explain, report as report
+    from .interop import load as load, save as save
+    from .train import straight_through as straight_through
+
+_later = {
+    "interop": ("load", "save"),
+    "train": ("straight_through",),
+    "_report": ("audit", "explain", "report"),
+}
+_room_of = {name: room for room, names in _later.items() for name in (room, *names)}
+
+
+def __getattr__(name):
+    if name not in _room_of:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = importlib.import_module(f".{_room_of[name]}", __name__)
+    return room if name in _later else globals().setdefault(name, getattr(room, name))
+
+
+def __dir__():
+    return sorted({*globals(), *_room_of})

@@ -133,6 +133,13 @@ import eqquant
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 assert not {"rich", "matplotlib", "argparse"} & new, new
 assert "jax.experimental.pallas" not in sys.modules
-assert "eqquant.demo" not in sys.modules
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("eqquant.")}
+assert not {"interop", "train", "_report", "demo", "bench", "_cli"} & rooms, rooms
+
+assert {"interop", "train", "save", "report"} <= {*dir(eqquant)}
+from eqquant import straight_through, train
+assert train.straight_through is straight_through is eqquant.straight_through
+assert eqquant.interop.save is eqquant.save
+assert not hasattr(eqquant, "training")
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

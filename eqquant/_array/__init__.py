@@ -1,12 +1,13 @@
 """`QuantizedArray`, which takes the place of an array (`_array`), with the members that
 any such class shares (`_array_like`): how it is made (`_quantize`), indexed (`_index`),
 reshaped along leading axes (`_leading`) and repacked for the kernels of a platform
-(`_prepack`); which mapped axes are errors (`_stored`), and how implicit dequantization
-is traced and warned about (`_provenance`).
+(`_prepack`); which mapped axes are errors (`_stored`), how implicit dequantization is
+traced and warned about (`_provenance`), and how `jax.export` writes it (`_exported`).
 
 This room imports `_product` and the rooms below it.
 """
 
+from . import _exported as _exported
 from ._array import (
     as_dense as as_dense,
     dequantize as dequantize,
@@ -16,6 +17,11 @@ from ._array import (
     QuantizedArray as QuantizedArray,
 )
 from ._array_like import AbstractArrayLike as AbstractArrayLike, dense_for as dense_for
+from ._json import (
+    spec_from_json as spec_from_json,
+    spec_to_json as spec_to_json,
+    tuple_from_json as tuple_from_json,
+)
 from ._leading import (
     along as along,
     axis_from_end as axis_from_end,

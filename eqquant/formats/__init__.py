@@ -34,6 +34,10 @@ from ._held import encode_held as encode_held, not_held_text as not_held_text
 from ._int import Int as Int
 from ._int4 import Int4 as Int4
 from ._int8 import Int8 as Int8
+from ._json import (
+    format_from_json as format_from_json,
+    format_to_json as format_to_json,
+)
 from ._layout import (
     encode as encode,
     Layout as Layout,

@@ -10,7 +10,6 @@ array; end it with `register_layout`, and import it in `_layouts/__init__.py`. C
 outside the package calls [`eqquant.interop.register_layout`][] itself.
 """
 
-from . import _exported as _exported
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
 from ._containers import Part as Part
 from ._converting import convert as convert, Outcome as Outcome

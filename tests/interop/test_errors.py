@@ -240,7 +240,7 @@ class Negated(eqq.AbstractFormat):
 def test_unknown_format(path, monkeypatch):
     save(path, {"w": eqq.quantize(normal(2, 4), Negated())})
     known = {name: cls for name, cls in known_formats().items() if cls is not Negated}
-    monkeypatch.setattr("eqquant.interop._own._formats.known_formats", lambda: known)
+    monkeypatch.setattr("eqquant.formats._json.known_formats", lambda: known)
     with _raises(path, "no format 'Negated'.*Int8.*NF4.*import the module"):
         load(path)
 
@@ -355,7 +355,7 @@ def test_format_that_does_not_come_back(path):
 def test_two_formats_of_one_name(path, monkeypatch):
     q = eqq.quantize(normal(2, 4), Negated())
     known = {**known_formats(), "negated": eqq.Int8}
-    monkeypatch.setattr("eqquant.interop._own._formats.known_formats", lambda: known)
+    monkeypatch.setattr("eqquant.formats._json.known_formats", lambda: known)
     with pytest.raises(ValueError, match="Negated.* is also the name of .*Int8"):
         save(path, [q])
 

@@ -62,6 +62,17 @@ def test_all_that_is_static(change):
     assert same(loaded.call(q)["q"][0], q)
 
 
+def test_64_bits():
+    with jax.enable_x64(True):
+        q = eqq.quantize(normal(32, 16, dtype=np.float64), "int8")
+        exported = jax.export.export(jax.jit(lambda q: q))(q).serialize()
+        assert jax.export.deserialize(exported).in_tree == jtu.tree_structure(
+            ((q,), {})
+        )
+    with pytest.raises(ValueError, match=r"float64.*enable_x64\(True\)"):
+        jax.export.deserialize(exported)
+
+
 @pytest.mark.parametrize("type", (AxisType.Auto, AxisType.Explicit))
 def test_sharding(type):
     devices = np.array(jax.devices()).reshape(4, 2)
@@ -165,15 +176,18 @@ from jax.experimental import serialize_executable
 
 folder = pathlib.Path(sys.argv[1])
 expected = pickle.loads((folder / "expected").read_bytes())
-given = eqquant.load(folder / "args.safetensors")
-x, arrays = given["x"], given["arrays"]
-for name, args in {"inside": (x,), "argument": (x, arrays)}.items():
+programs = {}
+for name in ("inside", "argument"):
     compiled = pickle.loads((folder / f"{name}.compiled").read_bytes())
     compiled = serialize_executable.deserialize_and_load(
         *compiled, execution_devices=jax.devices()[:1]
     )
     exported = jax.export.deserialize((folder / f"{name}.export").read_bytes())
-    for kind, fn in {"compiled": compiled, "export": exported.call}.items():
+    programs[name] = {"compiled": compiled, "export": exported.call}
+given = eqquant.load(folder / "args.safetensors")
+x, arrays = given["x"], given["arrays"]
+for name, args in {"inside": (x,), "argument": (x, arrays)}.items():
+    for kind, fn in programs[name].items():
         # One is compiled anew, and as that process compiles.
         error = 0 if kind == "compiled" else 1e-5
         for a, b in zip(jax.tree.leaves(fn(*args)), expected[name][kind], strict=True):

@@ -2,12 +2,7 @@
 tree (see `_header`). `convert` writes the same files."""
 
 from . import _find as _find
-from ._formats import (
-    format_from_json as format_from_json,
-    format_to_json as format_to_json,
-)
 from ._header import is_own as is_own, to_part as to_part
 from ._like import named_sharding as named_sharding
 from ._load import load as load, load_struct as load_struct
-from ._save import described as described, save as save, spec_to_json as spec_to_json
-from ._skeleton import tuple_from_json as tuple_from_json
+from ._save import described as described, save as save

@@ -5,10 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from ..._array import is_quantized
+from ..._array import is_quantized, spec_to_json
+from ...formats import format_to_json
 from .._nodes import (
     children,
     dotted,
@@ -19,7 +19,6 @@ from .._nodes import (
     python_scalar,
 )
 from .._tensors import type_of
-from ._formats import format_to_json
 from ._header import to_header
 from ._write import Tensor, write
 
@@ -178,29 +177,3 @@ def _to_json(key):
             f"tuples of them. Got {key!r}."
         )
     return key
-
-
-def spec_to_json(
-    sharding: NamedSharding | PartitionSpec | None,
-) -> list[Any] | None:
-    """The names of mesh axes in a declared sharding.
-
-    **Raises:**
-
-    A `ValueError` if the sharding has more than names.
-    """
-    if sharding is None:
-        return None
-    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
-    names = [
-        name
-        for entry in spec.partitions
-        for name in (entry if isinstance(entry, tuple) else (entry,))
-    ]
-    named = all(name is None or isinstance(name, str) for name in names)
-    if not named or spec.unreduced or spec.reduced:
-        raise ValueError(
-            f"only the names of axes can be saved of a sharding. Got {spec}; remove "
-            "it, with `with_sharding(None)`."
-        )
-    return list(spec.partitions)

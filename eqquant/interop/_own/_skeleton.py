@@ -2,13 +2,11 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
-from ..._array import QuantizedArray
-from ...formats import Layout
+from ..._array import QuantizedArray, spec_from_json, tuple_from_json
+from ...formats import format_from_json, Layout
 from .._tensors import ArrayType, as_dtype
-from ._formats import format_from_json
 from ._header import damaged
 
 
@@ -102,7 +100,7 @@ def _key(json):
 
 
 def _quantized(name, json, arrays, version):
-    activation, sharding = json["activation"], json["sharding"]
+    activation = json["activation"]
     q = QuantizedArray(
         stored=_node(json["stored"], arrays, {}),
         layout=Layout(
@@ -111,9 +109,7 @@ def _quantized(name, json, arrays, version):
             -2 if version == 1 else json["row_axis"],
         ),
         axis=tuple_from_json(json["axis"]),
-        sharding=None
-        if sharding is None
-        else PartitionSpec(*map(tuple_from_json, sharding)),
+        sharding=spec_from_json(json["sharding"]),
         activation=None if activation is None else format_from_json(activation),
         dtype=as_dtype(json["dtype"]),
         inner=tuple(json["inner"]),
@@ -124,8 +120,3 @@ def _quantized(name, json, arrays, version):
             f"arrays, in {q.format}, have shape {q.shape}."
         )
     return q
-
-
-def tuple_from_json(json: Any) -> Any:
-    """A tuple that JSON has made a list. Other values are returned unchanged."""
-    return tuple(json) if isinstance(json, list) else json

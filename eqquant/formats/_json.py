@@ -4,7 +4,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...formats import AbstractFormat, known_formats
+from ._base import AbstractFormat
+from ._names import known_formats
 
 
 def format_to_json(format: AbstractFormat) -> dict[str, Any]:

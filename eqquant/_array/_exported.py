@@ -5,14 +5,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.export
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from .._array import QuantizedArray
-from ..formats import Layout
-from ._own import format_from_json, format_to_json, spec_to_json, tuple_from_json
-from ._tensors import as_dtype
+from ..formats import format_from_json, format_to_json, Layout
+from ._array import QuantizedArray
+from ._json import spec_from_json, spec_to_json, tuple_from_json
 
 
 # `jax.export` writes the static fields of quantized arguments and results as JSON. The
@@ -56,9 +56,19 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
         "activation": None if activation is None else format_from_json(activation),
         "axis": tuple_from_json(static["axis"]),
         "inner": tuple(static["inner"]),
-        "dtype": as_dtype(static["dtype"]),
+        "dtype": _dtype_from_json(static["dtype"]),
         "sharding": _sharding_from_json(static["sharding"]),
     }
+
+
+def _dtype_from_json(name):
+    dtype = jnp.dtype(name)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"The export has quantized arrays of {name}, which JAX is not set up to "
+            "use. Read it inside `with jax.enable_x64(True):`."
+        )
+    return dtype
 
 
 def _sharding_to_json(sharding):
@@ -87,7 +97,7 @@ def _sharding_to_json(sharding):
 def _sharding_from_json(written):
     if written is None:
         return None
-    spec = PartitionSpec(*map(tuple_from_json, written["spec"]))
+    spec = spec_from_json(written["spec"])
     if "axes" not in written:
         return spec
     sizes, axes = tuple(written["sizes"]), tuple(written["axes"])

@@ -1,0 +1,42 @@
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+# What is static about an array, apart from its formats, as it is written in JSON.
+
+
+def spec_to_json(
+    sharding: NamedSharding | PartitionSpec | None,
+) -> list[Any] | None:
+    """The names of mesh axes in a declared sharding.
+
+    **Raises:**
+
+    A `ValueError` if the sharding has more than names.
+    """
+    if sharding is None:
+        return None
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    names = [
+        name
+        for entry in spec.partitions
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+    ]
+    named = all(name is None or isinstance(name, str) for name in names)
+    if not named or spec.unreduced or spec.reduced:
+        raise ValueError(
+            f"only the names of axes can be saved of a sharding. Got {spec}; remove "
+            "it, with `with_sharding(None)`."
+        )
+    return list(spec.partitions)
+
+
+def spec_from_json(json: Any) -> Any:
+    """The inverse of `spec_to_json`."""
+    return None if json is None else PartitionSpec(*map(tuple_from_json, json))
+
+
+def tuple_from_json(json: Any) -> Any:
+    """A tuple that JSON has made a list. Other values are returned unchanged."""
+    return tuple(json) if isinstance(json, list) else json
