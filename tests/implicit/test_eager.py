@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +153,19 @@ def test_nothing_is_kept(compiled):
         for i in range(1 if compiled else 3):
             call(name, i)
     assert kept() <= before
+
+
+# The program that a first call compiles is kept, without the equation it was made of.
+def test_first_call_keeps_no_constant():
+    def called():
+        constant = jnp.full((3, 64), 0.5)
+        fn = lambda x, w: jax.jit(lambda x, w: jnp.cosh(x + constant) @ w[0])(x, w)
+        implicit(fn)(x, stack())
+        return weakref.ref(constant)
+
+    constant = called()
+    gc.collect()
+    assert constant() is None
 
 
 def test_constants_are_those_of_each_call():
