@@ -253,3 +253,16 @@ def test_progress(slow, terminal, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert ("Quantizing" in captured.err) == (slow and terminal)
     assert captured.out == "" and (terminal or captured.err == "")
+
+
+# An array that stays dense for an embedding is quantized elsewhere only by name.
+def test_tied_to_an_embedding():
+    embedding = eqx.nn.Embedding(64, 32, key=key)
+    head = eqx.nn.Linear(32, 64, use_bias=False, key=key)
+    model = embedding, eqx.tree_at(lambda m: m.weight, head, embedding.weight)
+    _, head = eqq.tree_quantize(model)
+    assert not eqq.is_quantized(head.weight)
+    spec = (True, lambda leaf: eqq.NF4())
+    embedding, head = eqq.tree_quantize(model, spec)
+    assert eqq.is_quantized(head.weight)
+    assert not eqq.is_quantized(embedding.weight)

@@ -83,6 +83,19 @@ def test_gptq(bits, kwargs, path):
     assert q.axis == -1 and q.bits_per_weight < bits + 4
 
 
+# Version 1 stores zero-points minus one, so that 255 stands for 256.
+def test_largest_zero_point_of_gptq(path):
+    (name,) = files.gptq()[2]
+    tensors, config, _ = files.gptq(bits=8, n=32, k=32)
+    qzeros = name.replace("weight", "qzeros")
+    tensors[qzeros] = np.full_like(tensors[qzeros], -1)
+    files.save(path, tensors, config)
+    q = interop.read_gptq(path)[name]
+    codes = np.asarray(q.stored["codes"])
+    expected = (codes.astype(np.float32) - 256) * np.asarray(q.scale, np.float32)
+    np.testing.assert_array_equal(_dense(q), expected)
+
+
 def test_gptq_without_configuration(path):
     tensors, _, expected = files.gptq(version=2, bits=3, n=32)
     files.save(path, tensors)
