@@ -4,7 +4,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, UInt
+from jaxtyping import Array, Bool, Float, UInt
 
 
 scale_dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -73,9 +73,20 @@ def poison(
 
     (A maximum does not show this: on CPU, XLA's ignores NaNs.)
     """
-    shared = [i for i in range(-scale.ndim, 0) if scale.shape[i] == 1]
-    held = jnp.all(jnp.abs(blocks) <= _most, axis=shared, keepdims=True)
-    return jnp.where(held, scale, jnp.nan)
+    shared = tuple(i for i in range(-scale.ndim, 0) if scale.shape[i] == 1)
+    return jnp.where(all_within(blocks, _most, shared), scale, jnp.nan)
+
+
+def all_within(
+    x: Float[Array, "..."], most: float | np.floating, axis: int | tuple[int, ...] = -1
+) -> Bool[Array, "..."]:
+    """Whether no absolute value along some axes, which are kept with size one, is
+    larger than `most`, or NaN."""
+    # By their bits, in whose order NaN is the largest. (XLA:CPU computes maxima of
+    # integers several at a time, but the conjunction of booleans one by one.)
+    bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+    largest = jnp.max(bits, axis, keepdims=True, initial=0)
+    return largest <= np.float32(most).view(np.int32)
 
 
 # (Rounding to bfloat16 changes a scale by up to one part in 256.)

@@ -1,4 +1,6 @@
 import abc
+import functools as ft
+import operator
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -11,7 +13,8 @@ from .._base import AbstractComposite, AbstractFormat, Stored
 from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._int import Int
-from .._scale import poison
+from .._pieces import by_pieces
+from .._scale import all_within, poison
 
 
 class AbstractGGUF(AbstractFormat):
@@ -122,11 +125,14 @@ class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
         # The last block is filled up with its last number, which widens no range.
         missing = -w.shape[-1] % self.block_size
         w = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, missing)], mode="edge")
+        return {"blocks": by_pieces(self._encode_rows, w)}
+
+    def _encode_rows(self, w):
         blocks, _ = split(w, self.block_size)
         packed = self.encode_blocks(blocks)
         # No scale in float16 holds what is larger; and its powers may be infinite.
-        held = jnp.all(jnp.abs(blocks) < 2.0**40, axis=-1, keepdims=True)
-        return {"blocks": in_rows(self._with_nan(packed, ~held))}
+        held = all_within(blocks, np.nextafter(np.float32(2.0**40), np.float32(0)))
+        return in_rows(self._with_nan(packed, ~held))
 
     def without_infinities(self, stored):
         blocks = as_blocks(stored["blocks"], self.type_size)
@@ -223,9 +229,8 @@ def to_planes(
     *lead, k = codes.shape
     number = 8 // bits
     codes = codes.reshape(*lead, k // (number * width), number, width)
-    weights = 2 ** np.arange(0, 8, bits)
-    weights = weights.astype(np.uint8).reshape((1,) * (len(lead) + 1) + (number, 1))
-    packed = jnp.sum(codes * weights, axis=-2, dtype=jnp.uint8)
+    parts = [codes[..., i, :] << np.uint8(bits * i) for i in range(number)]
+    packed = ft.reduce(operator.or_, parts)
     return packed.reshape(*lead, k // number)
 
 

@@ -20,6 +20,11 @@ def large_block(x: Float[Array, "*b g s"]) -> Float[Array, "*b 256"]:
     return x.reshape(*x.shape[:-2], 256)
 
 
+def _flat(x: Float[Array, "*b h g s"]) -> Float[Array, "*b _ s"]:
+    *lead, number, few, size = x.shape
+    return x.reshape(*lead, number * few, size)
+
+
 def fit_ranges(
     x: Float[Array, "*b g s"],
     weights: Float[Array, "*b g s"],
@@ -37,7 +42,8 @@ def fit_ranges(
 ]:
     """The two scales of large blocks, those of the small ones and of how far below zero
     they begin, up to `most_scale`, and the codes, up to `most`."""
-    found = best_range(x, weights, most, start, steps, absolute)
+    found = best_range(_flat(x), _flat(weights), most, start, steps, absolute)
+    found = [a.reshape(*x.shape[:-1], 1) for a in found]
     wholes, parts = [], []
     for scales in found:
         scales = scales[..., 0]
@@ -75,7 +81,7 @@ def fit_scales(
 ) -> tuple[UInt8[Array, "*b 2"], Float[Array, "*b g"], Float[Array, "*b 256"]]:
     """The scale of large blocks, those of the small ones, from `-half_scales` on, and
     the codes, from `-half_codes` on."""
-    scales = best_scale(x, half_codes)[..., 0]
+    scales = best_scale(_flat(x), half_codes).reshape(x.shape[:-1])
     step = _whole(signed_largest(scales) / -half_scales)
     steps = rounded(scales, half(step), -half_scales, half_scales - 1)
     scale = half(step) * steps

@@ -1,11 +1,15 @@
 """How ggml looks for the scales of the small blocks that a large one consists of. (Not
-to the last bit: sums are of another order.)"""
+to the last bit: sums are of another order.)
+
+All candidates are computed in one loop, whose innermost axis is the blocks of a row: a
+sum over the numbers of a block adds up arrays, `_planes`, so that XLA:CPU computes it
+for several blocks at once."""
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, UInt8
 
+from .._blocks import absmax
 from .._scale import divided, reciprocal
 
 
@@ -18,25 +22,17 @@ def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
     """
     # So that no power of them is flushed to zero.
     largest = signed_largest(blocks)
-    blocks = blocks * reciprocal(largest)
-    weights = blocks**2
-
-    def sums(factor):
-        codes = jnp.clip(jnp.round(factor * blocks), -half, half - 1)
-        product = _sum(weights * codes * blocks)
-        return product, _sum(weights * codes**2)
-
-    def step(i, best):
-        most, scale = best
-        product, square = sums(-(half + 0.1 * (i - 9)))
-        gain = product**2 * reciprocal(square)
-        better = gain > most
-        new = jnp.where(better, product * reciprocal(square), scale)
-        return jnp.where(better, gain, most), new
-
-    zero = jnp.zeros_like(blocks[..., :1])
-    _, scale = lax.fori_loop(0, 19, step, (zero, zero))
-    return scale * largest
+    x = _planes(blocks * reciprocal(largest))
+    factors = half + np.float32(0.1) * np.arange(-9, 10, dtype=np.float32)
+    factors = _candidates(-factors, blocks)
+    codes = [jnp.clip(jnp.round(factors * a), -half, half - 1) for a in x]
+    product = _kept(_total([_rounded(a**2 * c * a) for c, a in zip(codes, x)]))
+    square = _kept(_total([_rounded(a**2 * c**2) for c, a in zip(codes, x)]))
+    gain = _kept(product**2 * reciprocal(square))
+    scale = _kept(product * reciprocal(square))
+    zero = jnp.zeros_like(gain[..., :1, :])
+    best = _first_least((-gain, scale), (zero, zero))
+    return _kept(best[1].swapaxes(-1, -2) * largest)
 
 
 def best_range(
@@ -57,41 +53,79 @@ def best_range(
       each that follows 0.1 more.
     - `absolute`: whether errors count by their absolute values, or by their squares.
     """
-    largest = jnp.abs(signed_largest(blocks))
+    largest = absmax(blocks)
     blocks, weights = blocks * reciprocal(largest), weights * reciprocal(largest)
     low = jnp.minimum(jnp.min(blocks, axis=-1, keepdims=True), 0)
     high = jnp.max(blocks, axis=-1, keepdims=True)
     sum_w, sum_x = _sum(weights), _sum(weights * blocks)
+    x, w, above = _planes(blocks), _planes(weights), _planes(blocks - low)
+    low, high, sum_w, sum_x = (a.swapaxes(-1, -2) for a in (low, high, sum_w, sum_x))
 
     def to_codes(factor):
-        return jnp.clip(jnp.round(factor * (blocks - low)), 0, most)
+        return [jnp.clip(jnp.round(factor * a), 0, most) for a in above]
 
-    def error(scale, low, codes):
-        difference = scale * codes + low - blocks
-        size = jnp.abs(difference) if absolute else difference**2
-        return _sum(weights * size)
+    def error(codes, scale, low):
+        difference = [scale * c + low - a for c, a in zip(codes, x)]
+        size = [jnp.abs(d) if absolute else d**2 for d in difference]
+        return _kept(_total([v * d for v, d in zip(w, size)]))
 
-    def step(i, best):
-        least, best_scale, best_low = best
-        codes = to_codes((most + start + 0.1 * i) * reciprocal(high - low))
-        sum_l, sum_l2 = _sum(weights * codes), _sum(weights * codes**2)
-        sum_xl = _sum(weights * codes * blocks)
-        determinant = sum_w * sum_l2 - sum_l**2
-        scale = (sum_w * sum_xl - sum_x * sum_l) * reciprocal(determinant)
-        bottom = (sum_l2 * sum_x - sum_l * sum_xl) * reciprocal(determinant)
-        above = bottom > 0
-        scale = jnp.where(above, sum_xl * reciprocal(sum_l2), scale)
-        bottom = jnp.where(above, 0, bottom)
-        new = error(scale, bottom, codes)
-        better = (determinant > 0) & (scale > 0) & (new < least)
-        take = lambda new, old: jnp.where(better, new, old)
-        return take(new, least), take(scale, best_scale), take(bottom, best_low)
+    steps_of = np.float32(0.1) * np.arange(steps + 1, dtype=np.float32)
+    factors = _candidates(np.float32(most + start) + steps_of, low)
+    codes = to_codes(factors * reciprocal(high - low))
+    sum_l = _kept(_total([v * c for v, c in zip(w, codes)]))
+    sum_l2 = _kept(_total([v * c**2 for v, c in zip(w, codes)]))
+    sum_xl = _kept(_total([v * c * a for v, c, a in zip(w, codes, x)]))
+    determinant = sum_w * sum_l2 - sum_l**2
+    scale = _kept((sum_w * sum_xl - sum_x * sum_l) * reciprocal(determinant))
+    bottom = _kept((sum_l2 * sum_x - sum_l * sum_xl) * reciprocal(determinant))
+    scale = _kept(jnp.where(bottom > 0, sum_xl * reciprocal(sum_l2), scale))
+    bottom = _kept(jnp.where(bottom > 0, 0, bottom))
+    new = error(codes, scale, bottom)
+    new = jnp.where((determinant > 0) & (scale > 0), new, jnp.inf)
+    first = (high - low) / most
+    least = error(to_codes(reciprocal(first)), first, low)
+    _, *best = _first_least((new, scale, bottom), (least, first, low))
+    scale, bottom = (a.swapaxes(-1, -2) for a in best)
+    return _kept(scale * largest), _kept(-bottom * largest)
 
-    scale = (high - low) / most
-    codes = to_codes(reciprocal(scale))
-    first = (error(scale, low, codes), scale, low)
-    _, scale, low = lax.fori_loop(0, steps + 1, step, first)
-    return scale * largest, -low * largest
+
+def _planes(blocks):
+    """The first number of each block, the second, and so on."""
+    # In memory, too: merged, the axes cannot stay as they were.
+    *lead, number, size = blocks.shape
+    x = blocks.swapaxes(-1, -2).reshape(*lead, 1, size * number)
+    return [x[..., i * number : (i + 1) * number] for i in range(size)]
+
+
+def _candidates(factors, blocks):
+    return factors.reshape((1,) * (blocks.ndim - 2) + (len(factors), 1))
+
+
+def _first_least(candidates, best):
+    # By the first of the arrays. `best` comes before the candidates.
+    for i in range(candidates[0].shape[-2]):
+        found = [a[..., i : i + 1, :] for a in candidates]
+        better = found[0] < best[0]
+        best = [jnp.where(better, a, b) for a, b in zip(found, best)]
+    return best
+
+
+def _total(x):
+    # As `_sum`, of planes.
+    while len(x) > 1:
+        half = len(x) // 2
+        x = [a + b for a, b in zip(x[:half], x[half:])]
+    return x[0]
+
+
+def _rounded(x):
+    # Before the sum: of both, XLA would otherwise make one operation.
+    return jnp.where(jnp.isnan(x), jnp.nan, x)
+
+
+def _kept(x):
+    # XLA computes a quotient once, not in each loop that reads it.
+    return divided(x, 1)
 
 
 def _sum(x):
@@ -112,8 +146,14 @@ def rounded(
 
 def signed_largest(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
     """The number of the largest absolute value, the first of them."""
-    index = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
-    return jnp.take_along_axis(blocks, index, axis=-1)
+    # (XLA:CPU takes several times as long for `argmax`, and again to look it up.)
+    largest = absmax(blocks)
+    size = blocks.shape[-1]
+    position = np.arange(size, dtype=np.int32).reshape((1,) * (blocks.ndim - 1) + (-1,))
+    where = 2 * position + jnp.signbit(blocks).astype(jnp.int32)
+    where = jnp.where(jnp.abs(blocks) == largest, where, 2 * size)
+    first = jnp.min(where, axis=-1, keepdims=True)
+    return jnp.where(first % 2 == 1, -largest, largest)
 
 
 def half_up(x: Float[Array, "*b s"], zero: int, levels: int) -> UInt8[Array, "*b s"]:
