@@ -46,6 +46,11 @@ def add_to(commands: Any) -> Parser:
     )
     add_flag(
         bench,
+        "--quantize",
+        "measure how fast arrays are quantized and dequantized, instead of products",
+    )
+    add_flag(
+        bench,
         "--quick",
         "take half a minute: a smaller shape, fewer rounds, no decoding",
     )
@@ -54,10 +59,13 @@ def add_to(commands: Any) -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..bench import as_quantization, run, run_memory
+    from ..bench import as_quantization, run, run_conversions, run_memory
 
     if args.memory:
         run_memory(peers=args.peers)
+        return 0
+    if args.quantize:
+        run_conversions()
         return 0
     if args.out.exists() and not args.out.is_dir():
         return user_error("bench", f"--out should be a folder. Got the file {args.out}")

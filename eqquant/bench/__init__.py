@@ -7,6 +7,11 @@ in `_peers.py`.
 """
 
 from ._clock import Times as Times
+from ._conversion import (
+    Conversion as Conversion,
+    measure_conversions as measure_conversions,
+    run_conversions as run_conversions,
+)
 from ._decode import Decoding as Decoding, measure_decoding as measure_decoding
 from ._decoder import Size as Size
 from ._figure import figure as figure

@@ -1,0 +1,136 @@
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .._array import quantize
+from ..formats import (
+    AbstractExact,
+    AbstractFormat,
+    as_format,
+    Binary,
+    FP8,
+    Int4,
+    Int8,
+    MXFP4,
+    NF4,
+    NVFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Ternary,
+)
+from ._clock import Clock, Times
+from ._entries import Meter, progress_bar, Show
+
+
+caption = (
+    "The speed at which an array of the shape 4096x4096 is quantized and dequantized, "
+    "in megabytes of float32 per second; and as a share of the speed at which it is "
+    "copied, on one thread, to memory that is there."
+)
+_formats = (Int8(), Int8(64), NF4(), Int4(), Ternary(), Binary(), FP8(), MXFP4())
+_formats += (NVFP4(), Q4_0(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K())
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """The speed at which numbers become codes, and codes numbers.
+
+    - `name`: the format.
+    - `nbytes`: the bytes of the numbers, in float32.
+    - `quantize`, `dequantize`: the times of each, next to those of a copy.
+    """
+
+    name: str
+    nbytes: int
+    quantize: Times
+    dequantize: Times
+
+
+def measure_conversions(
+    formats: Sequence[AbstractFormat | str] = _formats,
+    *,
+    shape: tuple[int, int] = (4096, 4096),
+    axis: int = -1,
+    budget: float | int = 30,
+    min_rounds: int = 3,
+    show: Show | None = None,
+) -> list[Conversion]:
+    """Measures [`eqquant.quantize`][] and [`eqquant.dequantize`][] on this machine.
+
+    **Arguments:**
+
+    - `formats`: formats, or names of formats.
+    - `shape`, `axis`: the shape of the array, and the axis that is quantized along.
+    - `budget`: the seconds for which to call them, once they are compiled.
+    - `min_rounds`: the least number of calls of each.
+    - `show`: as in [`eqquant.bench.measure_decoding`][].
+
+    **Returns:**
+
+    A list of [`eqquant.bench.Conversion`][].
+    """
+    w = np.random.default_rng(0).standard_normal(shape, np.float32)
+    copy = np.empty_like(w)
+    wanted = [as_format(format) for format in formats]
+    meter = Meter(float(budget), show)
+    found = []
+    for format in wanted:
+        exact = isinstance(format, AbstractExact)
+        numbers = jnp.asarray((w > 0).astype(np.float32) if exact else w)
+        q = quantize(numbers, format, axis=axis)
+        calls = (
+            lambda: np.copyto(copy, w),
+            lambda: jax.block_until_ready(quantize(numbers, format, axis=axis)),
+            lambda: jax.block_until_ready(q.dequantize()),
+        )
+        clock = Clock(budget / len(wanted), min_rounds, settle=0)
+        name = str(format)
+        _, *times = clock(calls, lambda seconds: meter.add(seconds, name))
+        found.append(Conversion(name, w.nbytes, *times))
+    return found
+
+
+def run_conversions(*, console: Console | None = None) -> list[Conversion]:
+    """Prints a table of the results of [`eqquant.bench.measure_conversions`][].
+
+    **Arguments:**
+
+    - `console`: the console to print to.
+
+    **Returns:**
+
+    The results.
+    """
+    console = Console() if console is None else console
+    with progress_bar(console) as show:
+        measured = measure_conversions(show=show)
+    console.print(conversion_table(measured))
+    console.print(Text(f"\n{caption}"))
+    return measured
+
+
+def conversion_table(measured: Sequence[Conversion]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("format")
+    for name in ("quantize", "dequantize"):
+        table.add_column(f"{name},\nMB/s", justify="right")
+        table.add_column("% of\ncopy", justify="right")
+    for row in measured:
+        cells = []
+        for times in (row.quantize, row.dequantize):
+            rate = row.nbytes / times.median / 1e6
+            cells += [f"{rate:.0f}", f"{100 * times.ratio:.0f}"]
+        table.add_row(Text(row.name), *cells)
+    return table
