@@ -14,6 +14,7 @@ from ._axes import (
     logical as logical,
     normalise_axis as normalise_axis,
 )
+from ._in_rows import transposed as transposed
 from ._primitive import (
     problem_of as problem_of,
     qmatmul_p as qmatmul_p,
