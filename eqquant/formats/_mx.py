@@ -4,12 +4,12 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Integer, UInt8
+from jaxtyping import Array, Float, Integer, UInt8, UInt32
 
 from ._base import AbstractComposite
 from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
-from ._scale import poison, to_bits
+from ._scale import poison
 
 
 _nan = 255
@@ -67,7 +67,7 @@ class AbstractMX(AbstractComposite):
         return _scaled(self.base.to_points(codes), exponent)
 
     def flat(self, stored, tail):
-        return stored | {"scale": to_bits(_power(stored["scale"]), self.scale_dtype)}
+        return stored | {"scale": _power_bits(stored["scale"])}
 
     def scales(self, stored, tail):
         return _power(stored["scale"])
@@ -79,10 +79,15 @@ def _exponent(x: Float[Array, "*s"]):
 
 
 def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
-    # (Not by a cast to `float8_e8m0fnu`: those of zeros and of negative numbers depend
-    # on who casts. From it is another matter.)
-    power = lax.bitcast_convert_type(exponent, jnp.float8_e8m0fnu)
-    return power.astype(jnp.float32)
+    return lax.bitcast_convert_type(_power_bits(exponent), jnp.float32)
+
+
+def _power_bits(exponent: UInt8[Array, "*s"]) -> UInt32[Array, "*s"]:
+    # Of `2**(exponent - 127)`, the smallest of which is subnormal. (XLA casts from
+    # `float8_e8m0fnu` one by one.)
+    bits = exponent.astype(jnp.uint32) << np.uint32(23)
+    bits = jnp.where(exponent == 0, np.uint32(2**22), bits)
+    return jnp.where(exponent == _nan, np.uint32(0x7FC00000), bits)
 
 
 def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:

@@ -91,7 +91,7 @@ def test_largest_zero_point_of_gptq(path):
     tensors[qzeros] = np.full_like(tensors[qzeros], -1)
     files.save(path, tensors, config)
     q = interop.read_gptq(path)[name]
-    codes = np.asarray(q.stored["codes"])
+    codes = np.asarray(q.layout.to_rows(q.stored)["codes"])
     expected = (codes.astype(np.float32) - 256) * np.asarray(q.scale, np.float32)
     np.testing.assert_array_equal(_dense(q), expected)
 

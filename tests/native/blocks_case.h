@@ -193,6 +193,7 @@ class BlocksCase {
     switch (point_type_) {
       case PointType::kIntegers: return code - static_cast<double>(base_);
       case PointType::kTable: return points_[code];
+      case PointType::kSigned: return static_cast<int8_t>(code);
       case PointType::kE5M2: return float16_to_double(static_cast<uint16_t>(code << 8));
       default: break;
     }
@@ -224,7 +225,7 @@ class BlocksCase {
   }
   PointType some_points() const {
     if (gguf_ || chance(0.6)) return PointType::kIntegers;
-    return static_cast<PointType>(packing_ == Packing::kBits8 ? between(1, 3) : 1);
+    return static_cast<PointType>(packing_ == Packing::kBits8 ? between(1, 4) : 1);
   }
   Offset some_offset() const {
     const auto found = static_cast<Offset>(between(0, 2));

@@ -26,8 +26,13 @@ def sweep_rows(format: AbstractFormat) -> int:
 
 # Thresholds of the native library.
 
-# The least number of rows for which products of bfloat16 are the fastest.
+# The least number of rows for which products of bfloat16 are the fastest: by codes as
+# they are, and by decoded numbers.
 native_bfloat16_rows = 16
+native_decoded_bfloat16_rows = 8
+
+# The least block for which products of 8-bit integers are as fast.
+native_integer_block = 64
 
 
 def native_integer_rows(format: AbstractFormat, tiles: bool) -> int | None:

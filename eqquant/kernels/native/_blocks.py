@@ -7,9 +7,10 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Float, Integer, Shaped
 
-from ...formats import AbstractFormat, AbstractGrid, Stored
-from ...formats.gguf import (
+from ...formats import (
+    AbstractFormat,
     AbstractGGUFBlocks,
+    AbstractGrid,
     Q2_K,
     Q3_K,
     Q4_1,
@@ -18,9 +19,10 @@ from ...formats.gguf import (
     Q5_1,
     Q5_K,
     Q6_K,
+    Stored,
 )
 from .._problem import Problem
-from ..cpu._codes import compute_now, refuse_layout
+from ..cpu._codes import compute_now, integer_step, refuse_layout
 from . import _library as library
 
 
@@ -37,7 +39,7 @@ _packings = {
 }
 _scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
 _offsets = {None: 0, "zero_point": 1, "minimum": 2}
-_integers, _table, _e4m3, _e5m2 = range(4)
+_integers, _table, _e4m3, _e5m2, _signed = range(5)
 
 
 class Blocks(NamedTuple):
@@ -62,7 +64,7 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         operands = stored["blocks"], none, none
     else:
         assert isinstance(format, AbstractGrid)
-        base, packing = format, int(np.log2(format.levels))
+        base, packing = format, (format.levels - 1).bit_length()
         offset = none if base.offset is None else stored[base.offset]
         operands = stored["codes"], stored["scale"], offset
     kind, zero, table = _points(base)
@@ -83,9 +85,11 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
 def _points(format: AbstractGrid) -> tuple[int, int, Float[np.ndarray, " 256"]]:
     """What codes stand for: the `PointType`, the code of zero if points are integers,
     and a table of all points."""
+    table = np.zeros(256, np.float32)
+    if _code_dtype(format) == jnp.int8:
+        return _signed, 0, table
     codes = np.arange(format.levels, dtype=np.uint8)
     points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
-    table = np.zeros(256, np.float32)
     table[: len(points)] = points
     zero = -points[0]
     if 0 <= zero <= 255 and np.array_equal(points, codes - zero):
@@ -129,8 +133,11 @@ def _refuse_format(format: AbstractFormat) -> str | None:
     assert isinstance(format, AbstractGrid)
     if format.ordered:
         return f"needs blocks that are runs of positions, got {format}"
-    if format.levels & (format.levels - 1) != 0 or _code_dtype(format) != jnp.uint8:
-        return f"needs unsigned codes of whole bits, got {format}"
+    if _code_dtype(format) == jnp.int8:
+        integers = integer_step(format) == (1, 0)
+        return None if integers else f"needs signed codes to be integers, got {format}"
+    if format.levels & (format.levels - 1) != 0:
+        return f"needs codes of whole bits, got {format}"
     if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
         return f"needs zero-points to be of integers from 0 on, got {format}"
     return None

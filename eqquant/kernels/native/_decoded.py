@@ -4,14 +4,22 @@ import itertools as it
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...formats import AbstractFormat, AbstractGrid, round_trip, Stored
-from ...formats.gguf import AbstractGGUFBlocks
+from ...formats import (
+    AbstractFormat,
+    AbstractGGUFBlocks,
+    AbstractGrid,
+    Int4,
+    round_trip,
+    Stored,
+)
 from .._problem import Problem
 from .._table import register_kernel
+from ..cpu._codes import refuse_grid
 from ..cpu._tiles import refuse_small
-from ..cpu._tuning import native_bfloat16_rows
+from ..cpu._tuning import native_decoded_bfloat16_rows, native_integer_block
 from . import _library as library
 from ._blocks import blocks, call, refuse
+from ._kernels import refuse_integers, refuse_many_across
 
 
 # Kernels for all formats of blocks: codes of 1 to 8 bits, which are integers or points
@@ -44,6 +52,14 @@ def _product(name, x, stored, problem):
     return call(name, x, blocks(stored, problem), columns).astype(problem.dtype)
 
 
+def _across_blocks(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None or not isinstance(problem.format, AbstractGrid):
+        return reason
+    # What XLA's tiles do not decode, they do not decode faster.
+    return None if refuse_grid(problem) else refuse_many_across(problem)
+
+
 def _rounds_to_bfloat16(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None:
@@ -51,19 +67,25 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     if library.level() < 3:
         return "needs a CPU with bfloat16 instructions (AVX512_BF16)"
     assert problem.rows is not None
-    if problem.rows < native_bfloat16_rows:
-        return f"is for {native_bfloat16_rows} rows or more, got {problem.rows}"
+    if problem.rows < native_decoded_bfloat16_rows:
+        return f"is for {native_decoded_bfloat16_rows} rows or more, got {problem.rows}"
+    size = problem.format.block_size or problem.k
+    if size >= native_integer_block and _has_integers(problem):
+        return f"is less accurate than `native_integers`, and as fast, for {size} codes"
     return refuse_small(problem)
 
 
+def _has_integers(problem):
+    grid = isinstance(problem.format, AbstractGrid)
+    return grid and refuse_integers(problem) is None
+
+
 for _type, _activation in it.product(
-    (AbstractGrid, AbstractGGUFBlocks), (None, AbstractFormat)
+    (AbstractGrid, Int4, AbstractGGUFBlocks), (None, AbstractFormat)
 ):
-    _register = ft.partial(
-        register_kernel, format_type=_type, activation=_activation, supports=refuse
-    )
-    for _product_ in ("matmul", "matmul_transposed"):
-        _register(_product_, priority=8, error=1e-5)(native_decoded)
-    _register("matmul", priority=9, error=8e-3, supports=_rounds_to_bfloat16)(
+    _register = ft.partial(register_kernel, format_type=_type, activation=_activation)
+    _register("matmul", priority=8, supports=refuse)(native_decoded)
+    _register("matmul_transposed", priority=8, supports=_across_blocks)(native_decoded)
+    _register("matmul", priority=11.5, supports=_rounds_to_bfloat16, error=8e-3)(
         native_decoded_bfloat16
     )

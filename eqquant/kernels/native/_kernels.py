@@ -88,11 +88,26 @@ def native_integers(
     return y.astype(problem.dtype)
 
 
+def _along_blocks(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None or isinstance(problem.format, AbstractRSR):
+        return reason
+    if radix(grid(problem)) == 256 and problem.rows in range(2, 8):
+        return f"is slower than `native_decoded` for 2 to 7 rows, got {problem.rows}"
+    return None
+
+
 def _across_blocks(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None or isinstance(problem.format, AbstractRSR):
         return reason
-    # (Codes of 4 bits are converted to floats by those tiles.)
+    return refuse_many_across(problem)
+
+
+def refuse_many_across(problem: Problem) -> str | None:
+    """Why a product of a grid across its blocks is not for the native library: XLA is
+    faster at so many rows."""
+    # (Codes of 4 bits are converted to floats by XLA's tiles.)
     format = grid(problem)
     integers = radix(format) != 16 and integer_step(format) is not None
     channels = format.block_size is None
@@ -117,7 +132,8 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     return refuse_small(problem)
 
 
-def _of_integers(problem: Problem) -> str | None:
+def refuse_integers(problem: Problem) -> str | None:
+    """Why `native_integers` does not apply to a problem, or `None`."""
     reason = refuse(problem)
     if reason is not None:
         return reason
@@ -151,7 +167,7 @@ for _type, _activation in it.product(
         priority=10,
         error=1e-5,
     )
-    _register("matmul", supports=refuse)(native)
+    _register("matmul", supports=_along_blocks)(native)
     _register("matmul_transposed", supports=_across_blocks)(native)
 
 for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
@@ -161,7 +177,7 @@ for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
 
 for _type in (AbstractGrid, Int4):
     _register = ft.partial(
-        register_kernel, "matmul", _type, priority=11, supports=_of_integers
+        register_kernel, "matmul", _type, priority=11, supports=refuse_integers
     )
     _register(error=error, provided=provided)(native_integers)
     _register(activation=Int8, error=1e-5)(native_integers)

@@ -62,17 +62,18 @@ class BlocksWeights {
   std::string problem() const {
     const Together unit = Together::of(o_.packing);
     if (unit.codes == 0) return "unknown packing " + std::to_string(o_.packing);
-    if (o_.codes.element_type() != ffi::U8 || o_.codes.dimensions().size() < 2)
+    const auto wanted = o_.point_type == 4 ? ffi::S8 : ffi::U8;
+    if (o_.codes.element_type() != wanted || o_.codes.dimensions().size() < 2)
       return "codes should be a matrix of bytes";
     if (codes_.columns < 1 || o_.k < 1 || o_.block < 1)
       return "codes and blocks should not be empty";
     if (codes_.rows / unit.bytes * unit.codes < o_.k)
       return "bytes should have room for " + std::to_string(o_.k) + " codes, got " +
              std::to_string(codes_.rows);
-    if (o_.point_type < 0 || o_.point_type > 3 || o_.offset_type < 0 ||
+    if (o_.point_type < 0 || o_.point_type > 4 || o_.offset_type < 0 ||
         o_.offset_type > 2 || o_.scale_type < 0 || o_.scale_type > 2)
       return "unknown types of points, offsets or scales";
-    if (o_.point_type > 1 && o_.packing != 8) return "small floats should have 8 bits";
+    if (o_.point_type > 1 && o_.packing != 8) return "codes of this type should have 8 bits";
     if (o_.offset_type == 1 && (o_.point_type > 0 || o_.base != 0))
       return "zero-points are for integers from 0 on";
     if (o_.base < 0 || o_.base > 255)

@@ -93,7 +93,7 @@ class FewRows {
  public:
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
 
-  FewRows(const Blocks& w, const FewInputs& x) : w_(w), x_(x), points_(w.points) {}
+  FewRows(const Blocks& w, const FewInputs& x) : w_(w), x_(x), points_(w) {}
 
   // Adds the products with a piece, from position `k` on, to `sums`.
   EQQUANT_INNERMOST void add(const Piece<V>& piece, int64_t k, float* sums) const {
@@ -122,18 +122,18 @@ class FewRows {
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v) less[v] = V::load(piece.less + at + v * W);
     each([&](int r, int v) { sum[r][v] = V::zero(); });
-    const uint8_t* c = piece.codes + run.first * kRows;
-    for (int64_t k = run.first; k < run.last; ++k, c += kRows) {
+    const uint8_t* c = piece.at + run.first * piece.stride;
+    for (int64_t k = run.first; k < run.last; ++k, c += piece.stride) {
       typename V::Floats number[4];
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v)
-        number[v] = points_(V::template bytes<P::kSigned>(c + v * W), less[v]);
+      points_(c, less, number);
       each([&](int r, int v) {
         sum[r][v] = V::fma(number[v], V::all(x[r * w_.k + k]), sum[r][v]);
       });
     }
     each([&](int r, int v) {
-      total[r][v] = V::fma(sum[r][v], V::load(piece.scale + at + v * W), total[r][v]);
+      auto scale = V::load(piece.scale + at + v * W);
+      if constexpr (P::kUnit != 1) scale = V::mul(scale, V::all(P::kUnit));
+      total[r][v] = V::fma(sum[r][v], scale, total[r][v]);
     });
     if (w_.offset != Offset::kMinimum) return;
     EQQUANT_UNROLL

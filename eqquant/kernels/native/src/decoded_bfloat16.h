@@ -51,24 +51,18 @@ class DecodedBfloat16 {
  private:
   void add(const Piece<Avx512>& piece, int64_t k, float* sums) const {
     alignas(64) uint32_t panel[kPieceCodes / 2 * kPanelRows];
-    alignas(64) float numbers[kRun * kPanelRows];
-    uint32_t* at = panel;
-    for (int64_t i = 0; i < piece.number; i += kRun) {
-      const int64_t last = smaller(i + kRun, piece.number);
-      numbers_.decode(piece, i, last, numbers);
-      if ((last - i) % 2 != 0)
-        for (int64_t j = 0; j < kPanelRows; ++j)
-          numbers[(last - i) * kPanelRows + j] = 0;
-      for (int64_t j = 0; j < last - i; j += 2)
-        for (int64_t v = 0; v < 4; ++v, at += 16) {
-          const float* const low = numbers + j * kPanelRows + 16 * v;
-          const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(low + kPanelRows),
-                                                    _mm512_load_ps(low));
-          __m512i bits;
-          __builtin_memcpy(&bits, &both, 64);
-          _mm512_store_si512(at, _mm512_permutexvar_epi16(in_pairs_, bits));
-        }
-    }
+    numbers_.decode(piece, 0, piece.number,
+                    [&](int64_t i, const __m512* a, const __m512* b) {
+                      uint32_t* const to = panel + i / 2 * kPanelRows;
+                      EQQUANT_UNROLL
+                      for (int v = 0; v < 4; ++v) {
+                        const __m512bh both = _mm512_cvtne2ps_pbh(b[v], a[v]);
+                        __m512i bits;
+                        __builtin_memcpy(&bits, &both, 64);
+                        _mm512_store_si512(to + 16 * v,
+                                           _mm512_permutexvar_epi16(in_pairs_, bits));
+                      }
+                    });
     const int64_t number = divided_up(piece.number, 2);
     int64_t m = 0;
     const auto rows = [&](auto together) {

@@ -116,9 +116,15 @@ enum class Packing : int32_t {
   kQ6_K = 114,
 };
 
-// What codes stand for: integers, points of a table of 256, or floats of 8 bits with 3
-// or 2 bits of mantissa (as `float8_e4m3fn` and `float8_e5m2`).
-enum class PointType : int32_t { kIntegers = 0, kTable = 1, kE4M3 = 2, kE5M2 = 3 };
+// What codes stand for: integers, points of a table of 256, or of 8 bits, floats with 3
+// or 2 bits of mantissa (`float8_e4m3fn` and `float8_e5m2`) or integers with a sign.
+enum class PointType : int32_t {
+  kIntegers = 0,
+  kTable = 1,
+  kE4M3 = 2,
+  kE5M2 = 3,
+  kSigned = 4,
+};
 
 // What a block has beside its scale: see `AbstractGrid.offset`.
 enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };

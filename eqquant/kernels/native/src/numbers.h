@@ -24,11 +24,11 @@ struct Run {
   int64_t first, last;
 };
 
-// A piece of a panel: some codes of each of its rows. For each run of them, and each
-// row:
+// A piece of a panel: some codes of each of its rows, those of position `k` at
+// `at + k * stride`. For each run of them, and each row:
 //
-// - `zero`: the integer that is subtracted from codes, so that they are signed. 0 if
-//   codes stand for points of a table. (Of each 16 codes, not of each run.)
+// - `zero`: the integer that was subtracted from codes, so that they are signed. 0 if
+//   codes are as they were, and stand for points. (Of each 16 codes, not of each run.)
 // - `less`: what is to be subtracted in addition, from wide integers.
 // - `minimum`, and `rest`: the number that a code stands for which is `less` then.
 template <class V>
@@ -38,6 +38,8 @@ struct Piece {
   int64_t number;  // how many codes a row has
   int64_t runs;
   Run run[kRuns];
+  const uint8_t* at;
+  int64_t stride;
   alignas(64) uint8_t codes[kPieceCodes * kRows];
   alignas(64) uint8_t zero[kRuns * kRows];
   alignas(64) float scale[kRuns * kRows];
@@ -46,45 +48,60 @@ struct Piece {
   alignas(64) float rest[kRuns * kRows];
 };
 
-// What codes stand for, before they are scaled. (`less` is that of the piece.)
+// Whether integers do not fit in 8 bits with a sign, once zero is subtracted.
+inline bool is_wide(const Blocks& w) {
+  return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
+}
+
+// What the codes of the four vectors of a panel stand for, a `kUnit`th of it, before
+// they are scaled. `less` is that of the piece.
 template <class V>
 struct IntegerPoints {
-  static constexpr bool kSigned = true;
-  explicit IntegerPoints(const float*) {}
-  typename V::Floats operator()(typename V::Ints c, typename V::Floats) const {
-    return V::to_floats(c);
+  static constexpr float kUnit = 1;
+  static constexpr bool kIntegers = true;
+  explicit IntegerPoints(const Blocks&) {}
+  void operator()(const uint8_t* c, const typename V::Floats*,
+                  typename V::Floats* found) const {
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v)
+      found[v] = V::to_floats(V::template bytes<true>(c + v * V::width));
   }
 };
-template <class V>
+template <class V, bool sign>
 struct WideIntegerPoints {
-  static constexpr bool kSigned = true;
-  explicit WideIntegerPoints(const float*) {}
-  typename V::Floats operator()(typename V::Ints c, typename V::Floats less) const {
-    return V::sub(V::to_floats(c), less);
+  static constexpr float kUnit = 1;
+  static constexpr bool kIntegers = true;
+  explicit WideIntegerPoints(const Blocks&) {}
+  void operator()(const uint8_t* c, const typename V::Floats* less,
+                  typename V::Floats* found) const {
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v)
+      found[v] =
+          V::sub(V::to_floats(V::template bytes<sign>(c + v * V::width)), less[v]);
   }
 };
 template <class V, class Table>
 struct TablePoints {
-  static constexpr bool kSigned = false;
+  static constexpr float kUnit = 1;
+  static constexpr bool kIntegers = false;
   Table table;
-  explicit TablePoints(const float* points) : table(points) {}
-  typename V::Floats operator()(typename V::Ints c, typename V::Floats) const {
-    return table[c];
+  explicit TablePoints(const Blocks& w) : table(w.points) {}
+  void operator()(const uint8_t* c, const typename V::Floats*,
+                  typename V::Floats* found) const {
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v)
+      found[v] = table[V::template bytes<false>(c + v * V::width)];
   }
 };
-// Floats of 8 bits, by way of float16.
+// Floats of 8 bits, by way of float16: see `V::small_floats`.
 template <class V, PointType type>
 struct SmallFloatPoints {
-  static constexpr bool kSigned = true;
-  explicit SmallFloatPoints(const float*) {}
-  typename V::Floats operator()(typename V::Ints c, typename V::Floats) const {
-    if constexpr (type == PointType::kE5M2)
-      return V::from_half(V::both(V::template left<8>(c), 0xff00));
-    // Exponents are 8 less than those of float16. The largest code is NaN: a carry out
-    // of it sets the highest bit of the exponent.
-    const auto x = V::both(V::template left<7>(c), 0xbf80);
-    const auto carry = V::both(V::minus(x, V::ints(-0x80)), 0x4000);
-    return V::mul(V::from_half(V::either(x, carry)), V::all(256));
+  static constexpr float kUnit = type == PointType::kE4M3 ? 256 : 1;
+  static constexpr bool kIntegers = false;
+  explicit SmallFloatPoints(const Blocks&) {}
+  void operator()(const uint8_t* c, const typename V::Floats*,
+                  typename V::Floats* found) const {
+    V::template small_floats<type>(c, found);
   }
 };
 
@@ -93,23 +110,21 @@ struct Type {
   using type = T;
 };
 
-// Whether integers may not fit in 8 bits with a sign, once zero is subtracted.
-inline bool is_wide(const Blocks& w) {
-  return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
-}
-
 // Calls `f` with the type of what the codes of a weight stand for.
 template <class V, class F>
 void with_points(const Blocks& w, F f) {
   const bool few = static_cast<int32_t>(w.packing) <= 4;
   switch (w.point_type) {
     case PointType::kIntegers:
-      return is_wide(w) ? f(Type<WideIntegerPoints<V>>()) : f(Type<IntegerPoints<V>>());
+      if (w.packing == Packing::kBits8) return f(Type<WideIntegerPoints<V, false>>());
+      return is_wide(w) ? f(Type<WideIntegerPoints<V, true>>())
+                        : f(Type<IntegerPoints<V>>());
     case PointType::kTable:
       return few ? f(Type<TablePoints<V, typename V::Table16>>())
                  : f(Type<TablePoints<V, typename V::Table256>>());
     case PointType::kE4M3: return f(Type<SmallFloatPoints<V, PointType::kE4M3>>());
     case PointType::kE5M2: return f(Type<SmallFloatPoints<V, PointType::kE5M2>>());
+    case PointType::kSigned: return f(Type<IntegerPoints<V>>());
   }
 }
 
@@ -126,11 +141,6 @@ class Numbers {
       read_runs_ = &Numbers::read_runs_as<p>;
       codes_ = Packed<p>::kCodes;
       digit_ = Packed<p>::kDigit;
-    });
-    with_points<V>(w, [&](auto points) {
-      using P = typename decltype(points)::type;
-      decode_ = w.offset == Offset::kMinimum ? &Numbers::decode_as<P, true>
-                                             : &Numbers::decode_as<P, false>;
     });
   }
 
@@ -154,11 +164,30 @@ class Numbers {
     return (this->*read_runs_)(i, n, count, piece, places);
   }
 
-  // The numbers of the codes from `first` to `last` of a piece, in float32, with the
-  // bits that `AbstractFormat.decode` gives them. Those of a code are `kRows` apart
-  // from those of the next.
+  // Decodes the codes from `first` to `last` of a piece, both of which are even but for
+  // the last of a row. Calls `put(k, a, b)` for each two of them, with the numbers of
+  // code `k` and of the next: four vectors each, in float32, with the bits that
+  // `AbstractFormat.decode` gives them. What follows the last code is zero.
+  template <class Put>
+  void decode(const Piece<V>& piece, int64_t first, int64_t last, Put put) const {
+    with_points<V>(w_, [&](auto points) {
+      using P = typename decltype(points)::type;
+      w_.offset == Offset::kMinimum ? decode_as<P, true>(piece, first, last, put)
+                                    : decode_as<P, false>(piece, first, last, put);
+    });
+  }
+
+  // The same numbers in memory, those of a code `kRows` apart from those of the next.
   void decode(const Piece<V>& piece, int64_t first, int64_t last, float* found) const {
-    (this->*decode_)(piece, first, last, found);
+    using Floats = typename V::Floats;
+    decode(piece, first, last, [&](int64_t k, const Floats* a, const Floats* b) {
+      float* const to = found + (k - first) * kRows;
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) V::store(to + v * W, a[v]);
+      if (k + 1 == last) return;
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) V::store(to + kRows + v * W, b[v]);
+    });
   }
 
  private:
@@ -192,6 +221,16 @@ class Numbers {
     using P = Packed<packing>;
     using B = typename V::Bytes;
     const uint8_t* const at = set_runs<packing>(i, n, count, piece);
+    piece.at = piece.codes;
+    piece.stride = kRows;
+    if (packing == Packing::kBits8 && count == kRows) {
+      // Codes are bytes already.
+      piece.at = at;
+      piece.stride = w_.n;
+      for (int64_t k = 0; k < piece.number; ++k)
+        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + kAhead), _MM_HINT_T0);
+      return;
+    }
     const UnpackedCodes<B> found = {piece.codes, piece.zero};
     const int64_t slice = i % P::kSlices;
     if (count == kRows)
@@ -286,7 +325,7 @@ class Numbers {
       zero = V::zero();
     } else if (is_wide(w_)) {
       const bool eight = w_.packing == Packing::kBits8;
-      const auto here = eight ? V::all(128) : V::rounded(zero, 127);
+      const auto here = eight ? V::zero() : V::rounded(zero, 127);
       V::store(piece.less + at, V::sub(zero, here));
       zero = here;
     }
@@ -294,49 +333,55 @@ class Numbers {
       V::store_bytes(piece.zero + k / kRun * kRows + v * W, zero);
   }
 
-  template <class P, bool minima>
-  void decode_as(const Piece<V>& piece, int64_t first, int64_t last,
-                 float* found) const {
+  template <class P, bool minima, class Put>
+  void decode_as(const Piece<V>& piece, int64_t first, int64_t last, Put put) const {
+    const P points(w_);
     for (int64_t r = 0; r < piece.runs; ++r) {
       const Run run = {larger(first, piece.run[r].first),
                        smaller(last, piece.run[r].last)};
-      if (run.first < run.last)
-        decode_run<P, minima>(piece, r, run, found + (run.first - first) * kRows);
+      if (run.first < run.last) decode_run<P, minima>(points, piece, r, run, put);
     }
   }
 
-  template <class P, bool minima>
-  void decode_run(const Piece<V>& piece, int64_t r, Run run, float* found) const {
-    const P points(w_.points);
-    typename V::Floats scale[4], less[4], zero[4], minimum[4];
+  template <class P, bool minima, class Put>
+  void decode_run(const P& points, const Piece<V>& piece, int64_t r, Run run,
+                  Put put) const {
+    typename V::Floats scale[4], less[4], minimum[4];
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v) {
       const int64_t at = r * kRows + v * W;
       scale[v] = V::load(piece.scale + at);
-      less[v] = V::load(piece.less + at);
+      less[v] = is_wide(w_) ? V::load(piece.less + at) : V::zero();
       if constexpr (minima) {
-        zero[v] = V::to_floats(V::template bytes<false>(
-            piece.zero + run.first / kRun * kRows + v * W));
         minimum[v] = V::load(piece.minimum + at);
         // Of integers: the points, of codes as they were.
-        if (P::kSigned)
-          less[v] = V::sub(V::all(static_cast<float>(w_.base)), zero[v]);
+        const auto zero = V::to_floats(V::template bytes<false>(
+            piece.zero + run.first / kRun * kRows + v * W));
+        less[v] = V::sub(V::all(static_cast<float>(w_.base)), zero);
       }
     }
-    const uint8_t* c = piece.codes + run.first * kRows;
-    for (int64_t k = run.first; k < run.last; ++k, c += kRows, found += kRows) {
+    const auto numbers = [&](int64_t k, typename V::Floats* found) {
+      points(piece.at + k * piece.stride, less, found);
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) {
-        auto number = points(V::template bytes<P::kSigned>(c + v * W), less[v]);
-        if constexpr (minima) {
-          if constexpr (std::is_same_v<P, IntegerPoints<V>>) number = V::sub(number, less[v]);
-          number = V::add(V::mul(number, scale[v]), minimum[v]);
-        } else {
-          number = V::mul(number, scale[v]);
-        }
-        V::store(found + v * W, number);
+        if constexpr (P::kUnit != 1) found[v] = V::mul(found[v], V::all(P::kUnit));
+        if constexpr (std::is_same_v<P, IntegerPoints<V>> && minima)
+          found[v] = V::sub(found[v], less[v]);
+        found[v] = V::mul(found[v], scale[v]);
+        if constexpr (minima) found[v] = V::add(found[v], minimum[v]);
       }
+    };
+    typename V::Floats a[4], b[4];
+    int64_t k = run.first;
+    for (; k + 2 <= run.last; k += 2) {
+      numbers(k, a);
+      numbers(k + 1, b);
+      put(k, a, b);
     }
+    if (k == run.last) return;
+    numbers(k, a);
+    for (int v = 0; v < 4; ++v) b[v] = V::zero();
+    put(k, a, b);
   }
 
   const Blocks& w_;
@@ -345,7 +390,6 @@ class Numbers {
   const uint8_t* (Numbers::*read_runs_)(int64_t, int64_t, int64_t, Piece<V>&,
                                         Places&) const;
   void (Numbers::*unpack_)(int64_t, int64_t, int64_t, Piece<V>&) const;
-  void (Numbers::*decode_)(const Piece<V>&, int64_t, int64_t, float*) const;
 };
 
 }  // namespace

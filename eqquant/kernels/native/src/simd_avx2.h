@@ -134,6 +134,23 @@ struct Avx2 {
   }
   static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 
+  // Floats of 8 bits in four vectors, by way of float16.
+  template <PointType type>
+  static void small_floats(const uint8_t* p, Floats* found) {
+    for (int v = 0; v < 4; ++v) {
+      const Ints c = bytes<true>(p + 8 * v);
+      if constexpr (type == PointType::kE5M2) {
+        found[v] = from_half(both(left<8>(c), 0xff00));
+      } else {
+        // Exponents are 8 less than those of float16: a unit is 256. The largest code
+        // is NaN: a carry out of it sets the highest bit of the exponent.
+        const Ints half = both(left<7>(c), 0xbf80);
+        const Ints carry = both(minus(half, ints(-0x80)), 0x4000);
+        found[v] = from_half(either(half, carry));
+      }
+    }
+  }
+
   // Lookups, which use the low four (or five) bits of an index and ignore the others.
   struct Table16 {
     __m256 low, high;

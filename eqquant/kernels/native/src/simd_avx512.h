@@ -106,6 +106,29 @@ struct Avx512 {
   static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
   static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+  // Floats of 8 bits in four vectors, by way of float16.
+  template <PointType type>
+  static void small_floats(const uint8_t* p, Floats* found) {
+    EQQUANT_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __m512i c = _mm512_cvtepi8_epi16(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i)));
+      __m512i half;
+      if constexpr (type == PointType::kE5M2) {
+        half = _mm512_slli_epi16(c, 8);
+      } else {
+        // Exponents are 8 less than those of float16: a unit is 256. The largest code
+        // is NaN: a carry out of it sets the highest bit of the exponent.
+        half = _mm512_and_si512(_mm512_slli_epi16(c, 7), _mm512_set1_epi16(-0x4080));
+        const __m512i carry = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
+        half = _mm512_or_si512(half,
+                               _mm512_and_si512(carry, _mm512_set1_epi16(0x4000)));
+      }
+      found[2 * i] = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+      found[2 * i + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+    }
+  }
+
   // Deals 64 numbers out: number `4 i + v` to lane `i` of vector `v`.
   static void deal(const float* from, Floats* to) {
     const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17,
