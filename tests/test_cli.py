@@ -98,6 +98,11 @@ def test_bench(benches, monkeypatch, tmp_path):
         out=pathlib.Path("other/folder"),
     )
     assert (tmp_path / "other" / "folder").is_dir()
+    assert main(["bench", "--formats", "all"]) == 0
+    formats = [str(format) for format in benches[2]["formats"]]
+    assert len(set(formats)) == len(formats)
+    wanted = {"Q4_K()", 'Int(block_size=128, offset="zero_point")', "FP8()", "NF4()"}
+    assert wanted <= set(formats)
 
 
 @pytest.mark.parametrize(

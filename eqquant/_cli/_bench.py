@@ -29,7 +29,8 @@ def add_to(commands: Any) -> Parser:
         "--formats",
         nargs="+",
         metavar="NAME",
-        help="such as nf4; int8:int8 quantizes the rows, too (default: several)",
+        help="such as nf4; int8:int8 quantizes the rows, too; all: every format that "
+        "files of other libraries have, too (default: several)",
     )
     bench.add_argument(
         "--platform",
@@ -59,7 +60,13 @@ def add_to(commands: Any) -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..bench import as_quantization, run, run_conversions, run_memory
+    from ..bench import (
+        all_formats,
+        as_quantization,
+        run,
+        run_conversions,
+        run_memory,
+    )
 
     if args.memory:
         run_memory(peers=args.peers)
@@ -72,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
     if args.platform == "gpu":
         return _bench_gpu(args)
     try:
-        formats = args.formats and [as_quantization(name) for name in args.formats]
+        if args.formats == ["all"]:
+            formats = all_formats()
+        else:
+            formats = args.formats and [as_quantization(name) for name in args.formats]
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as e:
         return user_error("bench", str(e))

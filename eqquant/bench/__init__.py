@@ -16,6 +16,7 @@ from ._decode import Decoding as Decoding, measure_decoding as measure_decoding
 from ._decoder import Size as Size
 from ._figure import figure as figure
 from ._formats import (
+    all_formats as all_formats,
     as_quantization as as_quantization,
     default_formats as default_formats,
     Quantization as Quantization,

@@ -9,11 +9,31 @@ from ..formats import (
     AbstractFormat,
     as_format,
     Binary,
+    BnbFP4,
+    FP8,
+    Int,
     Int4,
     Int8,
+    MXFP4,
+    MXFP8,
+    Nested,
     NF4,
+    NVFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
     RSRBinary,
+    RSRTernary,
     Ternary,
+    TQ1_0,
+    TQ2_0,
 )
 
 
@@ -41,6 +61,25 @@ def default_formats() -> list[Quantization]:
         Quantization(Binary()),
         Quantization(RSRBinary()),
     ]
+
+
+def all_formats() -> list[Quantization]:
+    """The formats of every file that [`eqquant.interop.open`][] reads, as their
+    writers configure them, after those of `default_formats`."""
+    of_files = [
+        Nested(NF4(64), scale=Int8(256)),
+        BnbFP4(),
+        Int(4, 128, offset="zero_point"),  # GPTQ and AWQ
+        Int(3, 128, offset="zero_point"),
+        Int(8, 128, offset="zero_point"),
+        Int(4, 64, offset="minimum"),  # MLX
+        Int(8, 64, offset="minimum"),
+        *(Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K()),
+        *(Q4_0(), Q4_1(), Q5_0(), Q5_1(), Q8_0(), TQ1_0(), TQ2_0()),
+        *(FP8(), MXFP8(), MXFP4(), NVFP4()),
+        RSRTernary(),
+    ]
+    return default_formats() + [Quantization(format) for format in of_files]
 
 
 def as_quantization(value: Quantization | AbstractFormat | str) -> Quantization:
