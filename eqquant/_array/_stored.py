@@ -7,7 +7,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from .._product import as_tuple, Axis
-from ..formats import Layout, Stored
+from ..formats import AbstractGrid, Layout, Stored
 
 
 def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
@@ -29,6 +29,22 @@ def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
     shapes = [a.shape for a in leaves if a.ndim > 1]
     if len({shape[layout.row_axis] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
+    if _number_of_blocks(stored, layout) not in (None, _wanted_blocks(stored, layout)):
+        raise ValueError(_sentence)
+
+
+# (An array that was mapped along its rows and stacked along its blocks may otherwise
+# look like one whose rows share their scales.)
+def _number_of_blocks(stored, layout):
+    grid = isinstance(layout.format, AbstractGrid) and not layout.format.ordered
+    if not grid or stored["scale"].ndim < 2:
+        return None
+    return layout.by_row(stored["scale"].shape)[-1]
+
+
+def _wanted_blocks(stored, layout):
+    size = layout.format.block_size
+    return 1 if size is None else -(-layout.shape(stored)[-1] // size)
 
 
 def check_axes(ndim: int, layout: Layout, axis: Axis) -> None:

@@ -86,3 +86,11 @@ def test_scales_are_refused_too():
     q = eqq.quantize(normal(64, 48), "int8")
     with pytest.raises(ValueError, match="along leading axes"):
         jax.vmap(lambda q: q.scale, 1)(q)
+
+
+# What comes out of such a map has scales along its rows.
+@pytest.mark.parametrize("name", ["int8", "nf4", "int4"])
+def test_what_was_mapped_is_refused(name):
+    q = eqq.quantize(normal(64, 64), name)
+    with pytest.raises(ValueError, match="leading axes only"):
+        jax.vmap(lambda q: q, 1)(q).dequantize()
