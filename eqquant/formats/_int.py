@@ -33,8 +33,7 @@ class Int(AbstractGrid):
     - `scale_dtype`: float32, bfloat16 or float16.
 
     For weights of your own, [`eqquant.Int4`][] and [`eqquant.Int8`][] are the better
-    choice: their symmetric grids have no such bias, and they have kernels, which `Int`
-    does not.
+    choice: their symmetric grids have no such bias.
 
     !!! Example
 
