@@ -11,6 +11,7 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
+    per_byte,
     Q2_K,
     Q3_K,
     Q4_1,
@@ -64,9 +65,10 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         operands = stored["blocks"], none, none
     else:
         assert isinstance(format, AbstractGrid)
-        base, packing = format, (format.levels - 1).bit_length()
+        base, packing = format, _bits(format)
         offset = none if base.offset is None else stored[base.offset]
         operands = stored["codes"], stored["scale"], offset
+    assert packing is not None
     kind, zero, table = _points(base)
     attributes = dict(
         packing=np.int32(packing),
@@ -79,6 +81,15 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         level=np.int32(library.level()),
     )
     return Blocks((*operands, jnp.asarray(table)[None]), attributes)
+
+
+def _bits(format: AbstractGrid) -> int | None:
+    """The number of bits of a packed code, or `None` if that is not whole."""
+    if format.radix is None:
+        return int(format.bits)
+    if per_byte(format.radix) == 1:
+        return 8
+    return {16: 4, 4: 2, 2: 1}.get(format.radix)
 
 
 @ft.cache
@@ -136,7 +147,7 @@ def _refuse_format(format: AbstractFormat) -> str | None:
     if _code_dtype(format) == jnp.int8:
         integers = integer_step(format) == (1, 0)
         return None if integers else f"needs signed codes to be integers, got {format}"
-    if format.levels & (format.levels - 1) != 0:
+    if _bits(format) is None:
         return f"needs codes of whole bits, got {format}"
     if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
         return f"needs zero-points to be of integers from 0 on, got {format}"

@@ -1,0 +1,127 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+import eqquant.formats as eqf
+import eqquant.kernels.native._library as library
+
+from ..helpers import all_formats, error, normal
+
+
+# Kernels of the native library for every format of blocks.
+pytestmark = pytest.mark.skipif(
+    library.missing() is not None, reason="there is no native library here"
+)
+
+levels = ("avx2", "avx512", "avx512_bf16", "amx")
+available = levels[: 0 if library.missing() else library.level()]
+
+# One of each packing, each kind of points, each offset.
+formats = (
+    *(eqf.Q2_K(), eqf.Q3_K(), eqf.Q4_K(), eqf.Q5_K(), eqf.Q6_K()),
+    *(eqf.Q4_1(), eqf.Q5_0(), eqf.Q5_1(), eqf.Q8_0()),
+    eqf.Int(2, 32, "minimum", scale_dtype=jnp.bfloat16),
+    *(eqf.Int(3), eqf.Int(4, 48, "minimum"), eqf.Int(4, 64, "zero_point")),
+    *(eqf.Int(5, 16), eqf.Int(6, None, "minimum"), eqf.Int(7, 80, "zero_point")),
+    *(eqf.Int(8, 32, "minimum"), eqf.Int(8, 32, "zero_point"), eqf.Int(8)),
+    *(eqf.FP8(), eqf.FP8("e5m2"), eqf.Dynamic8()),
+)
+
+
+@pytest.mark.parametrize("level", available)
+@pytest.mark.parametrize("format", formats, ids=str)
+def test_products(format, level, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", level)
+    sizes = ((17, 3), (640, 530))
+    weights = [eqq.quantize(normal(*size), format) for size in sizes]
+    pairs = [
+        (normal(m, q.shape[0], seed=1), q)
+        for m in (1, 2, 4, 7)
+        for w in weights
+        for q in (w, w.T)
+    ]
+    pairs.append((normal(34, 640, seed=1), weights[1]))
+
+    # Compiled anew: what is compiled keeps the level that it was for.
+    @jax.jit
+    def products(pairs):
+        return [eqq.qmatmul(x, q, kernel="native_decoded") for x, q in pairs]
+
+    for (x, q), y in zip(pairs, products(pairs), strict=True):
+        assert error(y, x, q.dequantize()) < 1e-6
+    x, q = pairs[-1]
+    chosen = eqq.explain(x, q)
+    if available.index(level) >= 2:
+        assert chosen.kernel in ("native_decoded_bfloat16", "native_integers")
+    assert error(jax.jit(lambda x, q: x @ q)(x, q), x, q.dequantize()) < chosen.error
+
+
+@all_formats
+def test_none_is_left_to_the_reference_product(format):
+    q = eqq.quantize(jnp.zeros((1024, 512)), format)
+    if q.block_size is None or getattr(format, "ordered", False):
+        return
+    for m in (1, 4, 16, 128):
+        assert eqq.explain(normal(m, 1024), q).kernel != "reference"
+        assert eqq.explain(normal(m, 512), q.T).kernel != "reference"
+
+
+# A minimum that cancels nearly all numbers of a block: no digits are lost in the sums.
+@pytest.mark.parametrize("bits", (2, 3, 4, 5, 8))
+def test_weights_that_are_nearly_zero(bits):
+    w = np.full((256, 128), 1e-3, np.float32)
+    w[::32] = 1
+    w[1::32] = -(2**bits - 2) / 2 if bits > 2 else -1
+    q = eqq.quantize(jnp.asarray(w), eqf.Int(bits, 32, "minimum"))
+    x = np.array(normal(3, 256))
+    x[:, ::32] = x[:, 1::32] = 0
+    y = eqq.qmatmul(jnp.asarray(x), q, kernel="native_decoded")
+    assert error(y, x.astype(np.float64), np.asarray(q.dequantize())) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    (
+        (dict(codes=jnp.zeros((0, 16), jnp.uint8)), "room for 64 codes"),
+        (dict(codes=jnp.zeros((32, 16), jnp.int8)), "matrix of bytes"),
+        (dict(scale=jnp.zeros((1, 15), jnp.uint32)), "scales for 2 blocks"),
+        (dict(scale=jnp.zeros((2, 16), jnp.uint16)), "another type"),
+        (dict(offset=jnp.zeros((2, 1), jnp.uint8)), "zero-points for each row"),
+        (dict(offset=jnp.zeros((1, 16), jnp.uint8)), "zero-points for 2 blocks"),
+        (dict(points=jnp.zeros((1, 16))), "256 points"),
+        (dict(x=jnp.zeros((2, 63))), "64 columns"),
+        (dict(packing=np.int32(9)), "unknown packing"),
+        (dict(packing=np.int32(112)), "room for 64 codes"),
+        (dict(block=np.int64(0)), "not be empty"),
+        (dict(block=np.int64(24)), "multiple of 16"),
+        (dict(point_type=np.int32(2)), "8 bits"),
+        (dict(base=np.int32(1)), "integers from 0 on"),
+        (dict(k=np.int64(65)), "room for 65 codes"),
+        (dict(level=np.int32(5)), "instructions of level 5"),
+    ),
+)
+def test_checks_what_it_is_given(changed, message):
+    given = dict(
+        x=jnp.zeros((2, 64)),
+        codes=jnp.zeros((32, 16), jnp.uint8),
+        scale=jnp.zeros((2, 16), jnp.uint32),
+        offset=jnp.zeros((2, 16), jnp.uint8),
+        points=jnp.zeros((1, 256)),
+        packing=np.int32(4),
+        block=np.int64(32),
+        scale_type=np.int32(0),
+        offset_type=np.int32(1),
+        point_type=np.int32(0),
+        base=np.int32(0),
+        k=np.int64(64),
+        level=np.int32(library.level()),
+    )
+    given = given | changed
+    operands = [given.pop(name) for name in ("x", "codes", "scale", "offset", "points")]
+    result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(
+            jax.ffi.ffi_call("eqquant_decoded", result)(*operands, **given)
+        )
