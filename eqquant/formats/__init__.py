@@ -22,6 +22,11 @@ from ._base import (
     Stored as Stored,
 )
 from ._binary import Binary as Binary
+from ._bit_fields import (
+    BitField as BitField,
+    Code as Code,
+    stream_fields as stream_fields,
+)
 from ._bits import pack_bits as pack_bits, unpack_bits as unpack_bits
 from ._blocks import spread as spread
 from ._bnb_fp4 import BnbFP4 as BnbFP4

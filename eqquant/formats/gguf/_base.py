@@ -2,6 +2,7 @@ import abc
 import functools as ft
 import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
 from .._base import AbstractComposite, AbstractFormat, Stored
+from .._bit_fields import Code
 from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._int import Int
@@ -92,6 +94,25 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
         return in_rows(self.join_block(scale, codes))
 
 
+class BlockFields(NamedTuple):
+    """Where in the bytes of a block its integers are: what `split_blocks` reads, as
+    data.
+
+    - `codes`: the code of each number.
+    - `steps`, `lows`: the scale and the minimum of each part. These are multiples of
+      the two scales in float16, and minima less than zero. There are none if a block
+      has only one part: then the two numbers in float16 are its scale and its minimum.
+    - `zero`: what is subtracted from `steps`.
+    - `signed`: whether `steps` are signed integers of 8 bits.
+    """
+
+    codes: tuple[Code, ...]
+    steps: tuple[Code, ...] = ()
+    lows: tuple[Code, ...] = ()
+    zero: int = 0
+    signed: bool = False
+
+
 class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
     """A type whose blocks are stored as they are in the file: `stored["blocks"]`.
 
@@ -99,11 +120,13 @@ class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
       for each `base.block_size` numbers, and a minimum if its `offset` is that.
     - `scale_at`: the byte of a block at which its scale begins, in float16.
     - `halves`: how many numbers in float16 begin there: two if there is a minimum.
+    - `fields`: where the integers are.
     """
 
     base: eqx.AbstractClassVar[Int]
     scale_at: eqx.AbstractClassVar[int]
     halves: eqx.AbstractClassVar[int]
+    fields: eqx.AbstractClassVar[BlockFields]
 
     @abc.abstractmethod
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:

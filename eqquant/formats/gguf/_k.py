@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8
 
+from .._bit_fields import BitField, Code
 from .._scale import to_bits
 from ._base import half, planes
 from ._search import best_range, best_scale, rounded, signed_largest
@@ -112,3 +113,16 @@ def split_scales(
         jnp.concatenate([first[..., :4], last[..., :4]], axis=-1),
         jnp.concatenate([first[..., 4:], last[..., 4:]], axis=-1),
     )
+
+
+def scale_fields(byte: int) -> tuple[tuple[Code, ...], tuple[Code, ...]]:
+    """Where `join_scales` has put the two, in twelve bytes from `byte` on."""
+
+    def fields(first, start):
+        low = tuple((BitField(first + i, 0, 6, 0),) for i in range(4))
+        return low + tuple(
+            (BitField(byte + 8 + i, start, 4, 0), BitField(first + i, 6, 2, 4))
+            for i in range(4)
+        )
+
+    return fields(byte, 0), fields(byte + 4, 4)

@@ -3,8 +3,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, cut, planes, to_planes
+from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
 from ._k import fit_ranges, from_ranges, small_blocks
 
 
@@ -29,6 +30,11 @@ class Q2_K(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 84
     scale_at: ClassVar[int] = 80
     halves: ClassVar[int] = 2
+    fields: ClassVar[BlockFields] = BlockFields(
+        plane_fields(16, 64, 2, 32),
+        plane_fields(0, 16, 4, 16)[:16],
+        plane_fields(0, 16, 4, 16)[16:],
+    )
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 16)

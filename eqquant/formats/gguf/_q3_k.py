@@ -3,8 +3,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, cut, half, planes, to_planes
+from ._base import AbstractGGUFBlocks, BlockFields, cut, half, planes, to_planes
 from ._k import fit_scales, small_blocks
 
 
@@ -29,6 +30,11 @@ class Q3_K(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 110
     scale_at: ClassVar[int] = 108
     halves: ClassVar[int] = 1
+    fields: ClassVar[BlockFields] = BlockFields(
+        joined(plane_fields(32, 64, 2, 32), plane_fields(0, 32, 1, 32, at=2)),
+        joined(plane_fields(96, 8, 4, 8), plane_fields(104, 4, 2, 4, at=4)),
+        zero=32,
+    )
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 4, 32)

@@ -2,9 +2,18 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._bit_fields import plane_fields
 from .._int import Int
 from .._scale import reciprocal
-from ._base import AbstractGGUFBlocks, cut, half, planes, to_half, to_planes
+from ._base import (
+    AbstractGGUFBlocks,
+    BlockFields,
+    cut,
+    half,
+    planes,
+    to_half,
+    to_planes,
+)
 from ._search import half_up, range_of
 
 
@@ -28,6 +37,7 @@ class Q4_1(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 20
     scale_at: ClassVar[int] = 0
     halves: ClassVar[int] = 2
+    fields: ClassVar[BlockFields] = BlockFields(plane_fields(4, 16, 4, 16))
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 15)

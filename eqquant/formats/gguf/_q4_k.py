@@ -2,9 +2,17 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._bit_fields import plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, cut, planes, to_planes
-from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
+from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
+from ._k import (
+    fit_ranges,
+    from_ranges,
+    join_scales,
+    scale_fields,
+    small_blocks,
+    split_scales,
+)
 
 
 class Q4_K(AbstractGGUFBlocks):
@@ -28,6 +36,9 @@ class Q4_K(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 144
     scale_at: ClassVar[int] = 0
     halves: ClassVar[int] = 2
+    fields: ClassVar[BlockFields] = BlockFields(
+        plane_fields(16, 128, 4, 32), *scale_fields(4)
+    )
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)

@@ -2,9 +2,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._bit_fields import joined, plane_fields
 from .._int import Int
 from .._scale import reciprocal
-from ._base import AbstractGGUFBlocks, cut, half, join5, split5, to_half
+from ._base import AbstractGGUFBlocks, BlockFields, cut, half, join5, split5, to_half
 from ._search import half_up, range_of
 
 
@@ -28,6 +29,9 @@ class Q5_1(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 24
     scale_at: ClassVar[int] = 0
     halves: ClassVar[int] = 2
+    fields: ClassVar[BlockFields] = BlockFields(
+        joined(plane_fields(8, 16, 4, 16), plane_fields(4, 4, 1, 1, at=4))
+    )
 
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 31)

@@ -3,9 +3,17 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, cut, planes, to_planes
-from ._k import fit_ranges, from_ranges, join_scales, small_blocks, split_scales
+from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
+from ._k import (
+    fit_ranges,
+    from_ranges,
+    join_scales,
+    scale_fields,
+    small_blocks,
+    split_scales,
+)
 
 
 class Q5_K(AbstractGGUFBlocks):
@@ -29,6 +37,10 @@ class Q5_K(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 176
     scale_at: ClassVar[int] = 0
     halves: ClassVar[int] = 2
+    fields: ClassVar[BlockFields] = BlockFields(
+        joined(plane_fields(48, 128, 4, 32), plane_fields(16, 32, 1, 32, at=4)),
+        *scale_fields(4),
+    )
 
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 32)

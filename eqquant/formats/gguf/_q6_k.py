@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, cut, half, planes, to_planes
+from ._base import AbstractGGUFBlocks, BlockFields, cut, half, planes, to_planes
 from ._k import fit_scales, small_blocks
 
 
@@ -30,6 +31,11 @@ class Q6_K(AbstractGGUFBlocks):
     type_size: ClassVar[int] = 210
     scale_at: ClassVar[int] = 208
     halves: ClassVar[int] = 1
+    fields: ClassVar[BlockFields] = BlockFields(
+        joined(plane_fields(0, 128, 4, 64), plane_fields(128, 64, 2, 32, at=4)),
+        plane_fields(192, 16, 8, 16),
+        signed=True,
+    )
 
     def encode_blocks(self, blocks):
         step, steps, codes = fit_scales(small_blocks(blocks, 16), 32, 128)
