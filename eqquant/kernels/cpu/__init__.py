@@ -11,4 +11,5 @@ from . import (
     _integer_tiles as _integer_tiles,
     _rsr as _rsr,
     _sweep as _sweep,
+    _unit_sweep as _unit_sweep,
 )

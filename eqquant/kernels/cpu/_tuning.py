@@ -24,6 +24,10 @@ def sweep_rows(format: AbstractFormat) -> int:
     return 0 if isinstance(format, Int8) and not fuses else 2
 
 
+# The same for a sweep over units.
+unit_sweep_rows = 2
+
+
 # Thresholds of the native library.
 
 # The least number of rows for which products of bfloat16 are the fastest: by codes as

@@ -1,0 +1,238 @@
+import functools as ft
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int32, Integer, UInt8
+
+from ...formats import (
+    AbstractGGUFBlocks,
+    AbstractGrid,
+    Code,
+    Int,
+    Stored,
+    stream_fields,
+)
+from .._problem import Problem
+from ._codes import grid, refuse_layout
+
+
+# A weight as units of some bytes, side by side, each packed in the same way: the blocks
+# of a GGUF type, or a part of a stream of bits. The bytes at one place of all units are
+# then an array `u n`, and so is what is computed from them.
+
+
+class Units(NamedTuple):
+    """Some units of a weight.
+
+    - `number`: how many.
+    - `bytes`: `bytes(i, number, step)` are so many bytes of each unit, from byte `i`
+      on, at even distances.
+    - `codes`: where the codes of each unit are, in order.
+    - `parts`: which codes of a unit have one scale: those of the same number.
+    - `first`: the position of their first code in a row of the weight.
+    - `scales`: `scales(codes)` are the scales and the offsets, if there are any, of
+      some codes of one part of each unit.
+    - `base`: the format of the codes.
+    """
+
+    number: int
+    bytes: Callable[[int, int, int], UInt8[Array, "u _ n"]]
+    codes: tuple[Code, ...]
+    parts: tuple[int, ...]
+    first: int
+    scales: Callable[
+        [Sequence[int]], tuple[Float[Array, "u _ n"], Float[Array, "u _ n"] | None]
+    ]
+    base: AbstractGrid
+
+    def inputs(self, x: Float[Array, "m k"]) -> Float[Array, "m u s"]:
+        """The inputs that multiply the codes, and zeros for codes beyond the last."""
+        size = self.number * len(self.codes)
+        x = x[:, self.first : self.first + size]
+        x = jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
+        return x.reshape(x.shape[0], self.number, len(self.codes))
+
+    def points(self, codes: Sequence[int]) -> Float[Array, "u _ n"]:
+        """The points of some codes, whose bytes and bits are at even distances."""
+        parts = []
+        for i, field in enumerate(self.codes[codes[0]]):
+            next = self.codes[codes[1]][i] if len(codes) > 1 else field
+            found = self.bytes(field.byte, len(codes), next.byte - field.byte)
+            parts.append(_moved(found, field.start, field.number, field.at))
+        return self.base.to_points(ft.reduce(operator.or_, parts))
+
+
+def _bytes_of_units(
+    stored: UInt8[Array, "j n"], first: int, number: int, each: int
+) -> Callable[[int, int, int], UInt8[Array, "u _ n"]]:
+    # Of `number` units of `each` bytes, which begin with byte `first`.
+    def bytes(i, count, step):
+        if count == 1:
+            # (In one step, so that XLA reads them where they are used.)
+            last = first + i + (number - 1) * each + 1
+            return lax.slice_in_dim(stored, first + i, last, each)[:, None]
+        all = stored[first : first + number * each].reshape(number, each, -1)
+        last = i + (count - 1) * step + 1
+        return lax.slice_in_dim(all, i, last, max(1, step), axis=1)
+
+    return bytes
+
+
+def _moved(
+    bytes: UInt8[Array, "u _ n"], start: int, number: int, at: int
+) -> Integer[Array, "u _ n"]:
+    """Some bits of bytes, where they are in a code."""
+    if number == 8:
+        return bytes
+    found = bytes.astype(jnp.int32)
+    if start > at:
+        found = found >> np.int32(start - at)
+    elif start < at:
+        found = found << np.int32(at - start)
+    if start + number < 8 or at > 0:
+        found = found & np.int32((2**number - 1) << at)
+    return found
+
+
+def units(stored: Stored, problem: Problem, most: int) -> list[Units]:
+    """A weight as units of about `most` bytes of codes, or of one block each if that is
+    0. What is left over is a smaller unit."""
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        view = ft.partial(_of_gguf, stored["blocks"], problem.format)
+        total = stored["blocks"].shape[0] // problem.format.type_size
+        bits, least = bits_of(problem.format.base), 1
+        block = problem.format.block_size
+        size = max(1, 8 * most // bits // block)
+    else:
+        view = ft.partial(_of_grid, stored, problem)
+        total = problem.k
+        size, least = _codes_of_unit(grid(problem), most)
+    # A little smaller if nothing is left over then.
+    even = [i for i in range(size, size // 2, -least) if total % i == 0]
+    size = even[0] if even else size
+    whole, rest = divmod(total, size)
+    found = [view(0, whole, size)] if whole > 0 else []
+    return [*found, view(whole * size, 1, rest)] if rest > 0 else found
+
+
+def _of_gguf(
+    bytes: UInt8[Array, "j n"],
+    format: AbstractGGUFBlocks,
+    first: int,
+    number: int,
+    size: int,
+) -> Units:
+    # `size` blocks in each unit.
+    t = format.type_size
+    rows = _bytes_of_units(bytes, first * t, number, size * t)
+    fields, small = format.fields, format.base.block_size
+    assert small is not None
+    each = format.block_size // small
+
+    def half(i):
+        low, high = (rows(i + j, 1, 1).astype(jnp.uint16) for j in (0, 1))
+        bits = low | high << np.uint16(8)
+        return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
+
+    def integers(code: Code, at: int) -> Int32[Array, "u 1 n"]:
+        found = [
+            _moved(rows(at + i, 1, 1), *rest).astype(jnp.int32) for i, *rest in code
+        ]
+        return ft.reduce(operator.or_, found)
+
+    def scales(codes):
+        block, part = divmod(parts[codes[0]], each)
+        at = block * t
+        scale = half(at + format.scale_at)
+        low = half(at + format.scale_at + 2) if format.halves == 2 else None
+        if fields.steps:
+            steps = integers(fields.steps[part], at)
+            if fields.signed:
+                steps = (steps << np.int32(24)) >> np.int32(24)
+            scale = scale * (steps - np.int32(fields.zero)).astype(jnp.float32)
+        if fields.lows:
+            assert low is not None
+            low = -(low * integers(fields.lows[part], at).astype(jnp.float32))
+        return scale, low
+
+    codes = tuple(
+        tuple(field._replace(byte=field.byte + i * t) for field in code)
+        for i in range(size)
+        for code in fields.codes
+    )
+    parts = tuple(i // small for i in range(len(codes)))
+    at = first * format.block_size
+    return Units(number, rows, codes, parts, at, scales, format.base)
+
+
+def _codes_of_unit(format: AbstractGrid, most: int) -> tuple[int, int]:
+    """How many codes a unit has, at most, and what that is a multiple of: whole blocks,
+    or an even part of one."""
+    least = 16  # Any block size is a multiple of this, which is whole bytes.
+    block = format.block_size
+    codes = max(least, 8 * most // bits_of(format)) if most > 0 else block or 512
+    if block is None:
+        return codes // least * least, least
+    if block <= codes:
+        return codes // block * block, block
+    size = max(i for i in range(least, codes + 1, least) if block % i == 0)
+    return size, size
+
+
+def bits_of(format: AbstractGrid) -> int:
+    return (format.levels - 1).bit_length()
+
+
+def _of_grid(
+    stored: dict[str, Array], problem: Problem, first: int, number: int, size: int
+) -> Units:
+    format, bits = grid(problem), bits_of(grid(problem))
+    rows = _bytes_of_units(
+        stored["codes"], first * bits // 8, number, -(-size * bits // 8)
+    )
+    scale, offset = format.scales(stored, problem.tail), format.offsets(stored)
+    blocks = scale.shape[0]
+    block = format.block_size or problem.k
+
+    def scales(codes):
+        low = None if offset is None else of_codes(offset, codes)
+        return of_codes(scale, codes), low
+
+    def of_codes(a, codes):
+        if blocks == 1:
+            return a[None]
+        if format.ordered:
+            positions = first + np.arange(number)[:, None] * size + np.array(codes)
+            which = stored["block"].reshape(-1)[positions.reshape(-1)]
+            found = jnp.take(a, which, axis=0, mode="clip")
+            return found.reshape(number, len(codes), a.shape[1])
+        at, each = first // block, size // block
+        if each > 0:
+            at = at + parts[codes[0]]
+            last = at + (number - 1) * max(1, each) + 1
+            return lax.slice_in_dim(a, at, last, each, axis=0)[:, None]
+        each, skipped = block // size, first % block // size
+        a = a[at : at + -(-(skipped + number) // each), None]
+        a = jnp.broadcast_to(a, (a.shape[0], each, a.shape[2]))
+        return a.reshape(-1, 1, a.shape[2])[skipped : skipped + number]
+
+    parts = tuple(i if format.ordered else i // block for i in range(size))
+    return Units(number, rows, stream_fields(bits, size), parts, first, scales, format)
+
+
+def base_of(problem: Problem) -> AbstractGrid:
+    """The format of the codes."""
+    format = problem.format
+    return format.base if isinstance(format, AbstractGGUFBlocks) else grid(problem)
+
+
+def refuse_units(problem: Problem) -> str | None:
+    """Why a weight is not read as units, if so."""
+    format = problem.format
+    if not isinstance(format, AbstractGGUFBlocks | Int):
+        return f"reads bits of integers, not the codes of {format}"
+    return refuse_layout(problem)
