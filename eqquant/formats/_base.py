@@ -2,7 +2,7 @@ import abc
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -181,7 +181,13 @@ class AbstractScaled(AbstractFormat):
 
 class AbstractComposite(AbstractScaled):
     """A format with the codes of a grid, `base`, whose scales and offsets are computed
-    from what is stored. Its kernels are those of `base`, which are given `flat`."""
+    from what is stored. Its kernels are those of `base`, which are given `flat`.
+
+    - `by_element`: whether `flat` computes each number from those at its place alone,
+      so that it may be given arrays whose axes are swapped.
+    """
+
+    by_element: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

@@ -46,7 +46,24 @@ def to_float8(x: Float[Array, "*s"], dtype: np.dtype) -> Integer[Array, "*s"]:
 
 def from_float8(bits: Integer[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
     """The inverse of `to_float8`, in float32."""
-    return lax.bitcast_convert_type(bits, dtype).astype(jnp.float32)
+    # By arithmetic, since XLA converts one after another on a CPU. With the exponents
+    # of float32, numbers are the same bits further up; but not subnormal ones, nor what
+    # is not finite.
+    info = jnp.finfo(dtype)
+    wide = bits.astype(jnp.uint32)
+    sign, rest = (wide & np.uint32(128)) << np.uint32(24), wide & np.uint32(127)
+    one = np.uint32(127 - (1 - int(info.minexp)) << 23)  # The difference of exponents.
+    normal = (rest << np.uint32(23 - info.nmant)) + one
+    unit = np.float32(2.0 ** (int(info.minexp) - info.nmant))
+    subnormal = lax.bitcast_convert_type(rest.astype(jnp.float32) * unit, jnp.uint32)
+    found = jnp.where(rest < np.uint32(2**info.nmant), subnormal, normal)
+    largest = np.asarray(info.max, dtype).view(np.uint8).astype(np.uint32)
+    wild = np.uint32(0x7FC00000)
+    if dtype == jnp.float8_e5m2:
+        infinite = rest == np.uint32(124)
+        wild = jnp.where(infinite, np.uint32(0x7F800000), np.uint32(0x7FC00000))
+    found = jnp.where(rest > largest, wild, found)
+    return lax.bitcast_convert_type(sign | found, jnp.float32)
 
 
 class FP8(AbstractGrid):

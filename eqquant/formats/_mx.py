@@ -4,12 +4,12 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Integer, UInt8, UInt32
+from jaxtyping import Array, Float, Integer, UInt8
 
 from ._base import AbstractComposite
 from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
-from ._scale import poison
+from ._scale import poison, to_bits
 
 
 _nan = 255
@@ -25,6 +25,7 @@ class AbstractMX(AbstractComposite):
         OCP Microscaling Formats (MX) Specification, version 1.0. Sections 5 and 6.3.
     """
 
+    by_element: ClassVar[bool] = True
     block_size: ClassVar[int] = 32
 
     @property
@@ -67,7 +68,7 @@ class AbstractMX(AbstractComposite):
         return _scaled(self.base.to_points(codes), exponent)
 
     def flat(self, stored, tail):
-        return stored | {"scale": _power_bits(stored["scale"])}
+        return stored | {"scale": to_bits(_power(stored["scale"]), self.scale_dtype)}
 
     def scales(self, stored, tail):
         return _power(stored["scale"])
@@ -79,15 +80,12 @@ def _exponent(x: Float[Array, "*s"]):
 
 
 def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
-    return lax.bitcast_convert_type(_power_bits(exponent), jnp.float32)
-
-
-def _power_bits(exponent: UInt8[Array, "*s"]) -> UInt32[Array, "*s"]:
-    # Of `2**(exponent - 127)`, the smallest of which is subnormal. (XLA casts from
-    # `float8_e8m0fnu` one by one.)
+    # By bits: on a CPU, XLA converts from `float8_e8m0fnu` one after another. (And
+    # casts to it of zeros and of negative numbers depend on who casts.)
     bits = exponent.astype(jnp.uint32) << np.uint32(23)
-    bits = jnp.where(exponent == 0, np.uint32(2**22), bits)
-    return jnp.where(exponent == _nan, np.uint32(0x7FC00000), bits)
+    bits = jnp.where(exponent == 0, np.uint32(2**22), bits)  # A subnormal number.
+    bits = jnp.where(exponent == _nan, np.uint32(0x7FC00000), bits)
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:

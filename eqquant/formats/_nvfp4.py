@@ -41,6 +41,7 @@ class NVFP4(AbstractComposite):
     """
 
     inverse: bool = eqx.field(default=False, static=True)
+    by_element: ClassVar[bool] = True
     block_size: ClassVar[int] = 16
     base: ClassVar[FP4] = FP4(16)
 

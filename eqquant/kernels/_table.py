@@ -221,11 +221,17 @@ def _of_base(problem):
 def _of_composite(kernel):
     @ft.wraps(kernel.fn)
     def fn(x, stored, problem):
-        layout = problem.layout
-        flat = layout.format.flat(layout.to_rows(stored), layout.tail)
-        return kernel.fn(x, layout.from_rows(flat), _of_base(problem))
+        return kernel.fn(x, _flat(stored, problem), _of_base(problem))
 
     return kernel._replace(fn=fn, supports=lambda p: kernel.supports(_of_base(p)))
+
+
+def _flat(stored, problem):
+    layout, format = problem.layout, problem.format
+    if format.by_element:
+        # (From swapped axes and back, XLA would write transposed copies.)
+        return format.flat(stored, layout.tail)
+    return layout.from_rows(format.flat(layout.to_rows(stored), layout.tail))
 
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:
