@@ -12,4 +12,5 @@ from . import (
     _rsr as _rsr,
     _sweep as _sweep,
     _unit_sweep as _unit_sweep,
+    _unit_tiles as _unit_tiles,
 )

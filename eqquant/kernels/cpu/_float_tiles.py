@@ -10,7 +10,7 @@ from ...formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
 from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
-from ._codes import codes_of, grid, per, radix, refuse_grid, scales
+from ._codes import codes_of, grid, per, points, radix, refuse_grid, scales
 from ._tiles import refuse_small, tiled
 from ._tuning import bfloat16_rows, multiplies_bfloat16
 
@@ -32,7 +32,8 @@ def _float_tiles(x, stored, problem, dtype):
         x = x * scale
 
     def decode(codes, part):
-        w = format.to_points(codes_of(codes, radix(format), per(format)))
+        w, factor = points(format, codes_of(codes, radix(format), per(format)))
+        w = w if factor == 1 else w * np.float32(factor)
         w = w if zero is None else w - part(_by_code(zero, format, j))
         w = w if one else w * part(_by_code(scale, format, j))
         return w if dtype == jnp.float32 else _to_bfloat16(w)

@@ -18,7 +18,7 @@ from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
 from ._tuning import fuses, unit_sweep_rows
-from ._units import base_of, refuse_units, Units, units
+from ._units import base_of, refuse_units, spans, Units, units
 
 
 # Products of one or two rows with integers of any number of bits, packed in any way, in
@@ -42,7 +42,7 @@ def unit_sweep(
         x = round_trip(x, problem.activation)
 
     def product(x, stored):
-        every = units(stored, problem, _bytes)
+        every = [units(stored, problem, span) for span in spans(problem, _bytes)]
         return ft.reduce(operator.add, [_sums(some.inputs(x), some) for some in every])
 
     if not base_of(problem).ordered:
@@ -90,9 +90,12 @@ def _of_part(x, some, codes, scales):
     scale, offset = (
         None if a is None else a.reshape(1, -1, a.shape[-1]) for a in scales
     )
+    factor = 1.0
 
     def term(i):
-        point = some.points([i]).reshape(1, some.number, -1)
+        nonlocal factor
+        point, factor = some.points([i])
+        point = point.reshape(1, some.number, -1)
         if some.base.offset == "zero_point":
             point = point - offset
         elif offset is not None:
@@ -102,6 +105,7 @@ def _of_part(x, some, codes, scales):
         return x[:, :, i : i + 1] * point
 
     total = ft.reduce(operator.add, map(term, codes))
+    total = total if factor == 1 else total * np.float32(factor)
     return total if some.base.offset == "minimum" else total * scale
 
 

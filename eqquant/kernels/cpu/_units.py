@@ -12,12 +12,14 @@ from ...formats import (
     AbstractGGUFBlocks,
     AbstractGrid,
     Code,
+    FP4,
+    FP8,
     Int,
     Stored,
     stream_fields,
 )
 from .._problem import Problem
-from ._codes import grid, refuse_layout
+from ._codes import grid, points, refuse_layout
 
 
 # A weight as units of some bytes, side by side, each packed in the same way: the blocks
@@ -56,14 +58,15 @@ class Units(NamedTuple):
         x = jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
         return x.reshape(x.shape[0], self.number, len(self.codes))
 
-    def points(self, codes: Sequence[int]) -> Float[Array, "u _ n"]:
-        """The points of some codes, whose bytes and bits are at even distances."""
+    def points(self, codes: Sequence[int]) -> tuple[Float[Array, "u _ n"], float]:
+        """The points of some codes, whose bytes and bits are at even distances, and
+        what they are to be multiplied by."""
         parts = []
         for i, field in enumerate(self.codes[codes[0]]):
             next = self.codes[codes[1]][i] if len(codes) > 1 else field
             found = self.bytes(field.byte, len(codes), next.byte - field.byte)
             parts.append(_moved(found, field.start, field.number, field.at))
-        return self.base.to_points(ft.reduce(operator.or_, parts))
+        return points(self.base, ft.reduce(operator.or_, parts))
 
 
 def _bytes_of_units(
@@ -98,25 +101,44 @@ def _moved(
     return found
 
 
-def units(stored: Stored, problem: Problem, most: int) -> list[Units]:
-    """A weight as units of about `most` bytes of codes, or of one block each if that is
-    0. What is left over is a smaller unit."""
+class Span(NamedTuple):
+    """Some units of a weight: the first of their blocks, or codes if blocks are cut;
+    how many there are; and how many blocks, or codes, each has."""
+
+    first: int
+    number: int
+    size: int
+
+
+def spans(problem: Problem, bytes: int, number: int | None = None) -> list[Span]:
+    """A weight as units of about so many bytes of codes, or of one block if that is 0.
+    What is left over is a smaller unit.
+
+    With `number`, at most so many units are in one span.
+    """
     if isinstance(problem.format, AbstractGGUFBlocks):
-        view = ft.partial(_of_gguf, stored["blocks"], problem.format)
-        total = stored["blocks"].shape[0] // problem.format.type_size
-        bits, least = bits_of(problem.format.base), 1
         block = problem.format.block_size
-        size = max(1, 8 * most // bits // block)
+        total = -(-problem.k // block)
+        size, least = max(1, 8 * bytes // bits_of(base_of(problem)) // block), 1
     else:
-        view = ft.partial(_of_grid, stored, problem)
         total = problem.k
-        size, least = _codes_of_unit(grid(problem), most)
+        size, least = _codes_of_unit(grid(problem), bytes)
     # A little smaller if nothing is left over then.
     even = [i for i in range(size, size // 2, -least) if total % i == 0]
     size = even[0] if even else size
     whole, rest = divmod(total, size)
-    found = [view(0, whole, size)] if whole > 0 else []
-    return [*found, view(whole * size, 1, rest)] if rest > 0 else found
+    number = number or max(1, whole)
+    found = [
+        Span(i * size, min(number, whole - i), size) for i in range(0, whole, number)
+    ]
+    return [*found, Span(whole * size, 1, rest)] if rest > 0 else found
+
+
+def units(stored: Stored, problem: Problem, span: Span) -> Units:
+    """The units of a span."""
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        return _of_gguf(stored["blocks"], problem.format, *span)
+    return _of_grid(stored, problem, *span)
 
 
 def _of_gguf(
@@ -169,12 +191,12 @@ def _of_gguf(
     return Units(number, rows, codes, parts, at, scales, format.base)
 
 
-def _codes_of_unit(format: AbstractGrid, most: int) -> tuple[int, int]:
+def _codes_of_unit(format: AbstractGrid, bytes: int) -> tuple[int, int]:
     """How many codes a unit has, at most, and what that is a multiple of: whole blocks,
     or an even part of one."""
     least = 16  # Any block size is a multiple of this, which is whole bytes.
     block = format.block_size
-    codes = max(least, 8 * most // bits_of(format)) if most > 0 else block or 512
+    codes = max(least, 8 * bytes // bits_of(format)) if bytes > 0 else block or 512
     if block is None:
         return codes // least * least, least
     if block <= codes:
@@ -233,6 +255,6 @@ def base_of(problem: Problem) -> AbstractGrid:
 def refuse_units(problem: Problem) -> str | None:
     """Why a weight is not read as units, if so."""
     format = problem.format
-    if not isinstance(format, AbstractGGUFBlocks | Int):
-        return f"reads bits of integers, not the codes of {format}"
+    if not isinstance(format, AbstractGGUFBlocks | Int | FP4 | FP8):
+        return f"decodes integers and floats of a few bits, not the codes of {format}"
     return refuse_layout(problem)
