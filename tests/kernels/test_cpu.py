@@ -1,3 +1,5 @@
+import itertools as it
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -183,3 +185,72 @@ def test_composite_scales():
     refused = [reason for reason in many.values() if "composite scales" in reason]
     assert (len(refused) > 0) == (jax.__version_info__ < (0, 11))
     assert not any("composite scales" in reason for reason in few.values())
+
+
+# Codes of any number of bits, packed in any way.
+packed = {
+    "q3_k": eqq.formats.Q3_K(),
+    "q5_1": eqq.formats.Q5_1(),
+    "int-3-minimum": eqq.Int(3, 64, "minimum"),
+    "int-4-ordered": eqq.Int(4, 128, "zero_point", ordered=True),
+    "int-5-channel": eqq.Int(5, None),
+    "fp8": eqq.FP8(),
+}
+
+
+@pytest.mark.parametrize("name", formats)
+def test_not_the_reference(name):
+    q = eqx.filter_eval_shape(lambda: eqq.quantize(jnp.zeros((300, 16)), formats[name]))
+    for q, m in it.product((q, q.T), (1, 2, 3)):
+        x = jax.ShapeDtypeStruct((m, q.shape[0]), jnp.float32)
+        assert eqq.explain(x, q).kernel != "reference"
+
+
+# Of sizes that divide into units, and of others: units are left over.
+@pytest.mark.parametrize("name", packed)
+@pytest.mark.parametrize("k, m", ((1536, 1), (1210, 2), (1210, 5)))
+def test_units(name, k, m):
+    q = eqq.quantize(normal(k, 40), packed[name])
+    names = check(q, dense(q), m, jnp.float32)
+    assert ("unit_sweep" in names) == (m <= 2) and "unit_tiles" in names
+    check(q.T, dense(q).T, m, jnp.float32)
+
+
+def test_permuted_blocks():
+    q = eqq.quantize(normal(200, 24), eqq.Int(4, 32, "zero_point", ordered=True))
+    block = np.random.default_rng(7).permutation(q.stored["block"].ravel())
+    stored = q.stored | {"block": jnp.asarray(block).reshape(-1, 1)}
+    q = eqx.tree_at(lambda q: q.stored, q, stored)
+    for q, w in ((q, dense(q)), (q.T, dense(q).T)):
+        for m in (2, 5):
+            check(q, w, m, jnp.float32)
+
+
+# Numbers that are nearly zero, next to a minimum that is not.
+@pytest.mark.parametrize("bits", (3, 4, 8))
+def test_minima(bits):
+    w = np.full((512, 16), -1.0, np.float32)
+    w[1::2] = np.asarray(normal(256, 16)) * 1e-3
+    w[0::64] = 2.0
+    q = eqq.quantize(jnp.asarray(w), eqq.Int(bits, 64, "minimum"))
+    x = inputs(5, 512).at[:, 0::2].set(0)
+    for m in (1, 5):
+        for name, y in every_product(x[:m], q).items():
+            assert error(y, x[:m], dense(q)) < 1e-5, name
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", packed)
+@pytest.mark.parametrize("m", (1, 16))
+def test_memory_of_units(name, m):
+    q = eqx.filter_eval_shape(
+        lambda: eqq.quantize(jnp.zeros((4096, 1024)), packed[name])
+    )
+    for q in (q, q.T):
+        forward = q.shape[0] == 4096
+        kernel = "unit_sweep" if m == 1 and forward else "unit_tiles"
+        x = jax.ShapeDtypeStruct((m, q.shape[0]), jnp.float32)
+        fn = jax.jit(lambda x, q, kernel=kernel: eqq.qmatmul(x, q, kernel=kernel))
+        memory = fn.lower(x, q).compile().memory_analysis()
+        assert memory is not None
+        assert memory.temp_size_in_bytes < 4 * 4096 * 1024 / 3

@@ -2,8 +2,10 @@
 not.
 
 `_sweep` multiplies one or two rows, `_float_tiles` and `_integer_tiles` multiply many
-rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats. `_codes`
-reads the stored arrays, and `_tuning` holds the measured thresholds between kernels.
+rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats.
+`_unit_sweep` and `_unit_tiles` do the same for codes packed in any way, among them
+GGUF's, which `_units` reads. `_codes` reads other stored arrays, and `_tuning` holds
+the measured thresholds between kernels.
 """
 
 from . import (

@@ -138,7 +138,7 @@ for _product, _type, _activation in it.product(
         _product,
         _type,
         activation=_activation,
-        priority=-1,
+        priority=0.5,  # Before `float32_tiles`, and after `integer_tiles`.
         supports=refuse_units,
         error=1e-5,
     )(unit_tiles)

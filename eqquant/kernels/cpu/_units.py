@@ -196,11 +196,11 @@ def _codes_of_unit(format: AbstractGrid, bytes: int) -> tuple[int, int]:
     or an even part of one."""
     least = 16  # Any block size is a multiple of this, which is whole bytes.
     block = format.block_size
-    codes = max(least, 8 * bytes // bits_of(format)) if bytes > 0 else block or 512
+    codes = max(least, 8 * bytes // bits_of(format)) if bytes > 0 else 256
     if block is None:
         return codes // least * least, least
     if block <= codes:
-        return codes // block * block, block
+        return (codes // block if bytes > 0 else 1) * block, block
     size = max(i for i in range(least, codes + 1, least) if block % i == 0)
     return size, size
 
