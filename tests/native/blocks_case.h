@@ -48,12 +48,11 @@ struct GGUFBlock {
       case Packing::kQ3_K: {
         const int code = byte[32 + k / 128 * 32 + i] >> (2 * (j % 4)) & 3;
         const int64_t s = k / 16;
-        const int scale = nibble(96 + s % 8, s / 8) |
-                          (byte[104 + s % 4] >> (2 * (s / 4)) & 3) << 4;
+        const int scale =
+            nibble(96 + s % 8, s / 8) | (byte[104 + s % 4] >> (2 * (s / 4)) & 3) << 4;
         return (code + 4 * bit(i, j) - 4) * (half(108) * (scale - 32));
       }
-      case Packing::kQ4_K:
-        return of_ranges(nibble(16 + k / 64 * 32 + i, j % 2), j);
+      case Packing::kQ4_K: return of_ranges(nibble(16 + k / 64 * 32 + i, j % 2), j);
       case Packing::kQ5_K:
         return of_ranges(nibble(48 + k / 64 * 32 + i, j % 2) + 16 * bit(16 + i, j), j);
       default: {
@@ -118,7 +117,8 @@ class BlocksCase {
         offsets_[i] =
             static_cast<uint8_t>(between(0, chance(0.1) ? 255 : (1 << bits()) - 1));
     else
-      for (int64_t i = 0; i < blocks() * n_; ++i) put(offsets_, i, -3 * std::abs(normal()));
+      for (int64_t i = 0; i < blocks() * n_; ++i)
+        put(offsets_, i, -3 * std::abs(normal()));
   }
 
   Blocks weight() const {
@@ -183,7 +183,13 @@ class BlocksCase {
 
  private:
   int bits() const { return gguf_ ? 4 : static_cast<int>(packing_); }
-  int64_t unit_codes() const { return gguf_ ? GGUFBlock::codes(packing_) : bits() == 8 ? 1 : bits() == 4 ? 2 : bits() % 2 == 0 ? 4 : 8; }
+  int64_t unit_codes() const {
+    return gguf_             ? GGUFBlock::codes(packing_)
+           : bits() == 8     ? 1
+           : bits() == 4     ? 2
+           : bits() % 2 == 0 ? 4
+                             : 8;
+  }
   int64_t unit_bytes() const {
     return gguf_ ? GGUFBlock::bytes(packing_) : unit_codes() * bits() / 8;
   }
@@ -199,8 +205,8 @@ class BlocksCase {
     }
     if ((code & 127) == 127) return NAN;
     const int exponent = code >> 3 & 15, rest = code & 7;
-    const double size = exponent == 0 ? std::ldexp(rest, -9)
-                                      : std::ldexp(8 + rest, exponent - 10);
+    const double size =
+        exponent == 0 ? std::ldexp(rest, -9) : std::ldexp(8 + rest, exponent - 10);
     return code >> 7 ? -size : size;
   }
 
@@ -239,8 +245,8 @@ class BlocksCase {
     std::memcpy(&bits, &x, 4);
     const uint16_t wide = static_cast<uint16_t>(bits >> 16);
     // The sign, an exponent near 1, and some mantissa.
-    const uint16_t half = static_cast<uint16_t>((wide & 0x8000) | between(12, 18) << 10 |
-                                                (wide & 0x7f) << 3);
+    const uint16_t half = static_cast<uint16_t>(
+        (wide & 0x8000) | between(12, 18) << 10 | (wide & 0x7f) << 3);
     if (scale_type_ == ScaleType::kFloat32) std::memcpy(to.data() + 4 * i, &bits, 4);
     if (scale_type_ == ScaleType::kBfloat16) std::memcpy(to.data() + 2 * i, &wide, 2);
     if (scale_type_ == ScaleType::kFloat16) std::memcpy(to.data() + 2 * i, &half, 2);

@@ -36,8 +36,8 @@ struct Together {
       default: break;
     }
     if (packing < 1 || packing > 8) return {0, 0};
-    const int64_t codes = packing == 8   ? 1
-                          : packing == 4 ? 2
+    const int64_t codes = packing == 8       ? 1
+                          : packing == 4     ? 2
                           : packing % 2 == 0 ? 4
                                              : 8;
     return {codes, codes * packing / 8};
@@ -73,7 +73,8 @@ class BlocksWeights {
     if (o_.point_type < 0 || o_.point_type > 4 || o_.offset_type < 0 ||
         o_.offset_type > 2 || o_.scale_type < 0 || o_.scale_type > 2)
       return "unknown types of points, offsets or scales";
-    if (o_.point_type > 1 && o_.packing != 8) return "codes of this type should have 8 bits";
+    if (o_.point_type > 1 && o_.packing != 8)
+      return "codes of this type should have 8 bits";
     if (o_.offset_type == 1 && (o_.point_type > 0 || o_.base != 0))
       return "zero-points are for integers from 0 on";
     if (o_.base < 0 || o_.base > 255)
@@ -91,8 +92,7 @@ class BlocksWeights {
     if (!scales.empty() || o_.offset_type == 0) return scales;
     if (o_.offset_type == 2)
       return of_blocks("minima", o_.offset, offset_, blocks, floats());
-    if (offset_.columns != n())
-      return "there should be zero-points for each row";
+    if (offset_.columns != n()) return "there should be zero-points for each row";
     return of_blocks("zero-points", o_.offset, offset_, blocks, ffi::U8);
   }
 
@@ -106,9 +106,9 @@ class BlocksWeights {
         smaller(o_.block, o_.k),
         floats_of(o_.scale, scale_, i),
         static_cast<Offset>(o_.offset_type),
-        minima || is_gguf()
-            ? nullptr
-            : static_cast<const uint8_t*>(o_.offset.untyped_data()) + i * offset_.each(),
+        minima || is_gguf() ? nullptr
+                            : static_cast<const uint8_t*>(o_.offset.untyped_data()) +
+                                  i * offset_.each(),
         floats_of(o_.offset, offset_, minima ? i : 0),
         static_cast<PointType>(o_.point_type),
         o_.base,
@@ -134,10 +134,10 @@ class BlocksWeights {
   BlockFloats floats_of(const ffi::AnyBuffer& buffer, const Matrices& shape,
                         int64_t i) const {
     const int64_t size = o_.scale_type == 0 ? 4 : 2;
-    return {static_cast<ScaleType>(o_.scale_type),
-            static_cast<const uint8_t*>(buffer.untyped_data()) +
-                i * shape.each() * size,
-            shape.columns};
+    return {
+        static_cast<ScaleType>(o_.scale_type),
+        static_cast<const uint8_t*>(buffer.untyped_data()) + i * shape.each() * size,
+        shape.columns};
   }
 
   const BlocksOperands& o_;

@@ -41,7 +41,8 @@ class Across {
       numbers_.decode(piece, 0, piece.number, panel);
       int64_t r = 0;
       for (; r + kTogether <= rows; r += kTogether)
-        add<kTogether>(panel, piece.number, m + r, n, count, sums + r * kPieceCodes * W);
+        add<kTogether>(panel, piece.number, m + r, n, count,
+                       sums + r * kPieceCodes * W);
       for (; r < rows; ++r)
         add<1>(panel, piece.number, m + r, n, count, sums + r * kPieceCodes * W);
     }

@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` by one or two rows of inputs, of codes that are digits
-// of 2 or 4 bits, which are looked up without being unpacked. (AVX512)
+// Products of weights of `Blocks` by one or two rows of inputs, of codes that are
+// digits of 2 or 4 bits, which are looked up without being unpacked. (AVX512)
 //
 // A vector has 64 bytes of codes, four in each lane: shifted to the right by a multiple
 // of 8 bits, and by those of the digits before it, a digit is the index of a lookup,
@@ -50,7 +50,8 @@ class DigitsOfBytes {
       int64_t run[kDigits];
       for (int d = 0; d < kDigits; ++d)
         run[d] = (b * places.next + d * places.apart) / length;
-      const Part part = {at + b * w_.n, here, count, start + b * places.next, places, run};
+      const Part part = {at + b * w_.n,           here,   count,
+                         start + b * places.next, places, run};
       w_.offset == Offset::kNone ? this->part<false>(part, piece, sums)
                                  : this->part<true>(part, piece, sums);
     }
@@ -169,8 +170,9 @@ void few_digits(const Blocks& w, const Numbers<Avx512>& numbers, const FewInputs
 
 template <>
 struct WithoutUnpacking<Avx512> {
-  static bool multiply(const Blocks& w, const Numbers<Avx512>& numbers, const FewInputs& x,
-                       int64_t rows, int64_t n, int64_t count, float* sums) {
+  static bool multiply(const Blocks& w, const Numbers<Avx512>& numbers,
+                       const FewInputs& x, int64_t rows, int64_t n, int64_t count,
+                       float* sums) {
     // Blocks should end with bytes, and pieces with blocks.
     const bool whole = static_cast<int32_t>(w.packing) > 8
                            ? w.k % numbers.codes() == 0

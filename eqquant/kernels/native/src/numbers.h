@@ -228,15 +228,15 @@ class Numbers {
       piece.at = at;
       piece.stride = w_.n;
       for (int64_t k = 0; k < piece.number; ++k)
-        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + kAhead), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + kAhead),
+                     _MM_HINT_T0);
       return;
     }
     const UnpackedCodes<B> found = {piece.codes, piece.zero};
     const int64_t slice = i % P::kSlices;
     if (count == kRows)
       P::unpack(Unit<B, false>{at, w_.n, count}, slice, piece.number, found);
-    else
-      P::unpack(Unit<B, true>{at, w_.n, count}, slice, piece.number, found);
+    else P::unpack(Unit<B, true>{at, w_.n, count}, slice, piece.number, found);
   }
 
   template <Packing packing>
@@ -255,8 +255,7 @@ class Numbers {
     const uint8_t* const at = w_.bytes + i / P::kSlices * P::kBytes * w_.n + n;
     if constexpr (is_gguf(packing))
       set_small_blocks<packing>(at, i % P::kSlices, count, piece);
-    else
-      set_blocks(i, n, count, piece);
+    else set_blocks(i, n, count, piece);
     return at;
   }
 
@@ -355,8 +354,8 @@ class Numbers {
       if constexpr (minima) {
         minimum[v] = V::load(piece.minimum + at);
         // Of integers: the points, of codes as they were.
-        const auto zero = V::to_floats(V::template bytes<false>(
-            piece.zero + run.first / kRun * kRows + v * W));
+        const auto zero = V::to_floats(
+            V::template bytes<false>(piece.zero + run.first / kRun * kRows + v * W));
         less[v] = V::sub(V::all(static_cast<float>(w_.base)), zero);
       }
     }

@@ -13,10 +13,7 @@ namespace eqquant {
 namespace {
 
 // How far ahead, in bytes of a row of codes, memory is prefetched.
-#ifndef AHEAD
-#define AHEAD 256
-#endif
-constexpr int64_t kAhead = AHEAD;
+constexpr int64_t kAhead = 256;
 
 // The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer.
 template <class B, bool part>
@@ -73,9 +70,9 @@ struct Places {
   int64_t first, apart, next;
 };
 
-// How the codes of a unit are packed: in `kBytes` bytes, of which `unpack` takes a slice
-// of `kCodes` codes at a time. (Of streams, only the first `number` of these.) In types
-// of GGUF, `kBlock` of them share a scale.
+// How the codes of a unit are packed: in `kBytes` bytes, of which `unpack` takes a
+// slice of `kCodes` codes at a time. (Of streams, only the first `number` of these.) In
+// types of GGUF, `kBlock` of them share a scale.
 template <Packing packing>
 struct Packed {
   // A stream of codes of so many bits, the first in the lowest bits of the first byte.

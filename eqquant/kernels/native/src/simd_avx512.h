@@ -121,8 +121,8 @@ struct Avx512 {
         // is NaN: a carry out of it sets the highest bit of the exponent.
         half = _mm512_and_si512(_mm512_slli_epi16(c, 7), _mm512_set1_epi16(-0x4080));
         const __m512i carry = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
-        half = _mm512_or_si512(half,
-                               _mm512_and_si512(carry, _mm512_set1_epi16(0x4000)));
+        half =
+            _mm512_or_si512(half, _mm512_and_si512(carry, _mm512_set1_epi16(0x4000)));
       }
       found[2 * i] = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
       found[2 * i + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
@@ -131,8 +131,8 @@ struct Avx512 {
 
   // Deals 64 numbers out: number `4 i + v` to lane `i` of vector `v`.
   static void deal(const float* from, Floats* to) {
-    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17,
-                                            21, 25, 29);
+    const __m512i first =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     const __m512i last = _mm512_add_epi32(first, ints(2));
     const auto two = [&](const float* p, __m512i which) {
       return _mm512_permutex2var_ps(load(p), which, load(p + 16));
