@@ -1,5 +1,7 @@
 // Kernels for AVX512 with tile products (AMX).
 #include "bfloat16_tiles.h"
+#include "decoded_bfloat16.h"
+#include "decoded_bfloat16_tiles.h"
 #include "integer_tiles.h"
 #include "integers.h"
 #include "kernels.h"
@@ -28,6 +30,15 @@ int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
 void bfloat16(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
               const Parallel& parallel) {
   bfloat16_by_tiles(w, x, y, rows, scratch, parallel);
+}
+
+int64_t decoded_bfloat16_scratch(const Blocks& w, int64_t rows, int64_t workers) {
+  return eqquant::decoded_bfloat16_scratch<PairsInTiles>(w, rows, workers);
+}
+
+void decoded_bfloat16(const Blocks& w, const float* x, float* y, int64_t rows,
+                      float* scratch, const Parallel& parallel) {
+  eqquant::decoded_bfloat16<PairsInTiles>(w, x, y, rows, scratch, parallel);
 }
 
 }  // namespace amx

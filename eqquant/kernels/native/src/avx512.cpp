@@ -63,8 +63,8 @@ const Kernels amx_kernels = {
     decoded_scratch<Avx512>,
     decoded<Avx512>,
     decoded_transposed<Avx512>,
-    avx512_bf16::decoded_bfloat16_scratch,
-    avx512_bf16::decoded_bfloat16,
+    amx::decoded_bfloat16_scratch,
+    amx::decoded_bfloat16,
 };
 
 }  // namespace eqquant

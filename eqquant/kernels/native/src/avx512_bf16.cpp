@@ -16,12 +16,12 @@ void bfloat16(const Weight& w, const float* x, float* y, int64_t rows, float* sc
 }
 
 int64_t decoded_bfloat16_scratch(const Blocks& w, int64_t rows, int64_t workers) {
-  return eqquant::decoded_bfloat16_scratch(w, rows, workers);
+  return eqquant::decoded_bfloat16_scratch<PairsInRegisters>(w, rows, workers);
 }
 
 void decoded_bfloat16(const Blocks& w, const float* x, float* y, int64_t rows,
                       float* scratch, const Parallel& parallel) {
-  eqquant::decoded_bfloat16(w, x, y, rows, scratch, parallel);
+  eqquant::decoded_bfloat16<PairsInRegisters>(w, x, y, rows, scratch, parallel);
 }
 
 }  // namespace avx512_bf16

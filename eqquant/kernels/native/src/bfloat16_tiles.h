@@ -21,17 +21,15 @@ constexpr int64_t kBfloat16TilesBytes = 64;
 // The largest number of adjacent panels of a task.
 constexpr int kBfloat16TilesPanels = 16;
 
-// The number of tiles for a row of inputs. A byte is a pair of numbers, and a row of a
-// tile has 16 pairs.
-inline int64_t bfloat16_tiles(const Weight& w) { return divided_up(w.bytes, 16); }
+// The number of tiles for a row of `k` inputs. A row of a tile has 16 pairs of them.
+inline int64_t bfloat16_tiles(int64_t k) { return divided_up(k, 32); }
 
-// Rounds rows of `x` to tiles of pairs: those of the first 16 rows, then of the next
-// 16.
-inline void round_to_tiles(const Weight& w, const float* x, int64_t rows,
-                           uint8_t* tiles, const Parallel& parallel) {
-  const int64_t k = 2 * w.bytes;
+// Rounds rows of `k` inputs to tiles of pairs: those of the first 16 rows, then of the
+// next 16. The last of either are padded with zeros.
+inline void round_to_tiles(const float* x, int64_t rows, int64_t k, uint8_t* tiles,
+                           const Parallel& parallel) {
   parallel(divided_up(rows, kTileRows), [&](int64_t group, int64_t) {
-    uint8_t* to = tiles + group * bfloat16_tiles(w) * kTileSize;
+    uint8_t* to = tiles + group * bfloat16_tiles(k) * kTileSize;
     for (int64_t i = 0; i < k; i += 32)
       for (int64_t r = group * kTileRows; r < (group + 1) * kTileRows; ++r) {
         const int64_t here = r < rows ? smaller(32, k - i) : 0;
@@ -117,8 +115,9 @@ class Bfloat16Tiles {
                                   Soon<kTogether> soon) const {
     const int64_t steps = divided_up(last - first, kTileRows);
     const int64_t each = divided_up(soon.bytes, steps);
+    // A byte is a pair of numbers.
     const uint8_t* x =
-        x_ + (group * bfloat16_tiles(w_) + first / kTileRows) * kTileSize;
+        x_ + (group * bfloat16_tiles(2 * w_.bytes) + first / kTileRows) * kTileSize;
     if (first == 0)
       Tiles::clear();
     else
@@ -142,7 +141,7 @@ class Bfloat16Tiles {
 
 inline int64_t bfloat16_tiles_scratch(const Weight& w, int64_t rows, int64_t workers) {
   const int64_t whole = divided_up(rows, kTileRows) * kTileRows;
-  return whole / kTileRows * bfloat16_tiles(w) * kTileSize / 4 +
+  return whole / kTileRows * bfloat16_tiles(2 * w.bytes) * kTileSize / 4 +
          sums_of_columns<kBfloat16TilesPanels>(w, whole, workers);
 }
 
@@ -152,7 +151,7 @@ inline void bfloat16_by_tiles(const Weight& w, const float* x, float* y, int64_t
   float* const sums = scratch;
   uint8_t* const tiles = reinterpret_cast<uint8_t*>(
       sums + sums_of_columns<kBfloat16TilesPanels>(w, whole, parallel.workers));
-  round_to_tiles(w, x, rows, tiles, parallel);
+  round_to_tiles(x, rows, 2 * w.bytes, tiles, parallel);
   over_columns<kBfloat16TilesPanels>(
       w, whole, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {

@@ -34,20 +34,22 @@ int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers) {
 }
 
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
-// weight from row `n`, with the position of its first code, and the panel's sums, which
-// are zeros at first.
+// weight from row `n`, with the position of its first code, and the panel's sums: as
+// many floats as `each`, which are zeros at first. Of each panel in turn it takes
+// `together` consecutive pieces.
 template <class V, class Add>
-void over_pieces(const Numbers<V>& numbers, int64_t rows, int64_t n, int64_t count,
-                 float* sums, Add add) {
+void over_pieces(const Numbers<V>& numbers, int64_t together, int64_t each, int64_t n,
+                 int64_t count, float* sums, Add add) {
   constexpr int64_t kRows = Numbers<V>::kRows;
-  const int64_t panels = divided_up(count, kRows), each = rows * kRows;
+  const int64_t panels = divided_up(count, kRows);
   for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
   Piece<V> piece;
-  for (int64_t i = 0; i < numbers.pieces(); ++i)
-    for (int64_t p = 0; p < panels; ++p) {
-      numbers.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
-      add(piece, i * numbers.codes(), sums + p * each);
-    }
+  for (int64_t first = 0; first < numbers.pieces(); first += together)
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t i = first; i < smaller(first + together, numbers.pieces()); ++i) {
+        numbers.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
+        add(piece, i * numbers.codes(), sums + p * each);
+      }
 }
 
 template <class V>
@@ -244,7 +246,7 @@ class Decoded {
       });
     else
       many(n, count, sums);
-    store(n, count, sums);
+    store(n, count, sums, rows_ * kRows);
   }
 
   // The same products, of decoded numbers.
@@ -260,12 +262,12 @@ class Decoded {
     });
   }
 
-  // Writes sums to `y`.
-  void store(int64_t n, int64_t count, const float* sums) const {
+  // Writes the sums of panels, `each` floats apart, to `y`.
+  void store(int64_t n, int64_t count, const float* sums, int64_t each) const {
     for (int64_t i = 0; i < count; i += W)
       for (int64_t m = 0; m < rows_; ++m)
         V::store(y_ + m * w_.n + n + i,
-                 V::load(sums + (i / kRows * rows_ + m) * kRows + i % kRows),
+                 V::load(sums + i / kRows * each + m * kRows + i % kRows),
                  smaller(W, count - i));
   }
 
@@ -286,9 +288,8 @@ class Decoded {
 
   template <class Add>
   void pieces(int64_t n, int64_t count, float* sums, Add add) const {
-    over_pieces(numbers_, rows_, n, count, sums, add);
+    over_pieces(numbers_, 1, rows_ * kRows, n, count, sums, add);
   }
-
 
   const Blocks& w_;
   Numbers<V> numbers_;

@@ -274,6 +274,9 @@ void integers(const Weight&, const Digits&, float* y, float* scratch, const Para
 int64_t bfloat16_scratch(const Weight&, int64_t rows, int64_t workers);
 void bfloat16(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
               const Parallel&);
+int64_t decoded_bfloat16_scratch(const Blocks&, int64_t rows, int64_t workers);
+void decoded_bfloat16(const Blocks&, const float* x, float* y, int64_t rows,
+                      float* scratch, const Parallel&);
 }  // namespace amx
 
 }  // namespace eqquant

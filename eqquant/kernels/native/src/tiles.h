@@ -1,7 +1,9 @@
 // Products of AMX tiles, which are registers of 16 rows of 64 bytes.
 //
 // Tiles 0 to 3 hold the sums of 16 rows of inputs by the 64 rows of a panel; tile 4
-// holds inputs, and tiles 5 to 7 hold codes.
+// holds inputs, and tiles 5 to 7 hold codes. Or they hold a square: the sums of 32 rows
+// of inputs by 32 rows of a panel. Then tiles 4 and 5 hold inputs, and tiles 6 and 7
+// numbers of the panel, each of which is multiplied twice.
 #pragma once
 
 #include <immintrin.h>
@@ -82,6 +84,23 @@ class Tiles {
     _tile_stored(3, at + 192, kNext);
   }
 
+  // The sums of a square, of which the last 16 rows of inputs follow the first.
+  static void load_square(const void* sums) {
+    const char* const at = static_cast<const char*>(sums);
+    written();
+    _tile_loadd(0, at, kNext);
+    _tile_loadd(1, at + 64, kNext);
+    _tile_loadd(2, at + kTileRows * kNext, kNext);
+    _tile_loadd(3, at + kTileRows * kNext + 64, kNext);
+  }
+  static void store_square(void* sums) {
+    char* const at = static_cast<char*>(sums);
+    _tile_stored(0, at, kNext);
+    _tile_stored(1, at + 64, kNext);
+    _tile_stored(2, at + kTileRows * kNext, kNext);
+    _tile_stored(3, at + kTileRows * kNext + 64, kNext);
+  }
+
   // Adds the products of a tile of `x` with the next 64 bytes of each row of a panel:
   // 8-bit integers, signed in `x` and unsigned in the panel. Loads alternate with
   // products, to overlap with them.
@@ -92,6 +111,21 @@ class Tiles {
   // The same for pairs of bfloat16.
   static void add_bfloat16(const void* x, const void* panel) {
     EQQUANT_ADD_PANEL(_tile_dpbf16ps);
+  }
+
+  // The same for a square: of the tile of `x`, that of the next 16 rows of inputs, and
+  // 32 rows of a panel.
+  static void add_bfloat16_square(const void* x, const void* below, const void* panel) {
+    const char* const at = static_cast<const char*>(panel);
+    written();
+    _tile_loadd(4, x, kTileBytes);
+    _tile_loadd(6, at, kNext);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, at + 64, kNext);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, below, kTileBytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
 
  private:
