@@ -143,8 +143,7 @@ class FewRows {
       const auto inputs = V::all(x_.sum(r, start + run.first, start + run.last));
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v)
-        total[r][v] =
-            V::fma(V::load(piece.rest + at + v * W), inputs, total[r][v]);
+        total[r][v] = V::fma(V::load(piece.rest + at + v * W), inputs, total[r][v]);
     }
   }
 
@@ -159,7 +158,8 @@ class AnyRowsDecoded {
  public:
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
 
-  AnyRowsDecoded(const Blocks& w, const float* x, int64_t rows) : w_(w), x_(x), rows_(rows) {}
+  AnyRowsDecoded(const Blocks& w, const float* x, int64_t rows)
+      : w_(w), x_(x), rows_(rows) {}
 
   void add(const float* panel, int64_t codes, int64_t k, float* sums) const {
     int64_t m = 0;
@@ -233,8 +233,8 @@ class Decoded {
   // The products with the `count` rows of the weight from row `n`: those of some
   // panels. `sums` has a float for each of these and each row of inputs.
   void columns(int64_t n, int64_t count, float* sums) const {
-    if (rows_ <= kFewRows && !(w_.offset == Offset::kMinimum &&
-                               w_.point_type != PointType::kIntegers))
+    if (rows_ <= kFewRows &&
+        !(w_.offset == Offset::kMinimum && w_.point_type != PointType::kIntegers))
       with_points<V>(w_, [&](auto points) {
         using P = typename decltype(points)::type;
         switch (rows_) {
@@ -244,8 +244,7 @@ class Decoded {
           case 4: return few<P, 4>(n, count, sums);
         }
       });
-    else
-      many(n, count, sums);
+    else many(n, count, sums);
     store(n, count, sums, rows_ * kRows);
   }
 
@@ -312,7 +311,8 @@ void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scr
   const int64_t together =
       decoded_panels<V>(w, rows, parallel.workers) * Numbers<V>::kRows;
   const int64_t tasks = divided_up(w.n, together);
-  float* const input_sums = scratch + smaller(parallel.workers, tasks) * rows * together;
+  float* const input_sums =
+      scratch + smaller(parallel.workers, tasks) * rows * together;
   FewInputs::sum_up(w, x, rows, input_sums);
   const Decoded<V> product(w, x, input_sums, y, rows);
   parallel(tasks, [&](int64_t i, int64_t worker) {

@@ -293,10 +293,13 @@ class Numbers {
           const uint8_t* const points = w_.zero_points + g * w_.n + at;
           zero = V::add(zero, V::to_floats(V::template bytes<false>(points, here)));
         }
-        const auto minimum = w_.offset == Offset::kMinimum
-                                 ? V::scales(w_.minima, g, at, here)
-                                 : V::zero();
-        set(piece, r, v, {k, end}, V::scales(w_.scales, g, at, here), zero, minimum);
+        // (Zeros for missing rows, even of scales that all rows share.)
+        const auto of_rows = [&](const BlockFloats& floats) {
+          return V::only(V::scales(floats, g, at, here), here);
+        };
+        const auto minimum =
+            w_.offset == Offset::kMinimum ? of_rows(w_.minima) : V::zero();
+        set(piece, r, v, {k, end}, of_rows(w_.scales), zero, minimum);
       }
       piece.run[r] = {k, end};
       k = end;
