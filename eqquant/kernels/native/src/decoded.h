@@ -280,9 +280,14 @@ class Decoded {
       });
     }
     // Scaled sums may be infinite or NaN where sums of scaled numbers are not.
-    for (int64_t i = 0; i < count; i += kRows)
-      if (!all_finite<V>(sums + i * R, R * kRows))
-        many(n + i, smaller(kRows, count - i), sums + i * R);
+    for (int64_t i = 0; i < count; i += kRows) {
+      float* const mine = sums + i * R;
+      if (all_finite<V>(mine, R * kRows)) continue;
+      alignas(64) float again[R * kRows];
+      many(n + i, smaller(kRows, count - i), again);
+      for (int64_t j = 0; j < R * kRows; ++j)
+        if (!__builtin_isfinite(mine[j])) mine[j] = again[j];
+    }
   }
 
   template <class Add>
