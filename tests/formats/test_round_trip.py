@@ -53,7 +53,7 @@ def assert_accurate(q, w):
 @settings(max_examples=6)
 @given(
     array=arrays,
-    size=st.sampled_from([1.0, 1e-5, 20.0]),
+    size=st.sampled_from([1.0, 1e-5, 1e3]),
     zeros=st.booleans(),
     seed=seeds,
 )
