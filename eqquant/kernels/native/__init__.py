@@ -2,10 +2,11 @@
 (FFI).
 
 `src/` has the sources, which `build.py` compiles when the package is installed.
-`_library.py` loads the library and says what is missing; `_call.py` turns a weight into
-operands of an FFI call; `_kernels.py` registers the kernels. In `src/`, `kernels.h` is
-the table that each instruction set fills, and `ffi.cpp` has the functions that XLA
-calls.
+`_library.py` loads the library and says what is missing. `_call.py` turns a weight into
+operands of an FFI call, and `_kernels.py` registers the kernels that take it so;
+`_blocks.py` and `_decoded.py` do the same for kernels that decode any format of blocks.
+In `src/`, `kernels.h` is the table that each instruction set fills, and `ffi.cpp` has
+the functions that XLA calls.
 
 May import `formats` and the modules of `kernels`. To add a kernel, add its function to
 the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.

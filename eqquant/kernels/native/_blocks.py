@@ -25,6 +25,7 @@ from ...formats import (
 from .._problem import Problem
 from ..cpu._codes import compute_now, integer_step, refuse_layout
 from . import _library as library
+from ._call import refuse_library
 
 
 # The enumerations `Packing`, `ScaleType`, `Offset` and `PointType` of `src/kernels.h`.
@@ -127,14 +128,8 @@ def call(
 
 def refuse(problem: Problem) -> str | None:
     """Why no kernel that decodes blocks applies to a problem, or `None`."""
-    missing = library.missing()
-    if missing is not None:
-        return missing
-    if problem.portable:
-        return "would tie the exported program to machines that have its library"
-    if problem.rows is None:
-        return "needs to know the number of rows when compiling"
-    return _refuse_format(problem.format) or refuse_layout(problem)
+    reason = refuse_library(problem) or _refuse_format(problem.format)
+    return reason or refuse_layout(problem)
 
 
 def _refuse_format(format: AbstractFormat) -> str | None:

@@ -105,8 +105,9 @@ def by_digit(x: Shaped[Array, "m k"], w: Weight) -> Shaped[Array, "m _"]:
     return x.reshape(m, number * w.per)
 
 
-def refuse(problem: Problem) -> str | None:
-    """Why no kernel of the native library applies to a problem, or `None`."""
+def refuse_library(problem: Problem) -> str | None:
+    """Why the native library cannot be called for a problem of any format, or
+    `None`."""
     missing = library.missing()
     if missing is not None:
         return missing
@@ -114,6 +115,14 @@ def refuse(problem: Problem) -> str | None:
         return "would tie the exported program to machines that have its library"
     if problem.rows is None:
         return "needs to know the number of rows when compiling"
+    return None
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why no kernel of the native library applies to a problem, or `None`."""
+    reason = refuse_library(problem)
+    if reason is not None:
+        return reason
     format = problem.format
     if isinstance(format, AbstractRSR):
         if format.levels**format.k > 256:
