@@ -1,7 +1,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -83,14 +82,9 @@ def all_within(
 ) -> Bool[Array, "..."]:
     """Whether no absolute value along some axes, which are kept with size one, is
     larger than `most`, or NaN."""
-    if jax.__version_info__ < (0, 11):
-        # XLA would write the bits to memory.
-        return jnp.all(jnp.abs(x) <= most, axis, keepdims=True)
-    # By their bits, in whose order NaN is the largest. (XLA:CPU computes maxima of
-    # integers several at a time, but the conjunction of booleans one by one.)
-    bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
-    largest = jnp.max(bits, axis, keepdims=True, initial=0)
-    return largest <= np.float32(most).view(np.int32)
+    # (Not the maximum of the bits, in whose order NaN is the largest: before it, XLA
+    # would write them to memory, on some processors.)
+    return jnp.all(jnp.abs(x) <= most, axis, keepdims=True)
 
 
 # (Rounding to bfloat16 changes a scale by up to one part in 256.)
