@@ -4,6 +4,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "mend.h"
+#include "nibbles.h"
 #include "simd_avx2.h"
 #include "transposed.h"
 

@@ -3,7 +3,6 @@
 #include "decoded.h"
 #include "decoded_transposed.h"
 #include "digits.h"
-#include "digits_of_bytes.h"
 #include "forward.h"
 #include "integers.h"
 #include "kernels.h"

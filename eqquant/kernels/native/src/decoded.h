@@ -7,14 +7,13 @@
 
 #include <cstdint>
 
+#include "digits_of_bytes.h"
+#include "few_inputs.h"
 #include "kernels.h"
 #include "numbers.h"
 
 namespace eqquant {
 namespace {
-
-// The largest number of rows whose sums are scaled.
-constexpr int64_t kFewRows = 4;
 
 // How many codes are decoded at a time: their numbers fit in the first cache.
 constexpr int64_t kDecodedCodes = 64;
@@ -61,33 +60,6 @@ bool all_finite(const float* x, int64_t number) {
   }
   return V::nans(zeros) == 0;
 }
-
-// A few rows of inputs, and the sum of each 16 of them, by which `rest` is multiplied.
-struct FewInputs {
-  const float* x;     // [rows, k]
-  const float* sums;  // [rows, divided_up(k, 16)]; null if there are no minima
-  int64_t k;
-
-  static int64_t number(const Blocks& w, int64_t rows) {
-    const bool minima = w.offset == Offset::kMinimum && rows <= kFewRows;
-    return minima ? rows * divided_up(w.k, kRun) : 0;
-  }
-  static void sum_up(const Blocks& w, const float* x, int64_t rows, float* sums) {
-    if (number(w, rows) == 0) return;
-    for (int64_t r = 0; r < rows; ++r, x += w.k)
-      for (int64_t k = 0; k < w.k; k += kRun, ++sums) {
-        *sums = 0;
-        for (int64_t j = k; j < smaller(k + kRun, w.k); ++j) *sums += x[j];
-      }
-  }
-  // Of the inputs of row `r` from `first`, a multiple of 16, to `last`.
-  float sum(int64_t r, int64_t first, int64_t last) const {
-    const float* const mine = sums + r * divided_up(k, kRun);
-    float found = 0;
-    for (int64_t i = first / kRun; i * kRun < last; ++i) found += mine[i];
-    return found;
-  }
-};
 
 // Multiplies the codes of pieces by `R` rows of inputs.
 template <class V, class P, int R>
@@ -210,16 +182,6 @@ class AnyRowsDecoded {
   int64_t rows_;
 };
 
-// A way to multiply few rows that does not unpack codes, if there is one: returns
-// whether it applies. (That of AVX512 is in `digits_of_bytes.h`.)
-template <class V>
-struct WithoutUnpacking {
-  static bool multiply(const Blocks&, const Numbers<V>&, const FewInputs&, int64_t,
-                       int64_t, int64_t, float*) {
-    return false;
-  }
-};
-
 template <class V>
 class Decoded {
  public:
@@ -273,7 +235,7 @@ class Decoded {
  private:
   template <class P, int R>
   void few(int64_t n, int64_t count, float* sums) const {
-    if (!WithoutUnpacking<V>::multiply(w_, numbers_, few_, rows_, n, count, sums)) {
+    if (!few_digits<V>(w_, numbers_, few_, rows_, n, count, sums)) {
       const FewRows<V, P, R> rows(w_, few_);
       pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
         rows.add(piece, k, mine);

@@ -29,17 +29,32 @@ struct Inputs {
   int64_t stride;
 };
 
+// A way to add the contribution of some bytes to many columns of `y` at a time, if
+// there is one: returns the first column that it leaves. (That of AVX2 is in
+// `nibbles.h`.)
+template <class V, Codes kind>
+class ManyColumns {
+ public:
+  explicit ManyColumns(const Weight&) {}
+  template <int R>
+  int64_t add(Bytes, Inputs, int64_t begin, int64_t, float*, bool, bool) const {
+    return begin;
+  }
+};
+
 // Adds the contribution of some bytes to some columns of `y`.
 template <class V, Codes kind>
 class Sums {
  public:
   // If `scaled`, sums are multiplied by the scales of their block.
-  Sums(const Weight& w, bool scaled) : w_(w), step_(w), scaled_(scaled) {}
+  Sums(const Weight& w, bool scaled) : w_(w), step_(w), many_(w), scaled_(scaled) {}
 
   // For `R` rows of `x`, `U` vectors at a time: `R * U` accumulators stay in registers.
   // If `fresh`, `y` is overwritten instead of added to.
   template <int R, int U>
   void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
+    if constexpr (U == 4)
+      begin = many_.template add<R>(b, x, begin, end, y, fresh, scaled_);
     if constexpr (kind == Codes::kNibbles)
       if (w_.zero != nullptr) return add<R, U, true>(b, x, begin, end, y, fresh);
     add<R, U, false>(b, x, begin, end, y, fresh);
@@ -105,6 +120,7 @@ class Sums {
 
   const Weight& w_;
   Step<V, kind> step_;
+  ManyColumns<V, kind> many_;
   bool scaled_;
 };
 
@@ -163,7 +179,13 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
 // So a few bytes of each row of the weight are swept over all columns. The bytes of a
 // row are split into parts, which different threads sum and `sum_up` adds.
 constexpr int64_t kSweepRows = 3;
-constexpr int64_t kSweepBytes = 8;
+
+// How many bytes of a row are swept: fewer if their terms are tables, or if a vector
+// has many columns.
+template <class V, Codes kind>
+constexpr int64_t sweep_bytes() {
+  return V::registers > 16 || Terms<kind>::looked_up ? 8 : 16;
+}
 
 inline int64_t sweep_parts(const Weight& w) {
   return smaller(8, larger(1, w.bytes / 128));
@@ -172,21 +194,23 @@ inline int64_t sweep_parts(const Weight& w) {
 template <class V, Codes kind, int R>
 class Sweep {
  public:
+  static constexpr int64_t kBytes = sweep_bytes<V, kind>();
+
   Sweep(const Weight& w, const float* x, float* y, float* scratch)
       : w_(w), x_(x), y_(y), scratch_(scratch), terms_(w), sums_(w, !late()) {}
 
   void part(int64_t i, int64_t begin, int64_t end) const {
     constexpr int64_t size = terms_of(kind), per = codes_per_byte(kind);
-    const int64_t each = divided_up(w_.bytes, sweep_parts(w_) * kSweepBytes);
-    const int64_t first = i * each * kSweepBytes, stride = w_.bytes * per;
-    const int64_t last = smaller(first + each * kSweepBytes, w_.bytes);
-    alignas(64) float terms[R * kSweepBytes * size];
+    const int64_t each = divided_up(w_.bytes, sweep_parts(w_) * kBytes);
+    const int64_t first = i * each * kBytes, stride = w_.bytes * per;
+    const int64_t last = smaller(first + each * kBytes, w_.bytes);
+    alignas(64) float terms[R * kBytes * size];
     for (Bytes b = {0, first, first}; b.last < last;) {
-      b = Bytes::of(w_, b.last, kSweepBytes, last);
+      b = Bytes::of(w_, b.last, kBytes, last);
       const float* x = x_ + b.first * per;
       Inputs inputs = {x, stride};
       if constexpr (Terms<kind>::looked_up) {
-        inputs = {terms, kSweepBytes * size};
+        inputs = {terms, kBytes * size};
         for (int64_t r = 0; r < R; ++r)
           terms_.fill(x + r * stride, terms + r * inputs.stride, b.last - b.first);
       }

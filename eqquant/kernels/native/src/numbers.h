@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "packing.h"
 #include "parts.h"
+#include "points.h"
 
 namespace eqquant {
 namespace {
@@ -48,89 +49,10 @@ struct Piece {
   alignas(64) float rest[kRuns * kRows];
 };
 
-// Whether integers do not fit in 8 bits with a sign, once zero is subtracted.
-inline bool is_wide(const Blocks& w) {
-  return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
-}
-
-// What the codes of the four vectors of a panel stand for, a `kUnit`th of it, before
-// they are scaled. `less` is that of the piece.
-template <class V>
-struct IntegerPoints {
-  static constexpr float kUnit = 1;
-  static constexpr bool kIntegers = true;
-  explicit IntegerPoints(const Blocks&) {}
-  void operator()(const uint8_t* c, const typename V::Floats*,
-                  typename V::Floats* found) const {
-    EQQUANT_UNROLL
-    for (int v = 0; v < 4; ++v)
-      found[v] = V::to_floats(V::template bytes<true>(c + v * V::width));
-  }
-};
-template <class V, bool sign>
-struct WideIntegerPoints {
-  static constexpr float kUnit = 1;
-  static constexpr bool kIntegers = true;
-  explicit WideIntegerPoints(const Blocks&) {}
-  void operator()(const uint8_t* c, const typename V::Floats* less,
-                  typename V::Floats* found) const {
-    EQQUANT_UNROLL
-    for (int v = 0; v < 4; ++v)
-      found[v] =
-          V::sub(V::to_floats(V::template bytes<sign>(c + v * V::width)), less[v]);
-  }
-};
-template <class V, class Table>
-struct TablePoints {
-  static constexpr float kUnit = 1;
-  static constexpr bool kIntegers = false;
-  Table table;
-  explicit TablePoints(const Blocks& w) : table(w.points) {}
-  void operator()(const uint8_t* c, const typename V::Floats*,
-                  typename V::Floats* found) const {
-    EQQUANT_UNROLL
-    for (int v = 0; v < 4; ++v)
-      found[v] = table[V::template bytes<false>(c + v * V::width)];
-  }
-};
-// Floats of 8 bits, by way of float16: see `V::small_floats`.
-template <class V, PointType type>
-struct SmallFloatPoints {
-  static constexpr float kUnit = type == PointType::kE4M3 ? 256 : 1;
-  static constexpr bool kIntegers = false;
-  explicit SmallFloatPoints(const Blocks&) {}
-  void operator()(const uint8_t* c, const typename V::Floats*,
-                  typename V::Floats* found) const {
-    V::template small_floats<type>(c, found);
-  }
-};
-
-template <class T>
-struct Type {
-  using type = T;
-};
-
-// Calls `f` with the type of what the codes of a weight stand for.
-template <class V, class F>
-void with_points(const Blocks& w, F f) {
-  const bool few = static_cast<int32_t>(w.packing) <= 4;
-  switch (w.point_type) {
-    case PointType::kIntegers:
-      if (w.packing == Packing::kBits8) return f(Type<WideIntegerPoints<V, false>>());
-      return is_wide(w) ? f(Type<WideIntegerPoints<V, true>>())
-                        : f(Type<IntegerPoints<V>>());
-    case PointType::kTable:
-      return few ? f(Type<TablePoints<V, typename V::Table16>>())
-                 : f(Type<TablePoints<V, typename V::Table256>>());
-    case PointType::kE4M3: return f(Type<SmallFloatPoints<V, PointType::kE4M3>>());
-    case PointType::kE5M2: return f(Type<SmallFloatPoints<V, PointType::kE5M2>>());
-    case PointType::kSigned: return f(Type<IntegerPoints<V>>());
-  }
-}
-
 template <class V>
 class Numbers {
  public:
+  using B = typename V::Bytes;
   static constexpr int64_t kRows = Piece<V>::kRows, W = V::width;
   static_assert(kRows == 4 * W);
 
@@ -219,7 +141,6 @@ class Numbers {
   template <Packing packing>
   void unpack_as(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
     using P = Packed<packing>;
-    using B = typename V::Bytes;
     const uint8_t* const at = set_runs<packing>(i, n, count, piece);
     piece.at = piece.codes;
     piece.stride = kRows;
@@ -266,18 +187,57 @@ class Numbers {
   template <Packing packing>
   void set_small_blocks(const uint8_t* at, int64_t slice, int64_t count,
                         Piece<V>& piece) const {
+    if (count == kRows)
+      set_small_blocks<packing>(Unit<B, false>{at, w_.n, count}, slice, piece);
+    else set_small_blocks<packing>(Unit<B, true>{at, w_.n, count}, slice, piece);
+  }
+
+  template <Packing packing, bool part>
+  void set_small_blocks(const Unit<B, part>& unit, int64_t slice,
+                        Piece<V>& piece) const {
     using P = Packed<packing>;
+    using S = Parts<packing>;
     const auto base = V::all(static_cast<float>(w_.base));
-    for (int64_t v = 0; v < 4; ++v) {
-      const int64_t here = larger(0, smaller(W, count - v * W));
-      const BlockBytes<V> block = {at + v * W, w_.n, here};
-      small_blocks<V, packing>(block, slice, [&](int64_t r, auto scale, auto minimum) {
-        set(piece, r, v, {r * P::kBlock, (r + 1) * P::kBlock}, scale, base, minimum);
+    typename V::Floats step[4], low[4];
+    halves(unit, S::kStep, step);
+    halves(unit, S::kLow, low);
+    const auto set_run = [&](int64_t r, int v, auto scale, auto minimum) {
+      set(piece, r, v, {r * P::kBlock, (r + 1) * P::kBlock}, scale, base, minimum);
+    };
+    if constexpr (P::kCodes == P::kBlock) {
+      for (int v = 0; v < 4; ++v) set_run(0, v, step[v], low[v]);
+    } else {
+      S::each(unit, slice, [&](int64_t r, auto steps, auto lows) {
+        alignas(64) uint8_t scales[kRows], minima[kRows];
+        B::store(scales, steps);
+        B::store(minima, lows);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) {
+          const auto scale = V::to_floats(V::template bytes<true>(scales + v * W));
+          const auto minimum = V::to_floats(V::template bytes<true>(minima + v * W));
+          set_run(r, v, V::mul(step[v], scale),
+                  V::sub(V::zero(), V::mul(low[v], minimum)));
+        }
       });
     }
     piece.runs = divided_up(piece.number, P::kBlock);
     for (int64_t r = 0; r < piece.runs; ++r)
       piece.run[r] = {r * P::kBlock, smaller((r + 1) * P::kBlock, piece.number)};
+  }
+
+  // The float16s of each row whose first byte is at `at`; zeros if that is negative.
+  template <bool part>
+  static void halves(const Unit<B, part>& unit, int64_t at, typename V::Floats* found) {
+    alignas(64) uint8_t low[kRows] = {}, high[kRows] = {};
+    if (at >= 0) {
+      B::store(low, unit[at]);
+      B::store(high, unit[at + 1]);
+    }
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v)
+      found[v] = V::from_half(
+          V::either(V::template bytes<false>(low + v * W),
+                    V::template left<8>(V::template bytes<false>(high + v * W))));
   }
 
   void set_blocks(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "byte_planes.h"
 #include "kernels.h"
 
 namespace eqquant {
@@ -27,8 +28,9 @@ struct Bytes256 {
   static void store(uint8_t* p, Vector x) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(p), x);
   }
+  static Vector all(char x) { return _mm256_set1_epi8(x); }
   static Vector both(Vector x, char y) {
-    return _mm256_and_si256(x, _mm256_set1_epi8(y));
+    return _mm256_and_si256(x, all(y));
   }
   static Vector either(Vector x, Vector y) { return _mm256_or_si256(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm256_sub_epi8(x, y); }
@@ -137,17 +139,20 @@ struct Avx2 {
   // Floats of 8 bits in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
-    for (int v = 0; v < 4; ++v) {
-      const Ints c = bytes<true>(p + 8 * v);
-      if constexpr (type == PointType::kE5M2) {
-        found[v] = from_half(both(left<8>(c), 0xff00));
-      } else {
+    for (int i = 0; i < 2; ++i) {
+      const __m256i c = _mm256_cvtepi8_epi16(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
+      __m256i half = _mm256_slli_epi16(c, 8);
+      if constexpr (type == PointType::kE4M3) {
         // Exponents are 8 less than those of float16: a unit is 256. The largest code
         // is NaN: a carry out of it sets the highest bit of the exponent.
-        const Ints half = both(left<7>(c), 0xbf80);
-        const Ints carry = both(minus(half, ints(-0x80)), 0x4000);
-        found[v] = from_half(either(half, carry));
+        half = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16(-0x4080));
+        const __m256i carry = _mm256_add_epi16(half, _mm256_set1_epi16(0x80));
+        half =
+            _mm256_or_si256(half, _mm256_and_si256(carry, _mm256_set1_epi16(0x4000)));
       }
+      found[2 * i] = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+      found[2 * i + 1] = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
     }
   }
 
@@ -176,6 +181,13 @@ struct Avx2 {
     Floats operator[](Ints i) const { return _mm256_i32gather_ps(entries, i, 4); }
   };
 
+  // Digits of bytes, looked up in a table of 16 points.
+  template <class F>
+  static void with_digit_points(const float* points, F f) {
+    if (are_halves(points)) f(BytePlanes<true>(points));
+    else f(BytePlanes<false>(points));
+  }
+
   // The scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
@@ -187,9 +199,13 @@ struct Avx2 {
       found =
           load(static_cast<const float*>(w.scale) + at, static_cast<int64_t>(number));
     } else {
+      const uint16_t* from = static_cast<const uint16_t*>(w.scale) + at;
       uint16_t copy[8] = {};
-      std::memcpy(copy, static_cast<const uint16_t*>(w.scale) + at, 2 * number);
-      __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(copy));
+      if (number < 8) {
+        std::memcpy(copy, from, 2 * number);
+        from = copy;
+      }
+      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
       found =
           w.scale_type == ScaleType::kFloat16
               ? _mm256_cvtph_ps(half)

@@ -20,8 +20,9 @@ struct Bytes512 {
     return _mm512_maskz_loadu_epi8((1ull << count) - 1, p);
   }
   static void store(uint8_t* p, Vector x) { _mm512_store_si512(p, x); }
+  static Vector all(char x) { return _mm512_set1_epi8(x); }
   static Vector both(Vector x, char y) {
-    return _mm512_and_si512(x, _mm512_set1_epi8(y));
+    return _mm512_and_si512(x, all(y));
   }
   static Vector either(Vector x, Vector y) { return _mm512_or_si512(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm512_sub_epi8(x, y); }
@@ -129,25 +130,6 @@ struct Avx512 {
     }
   }
 
-  // Deals 64 numbers out: number `4 i + v` to lane `i` of vector `v`.
-  static void deal(const float* from, Floats* to) {
-    const __m512i first =
-        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
-    const __m512i last = _mm512_add_epi32(first, ints(2));
-    const auto two = [&](const float* p, __m512i which) {
-      return _mm512_permutex2var_ps(load(p), which, load(p + 16));
-    };
-    const Floats a = two(from, first), b = two(from + 32, first);
-    const Floats c = two(from, last), d = two(from + 32, last);
-    to[0] = _mm512_shuffle_f32x4(a, b, 0x44);
-    to[1] = _mm512_shuffle_f32x4(a, b, 0xee);
-    to[2] = _mm512_shuffle_f32x4(c, d, 0x44);
-    to[3] = _mm512_shuffle_f32x4(c, d, 0xee);
-  }
-  static Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  static Ints load_bytes(const uint8_t* p, int64_t count) {
-    return Bytes512::load(p, count);
-  }
   // The lowest byte of each.
   static void store_bytes(uint8_t* p, Floats x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
@@ -188,6 +170,44 @@ struct Avx512 {
       return choose(128, low, high);
     }
   };
+
+  // Digits of bytes, looked up in a table of 16 points: a vector has 64 bytes, four in
+  // each lane. Shifted to the right by a multiple of 8 bits, and by those of the digits
+  // before it, a digit is the index of a lookup, which ignores what is above.
+  struct DigitPoints {
+    Table16 points;
+    template <int shift, int bits>
+    void look_up(Ints codes, Floats* found) const {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        found[v] = points[_mm512_srli_epi32(codes, 8 * v + shift)];
+    }
+
+    // Deals 64 numbers in the same way: number `4 i + v` to lane `i` of vector `v`.
+    static void deal(const float* from, __m512* to) {
+      const __m512i first =
+          _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+      const __m512i last = _mm512_add_epi32(first, ints(2));
+      const auto two = [&](const float* p, __m512i which) {
+        return _mm512_permutex2var_ps(load(p), which, load(p + 16));
+      };
+      const __m512 a = two(from, first), b = two(from + 32, first);
+      const __m512 c = two(from, last), d = two(from + 32, last);
+      to[0] = _mm512_shuffle_f32x4(a, b, 0x44);
+      to[1] = _mm512_shuffle_f32x4(a, b, 0xee);
+      to[2] = _mm512_shuffle_f32x4(c, d, 0x44);
+      to[3] = _mm512_shuffle_f32x4(c, d, 0xee);
+    }
+    static void collect(const Floats* from, float* to) {
+      alignas(64) float dealt[64];
+      for (int v = 0; v < 4; ++v) _mm512_store_ps(dealt + 16 * v, from[v]);
+      for (int i = 0; i < 64; ++i) to[i] = dealt[i % 4 * 16 + i / 4];
+    }
+  };
+  template <class F>
+  static void with_digit_points(const float* points, F f) {
+    f(DigitPoints{Table16(points)});
+  }
 
   // The scales of block `g` for `count` rows from row `i`.
   template <class Scales>
