@@ -39,6 +39,22 @@ native_decoded_bfloat16_rows = 8
 native_integer_block = 64
 
 
+def native_decodes_first(radix: int, rows: int, integers: bool) -> bool:
+    """Whether it is faster to decode a part of the weight for all rows of inputs than
+    to decode it for a few of them at a time.
+
+    **Arguments:**
+
+    - `radix`: the base whose digits the codes of a byte are.
+    - `rows`: how many rows of inputs there are.
+    - `integers`: whether the processor multiplies 8-bit integers, for many rows.
+    """
+    if integers:
+        return radix == 256 and rows in range(2, 8)
+    most = {2: 7, 4: 1, 16: 3, 256: 1}  # (With AVX2 alone.)
+    return rows > most.get(radix, rows)
+
+
 def native_integer_rows(format: AbstractFormat, tiles: bool) -> int | None:
     """The least number of rows for which rounding the inputs pays, on processors with
     or without AMX's `tiles`. `None` if it never does."""

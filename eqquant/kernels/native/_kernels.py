@@ -21,10 +21,12 @@ from ..cpu._codes import grid, integer_step, radix
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_bfloat16_rows,
+    native_decodes_first,
     native_integer_rows,
     native_transposed_rows,
 )
 from . import _library as library
+from ._blocks import refuse as refuse_blocks
 from ._call import by_digit, call, integer_offset, refuse, weight
 
 
@@ -92,8 +94,11 @@ def _along_blocks(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None or isinstance(problem.format, AbstractRSR):
         return reason
-    if radix(grid(problem)) == 256 and problem.rows in range(2, 8):
-        return f"is slower than `native_decoded` for 2 to 7 rows, got {problem.rows}"
+    base = radix(grid(problem))
+    assert base is not None and problem.rows is not None
+    first = native_decodes_first(base, problem.rows, integers=library.level() >= 2)
+    if first and refuse_blocks(problem) is None:
+        return f"is slower than `native_decoded` for {problem.rows} rows"
     return None
 
 
