@@ -1,4 +1,5 @@
 import functools as ft
+import itertools as it
 import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,8 +38,11 @@ class Units(NamedTuple):
     - `parts`: which codes of a unit have one scale: those of the same number.
     - `first`: the position of their first code in a row of the weight.
     - `scales`: `scales(codes)` are the scales and the offsets, if there are any, of
-      some codes of one part of each unit.
+      some codes of one part of each unit; or of several parts that are stored alike,
+      one after another.
     - `base`: the format of the codes.
+    - `computed`: the parts whose scales are not stored but computed, in groups that are
+      stored alike.
     """
 
     number: int
@@ -50,6 +54,7 @@ class Units(NamedTuple):
         [Sequence[int]], tuple[Float[Array, "u _ n"], Float[Array, "u _ n"] | None]
     ]
     base: AbstractGrid
+    computed: Sequence[Sequence[int]] = ()
 
     def inputs(self, x: Float[Array, "m k"]) -> Float[Array, "m u s"]:
         """The inputs that multiply the codes, and zeros for codes beyond the last."""
@@ -61,18 +66,47 @@ class Units(NamedTuple):
     def points(self, codes: Sequence[int]) -> tuple[Float[Array, "u _ n"], float]:
         """The points of some codes, whose bytes and bits are at even distances, and
         what they are to be multiplied by."""
-        parts = []
-        for i, field in enumerate(self.codes[codes[0]]):
-            next = self.codes[codes[1]][i] if len(codes) > 1 else field
-            found = self.bytes(field.byte, len(codes), next.byte - field.byte)
-            parts.append(_moved(found, field.start, field.number, field.at))
-        return points(self.base, ft.reduce(operator.or_, parts))
+        return points(self.base, _read(self.bytes, [self.codes[i] for i in codes]))
+
+
+def _read(bytes, codes: Sequence[Code]) -> Integer[Array, "u _ n"]:
+    """Some codes of each unit, whose bytes and bits are at even distances."""
+    parts = []
+    for i, field in enumerate(codes[0]):
+        step = codes[1][i].byte - field.byte if len(codes) > 1 else 0
+        found = bytes(field.byte, len(codes), step)
+        parts.append(_moved(found, field.start, field.number, field.at))
+    return ft.reduce(operator.or_, parts)
+
+
+def alike(codes: Sequence[Code]) -> list[list[int]]:
+    """The codes in groups that are the same bits of bytes at even distances, as
+    `Units.points` reads them."""
+
+    def step(i, j):
+        return [b.byte - a.byte for a, b in zip(codes[i], codes[j])]
+
+    def kind(i):
+        return [field[1:] for field in codes[i]]
+
+    found = []
+    for _, same in it.groupby(sorted(range(len(codes)), key=kind), kind):
+        run = []
+        for i in same:
+            uneven = len(run) > 1 and step(run[-1], i) != step(*run[:2])
+            if uneven or len(run) > 1 and i - run[-1] != run[1] - run[0]:
+                found.append(run)
+                run = []
+            run.append(i)
+        found.append(run)
+    return found
 
 
 def _bytes_of_units(
     stored: UInt8[Array, "j n"], first: int, number: int, each: int
 ) -> Callable[[int, int, int], UInt8[Array, "u _ n"]]:
     # Of `number` units of `each` bytes, which begin with byte `first`.
+    @ft.cache
     def bytes(i, count, step):
         if count == 1:
             # (In one step, so that XLA reads them where they are used.)
@@ -110,19 +144,19 @@ class Span(NamedTuple):
     size: int
 
 
-def spans(problem: Problem, bytes: int, number: int | None = None) -> list[Span]:
-    """A weight as units of about so many bytes of codes, or of one block if that is 0.
-    What is left over is a smaller unit.
+def spans(problem: Problem, codes: int, number: int | None = None) -> list[Span]:
+    """A weight as units of about so many codes, or of one block if that is 0. What is
+    left over is a smaller unit.
 
     With `number`, at most so many units are in one span.
     """
     if isinstance(problem.format, AbstractGGUFBlocks):
         block = problem.format.block_size
         total = -(-problem.k // block)
-        size, least = max(1, 8 * bytes // bits_of(base_of(problem)) // block), 1
+        size, least = max(1, codes // block), 1
     else:
         total = problem.k
-        size, least = _codes_of_unit(grid(problem), bytes)
+        size, least = _codes_of_unit(grid(problem), codes)
     # A little smaller if nothing is left over then.
     even = [i for i in range(size, size // 2, -least) if total % i == 0]
     size = even[0] if even else size
@@ -160,47 +194,53 @@ def _of_gguf(
         bits = low | high << np.uint16(8)
         return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
-    def integers(code: Code, at: int) -> Int32[Array, "u 1 n"]:
-        found = [
-            _moved(rows(at + i, 1, 1), *rest).astype(jnp.int32) for i, *rest in code
-        ]
-        return ft.reduce(operator.or_, found)
+    def integers(of_parts, which: Sequence[int]) -> Int32[Array, "u _ n"]:
+        return _read(rows, [of_parts[i] for i in which]).astype(jnp.int32)
 
     def scales(codes):
-        block, part = divmod(parts[codes[0]], each)
-        at = block * t
+        which = list(dict.fromkeys(parts[i] for i in codes))
+        at = which[0] // each * t  # All are of one block.
         scale = half(at + format.scale_at)
         low = half(at + format.scale_at + 2) if format.halves == 2 else None
         if fields.steps:
-            steps = integers(fields.steps[part], at)
+            found = integers(steps, which)
             if fields.signed:
-                steps = (steps << np.int32(24)) >> np.int32(24)
-            scale = scale * (steps - np.int32(fields.zero)).astype(jnp.float32)
+                found = (found << np.int32(24)) >> np.int32(24)
+            scale = scale * (found - np.int32(fields.zero)).astype(jnp.float32)
         if fields.lows:
             assert low is not None
-            low = -(low * integers(fields.lows[part], at).astype(jnp.float32))
+            low = -(low * integers(lows, which).astype(jnp.float32))
         return scale, low
 
-    codes = tuple(
-        tuple(field._replace(byte=field.byte + i * t) for field in code)
-        for i in range(size)
-        for code in fields.codes
-    )
+    def of_all(codes):
+        return tuple(
+            tuple(field._replace(byte=field.byte + i * t) for field in code)
+            for i in range(size)
+            for code in codes
+        )
+
+    codes, steps, lows = map(of_all, (fields.codes, fields.steps, fields.lows))
     parts = tuple(i // small for i in range(len(codes)))
+    groups = alike([a + b for a, b in it.zip_longest(fields.steps, fields.lows, fillvalue=())])
+    computed = [
+        [part + i * each for part in group]
+        for i in range(size)
+        for group in groups or [[0]]
+    ]
     at = first * format.block_size
-    return Units(number, rows, codes, parts, at, scales, format.base)
+    return Units(number, rows, codes, parts, at, scales, format.base, computed)
 
 
-def _codes_of_unit(format: AbstractGrid, bytes: int) -> tuple[int, int]:
+def _codes_of_unit(format: AbstractGrid, most: int) -> tuple[int, int]:
     """How many codes a unit has, at most, and what that is a multiple of: whole blocks,
     or an even part of one."""
     least = 16  # Any block size is a multiple of this, which is whole bytes.
     block = format.block_size
-    codes = max(least, 8 * bytes // bits_of(format)) if bytes > 0 else 256
+    codes = max(least, most) if most > 0 else 256
     if block is None:
         return codes // least * least, least
     if block <= codes:
-        return (codes // block if bytes > 0 else 1) * block, block
+        return (codes // block if most > 0 else 1) * block, block
     size = max(i for i in range(least, codes + 1, least) if block % i == 0)
     return size, size
 
