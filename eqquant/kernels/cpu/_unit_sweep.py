@@ -1,6 +1,7 @@
 import functools as ft
 import itertools as it
 import operator
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,19 +19,20 @@ from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
 from ._tuning import fuses, unit_sweep_rows
-from ._units import alike, base_of, bits_of, refuse_units, spans, Units, units
+from ._units import alike, base_of, refuse_units, spans, Units, units
 
 
 # Products of one or two rows with integers of any number of bits, packed in any way, in
 # float32. Nothing of the size of the weight is written: each fusion reads a few bytes
 # of all units, decodes their codes, and adds up the terms of each unit.
 
-# How many codes of a unit are expressions of their own, at most; and the most bytes they
-# take. (How long XLA takes to compile goes with that.)
-_codes = 64
-_bytes = 32
-# The bytes of a unit that a fusion reads.
+# How many codes of a unit are expressions of their own, at most. (How long XLA takes to
+# compile goes with that.)
+_codes = 32
+# The bytes of a unit that a fusion reads, and the rows of bytes and of scales, at most.
+# (Rows are side by side: if `n` is a power of two then a cache keeps few of them.)
 _read = 8
+_rows = 12
 
 
 @exact_where_not_finite
@@ -44,8 +46,7 @@ def unit_sweep(
         x = round_trip(x, problem.activation)
 
     def product(x, stored):
-        most = min(_codes, 8 * _bytes // bits_of(base_of(problem)))
-        every = [units(stored, problem, span) for span in spans(problem, most)]
+        every = [units(stored, problem, span) for span in spans(problem, _codes)]
         return ft.reduce(operator.add, [_sums(some.inputs(x), some) for some in every])
 
     if not base_of(problem).ordered:
@@ -59,11 +60,7 @@ def unit_sweep(
 
 
 def _sums(x: Float[Array, "m u s"], some: Units) -> Float[Array, "m n"]:
-    runs = _runs(some)
-    bytes = [some.codes[run[0]][0].byte for run in runs]
-    _, order = np.unique(bytes, return_inverse=True)
-    group = order // _read
-    found = [[runs[i] for i in np.flatnonzero(group == j)] for j in range(max(group) + 1)]
+    found = _fusions(some, _runs(some))
     scales = _scales(some)
 
     def terms(runs):
@@ -99,8 +96,24 @@ def _runs(some: Units) -> list[list[int]]:
     return found
 
 
-def _scales(some: Units):
-    """The scales of one code of each unit, and the offsets: `u 1 n`."""
+def _fusions(some: Units, runs: list[list[int]]) -> list[list[list[int]]]:
+    """The runs that are decoded by one fusion: those of the next bytes."""
+    found, read, rows = [[]], set(), set()
+    for run in sorted(runs, key=lambda run: some.codes[run[0]][0].byte):
+        first, *others = [field.byte for field in some.codes[run[0]]]
+        ends = [] if some.base.offset is None else [(some.parts[run[0]], "offset")]
+        more = {first, *others, (some.parts[run[0]], "scale"), *ends}
+        if len(read | {first}) > _read or len(rows | more) > max(_rows, len(more)):
+            found.append([])
+            read, rows = set(), set()
+        found[-1].append(run)
+        read.add(first)
+        rows |= more
+    return found
+
+
+def _scales(some: Units) -> Callable[[int], tuple[Array, Array | None]]:
+    """A function from a code to its scale and its offset in each unit: `u 1 n`."""
     found = {}
     for group in some.computed:
         # The barrier keeps these, since several fusions read them.

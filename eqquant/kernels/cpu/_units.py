@@ -221,7 +221,9 @@ def _of_gguf(
 
     codes, steps, lows = map(of_all, (fields.codes, fields.steps, fields.lows))
     parts = tuple(i // small for i in range(len(codes)))
-    groups = alike([a + b for a, b in it.zip_longest(fields.steps, fields.lows, fillvalue=())])
+    groups = alike(
+        [a + b for a, b in it.zip_longest(fields.steps, fields.lows, fillvalue=())]
+    )
     computed = [
         [part + i * each for part in group]
         for i in range(size)
@@ -245,14 +247,10 @@ def _codes_of_unit(format: AbstractGrid, most: int) -> tuple[int, int]:
     return size, size
 
 
-def bits_of(format: AbstractGrid) -> int:
-    return (format.levels - 1).bit_length()
-
-
 def _of_grid(
     stored: dict[str, Array], problem: Problem, first: int, number: int, size: int
 ) -> Units:
-    format, bits = grid(problem), bits_of(grid(problem))
+    format, bits = grid(problem), (grid(problem).levels - 1).bit_length()
     rows = _bytes_of_units(
         stored["codes"], first * bits // 8, number, -(-size * bits // 8)
     )
