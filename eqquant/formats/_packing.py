@@ -1,4 +1,5 @@
 import functools as ft
+import itertools as it
 
 import jax.numpy as jnp
 import numpy as np
@@ -59,16 +60,21 @@ def digits(packed: Integer[Array, "*j"], levels: int) -> list[Integer[Array, "*j
 
 
 def _divided(x, divisor):
-    factor, shift = as_product(divisor)
-    return (x * np.uint16(factor)) >> np.uint16(shift)
+    factor, more, shift = map(np.uint16, as_product(divisor))
+    return (x * factor + more if more > 0 else x * factor) >> shift
 
 
 @ft.cache
-def as_product(divisor: int) -> tuple[int, int]:
-    """The factor and the shift that divide every byte, without leaving 16 bits."""
+def as_product(divisor: int) -> tuple[int, int, int]:
+    """How to divide every byte without leaving 16 bits: it is multiplied by a factor,
+    a number is added, and the sum is shifted right."""
     x = np.arange(256)
-    for shift in range(16):
-        factor = -(-(2**shift) // divisor)
-        if factor * 255 < 2**16 and np.all((x * factor) >> shift == x // divisor):
-            return factor, shift
+    # Rounded up, the reciprocal is enough for most divisors. Where its product with a
+    # byte would need more bits, it is rounded down, and each byte counts one more.
+    for up, shift in it.product((True, False), range(16)):
+        factor = -(-(2**shift) // divisor) if up else 2**shift // divisor
+        more = 0 if up else factor
+        product = x * factor + more
+        if product[-1] < 2**16 and np.all(product >> shift == x // divisor):
+            return factor, more, shift
     raise AssertionError(divisor)

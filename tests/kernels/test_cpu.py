@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+from eqquant.formats import per_byte
+from eqquant.kernels.cpu._codes import codes_of
 
 from ..helpers import error, formats, main_formats, native_formats, normal
 from .every import every_product, kernels
@@ -109,6 +111,28 @@ def test_outliers(name):
     for x in (columns, own):
         rounded = eqq.qmatmul(x, q, kernel="integer_tiles")
         assert error(rounded, x, q.dequantize()) < 1e-4
+
+
+# Outliers in a few columns are multiplied on their own, whichever axis is contracted.
+@pytest.mark.parametrize("transposed", (False, True))
+@pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
+def test_outliers_in_a_few_columns(name, transposed):
+    q = eqq.quantize(normal(512, 512), name)
+    q = q.T if transposed else q
+    x = inputs(8, 512).at[:, 5].mul(1e4).at[3, 130].mul(1e5)
+    y = eqq.qmatmul(x, q, kernel="integer_tiles")
+    assert error(y, x, dense(q)) < 1e-4
+
+
+# Bytes are digits to any base, also where a division by it takes more than a product
+# and a shift.
+@pytest.mark.parametrize("levels", (3, 7, 11, 14))
+def test_codes_of_bytes(levels):
+    p = per_byte(levels)
+    bytes = np.arange(256, dtype=np.uint8)[:, None]
+    wanted = bytes // levels ** np.arange(p) % levels
+    found = codes_of(jnp.asarray(bytes), levels, p)
+    np.testing.assert_array_equal(found, wanted.reshape(-1, 1))
 
 
 # The outliers of one weight of a stack are its own.

@@ -59,13 +59,16 @@ def codes_of(
     else:
         # Two divisions, as products and shifts: by `radix**i`, to get the leading
         # digits, and by `radix`, to take off all of them but the last.
-        factors, shifts = np.array([as_product(radix**i) for i in range(p)]).T
-        wide = packed.astype(jnp.uint16)[:, None] * of_digit(factors.astype(np.uint16))
-        wide = wide >> of_digit(shifts.astype(np.uint16))
-        factor, shift = map(np.uint16, as_product(radix))
-        less = ((wide * factor) >> shift) * np.uint16(radix)
+        every = np.array([as_product(radix**i) for i in range(p)], np.uint16)
+        wide = _divided(packed.astype(jnp.uint16)[:, None], *map(of_digit, every.T))
+        one = np.array([as_product(radix)], np.uint16)
+        less = _divided(wide, *map(of_digit, one.T)) * np.uint16(radix)
         codes = (wide - less).astype(jnp.uint8)
     return codes.reshape(j * p, n)
+
+
+def _divided(x, factor, more, shift):
+    return (x * factor + more) >> shift
 
 
 def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
