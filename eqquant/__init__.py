@@ -11,6 +11,7 @@ their `__init__.py`; each room's docstring says what it is for and how to add to
     interop     files and other libraries' checkpoints <-> trees of arrays
     train       straight-through estimators, QAT, LoRA, 8-bit optimizers
     _tree       tree_quantize: which leaves of a model are weights, and in which format
+    _trace      which products the arrays of a model enter, and with what inputs
     _implicit   run any JAX function on quantized operands
     _ops        matmul, dot_general, conv and ragged products of quantized arrays
     _array      QuantizedArray, quantize, indexing, leading axes

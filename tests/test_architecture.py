@@ -17,6 +17,7 @@ rooms = (
     ("_array",),
     ("_ops",),
     ("_implicit",),
+    ("_trace",),
     ("_tree",),
     ("train", "interop"),
     ("_report",),

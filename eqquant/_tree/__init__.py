@@ -4,7 +4,7 @@
 what a filter (`_rules`, or a prefix of the tree) requests for each leaf, and `_decide`
 what becomes of each leaf and why.
 
-This room imports `_implicit` and the rooms below it.
+This room imports `_trace` and the rooms below it.
 
 To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """

@@ -1,0 +1,12 @@
+"""What a program does with its operands: which products they enter, and what these
+multiply them with.
+
+`_view` knows which values of a program are an operand but for the order of its axes,
+and `_meeting` how such a value enters a product. `_uses` walks through a program.
+
+May import `_implicit` and the rooms below it.
+
+To follow a leaf through another primitive, add it to `follow` in `_view.py`.
+"""
+
+from ._uses import Product as Product, Use as Use, uses as uses

@@ -1,0 +1,109 @@
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax.extend.core import JaxprEqn
+
+from ._view import Factor, merged, repeated, View
+
+
+class Meeting(NamedTuple):
+    """How a view enters a product.
+
+    - `other`: the place of the other operand.
+    - `contracted`: the axes of the leaf that are contracted, in order.
+    - `columns`, `batch`: the axes of the other operand that are contracted with these,
+        and those that are batch axes.
+    - `over`: the factors of the leaf that each of `batch` meets.
+    - `rows`: how many rows of the other operand meet one matrix.
+    """
+
+    other: int
+    contracted: tuple[int, ...]
+    columns: tuple[int, ...]
+    batch: tuple[int, ...]
+    over: tuple[tuple[Factor, ...], ...]
+    rows: int
+
+
+products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged_dot")
+
+
+def meeting(
+    eqn: JaxprEqn, place: int, view: View, shape: Sequence[int]
+) -> Meeting | None:
+    """How a view enters a product, or `None` if the product is not one over whole axes
+    of the leaf.
+
+    **Arguments:**
+
+    - `eqn`: the equation, of one of `products`.
+    - `place`: which operand is the view.
+    - `view`: the view.
+    - `shape`: the shape of the leaf.
+    """
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return _dot(eqn, place, view, shape)
+    if place != 1:
+        return None
+    return (_conv if name == "conv_general_dilated" else _ragged)(eqn, view, shape)
+
+
+def _dot(eqn, place, view, shape):
+    contracted, batch = eqn.params["dimension_numbers"]
+    columns, over = contracted[1 - place], batch[1 - place]
+    dims = [view.dims[i] for i in contracted[place]]
+    # Two axes of the value may be the halves of one axis of the leaf.
+    order = sorted(
+        range(len(dims)), key=lambda i: [(f.axis, -f.stride) for f in dims[i]]
+    )
+    axes = _axes([f for i in order for f in dims[i]], shape)
+    if axes is None:
+        return None
+    x = eqn.invars[1 - place].aval.shape
+    rows = [n for i, n in enumerate(x) if i not in (*columns, *over)]
+    found = tuple(view.dims[i] for i in batch[place])
+    # Along a repeated axis, it is the same matrix that meets more rows.
+    again = [f.size for dim in found for f in dim if f.axis == repeated]
+    columns = tuple(int(columns[i]) for i in order)
+    over = tuple(int(i) for i in over)
+    return Meeting(1 - place, axes, columns, over, found, math.prod(rows + again))
+
+
+def _conv(eqn, view, shape):
+    numbers = eqn.params["dimension_numbers"]
+    if eqn.params["batch_group_count"] != 1:
+        return None
+    axes = _axes([f for i in numbers.rhs_spec[1:] for f in view.dims[i]], shape)
+    out = eqn.outvars[0].aval.shape
+    rows = math.prod(n for i, n in enumerate(out) if i != numbers.out_spec[1])
+    return None if axes is None else Meeting(0, axes, (), (), (), rows)
+
+
+def _ragged(eqn, view, shape):
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (columns, contracted), (over, batch) = numbers.dot_dimension_numbers
+    groups = numbers.rhs_group_dimensions
+    axes = _axes([f for i in contracted for f in view.dims[i]], shape)
+    if axes is None or over or batch or len(groups) != 1 or len(columns) != 1:
+        return None
+    (ragged,) = numbers.lhs_ragged_dimensions
+    rows = eqn.invars[0].aval.shape[ragged]
+    found = (view.dims[groups[0]],)
+    return Meeting(0, axes, tuple(columns), (), found, rows)
+
+
+def _axes(factors, shape):
+    # Each of them has to be the whole of an axis.
+    factors = merged(factors)
+    if not factors or any(f.axis < 0 or f.size != shape[f.axis] for f in factors):
+        return None
+    return tuple(f.axis for f in factors)
+
+
+def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:
+    """The axes of the leaf of which each index meets inputs of its own."""
+    over = {f.axis for dim in met.over for f in dim if f.size == shape[f.axis]}
+    chosen = {index.axis for index in view.at}
+    return tuple(sorted(i for i in over | chosen if i >= 0))

@@ -1,0 +1,238 @@
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn
+
+
+# What a value of a program is, if its numbers are those of one of the program's
+# operands: which axes of the leaf each of its axes consists of.
+
+
+class Factor(NamedTuple):
+    """A part of an axis of a leaf: `size` indices, `stride` apart. `axis` is negative
+    for what is no axis of the leaf: `repeated` or `joined`."""
+
+    axis: int
+    size: int
+    stride: int
+
+
+repeated = -1  # a broadcast: the same numbers again
+joined = -2  # a concatenation, in which the leaf is one part
+
+
+class Index(NamedTuple):
+    """A choice along an axis of a leaf. `value` is the index where it is one for the
+    whole view; `None` where a gather chose one for each row."""
+
+    axis: int
+    value: Any
+
+
+class View(NamedTuple):
+    """A leaf, but for the order of its axes, splits, merges, and choices along some.
+
+    - `leaf`: the number of the leaf.
+    - `dims`: for each axis of the value, the factors that it consists of, the outermost
+        first.
+    - `at`: the indices that were chosen along other axes.
+    """
+
+    leaf: int
+    dims: tuple[tuple[Factor, ...], ...]
+    at: tuple[Index, ...] = ()
+
+
+def whole(leaf: int, shape: Sequence[int]) -> View:
+    """The view of a leaf that is the leaf itself."""
+    return View(leaf, tuple(_dim(Factor(i, n, 1)) for i, n in enumerate(shape)))
+
+
+def _dim(factor):
+    return () if factor.size == 1 else (factor,)
+
+
+def merged(factors: Sequence[Factor]) -> tuple[Factor, ...]:
+    """The same factors, in which neighbours that make up one are one."""
+    out: list[Factor] = []
+    for f in factors:
+        if out and out[-1].axis == f.axis and out[-1].stride == f.size * f.stride:
+            f = Factor(f.axis, out.pop().size * f.size, f.stride)
+        out.append(f)
+    return tuple(out)
+
+
+def reshaped(view: View, shape: Sequence[int]) -> View | None:
+    """The view in another shape. `None` if the new axes cut across the factors."""
+    todo = [f for dim in view.dims for f in dim][::-1]
+    dims = []
+    for n in map(int, shape):
+        dim = []
+        while n > 1:
+            if not todo:
+                return None
+            f = todo.pop()
+            if n % f.size != 0:
+                if f.size % n != 0:
+                    return None
+                inner = f.size // n
+                todo.append(Factor(f.axis, inner, f.stride))
+                f = Factor(f.axis, n, f.stride * inner)
+            dim.append(f)
+            n //= f.size
+        dims.append(merged(dim))
+    return None if todo else view._replace(dims=tuple(dims))
+
+
+def chosen(view: View, dim: int, index: Any) -> View | None:
+    """The view at an index along an axis of the value, which goes. `None` if that is a
+    part of an axis of the leaf."""
+    rest = (*view.dims[:dim], *view.dims[dim + 1 :])
+    factors = [f for f in view.dims[dim] if f.axis != repeated]
+    if not factors:
+        return view._replace(dims=rest)
+    if len(view.dims[dim]) != 1 or factors[0].axis == joined:
+        return None
+    (factor,) = factors
+    return view._replace(dims=rest, at=(*view.at, Index(factor.axis, index)))
+
+
+def part(view: View, dim: int, size: int) -> View | None:
+    """The view of some of the indices along an axis of the value."""
+    factors = view.dims[dim]
+    if len(factors) != 1 or factors[0].axis == joined:
+        return None
+    return _with_dim(view, dim, _dim(factors[0]._replace(size=size)))
+
+
+def _with_dim(view, dim, factors):
+    return view._replace(dims=(*view.dims[:dim], factors, *view.dims[dim + 1 :]))
+
+
+_same = {
+    "convert_element_type",
+    "copy",
+    "copy_p",
+    "name",
+    "pcast",
+    "pvary",
+    "reduce_precision",
+    "sharding_constraint",
+    "mesh_cast",
+    "reshard",
+    "stop_gradient",
+}
+
+
+def follow(
+    eqn: JaxprEqn, place: int, view: View, shape: Sequence[int], operands: Sequence[Any]
+) -> Sequence[View | None]:
+    """What the results of an equation are, if one of its operands is a view.
+
+    **Arguments:**
+
+    - `eqn`: the equation.
+    - `place`: which operand is the view.
+    - `view`: the view.
+    - `shape`: the shape of the leaf.
+    - `operands`: the values of all operands, of which the view keeps some as indices.
+
+    **Returns:**
+
+    A view for each result, or `None` for what is no view any more.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    outs: list[Any] = [var.aval for var in eqn.outvars]
+    lost = [None] * len(outs)
+    if name == "optimization_barrier":
+        return [view if i == place else None for i in range(len(outs))]
+    if name in _same:
+        return [view]
+    if name == "concatenate":
+        joint = Factor(joined, outs[0].shape[params["dimension"]], 0)
+        return [_with_dim(view, params["dimension"], _dim(joint))]
+    if place != 0:
+        return lost
+    if name == "transpose":
+        dims = tuple(view.dims[int(i)] for i in params["permutation"])
+        return [view._replace(dims=dims)]
+    if name in ("reshape", "squeeze", "expand_dims"):
+        plain = name != "reshape" or params["dimensions"] is None
+        return [reshaped(view, outs[0].shape) if plain else None]
+    if name == "broadcast_in_dim":
+        return [_broadcast(view, eqn)]
+    if name == "slice":
+        steps = params["strides"] or (1,) * len(outs[0].shape)
+        starts = params["start_indices"]
+        return [_sliced(view, eqn, starts, steps, shape)]
+    if name == "dynamic_slice":
+        steps = (1,) * len(outs[0].shape)
+        return [_enough(_sliced(view, eqn, operands[1:], steps, shape))]
+    if name == "split":
+        return [part(view, params["axis"], int(n)) for n in params["sizes"]]
+    if name == "unstack":
+        return [chosen(view, params["axis"], i) for i in range(len(outs))]
+    if name == "gather":
+        return [_gathered(view, eqn, operands)]
+    return lost
+
+
+def _broadcast(view, eqn):
+    shape = eqn.outvars[0].aval.shape
+    dims = [_dim(Factor(repeated, n, 0)) for n in shape]
+    before = eqn.invars[0].aval.shape
+    for i, j in enumerate(eqn.params["broadcast_dimensions"]):
+        if before[i] == shape[int(j)]:
+            dims[int(j)] = view.dims[i]
+    return view._replace(dims=tuple(dims))
+
+
+def _sliced(view, eqn, starts, steps, shape):
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    for i, (n, start, step) in enumerate(zip(after, starts, steps, strict=True)):
+        if n == before[i] and step == 1:
+            continue
+        factors = view.dims[i]
+        covers = len(factors) == 1 and factors[0].axis >= 0
+        if n == 1 and covers and factors[0].size == shape[factors[0].axis]:
+            found = chosen(view, i, start)
+            if found is not None:
+                dims = (*found.dims[:i], (), *found.dims[i:])
+                found = found._replace(dims=dims)
+        else:
+            found = part(view, i, n)
+        if found is None:
+            return None
+        view = found
+    return view
+
+
+# Of a matrix, an index chooses a row of a table. Of a stack, it chooses a matrix.
+def _enough(view):
+    if view is None or not view.at:
+        return view
+    left = {f.axis for dim in view.dims for f in dim if f.axis >= 0}
+    return view if len(left) >= 2 else None
+
+
+def _gathered(view, eqn, operands):
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
+        return None
+    (axis,) = numbers.start_index_map
+    others = all(sizes[i] == n for i, n in enumerate(before) if i != axis)
+    if sizes[axis] != 1 or not others or numbers.collapsed_slice_dims != (axis,):
+        return None
+    batch = [i for i in range(len(after)) if i not in numbers.offset_dims]
+    index = operands[1] if math.prod(after[i] for i in batch) == 1 else None
+    found = _enough(chosen(view, axis, index))
+    if found is None:
+        return None
+    rest = iter(found.dims)
+    dims = [
+        _dim(Factor(repeated, n, 0)) if i in batch else next(rest)
+        for i, n in enumerate(after)
+    ]
+    return found._replace(dims=tuple(dims))
