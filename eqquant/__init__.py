@@ -42,6 +42,7 @@ from ._implicit import (
     register_rule as register_rule,
 )
 from ._ops import qconv as qconv, qmatmul as qmatmul
+from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
 from ._tree import (
     LeafInfo as LeafInfo,
     register_owner as register_owner,

@@ -31,7 +31,7 @@ level = {name: i for i, names in enumerate(rooms) for name in names}
 owners = {
     "matplotlib": {"_report", "demo", "bench"},
     "optax": {"train"},
-    "rich": {"_tree", "_report", "demo", "bench", "_cli"},
+    "rich": {"_trace", "_tree", "_report", "demo", "bench", "_cli"},
     "jax.experimental.pallas": {"kernels"},
 }
 slow = {"matplotlib", "rich", "jax.experimental.pallas"}

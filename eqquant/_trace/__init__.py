@@ -3,10 +3,14 @@ multiply them with.
 
 `_view` knows which values of a program are an operand but for the order of its axes,
 and `_meeting` how such a value enters a product. `_uses` walks through a program.
+`_capture` runs one and adds up what the products multiply operands with (`_moments`),
+for `calibrate`, which reads off a walk what there is to be summed (`_plan`).
 
 May import `_implicit` and the rooms below it.
 
 To follow a leaf through another primitive, add it to `follow` in `_view.py`.
 """
 
+from ._calibrate import calibrate as calibrate
+from ._statistics import Gram as Gram, Statistics as Statistics
 from ._uses import Product as Product, Use as Use, uses as uses

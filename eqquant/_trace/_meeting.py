@@ -78,7 +78,16 @@ def _conv(eqn, view, shape):
     axes = _axes([f for i in numbers.rhs_spec[1:] for f in view.dims[i]], shape)
     out = eqn.outvars[0].aval.shape
     rows = math.prod(n for i, n in enumerate(out) if i != numbers.out_spec[1])
-    return None if axes is None else Meeting(0, axes, (), (), (), rows)
+    # With groups, each group of filters meets channels of its own.
+    groups = eqn.params["feature_group_count"]
+    out_dim = view.dims[numbers.rhs_spec[0]]
+    over = ()
+    if groups > 1:
+        n = eqn.invars[1].aval.shape[numbers.rhs_spec[0]]
+        if len(out_dim) != 1 or out_dim[0].stride != 1 or out_dim[0].axis < 0:
+            return None
+        over = ((Factor(out_dim[0].axis, groups, n // groups),),)
+    return None if axes is None else Meeting(0, axes, (), (), over, rows)
 
 
 def _ragged(eqn, view, shape):
@@ -105,5 +114,27 @@ def _axes(factors, shape):
 def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:
     """The axes of the leaf of which each index meets inputs of its own."""
     over = {f.axis for dim in met.over for f in dim if f.size == shape[f.axis]}
-    chosen = {index.axis for index in view.at}
+    left = {f.axis for dim in view.dims for f in dim}
+    chosen = {index.factor.axis for index in view.at} - left
     return tuple(sorted(i for i in over | chosen if i >= 0))
+
+
+def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """How many different inputs meet the leaf along each of its axes that is not
+    contracted. A number between one and the size of the axis belongs to as many equal
+    parts of it. `None` if the inputs cannot be told apart in this way."""
+    sizes = {}
+    found = [index.factor for index in view.at]
+    for dim in met.over:
+        factors = [f for f in dim if f.axis != repeated]
+        if len(factors) > 1 or len(factors) != len(dim):
+            return None
+        found += factors
+    for f in found:
+        if f.axis < 0 or f.axis in sizes or f.size * f.stride != shape[f.axis]:
+            return None
+        sizes[f.axis] = f.size
+    if any(index.value is None for index in view.at):
+        return None
+    others = [i for i in range(len(shape)) if i not in met.contracted]
+    return tuple(sizes.get(i, 1) for i in others)

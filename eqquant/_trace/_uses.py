@@ -1,16 +1,16 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from .._implicit import opened, sizes_of_scan
-from ._meeting import meeting, products, stacked
-from ._view import chosen, follow, whole
+from ._meeting import lead, meeting, products, stacked
+from ._view import chosen, follow, Index, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +63,39 @@ def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
         out = fn(*eqx.combine(dynamic, static))
         return eqx.filter(out, eqx.is_array)
 
-    leaves = jtu.tree_leaves(dynamic)
-    walk = _Walk([leaf.shape for leaf in leaves])
-    views = [(whole(i, leaf.shape),) for i, leaf in enumerate(leaves)]
-    walk.walk(jax.make_jaxpr(call)(dynamic), views, walk.new(len(leaves)))
+    jaxpr = jax.make_jaxpr(call)(dynamic)
+    sites, others = walk(jaxpr, [leaf.shape for leaf in jtu.tree_leaves(dynamic)])
     return tuple(
-        Use(tuple(found), tuple(dict.fromkeys(others)))
-        for found, others in zip(walk.products, walk.others)
+        Use(tuple(site.product for site in found), tuple(dict.fromkeys(names)))
+        for found, names in zip(sites, others)
     )
+
+
+class Site(NamedTuple):
+    """A product in a program, as one leaf enters it.
+
+    - `product`: what is told of it.
+    - `lead`: how many different inputs meet the leaf along each axis that is not
+        contracted; `None` if they cannot be told apart.
+    - `at`: the indices that were chosen along axes of the leaf.
+    - `inside`: the loops and branches that it is in.
+    """
+
+    product: Product
+    lead: tuple[int, ...] | None
+    at: tuple[Index, ...]
+    inside: tuple[Hashable, ...]
+
+
+def walk(
+    jaxpr: ClosedJaxpr, shapes: Sequence[Sequence[int]]
+) -> tuple[list[list[Site]], list[list[str]]]:
+    """The products that each operand of a program enters, and the names of the
+    primitives that it enters and leaves as something else."""
+    walk = _Walk(shapes)
+    views = [(whole(i, shape),) for i, shape in enumerate(shapes)]
+    walk.walk(jaxpr, views, walk.new(len(shapes)))
+    return walk.sites, walk.others
 
 
 def is_array(x: Any) -> bool:
@@ -122,10 +147,11 @@ class _Walk:
 
     def __init__(self, shapes):
         self.shapes = shapes
-        self.products = [[] for _ in shapes]
+        self.sites = [[] for _ in shapes]
         self.others = [[] for _ in shapes]
         self._fresh = itertools.count()
         self._numbers = {}
+        self._inside = ()
 
     def new(self, n):
         return [next(self._fresh) for _ in range(n)]
@@ -139,7 +165,7 @@ class _Walk:
 
         def read(atom):
             if isinstance(atom, Literal):
-                return ((), next(self._fresh))
+                return ((), self._numbered("literal", atom.aval, str(atom.val)))
             return seen[atom]
 
         for eqn in jaxpr.eqns:
@@ -158,11 +184,8 @@ class _Walk:
         name = eqn.primitive.name
         if name in calls:
             if name == "shard_map":
-                views = [self._cut(eqn, i, each) for i, each in enumerate(views)]
-            outs, numbers = self.walk(body_of(eqn), views, numbers)
-            if name == "shard_map":
-                outs = self._leave(outs, name)
-            return outs, numbers
+                return self._shard_map(eqn, views, numbers)
+            return self.walk(body_of(eqn), views, numbers)
         inner = {"scan": self._scan, "while": self._while, "cond": self._cond}
         if name in inner:
             return inner[name](eqn, views, numbers), self.new(len(eqn.outvars))
@@ -190,7 +213,21 @@ class _Walk:
             return
         source = (numbers[met.other], met.columns, met.batch)
         axes = stacked(met, view, shape)
-        self.products[view.leaf].append(Product(met.contracted, met.rows, source, axes))
+        product = Product(met.contracted, met.rows, source, axes)
+        self.sites[view.leaf].append(self._site(product, met, view))
+
+    def _site(self, product, met, view):
+        found = lead(met, view, self.shapes[view.leaf])
+        return Site(
+            product, None if None in self._inside else found, view.at, self._inside
+        )
+
+    def _within(self, label, *args):
+        # `None` is where inputs cannot be summed.
+        before, self._inside = self._inside, (*self._inside, label)
+        found = self.walk(*args)
+        self._inside = before
+        return found
 
     def _leave(self, views, name):
         for each in views:
@@ -198,32 +235,39 @@ class _Walk:
                 self.others[view.leaf].append(name)
         return [()] * len(views)
 
-    def _cut(self, eqn, place, views):
-        # Inside `shard_map`, axes that are split are shorter.
-        outer = eqn.invars[place].aval.shape
-        inner = opened(body_of(eqn))[0].invars[place].aval.shape
-        if outer == inner:
-            return views
-        return self._leave([views], eqn.primitive.name)[0]
+    def _shard_map(self, eqn, views, numbers):
+        # Inside, axes that are split are shorter.
+        outer, inner = eqn.invars, opened(body_of(eqn))[0].invars
+        views = [
+            each
+            if a.aval.shape == b.aval.shape
+            else self._leave([each], "shard_map")[0]
+            for a, b, each in zip(outer, inner, views, strict=True)
+        ]
+        # Without `check_vma`, it is not known what is the same on several devices.
+        label = next(self._fresh) if eqn.params["check_vma"] else None
+        outs, _ = self._within(label, body_of(eqn), views, self.new(len(views)))
+        return self._leave(outs, "shard_map"), self.new(len(outs))
 
     def _scan(self, eqn, views, numbers):
         jaxpr, length = eqn.params["jaxpr"], eqn.params["length"]
         consts, carried = sizes_of_scan(eqn)
         first = consts + carried
         inside = list(views[:consts])
+        (step,) = self.new(1)
         for i in range(consts, len(views)):
             if i < first and is_kept(jaxpr, i, i - consts):
                 inside.append(views[i])
             elif i < first:
                 inside += self._leave([views[i]], "scan")
             else:
-                found = [chosen(view, 0, None) for view in views[i]]
+                found = [chosen(view, 0, step) for view in views[i]]
                 for view, new in zip(views[i], found):
                     if new is None and length > 1:
                         self.others[view.leaf].append("scan")
                 inside.append(tuple(new for new in found if new is not None))
         new = [*numbers[:consts], *self.new(len(numbers) - consts)]
-        outs, _ = self.walk(jaxpr, inside, new)
+        outs, _ = self._within(step, jaxpr, inside, new)
         kept = [i < carried and is_kept(jaxpr, consts + i, i) for i in range(len(outs))]
         return [
             views[consts + i] if kept[i] else self._leave([out], "scan")[0]
@@ -242,15 +286,19 @@ class _Walk:
         new = self.new(len(carried))
         of_cond = [*views[:first], *carried], [*numbers[:first], *new]
         of_body = [*views[first:second], *carried], [*numbers[first:second], *new]
-        self.walk(eqn.params["cond_jaxpr"], *of_cond)
-        outs, _ = self.walk(jaxpr, *of_body)
+        self._within(None, eqn.params["cond_jaxpr"], *of_cond)
+        outs, _ = self._within(next(self._fresh), jaxpr, *of_body)
         return [
             view if is_kept(jaxpr, consts + i, i) else self._leave([out], "while")[0]
             for i, (view, out) in enumerate(zip(carried, outs, strict=True))
         ]
 
     def _cond(self, eqn, views, numbers):
-        outs = [self.walk(b, views[1:], numbers[1:])[0] for b in eqn.params["branches"]]
+        branches = eqn.params["branches"]
+        outs = [
+            self._within(label, branch, views[1:], numbers[1:])[0]
+            for label, branch in zip(self.new(len(branches)), branches)
+        ]
         joint = []
         for each in zip(*outs, strict=True):
             same = all(views == each[0] for views in each)

@@ -23,10 +23,10 @@ joined = -2  # a concatenation, in which the leaf is one part
 
 
 class Index(NamedTuple):
-    """A choice along an axis of a leaf. `value` is the index where it is one for the
-    whole view; `None` where a gather chose one for each row."""
+    """A choice along an axis of a leaf, or a part of one. `value` is the index where it
+    is one for the whole view; `None` where a gather chose one for each row."""
 
-    axis: int
+    factor: Factor
     value: Any
 
 
@@ -95,7 +95,7 @@ def chosen(view: View, dim: int, index: Any) -> View | None:
     if len(view.dims[dim]) != 1 or factors[0].axis == joined:
         return None
     (factor,) = factors
-    return view._replace(dims=rest, at=(*view.at, Index(factor.axis, index)))
+    return view._replace(dims=rest, at=(*view.at, Index(factor, index)))
 
 
 def part(view: View, dim: int, size: int) -> View | None:

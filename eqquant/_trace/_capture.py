@@ -1,0 +1,261 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from .._implicit import as_arrays, bind, opened, sizes_of_scan
+from ._meeting import Meeting, meeting, products
+from ._moments import moments
+from ._uses import body_of, calls, is_kept
+from ._view import chosen, follow, View
+
+
+# A leaf by its number, and the axes that are contracted.
+Slot: TypeAlias = tuple[int, tuple[int, ...]]
+
+
+# The views that a value is: none, one, or several in a concatenation.
+Views: TypeAlias = tuple[View, ...]
+
+
+class Sums(NamedTuple):
+    """The sums over all rows so far: `value` is `*lead k k`, or `*lead k` if only the
+    diagonal is kept; `rows` is `*lead`."""
+
+    value: Array
+    rows: Array
+
+
+class Capture:
+    """Evaluates a program, and adds to the sums of each slot what its products multiply
+    the leaf with. The sums are carried through loops and branches."""
+
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        sums: dict[Slot, Sums],
+        manual: tuple[str, ...] = (),
+    ):
+        self.shapes = shapes
+        self.sums = dict(sums)
+        # The axes of the mesh over which each device has sums of its own.
+        self._manual = manual
+
+    def evaluate(self, jaxpr: Any, values: Sequence[Any], views: Sequence[Views]):
+        """The results of a program, and which views they are."""
+        jaxpr, constants = opened(jaxpr)
+        env = dict(zip(jaxpr.constvars, constants, strict=True))
+        env.update(zip(jaxpr.invars, values, strict=True))
+        seen = dict(zip(jaxpr.invars, views, strict=True))
+        value = lambda a: a.val if isinstance(a, Literal) else env[a]
+        views_of = lambda a: () if isinstance(a, Literal) else seen.get(a, ())
+        for eqn in jaxpr.eqns:
+            outs, found = self._apply(
+                eqn, [value(a) for a in eqn.invars], [views_of(a) for a in eqn.invars]
+            )
+            env.update(zip(eqn.outvars, outs, strict=True))
+            seen.update(zip(eqn.outvars, found, strict=True))
+        result = lambda a: lax.convert_element_type(value(a), a.aval.dtype)
+        outs = [result(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
+        return outs, [views_of(a) for a in jaxpr.outvars]
+
+    def _apply(self, eqn, values, views):
+        nothing = [()] * len(eqn.outvars)
+        if not any(views):
+            return bind(eqn, values), nothing
+        name = eqn.primitive.name
+        if name == "shard_map":
+            return self._shard_map(eqn, as_arrays(eqn, values), views), nothing
+        if name in calls:
+            return self.evaluate(body_of(eqn), as_arrays(eqn, values), views)
+        loops = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        if name in loops:
+            return loops[name](eqn, as_arrays(eqn, values), views)
+        found = nothing
+        for place, view in [(i, v) for i, each in enumerate(views) for v in each]:
+            shape = self.shapes[view.leaf]
+            if name in products:
+                met = meeting(eqn, place, view, shape)
+                if met is not None and (view.leaf, met.contracted) in self.sums:
+                    self._add(eqn, values, met, view)
+            else:
+                new = follow(eqn, place, view, shape, values)
+                found = [a if b is None else (*a, b) for a, b in zip(found, new)]
+        return bind(eqn, values), found
+
+    def _add(self, eqn, values, met: Meeting, view: View):
+        slot = view.leaf, met.contracted
+        total = self.sums[slot]
+        diagonal = total.value.ndim == total.rows.ndim + 1
+        new = map(self._once, moments(eqn, values, met, diagonal))
+        shape = self.shapes[view.leaf]
+        others = [i for i in range(len(shape)) if i not in met.contracted]
+        places = {f.axis: j for j, dim in enumerate(met.over) for f in dim}
+        order = [places[i] for i in others if i in places]
+        again = tuple(j for j in range(len(met.over)) if j not in order)
+        indices = {index.factor.axis: index.value for index in view.at}
+        starts = [_scalar(indices[i]) if i in indices else 0 for i in others]
+        sizes = [1 if i in indices else n for i, n in zip(others, total.rows.shape)]
+
+        def added(old, a):
+            rank = a.ndim - len(met.over)
+            tail = range(len(met.over), a.ndim)
+            a = jnp.sum(lax.transpose(a, (*order, *again, *tail)), _after(order, again))
+            numbers = iter(a.shape[: len(order)])
+            lead = [next(numbers) if i in places else 1 for i in others]
+            inner = a.shape[len(order) :]
+            a = a.reshape(*lead, *inner)
+            for i, (n, size) in enumerate(zip(lead, sizes)):
+                if 1 < n < size:
+                    a = jnp.repeat(a, size // n, i, total_repeat_length=size)
+            a = jnp.broadcast_to(a, (*sizes, *inner))
+            if not indices:
+                return old + a
+            at = [*starts, *[0] * rank]
+            now = lax.dynamic_slice(old, at, a.shape)
+            return lax.dynamic_update_slice(old, now + a, at)
+
+        self.sums[slot] = Sums(*map(added, total, new))
+
+    def _once(self, a):
+        # What is the same on several devices is summed on one of them.
+        for name in self._manual:
+            if name not in jax.typeof(a).manual_axis_type.varying:
+                first = lax.axis_index(name) == 0
+                a = jnp.where(first, a, jnp.zeros_like(a))
+        return a
+
+    # What has programs inside: the sums of the leaves that enter it go through it.
+
+    def _live(self, views):
+        leaves = {view.leaf for each in views for view in each}
+        return {slot: a for slot, a in self.sums.items() if slot[0] in leaves}
+
+    def _inside(self, jaxpr, values, views, sums, manual=()):
+        inner = Capture(self.shapes, sums, (*self._manual, *manual))
+        outs, found = inner.evaluate(jaxpr, values, views)
+        return outs, found, inner.sums
+
+    def _scan(self, eqn, values, views):
+        params = eqn.params
+        jaxpr = params["jaxpr"]
+        consts, carried = sizes_of_scan(eqn)
+        first = consts + carried
+        kept = [is_kept(jaxpr, consts + i, i) for i in range(carried)]
+        outside = [
+            view if i < consts or i >= first or kept[i - consts] else ()
+            for i, view in enumerate(views)
+        ]
+
+        def step(state, xs):
+            carry, sums = state
+            i, xs = xs
+            views = [*outside[:first]]
+            for each in outside[first:]:
+                found = [chosen(view, 0, i) for view in each]
+                views.append(tuple(view for view in found if view is not None))
+            operands = [*values[:consts], *carry, *xs]
+            outs, _, sums = self._inside(jaxpr, operands, views, sums)
+            return (outs[:carried], sums), outs[carried:]
+
+        steps = jnp.arange(params["length"], dtype=jnp.int32)
+        (carry, sums), ys = lax.scan(
+            step,
+            (values[consts:first], self._live(outside)),
+            (steps, values[first:]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        self.sums.update(sums)
+        views = outside[consts:first] + [()] * len(ys)
+        return [*carry, *ys], views
+
+    def _while(self, eqn, values, views):
+        params = eqn.params
+        jaxpr = params["body_jaxpr"]
+        first, consts = params["cond_nconsts"], params["body_nconsts"]
+        second = first + consts
+        inside = [
+            view if i < consts or is_kept(jaxpr, i, i - consts) else ()
+            for i, view in enumerate(views[first:])
+        ]
+
+        def go_on(state):
+            carry, _ = state
+            operands = [*values[:first], *carry]
+            unseen = [()] * len(operands)
+            return self._inside(params["cond_jaxpr"], operands, unseen, {})[0][0]
+
+        def step(state):
+            carry, sums = state
+            operands = [*values[first:second], *carry]
+            outs, _, sums = self._inside(jaxpr, operands, inside, sums)
+            return outs, sums
+
+        state = values[second:], self._live(inside)
+        carry, sums = lax.while_loop(go_on, step, state)
+        self.sums.update(sums)
+        return carry, inside[consts:]
+
+    def _cond(self, eqn, values, views):
+        index, *operands = values
+        found = []
+
+        def branch(jaxpr):
+            def run(operands, sums):
+                outs, out_views, sums = self._inside(jaxpr, operands, views[1:], sums)
+                found.append(out_views)
+                return outs, sums
+
+            return run
+
+        branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
+        outs, sums = lax.switch(index, branches, operands, self._live(views[1:]))
+        self.sums.update(sums)
+        same = [
+            each[0] if all(views == each[0] for views in each) else ()
+            for each in zip(*found, strict=True)
+        ]
+        return outs, same
+
+    def _shard_map(self, eqn, values, views):
+        params = eqn.params
+        names = tuple(sorted(params["newly_manual_axes"]))
+        jaxpr = params["jaxpr"]
+        inner = opened(jaxpr)[0].invars
+        same = [a.aval.shape == b.aval.shape for a, b in zip(eqn.invars, inner)]
+        views = [each if is_same else () for each, is_same in zip(views, same)]
+        sums = self._live(views)
+        shapes = jtu.tree_map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), sums)
+
+        def call(*operands):
+            zeros = lambda a: lax.pcast(jnp.zeros_like(a), names, to="varying")
+            new = jtu.tree_map(zeros, shapes)
+            outs, _, new = self._inside(jaxpr, operands, views, new, names)
+            return outs, lax.psum(new, names)
+
+        outs, new = jax.shard_map(
+            call,
+            mesh=params["mesh"],
+            in_specs=tuple(params["in_specs"]),
+            out_specs=(list(params["out_specs"]), PartitionSpec()),
+            check_vma=params["check_vma"],
+            axis_names=params["newly_manual_axes"],
+        )(*values)
+        self.sums.update(jtu.tree_map(jnp.add, sums, new))
+        return outs
+
+
+def _after(order, again):
+    return tuple(range(len(order), len(order) + len(again)))
+
+
+def _scalar(index):
+    return jnp.reshape(jnp.asarray(index), ()).astype(jnp.int32)

@@ -1,0 +1,130 @@
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped
+
+from ._meeting import Meeting
+
+
+# Sums over the rows of what enters a product: `x^T x`, or its diagonal. They are taken
+# in float32, of factors that are not rounded.
+
+
+def moments(
+    eqn: JaxprEqn, operands: Sequence[Any], met: Meeting, diagonal: bool
+) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
+    """What a product adds to the Gram of a leaf, with one matrix for each index of the
+    axes `met.over`, and the number of rows of each."""
+    x = jnp.asarray(operands[met.other])
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+        x = x.astype(jnp.float32)
+    name = eqn.primitive.name
+    if name == "dot_general":
+        gram = _gram(x, met.columns, met.batch, diagonal)
+    elif name == "conv_general_dilated":
+        gram = _gram(_patches(eqn, _gathered(x)), (2,), (1,), diagonal)
+        gram = gram if met.over else gram[0]
+    else:
+        sizes = _gathered(jnp.asarray(operands[2]))
+        gram = _ragged(_gathered(x), sizes, met, diagonal)
+        return gram, sizes.astype(jnp.float32)
+    lead = gram.shape[: len(met.over)]
+    again = _repeats(gram, met)
+    rows = jnp.full(lead, met.rows // again, jnp.float32)
+    # Under `shard_map`, devices that have rows of their own have numbers of their own.
+    varying = tuple(jax.typeof(gram).manual_axis_type.varying)
+    return gram, lax.pcast(rows, varying, to="varying") if varying else rows
+
+
+def _repeats(gram, met):
+    # The rows of repeated axes are summed by who adds this to a Gram.
+    sizes = zip(gram.shape, met.over)
+    return math.prod(n for n, dim in sizes if any(f.axis < 0 for f in dim))
+
+
+def _gram(x, columns, batch, diagonal):
+    rest = [i for i in range(x.ndim) if i not in (*columns, *batch)]
+    k = math.prod(x.shape[i] for i in columns)
+    lead = [x.shape[i] for i in batch]
+    if diagonal:
+        rows = lax.transpose(x, (*batch, *rest, *columns)).astype(jnp.float32)
+        axes = tuple(range(len(batch), len(batch) + len(rest)))
+        total = jnp.sum(jnp.square(rows), axes)
+        return _gathered(total).reshape(*lead, k)
+    explicit = _mesh(x)
+    gram = lax.dot_general(
+        x,
+        x,
+        ((rest, rest), (batch, batch)),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+        out_sharding=None if explicit is None else NamedSharding(explicit, _nowhere),
+    )
+    # Free axes come out in the order in which they are in `x`.
+    order = np.argsort(np.argsort(columns)).tolist()
+    n, m = len(batch), len(columns)
+    first, second = [n + i for i in order], [n + m + i for i in order]
+    return lax.transpose(gram, (*range(n), *first, *second)).reshape(*lead, k, k)
+
+
+def _patches(eqn, x):
+    # The rows that a convolution multiplies its filters with, of each group.
+    params = eqn.params
+    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+    window = [eqn.invars[1].aval.shape[i] for i in numbers.rhs_spec[2:]]
+    patches = lax.conv_general_dilated_patches(
+        lax.transpose(x, numbers.lhs_spec),
+        window,
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        precision=lax.Precision.HIGHEST,
+    )
+    k = patches.shape[1] // groups
+    return jnp.moveaxis(patches, 1, -1).reshape(-1, groups, k)
+
+
+def _ragged(x, sizes, met, diagonal):
+    (column,) = met.columns
+    row = 1 - column
+    groups = sizes.shape[0]
+    if diagonal:
+        x = lax.transpose(x, (row, column)).astype(jnp.float32)
+        places = jnp.arange(x.shape[0], dtype=sizes.dtype)
+        group = jnp.searchsorted(jnp.cumsum(sizes), places, side="right")
+        return jax.ops.segment_sum(jnp.square(x), group, groups)
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((row,), (row,)), ((), ())),
+        lhs_ragged_dimensions=[row],
+        rhs_group_dimensions=[],
+    )
+    return lax.ragged_dot_general(
+        x,
+        x,
+        sizes,
+        numbers,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+_nowhere = PartitionSpec()
+
+
+def _mesh(x):
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh if mesh.explicit_axes else None
+
+
+def _gathered(x):
+    # Where axes are sharded explicitly, JAX asks where reshaped axes should be.
+    mesh = _mesh(x)
+    return x if mesh is None else jax.sharding.reshard(x, NamedSharding(mesh, _nowhere))

@@ -1,0 +1,150 @@
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+class Gram(eqx.Module):
+    """What the products of a weight multiply it with.
+
+    - `value`: `x^T x`, summed over the rows `x` that meet the weight: `*lead k k`; or
+        its diagonal, `*lead k`. `lead` has an axis for each axis of the weight that is
+        not contracted, of size one if the rows are the same all along it. A size in
+        between belongs to as many equal parts of the axis.
+    - `rows`: how many rows there were.
+    - `contracted`: the axes of the weight that the products contract. `k` runs over
+        them in this order.
+    """
+
+    value: Float[Array, "..."]
+    rows: Float[Array, "*lead"]
+    contracted: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether this is the diagonal alone."""
+        return self.value.ndim == self.rows.ndim + 1
+
+    @property
+    def diagonal(self) -> Float[Array, "*lead k"]:
+        """The diagonal: the sum of squares of each input."""
+        if self.is_diagonal:
+            return self.value
+        return jnp.diagonal(self.value, axis1=-2, axis2=-1)
+
+
+# A weight and the axes that are contracted: the number of its Gram.
+Places = tuple[tuple[str, tuple[int, ...], int], ...]
+
+
+class Statistics(eqx.Module):
+    """What the weights of a model are multiplied with, as [`eqquant.calibrate`][] sums
+    it: `stats["layers.0.weight"]` is a [`eqquant.Gram`][].
+
+    Weights that meet the same inputs share one array. The sum of two `Statistics` of
+    the same model is that of all their batches.
+
+    !!! Example
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        stats["layers.0.weight"].value
+        stats + eqquant.calibrate(fn, model, more)
+        ```
+
+    - `incomplete`: the paths of weights of which some products could not be summed,
+        each with the reason.
+    """
+
+    _values: tuple[Array, ...]
+    _rows: tuple[Array, ...]
+    _places: Places = eqx.field(static=True)
+    incomplete: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
+
+    def __getitem__(self, key: str | tuple[str, tuple[int, ...]]) -> Gram:
+        path, axes = (key, None) if isinstance(key, str) else key
+        found = [
+            (contracted, i)
+            for name, contracted, i in self._places
+            if name == path and axes in (None, contracted)
+        ]
+        if not found:
+            raise KeyError(f"No products of `{path}` were seen. Got {list(self)}.")
+        if len(found) > 1:
+            kinds = [contracted for contracted, _ in found]
+            raise KeyError(
+                f"`{path}` is contracted along several axes: {kinds}. Pass one of "
+                f"them: `stats[{path!r}, {kinds[0]}]`."
+            )
+        ((contracted, i),) = found
+        return Gram(self._values[i], self._rows[i], contracted)
+
+    def __contains__(self, path: str) -> bool:
+        return any(name == path for name, _, _ in self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for name, _, _ in self._places))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    @property
+    def few_rows(self) -> tuple[str, ...]:
+        """The weights of which some matrix met fewer rows than it has inputs, so that
+        its Gram is singular."""
+        few = {
+            i
+            for i, (value, rows) in enumerate(zip(self._values, self._rows))
+            if np.min(rows, initial=np.inf) < value.shape[-1]
+        }
+        return tuple(dict.fromkeys(name for name, _, i in self._places if i in few))
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all sums."""
+        return sum(a.nbytes for a in (*self._values, *self._rows))
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        if not isinstance(other, Statistics):
+            return NotImplemented
+        shapes = [a.shape for a in self._values]
+        if self._places != other._places or shapes != [a.shape for a in other._values]:
+            raise ValueError(
+                "`+` takes statistics of the same model and function. Got those of "
+                f"{list(self)} and {list(other)}."
+            )
+        add = lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True))
+        return Statistics(
+            add(self._values, other._values),
+            add(self._rows, other._rows),
+            self._places,
+            tuple(dict.fromkeys((*self.incomplete, *other.incomplete))),
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"Statistics of {len(self)} weights, {self.nbytes:,} bytes"]
+        width = max((len(path) for path in self), default=0)
+        first: dict[int, str] = {}
+        for path, axes, i in self._places:
+            lines.append(f"  {path:{width}}  {self._line(axes, i, first.get(i))}")
+            first.setdefault(i, path)
+        lines += [f"  {path}: incomplete, {why}" for path, why in self.incomplete]
+        return "\n".join(lines)
+
+    def _line(self, axes: tuple[int, ...], i: int, same: str | None) -> str:
+        if same is not None:
+            return f"as {same}"
+        gram = Gram(self._values[i], self._rows[i], axes)
+        shape = ", ".join(map(str, gram.value.shape))
+        kind = "diagonals" if gram.is_diagonal else "float32"
+        return f"{kind}[{shape}] along {axes}{_rows(gram.rows)}"
+
+
+def _rows(rows: Any) -> str:
+    if isinstance(rows, jnp.ndarray) and rows.size:
+        low, high = int(jnp.min(rows)), int(jnp.max(rows))
+        return f", {low} rows" if low == high else f", {low} to {high} rows"
+    return ""

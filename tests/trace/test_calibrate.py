@@ -1,0 +1,288 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import eqquant as eqq
+
+from .test_uses import dynamic, looped, mapped, scanned, unrolled
+
+
+key = jr.key(0)
+x = np.asarray(jr.normal(key, (8, 16)))
+
+
+def gram(rows):
+    """The Gram of rows, in float64."""
+    rows = np.asarray(rows, np.float64)
+    rows = rows.reshape(-1, rows.shape[-1])
+    return rows.T @ rows
+
+
+def check(found, value, rows=None):
+    assert found.value.dtype == jnp.float32
+    got = np.asarray(found.value, np.float64)
+    value = np.broadcast_to(value, got.shape)
+    assert np.abs(got - value).max() <= 1e-5 * np.abs(value).max()
+    if rows is not None:
+        np.testing.assert_array_equal(np.asarray(found.rows), rows)
+
+
+def linear(layer, x):
+    out = np.asarray(x, np.float64) @ np.asarray(layer.weight, np.float64).T
+    return out + np.asarray(layer.bias, np.float64)
+
+
+def apply(m, x):
+    return jax.vmap(m)(x)
+
+
+def remat(m, x):
+    return jax.jit(jax.checkpoint(jax.vmap(m)))(x)
+
+
+@pytest.mark.parametrize("fn", [apply, remat])
+def test_mlp(fn):
+    mlp = eqx.nn.MLP(16, 4, 24, depth=1, key=key)
+    stats = eqq.calibrate(fn, mlp, [x, x[:5]])
+    hidden = np.maximum(linear(mlp.layers[0], x), 0)
+    check(stats["layers.0.weight"], gram(x) + gram(x[:5]), 13)
+    check(stats["layers.1.weight"], gram(hidden) + gram(hidden[:5]), 13)
+    assert list(stats) == ["layers.0.weight", "layers.1.weight"]
+    assert stats["layers.0.weight"].contracted == (1,)
+    assert stats.few_rows == ("layers.0.weight", "layers.1.weight")
+    assert stats.incomplete == ()
+    twice = stats + stats
+    check(twice["layers.0.weight"], 2 * (gram(x) + gram(x[:5])), 26)
+
+
+class RNN(eqx.Module):
+    cell: eqx.nn.LSTMCell
+
+    def __call__(self, xs):
+        def step(carry, x):
+            new = self.cell(x, carry)
+            return new, carry[0]
+
+        zero = jnp.zeros(self.cell.hidden_size)
+        return lax.scan(step, (zero, zero), xs)[1]
+
+
+def test_lstm():
+    rnn = RNN(eqx.nn.LSTMCell(16, 12, key=key))
+    xs = np.asarray(jr.normal(key, (3, 5, 16)))
+    stats = eqq.calibrate(apply, rnn, [xs])
+    check(stats["cell.weight_ih"], gram(xs), 15)
+    check(stats["cell.weight_hh"], gram(apply(rnn, xs)), 15)
+
+
+def test_multihead_attention():
+    layer = eqx.nn.MultiheadAttention(4, 16, key=key)
+    xs = np.asarray(jr.normal(key, (3, 9, 16)))
+    stats = eqq.calibrate(lambda m, x: jax.vmap(lambda x: m(x, x, x))(x), layer, [xs])
+    for name in ("query", "key", "value"):
+        check(stats[f"{name}_proj.weight"], gram(xs), 27)
+    assert len(jtu.tree_leaves(stats)) == 4  # two Grams, and their rows
+    assert "as query_proj.weight" in repr(stats)
+
+
+@pytest.mark.parametrize("fn", [scanned, unrolled, looped, dynamic])
+def test_stacks(fn):
+    make = lambda key: eqx.nn.Linear(16, 16, key=key)
+    stack = eqx.filter_vmap(make)(jr.split(key, 3))
+    values, h = [], np.asarray(x, np.float64)
+    for i in range(3):
+        values.append(gram(h))
+        h = h + linear(jtu.tree_map(lambda a: a[i], stack), h)
+    stats = eqq.calibrate(fn, stack, [x])
+    assert stats["weight"].value.shape == (3, 1, 16, 16)
+    check(stats["weight"], np.stack(values)[:, None], 8)
+
+
+def test_ensemble():
+    make = lambda key: eqx.nn.MLP(16, 4, 12, depth=1, key=key)
+    stack = eqx.filter_vmap(make)(jr.split(key, 3))
+    stats = eqq.calibrate(mapped, stack, [x])
+    assert stats["layers.0.weight"].value.shape == (1, 1, 16, 16)
+    check(stats["layers.0.weight"], gram(x), 8)
+    first = stack.layers[0]
+    hidden = [
+        gram(np.maximum(linear(jtu.tree_map(lambda a: a[i], first), x), 0))
+        for i in range(3)
+    ]
+    check(stats["layers.1.weight"], np.stack(hidden)[:, None], 8)
+
+
+def test_experts():
+    w = jr.normal(key, (4, 16, 6))
+    xs = np.asarray(jr.normal(key, (4, 5, 16)))
+    stats = eqq.calibrate(lambda w, x: jnp.einsum("etk,ekn->etn", x, w[0]), [w], [xs])
+    check(stats["0"], np.stack([gram(a) for a in xs])[:, None], 5)
+
+
+@pytest.mark.parametrize("diagonal_above", [8192, 8])
+def test_ragged_experts(diagonal_above):
+    w = jr.normal(key, (4, 16, 6))
+    sizes = np.array([3, 0, 4, 0], np.int32)
+    value = np.stack([gram(x[:3]), 0 * gram(x), gram(x[3:7]), 0 * gram(x)])
+    if diagonal_above < 16:
+        value = np.diagonal(value, axis1=1, axis2=2)
+    fn = lambda w, x: lax.ragged_dot(x, w["w"], jnp.asarray(sizes))
+    stats = eqq.calibrate(fn, {"w": w}, [x], diagonal_above=diagonal_above)
+    check(stats["w"], value[:, None], sizes[:, None])
+    assert stats["w"].is_diagonal == (diagonal_above < 16)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv(groups):
+    conv = eqx.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=groups, key=key)
+    image = np.asarray(jr.normal(key, (5, 4, 9, 9)))
+    padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    parts = [
+        padded[:, :, i : i + 9 : 2, j : j + 9 : 2] for i in range(3) for j in range(3)
+    ]
+    rows = np.stack(parts, 2).reshape(5, groups, 4 // groups * 9, 25)
+    value = np.stack([gram(np.moveaxis(rows[:, g], 1, 2)) for g in range(groups)])
+    stats = eqq.calibrate(apply, conv, [image])
+    assert stats["weight"].contracted == (1, 2, 3)
+    check(stats["weight"], value, 125)
+
+
+def test_axes():
+    fn = lambda ws, x: [
+        jnp.einsum("thd,hdo->to", x.reshape(8, 4, 4), ws["heads"]),
+        jnp.einsum("thd,hdo->tho", x.reshape(8, 4, 4), ws["each"]),
+        jnp.einsum("thd,dho->tho", x.reshape(8, 4, 4), ws["part"].reshape(4, 4, 3)),
+        [x @ a.T for a in jnp.split(ws["fused"], 3)],
+        x @ jnp.concatenate([ws["joined"], ws["joined"]]).T,
+    ]
+    shapes = dict(
+        heads=(4, 4, 6), each=(4, 4, 3), part=(4, 12), fused=(12, 16), joined=(5, 16)
+    )
+    ws = {name: jr.normal(key, shape) for name, shape in shapes.items()}
+    stats = eqq.calibrate(fn, ws, [x])
+    assert stats["heads"].contracted == (0, 1)
+    check(stats["heads"], gram(x), 8)
+    heads = np.stack([gram(x[:, 4 * i : 4 * i + 4]) for i in range(4)])
+    check(stats["each"], heads[:, None], 8)
+    check(stats["part"], heads, 8)  # each of four parts of the axis
+    check(stats["fused"], 3 * gram(x), 24)
+    check(stats["joined"], 2 * gram(x), 16)
+
+
+def test_branches_and_custom_derivatives():
+    @jax.custom_vjp
+    def product(w, x):
+        return x @ w
+
+    product.defvjp(lambda w, x: (product(w, x), (w, x)), lambda res, g: res)
+
+    def fn(ws, x):
+        taken, other = x.sum() < 1e9, x.sum() > 1e9
+        y = lax.cond(taken, lambda w: product(w, x), lambda w: 0 * (x @ w), ws["a"])
+        z = lax.cond(other, lambda w: x @ w, lambda w: jnp.zeros((8, 6)), ws["b"])
+        return y + z + x @ ws["c"]
+
+    ws = {name: jr.normal(key, (16, 6)) for name in "abc"}
+    stats = eqq.calibrate(fn, ws, [x])
+    check(stats["a"], gram(x), 8)
+    check(stats["b"], 0 * gram(x), 0)
+    check(stats["c"], gram(x), 8)
+
+
+# The same inputs, but not equally often.
+def test_not_shared():
+    def fn(ws, x):
+        step = lambda c, _: (c + (x @ ws["a"]).sum(), None)
+        return lax.scan(step, 0.0, None, length=3)[0], x @ ws["b"]
+
+    ws = {name: jr.normal(key, (16, 6)) for name in "ab"}
+    stats = eqq.calibrate(fn, ws, [x])
+    check(stats["a"], 3 * gram(x), 24)
+    check(stats["b"], gram(x), 8)
+
+
+def test_tied_embedding():
+    ids = np.array([1, 5, 5, 0, 31])
+    w = jr.normal(key, (32, 16))
+    stats = eqq.calibrate(lambda w, ids: w[0][ids] @ w[0].T, [w], [ids])
+    check(stats["0"], gram(w[ids]), 5)
+
+
+def test_bfloat16():
+    w = jr.normal(key, (16, 4)).astype(jnp.bfloat16)
+    low = jnp.asarray(x, jnp.bfloat16)
+    stats = eqq.calibrate(lambda w, x: x @ w[0], [w], [low] * 3)
+    check(stats["0"], 3 * gram(low.astype(jnp.float32)), 24)
+
+
+def test_shard_map():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def fn(w, x):
+        call = lambda w, x: lax.scan(lambda c, _: (c, x @ w), 0, None, length=2)[1]
+        specs = dict(in_specs=(P(), P("data")), out_specs=P(None, "data"))
+        return jax.shard_map(call, mesh=mesh, **specs)(w["w"], x)
+
+    stats = eqq.calibrate(fn, {"w": jr.normal(key, (16, 6))}, [x])
+    check(stats["w"], 2 * gram(x), 16)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded(kind):
+    mlp = eqx.nn.MLP(16, 4, 24, depth=1, key=key)
+    fn = lambda m, x: jax.nn.relu(x @ m.layers[0].weight.T) @ m.layers[1].weight.T
+    hidden = np.maximum(x @ np.asarray(mlp.layers[0].weight).T, 0)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+    with jax.set_mesh(mesh):
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        mlp = eqx.filter_shard(mlp, whole)
+        stats = eqq.calibrate(fn, mlp, [jax.device_put(x, split)] * 2)
+    check(stats["layers.0.weight"], 2 * gram(x), 16)
+    check(stats["layers.1.weight"], 2 * gram(hidden), 16)
+
+
+def test_weight_norm_is_lost():
+    layer = eqx.nn.WeightNorm(eqx.nn.Linear(16, 8, key=key))
+    with pytest.raises(ValueError, match="`fn`.*layer.weight"):
+        eqq.calibrate(apply, layer, [x])
+
+
+def test_incomplete():
+    fn = lambda w, x: (x @ w[0], x[:, :8] @ w[0][:8])
+    stats = eqq.calibrate(fn, [jr.normal(key, (16, 6))], [x])
+    assert [path for path, _ in stats.incomplete] == ["0"]
+
+
+def test_errors():
+    mlp = eqx.nn.MLP(16, 4, 24, depth=0, key=key)
+    with pytest.raises(ValueError, match="`batches`.*Got none"):
+        eqq.calibrate(apply, mlp, [])
+    with pytest.raises(ValueError, match="`fn`.*none of them"):
+        eqq.calibrate(lambda m, x: x, mlp, [x])
+    with pytest.raises(ValueError, match="`batches`.*one structure"):
+        eqq.calibrate(lambda m, x: apply(m, x[0]), mlp, [(x,), (x, x)])
+    with pytest.raises(ValueError, match="layers.0.weight.*NaN"):
+        eqq.calibrate(apply, mlp, [x, np.full_like(x, np.nan)])
+    with pytest.raises(ValueError, match="several|statistics of the same"):
+        other = eqx.nn.Linear(16, 3, key=key)
+        eqq.calibrate(apply, mlp, [x]) + eqq.calibrate(apply, other, [x])
+
+
+def test_compiles_once():
+    traces = 0
+
+    def fn(m, x):
+        nonlocal traces
+        traces += 1
+        return x @ m[0]
+
+    batches = (x + np.float32(i) for i in range(4))
+    stats = eqq.calibrate(fn, [jr.normal(key, (16, 4))], batches)
+    check(stats["0"], sum(gram(x + np.float32(i)) for i in range(4)), 32)
+    assert traces == 1
