@@ -52,7 +52,10 @@ class Statistics(eqx.Module):
         ```python
         stats = eqquant.calibrate(fn, model, batches)
         stats["layers.0.weight"].value
-        stats + eqquant.calibrate(fn, model, more)
+        stats += eqquant.calibrate(fn, model, more)
+
+        eqquant.save("stats.safetensors", stats.as_tree())
+        stats = eqquant.Statistics.from_tree(eqquant.load("stats.safetensors"))
         ```
 
     - `incomplete`: the paths of weights of which some products could not be summed,
@@ -123,6 +126,40 @@ class Statistics(eqx.Module):
             self._places,
             tuple(dict.fromkeys((*self.incomplete, *other.incomplete))),
         )
+
+    def as_tree(self) -> dict[str, Any]:
+        """The same as a tree of dicts, lists, arrays and integers, for
+        [`eqquant.save`][]."""
+        weights: dict[str, Any] = {path: [] for path in self}
+        for path, contracted, i in self._places:
+            weights[path].append([i, *contracted])
+        return {
+            "values": list(self._values),
+            "rows": list(self._rows),
+            "weights": weights,
+            "incomplete": {path: {why: 1} for path, why in self.incomplete},
+        }
+
+    @staticmethod
+    def from_tree(tree: dict[str, Any]) -> "Statistics":
+        """The inverse of `as_tree`."""
+        if not {"values", "rows", "weights"} <= {*tree}:
+            raise ValueError(
+                "`tree` should come from `Statistics.as_tree`. Got a tree of "
+                f"{sorted(tree)}."
+            )
+        places = tuple(
+            (path, tuple(map(int, contracted)), int(i))
+            for path, found in tree["weights"].items()
+            for i, *contracted in found
+        )
+        incomplete = tuple(
+            (path, why)
+            for path, whys in tree.get("incomplete", {}).items()
+            for why in whys
+        )
+        values, rows = (tuple(map(jnp.asarray, tree[k])) for k in ("values", "rows"))
+        return Statistics(values, rows, places, incomplete)
 
     def __repr__(self) -> str:
         lines = [f"Statistics of {len(self)} weights, {self.nbytes:,} bytes"]

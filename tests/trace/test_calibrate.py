@@ -214,6 +214,26 @@ def test_tied_embedding():
     check(stats["0"], gram(w[ids]), 5)
 
 
+# The table is a weight of two kinds of product, which have inputs of their own.
+def test_file(tmp_path):
+    def fn(w, x):
+        half = x[:, :8] @ w["c"][:8]
+        return x @ w["a"], x @ w["b"], x[:, :6] @ w["a"].T, half
+
+    w = {name: jr.normal(key, (16, 6)) for name in "abc"}
+    stats = eqq.calibrate(fn, w, [x], diagonal_above=8)
+    with pytest.raises(KeyError, match="several axes"):
+        stats["a"]
+    eqq.save(tmp_path / "stats.safetensors", stats.as_tree())
+    found = eqq.Statistics.from_tree(eqq.load(tmp_path / "stats.safetensors"))
+    assert found.incomplete == stats.incomplete != ()
+    assert list(found) == ["a", "b"] and repr(found) == repr(stats)
+    check(found["a", (1,)], gram(x[:, :6]), 8)
+    check(found["b"], np.diagonal(gram(x)), 8)
+    assert found["b"].is_diagonal and not found["a", (1,)].is_diagonal
+    check((found + stats)["b"], 2 * np.diagonal(gram(x)), 16)
+
+
 def test_bfloat16():
     w = jr.normal(key, (16, 4)).astype(jnp.bfloat16)
     low = jnp.asarray(x, jnp.bfloat16)
