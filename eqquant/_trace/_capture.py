@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
-from ._uses import body_of, calls, is_kept
+from ._uses import body_of, calls, is_kept, joint
 from ._view import chosen, follow, View
 
 
@@ -219,11 +219,7 @@ class Capture:
         branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
         outs, sums = lax.switch(index, branches, operands, self._live(views[1:]))
         self.sums.update(sums)
-        same = [
-            each[0] if all(views == each[0] for views in each) else ()
-            for each in zip(*found, strict=True)
-        ]
-        return outs, same
+        return outs, [joint(each) or () for each in zip(*found, strict=True)]
 
     def _shard_map(self, eqn, values, views):
         params = eqn.params

@@ -27,6 +27,9 @@ def plan(sites: Sequence[Sequence[Site]], others: Sequence[Sequence[str]]) -> Pl
         partly = [name for name in names if name in _summed]
         if partly:
             incomplete[leaf] = f"`{partly[0]}` contracts a part of an axis"
+        lost = [name for name in names if name in _opaque]
+        if lost and found:
+            incomplete[leaf] = f"what becomes of it in a `{lost[0]}` is not known"
         for contracted in dict.fromkeys(site.product.contracted for site in found):
             some = [site for site in found if site.product.contracted == contracted]
             lead = _joint([site.lead for site in some])
@@ -45,6 +48,7 @@ def plan(sites: Sequence[Sequence[Site]], others: Sequence[Sequence[str]]) -> Pl
     return Plan(leads, shared, incomplete)
 
 
+_opaque = ("cond", "scan", "shard_map", "while")
 _summed = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from .._implicit import opened, sizes_of_scan
 from ._meeting import lead, meeting, products, stacked
-from ._view import chosen, follow, Index, whole
+from ._view import chosen, follow, Index, View, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,11 +299,19 @@ class _Walk:
             self._within(label, branch, views[1:], numbers[1:])[0]
             for label, branch in zip(self.new(len(branches)), branches)
         ]
-        joint = []
-        for each in zip(*outs, strict=True):
-            same = all(views == each[0] for views in each)
-            joint.append(each[0] if same else self._leave(each, "cond")[0])
-        return joint
+        return [
+            self._leave(each, "cond")[0] if joint(each) is None else joint(each)
+            for each in zip(*outs, strict=True)
+        ]
+
+
+def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:
+    """The views that a result of several branches is; `None` if they differ. (An index
+    that was chosen in a branch is not known outside.)"""
+    first, *rest = branches
+    if any(view.at for views in branches for view in views):
+        return None
+    return first if all(views == first for views in rest) else None
 
 
 def _other(name: str) -> str:

@@ -253,6 +253,34 @@ def test_shard_map():
     check(stats["w"], 2 * gram(x), 16)
 
 
+# The loop is outside, and its index is met inside.
+def test_shard_map_in_scan():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    specs = dict(in_specs=(P(), P("data")), out_specs=P("data"))
+    product = jax.shard_map(lambda w, x: x @ w, mesh=mesh, **specs)
+
+    def fn(w, x):
+        return lax.scan(lambda x, w: (product(w, x), None), x, w["w"])[0]
+
+    w = jr.normal(key, (2, 16, 16))
+    stats = eqq.calibrate(fn, {"w": w}, [x])
+    second = x.astype(np.float64) @ np.asarray(w[0], np.float64)
+    check(stats["w"], np.stack([gram(x), gram(second)])[:, None], 8)
+
+
+def test_index_in_a_branch():
+    def fn(w, x):
+        i = (x.sum() < 1e9).astype(jnp.int32)
+        choose = lambda w, i: w[i]
+        one = lax.cond(x.sum() < 1e9, choose, lambda w, i: w[0], w["w"], i)
+        return x @ one, lax.cond(i == 1, lambda w: x @ w[i], lambda w: x @ w[0], w["w"])
+
+    stats = eqq.calibrate(fn, {"w": jr.normal(key, (2, 16, 4))}, [x])
+    check(stats["w"], np.stack([0 * gram(x), gram(x)])[:, None], [[0], [8]])
+    ((path, reason),) = stats.incomplete  # the product with `one`
+    assert path == "w" and "`cond`" in reason
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded(kind):
     mlp = eqx.nn.MLP(16, 4, 24, depth=1, key=key)
