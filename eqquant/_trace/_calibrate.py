@@ -63,6 +63,7 @@ def calibrate(
             f"{batches.shape}: pass `[batch]`."
         )
     dynamic, static = eqx.partition(model, eqx.is_array)
+    dynamic = jtu.tree_map(jnp.asarray, dynamic)  # of NumPy's
     run = _Run(fn, dynamic, static, diagonal_above)
     for i, batch in enumerate(watched(batches, "Calibrating")):
         run.add(i, batch)
