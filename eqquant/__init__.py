@@ -42,7 +42,6 @@ from ._implicit import (
     register_rule as register_rule,
 )
 from ._ops import qconv as qconv, qmatmul as qmatmul
-from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
 from ._tree import (
     LeafInfo as LeafInfo,
     register_owner as register_owner,
@@ -81,6 +80,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import interop as interop, train as train
     from ._report import audit as audit, explain as explain, report as report
+    from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
     from .interop import load as load, save as save
     from .train import straight_through as straight_through
 
@@ -88,6 +88,7 @@ _later = {
     "interop": ("load", "save"),
     "train": ("straight_through",),
     "_report": ("audit", "explain", "report"),
+    "_trace": ("calibrate", "Gram", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}
 
