@@ -44,8 +44,8 @@ class DigitsOfBytes {
         run[d] = (b * places.next + d * places.apart) / length;
       const Part part = {at + b * w_.n,           here,   count,
                          start + b * places.next, places, run};
-      unrolled<kDigits / kTogether>([&](auto i) {
-        constexpr int d = i * kTogether;
+      unrolled<kDigits / kTogether>([&](auto group) {
+        constexpr int d = group * kTogether;
         w_.offset == Offset::kNone ? this->part<false, d>(part, piece, sums)
                                    : this->part<true, d>(part, piece, sums);
       });
