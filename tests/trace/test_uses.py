@@ -19,7 +19,8 @@ def struct(*shape, dtype=jnp.float32):
 
 def used(fn, *args):
     """The uses of the arrays of the first argument, by path."""
-    arrays = eqx.filter(args[0], lambda x: hasattr(x, "shape"))
+    array = jax.Array | jax.ShapeDtypeStruct
+    arrays = eqx.filter(args[0], lambda x: isinstance(x, array))
     paths, _ = jtu.tree_flatten_with_path(arrays)
     names = [jtu.keystr(path, simple=True, separator=".") for path, _ in paths]
     return dict(zip(names, uses(fn, args)))

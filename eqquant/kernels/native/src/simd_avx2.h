@@ -118,8 +118,6 @@ struct Avx2 {
   static Ints left(Ints x) {
     return _mm256_slli_epi32(x, bits);
   }
-  static Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
-  static Ints both(Ints x, int32_t y) { return _mm256_and_si256(x, ints(y)); }
   static Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
   // The lowest byte of each.
   static void store_bytes(uint8_t* p, Floats x) {

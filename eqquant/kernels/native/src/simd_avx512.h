@@ -105,7 +105,6 @@ struct Avx512 {
     return _mm512_slli_epi32(x, bits);
   }
   static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
-  static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   // Floats of 8 bits in four vectors, by way of float16.
   template <PointType type>
