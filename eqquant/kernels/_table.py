@@ -166,7 +166,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     _chosen.add(problem.platform)
     kernels = [*_candidates(problem), _reference]
     if name is not None:
-        names = [kernel.name for kernel in kernels]
+        names = list(dict.fromkeys(kernel.name for kernel in kernels))
         if name not in names:
             raise ValueError(
                 f"`kernel` should be one of {names}, for the {problem}. Got {name!r}."
@@ -177,7 +177,9 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         reason = _refusal(kernel, problem)
         if reason is None:
             return Choice(kernel, refused)
-        refused.append((kernel, reason))
+        # A kernel may be tried twice: as the fastest, and as one that does it, too.
+        if (kernel.name, reason) not in [(k.name, why) for k, why in refused]:
+            refused.append((kernel, reason))
     raise ValueError(
         f"The kernel {name!r} cannot do the {problem}: it {refused[0][1]}."
     )

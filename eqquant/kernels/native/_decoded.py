@@ -9,16 +9,22 @@ from ...formats import (
     AbstractGGUFBlocks,
     AbstractGrid,
     Int4,
+    Int8,
     round_trip,
     Stored,
 )
 from .._problem import Problem
 from .._table import register_kernel
-from ..cpu._codes import refuse_grid
+from ..cpu._codes import grid, radix, refuse_grid
 from ..cpu._tiles import refuse_small
-from ..cpu._tuning import native_decoded_bfloat16_rows, native_integer_block
+from ..cpu._tuning import (
+    native_decoded_bfloat16_rows,
+    native_decodes_first,
+    native_integer_block,
+)
 from . import _library as library
 from ._blocks import blocks, call, refuse
+from ._call import refuse as refuse_digits
 from ._kernels import refuse_integers, refuse_many_across
 
 
@@ -50,6 +56,17 @@ def _product(name, x, stored, problem):
         x = round_trip(x, problem.activation)
     columns = problem.n if problem.product == "matmul" else problem.k
     return call(name, x, blocks(stored, problem), columns).astype(problem.dtype)
+
+
+def _before_native(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None or refuse_digits(problem) is not None:
+        return reason
+    base = radix(grid(problem))
+    assert problem.rows is not None
+    if native_decodes_first(base, problem.rows, integers=library.level() >= 2):
+        return None
+    return f"is slower than `native` for this number of rows, {problem.rows}"
 
 
 def _across_blocks(problem: Problem) -> str | None:
@@ -89,3 +106,14 @@ for _type, _activation in it.product(
     _register("matmul", priority=11.5, supports=_rounds_to_bfloat16, error=8e-3)(
         native_decoded_bfloat16
     )
+
+for _type, _activation in it.product(
+    (AbstractGrid, Int4), (None, Int8, AbstractFormat)
+):
+    register_kernel(
+        "matmul",
+        _type,
+        activation=_activation,
+        priority=10.5,
+        supports=_before_native,
+    )(native_decoded)

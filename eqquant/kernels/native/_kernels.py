@@ -21,12 +21,10 @@ from ..cpu._codes import grid, integer_step, radix
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_bfloat16_rows,
-    native_decodes_first,
     native_integer_rows,
     native_transposed_rows,
 )
 from . import _library as library
-from ._blocks import refuse as refuse_blocks
 from ._call import by_digit, call, integer_offset, refuse, weight
 
 
@@ -88,18 +86,6 @@ def native_integers(
         unit = problem.activation.scales(rounded, 0)
         y = call("rounded", [codes, unit], w, problem.n)
     return y.astype(problem.dtype)
-
-
-def _along_blocks(problem: Problem) -> str | None:
-    reason = refuse(problem)
-    if reason is not None or isinstance(problem.format, AbstractRSR):
-        return reason
-    base = radix(grid(problem))
-    assert base is not None and problem.rows is not None
-    first = native_decodes_first(base, problem.rows, integers=library.level() >= 2)
-    if first and refuse_blocks(problem) is None:
-        return f"is slower than `native_decoded` for {problem.rows} rows"
-    return None
 
 
 def _across_blocks(problem: Problem) -> str | None:
@@ -172,7 +158,7 @@ for _type, _activation in it.product(
         priority=10,
         error=1e-5,
     )
-    _register("matmul", supports=_along_blocks)(native)
+    _register("matmul", supports=refuse)(native)
     _register("matmul_transposed", supports=_across_blocks)(native)
 
 for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
