@@ -221,6 +221,9 @@ def test_training_step_of_the_norms(format):
     assert jax.tree.leaves(got.mlp.layers[0].weight) == []
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Nothing is quantized", "ignore:Only .* are quantized"
+)
 @pytest.mark.parametrize("groups", (1, 2))
 def test_convolutions_are_left_dense(groups):
     conv = eqx.nn.Conv2d(32, 64, 3, groups=groups, key=key)

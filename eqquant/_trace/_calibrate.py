@@ -113,7 +113,8 @@ class _Run:
         operands = [*self._leaves, *jtu.tree_leaves(arrays)]
         shapes = [x.shape for x in operands]
         number = len(self._leaves)
-        sites, others = walk(jaxpr, shapes)
+        argument = [int(i >= number) for i in range(len(shapes))]
+        sites, others, _ = walk(jaxpr, shapes, argument)
         new = plan(sites[:number], others[:number])
         if not new.shared:
             raise ValueError(

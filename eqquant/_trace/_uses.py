@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from .._implicit import opened, sizes_of_scan
 from ._meeting import lead, meeting, products, stacked
-from ._view import chosen, follow, Index, View, whole
+from ._view import changed, chosen, follow, Index, View, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Product:
         along the same axes.
     - `stacked`: the axes of the leaf that are no axes of the matrix: an index was
         chosen along them, or each index meets inputs of its own.
+    - `sources`: the numbers of the arguments that the other operand depends on.
     """
 
     contracted: tuple[int, ...]
     rows: int
     input: Hashable
     stacked: tuple[int, ...]
+    sources: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +39,14 @@ class Use:
 
     - `products`: the products that it enters, in order.
     - `others`: the names of the primitives that it enters and leaves as something else.
+    - `changed`: the products that it enters after its numbers were changed, each by
+        itself and by nothing but the argument that the leaf belongs to: as the softplus
+        of a weight, say, or as a weight times a mask.
     """
 
     products: tuple[Product, ...]
     others: tuple[str, ...]
+    changed: tuple[Product, ...] = ()
 
 
 def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
@@ -64,10 +70,16 @@ def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
         return eqx.filter(out, eqx.is_array)
 
     jaxpr = jax.make_jaxpr(call)(dynamic)
-    sites, others = walk(jaxpr, [leaf.shape for leaf in jtu.tree_leaves(dynamic)])
+    shapes = [leaf.shape for leaf in jtu.tree_leaves(dynamic)]
+    argument = [i for i, arg in enumerate(dynamic) for _ in jtu.tree_leaves(arg)]
+    walked = walk(jaxpr, shapes, argument)
     return tuple(
-        Use(tuple(site.product for site in found), tuple(dict.fromkeys(names)))
-        for found, names in zip(sites, others)
+        Use(
+            tuple(site.product for site in found),
+            tuple(dict.fromkeys(names)),
+            tuple(changed),
+        )
+        for found, names, changed in zip(*walked, strict=True)
     )
 
 
@@ -87,15 +99,28 @@ class Site(NamedTuple):
     inside: tuple[Hashable, ...]
 
 
+class Walked(NamedTuple):
+    """What was found, for each operand of a program.
+
+    - `sites`: the products that it enters.
+    - `others`, `changed`: see `Use`.
+    """
+
+    sites: list[list[Site]]
+    others: list[list[str]]
+    changed: list[list[Product]]
+
+
 def walk(
-    jaxpr: ClosedJaxpr, shapes: Sequence[Sequence[int]]
-) -> tuple[list[list[Site]], list[list[str]]]:
-    """The products that each operand of a program enters, and the names of the
-    primitives that it enters and leaves as something else."""
-    walk = _Walk(shapes)
+    jaxpr: ClosedJaxpr, shapes: Sequence[Sequence[int]], argument: Sequence[int]
+) -> Walked:
+    """Follows the operands of a program, of these shapes, each of which belongs to an
+    argument."""
+    walk = _Walk(shapes, argument)
     views = [(whole(i, shape),) for i, shape in enumerate(shapes)]
-    walk.walk(jaxpr, views, walk.new(len(shapes)))
-    return walk.sites, walk.others
+    numbers = [walk.new(1, frozenset((i,)))[0] for i in argument]
+    walk.walk(jaxpr, views, numbers)
+    return Walked(walk.sites, walk.others, walk.changed)
 
 
 def is_array(x: Any) -> bool:
@@ -143,29 +168,38 @@ _determined = {
 
 class _Walk:
     # Each variable has the views that it is (several, if it is a concatenation), and a
-    # number, which is equal for equal values.
+    # number, which is equal for equal values. A number has the arguments that its value
+    # depends on.
 
-    def __init__(self, shapes):
+    def __init__(self, shapes, argument):
         self.shapes = shapes
         self.sites = [[] for _ in shapes]
         self.others = [[] for _ in shapes]
+        self.changed = [[] for _ in shapes]
+        self._argument = argument
         self._fresh = itertools.count()
         self._numbers = {}
+        self._sources = {}
         self._inside = ()
 
-    def new(self, n):
-        return [next(self._fresh) for _ in range(n)]
+    def new(self, n, sources):
+        numbers = [next(self._fresh) for _ in range(n)]
+        self._sources |= dict.fromkeys(numbers, sources)
+        return numbers
+
+    def _all_sources(self, numbers):
+        return frozenset().union(*(self._sources[i] for i in numbers))
 
     def walk(self, jaxpr, views, numbers):
         """The views of the results, and their numbers."""
         jaxpr, constants = opened(jaxpr)
         seen = dict(zip(jaxpr.invars, zip(views, numbers, strict=True), strict=True))
         for var, constant in zip(jaxpr.constvars, constants):
-            seen[var] = ((), self._numbered("constant", id(constant)))
+            seen[var] = ((), self._numbered((), "constant", id(constant)))
 
         def read(atom):
             if isinstance(atom, Literal):
-                return ((), self._numbered("literal", atom.aval, str(atom.val)))
+                return ((), self._numbered((), "literal", atom.aval, str(atom.val)))
             return seen[atom]
 
         for eqn in jaxpr.eqns:
@@ -175,9 +209,10 @@ class _Walk:
         found = [read(atom) for atom in jaxpr.outvars]
         return [a for a, _ in found], [b for _, b in found]
 
-    def _numbered(self, *key):
+    def _numbered(self, operands, *key):
+        key = (*key, *operands)
         if key not in self._numbers:
-            self._numbers[key] = next(self._fresh)
+            (self._numbers[key],) = self.new(1, self._all_sources(operands))
         return self._numbers[key]
 
     def _apply(self, eqn, views, numbers):
@@ -187,8 +222,9 @@ class _Walk:
                 return self._shard_map(eqn, views, numbers)
             return self.walk(body_of(eqn), views, numbers)
         inner = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        new = lambda: self.new(len(eqn.outvars), self._all_sources(numbers))
         if name in inner:
-            return inner[name](eqn, views, numbers), self.new(len(eqn.outvars))
+            return inner[name](eqn, views, numbers), new()
         outs = [()] * len(eqn.outvars)
         for place, each in enumerate(views):
             for view in each:
@@ -197,24 +233,38 @@ class _Walk:
                     continue
                 shape = self.shapes[view.leaf]
                 found = follow(eqn, place, view, shape, numbers)
-                if all(new is None for new in found):
-                    self.others[view.leaf].append(_other(name))
+                if all(out is None for out in found):
+                    self._lost(view, _other(name))
+                    found = [self._changed(eqn, view, numbers)] * len(found)
                 outs = [a if b is None else (*a, b) for a, b in zip(outs, found)]
         if name in _determined:
             params = tuple(sorted(eqn.params.items()))
-            return outs, [self._numbered(name, params, *numbers)]
-        return outs, self.new(len(outs))
+            return outs, [self._numbered(numbers, name, params)]
+        return outs, new()
+
+    def _lost(self, view, name):
+        if not view.changed:
+            self.others[view.leaf].append(name)
+
+    def _changed(self, eqn, view, numbers):
+        if self._all_sources(numbers) <= {self._argument[view.leaf]}:
+            return changed(eqn, view)
+        return None
 
     def _meet(self, eqn, place, view, numbers):
         shape = self.shapes[view.leaf]
         met = meeting(eqn, place, view, shape)
         if met is None:
-            self.others[view.leaf].append(eqn.primitive.name)
+            self._lost(view, eqn.primitive.name)
             return
-        source = (numbers[met.other], met.columns, met.batch)
+        other = numbers[met.other]
         axes = stacked(met, view, shape)
-        product = Product(met.contracted, met.rows, source, axes)
-        self.sites[view.leaf].append(self._site(product, met, view))
+        source = (other, met.columns, met.batch)
+        product = Product(met.contracted, met.rows, source, axes, self._sources[other])
+        if view.changed:
+            self.changed[view.leaf].append(product)
+        else:
+            self.sites[view.leaf].append(self._site(product, met, view))
 
     def _site(self, product, met, view):
         found = lead(met, view, self.shapes[view.leaf])
@@ -232,7 +282,7 @@ class _Walk:
     def _leave(self, views, name):
         for each in views:
             for view in each:
-                self.others[view.leaf].append(name)
+                self._lost(view, name)
         return [()] * len(views)
 
     def _shard_map(self, eqn, views, numbers):
@@ -246,15 +296,19 @@ class _Walk:
         ]
         # Without `check_vma`, it is not known what is the same on several devices.
         label = next(self._fresh) if eqn.params["check_vma"] else None
-        outs, _ = self._within(label, body_of(eqn), views, self.new(len(views)))
-        return self._leave(outs, "shard_map"), self.new(len(outs))
+        within = [self.new(1, self._sources[i])[0] for i in numbers]
+        outs, _ = self._within(label, body_of(eqn), views, within)
+        return (
+            self._leave(outs, "shard_map"),
+            self.new(len(outs), self._all_sources(numbers)),
+        )
 
     def _scan(self, eqn, views, numbers):
         jaxpr, length = eqn.params["jaxpr"], eqn.params["length"]
         consts, carried = sizes_of_scan(eqn)
         first = consts + carried
         inside = list(views[:consts])
-        (step,) = self.new(1)
+        (step,) = self.new(1, frozenset())
         for i in range(consts, len(views)):
             if i < first and is_kept(jaxpr, i, i - consts):
                 inside.append(views[i])
@@ -264,9 +318,12 @@ class _Walk:
                 found = [chosen(view, 0, step) for view in views[i]]
                 for view, new in zip(views[i], found):
                     if new is None and length > 1:
-                        self.others[view.leaf].append("scan")
+                        self._lost(view, "scan")
                 inside.append(tuple(new for new in found if new is not None))
-        new = [*numbers[:consts], *self.new(len(numbers) - consts)]
+        # What is carried comes to depend on all operands.
+        every = self._all_sources(numbers)
+        sources = [every] * carried + [self._sources[i] for i in numbers[first:]]
+        new = [*numbers[:consts], *(self.new(1, each)[0] for each in sources)]
         outs, _ = self._within(step, jaxpr, inside, new)
         kept = [i < carried and is_kept(jaxpr, consts + i, i) for i in range(len(outs))]
         return [
@@ -283,7 +340,7 @@ class _Walk:
             view if is_kept(jaxpr, consts + i, i) else self._leave([view], "while")[0]
             for i, view in enumerate(views[second:])
         ]
-        new = self.new(len(carried))
+        new = self.new(len(carried), self._all_sources(numbers))
         of_cond = [*views[:first], *carried], [*numbers[:first], *new]
         of_body = [*views[first:second], *carried], [*numbers[first:second], *new]
         self._within(None, eqn.params["cond_jaxpr"], *of_cond)
@@ -297,7 +354,7 @@ class _Walk:
         branches = eqn.params["branches"]
         outs = [
             self._within(label, branch, views[1:], numbers[1:])[0]
-            for label, branch in zip(self.new(len(branches)), branches)
+            for label, branch in zip(self.new(len(branches), frozenset()), branches)
         ]
         return [
             self._leave(each, "cond")[0] if joint(each) is None else joint(each)

@@ -37,11 +37,14 @@ class View(NamedTuple):
     - `dims`: for each axis of the value, the factors that it consists of, the outermost
         first.
     - `at`: the indices that were chosen along other axes.
+    - `changed`: whether the numbers are no longer those of the leaf, but each is a
+        function of one of them.
     """
 
     leaf: int
     dims: tuple[tuple[Factor, ...], ...]
     at: tuple[Index, ...] = ()
+    changed: bool = False
 
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
@@ -236,3 +239,25 @@ def _gathered(view, eqn, operands):
         for i, n in enumerate(after)
     ]
     return found._replace(dims=tuple(dims))
+
+
+# Each number of the result depends on that in the same place of each operand.
+_elementwise = {
+    *("abs", "add", "add_any", "and", "atan2", "ceil", "clamp", "complex", "cos"),
+    *("cosh", "div", "erf", "erf_inv", "exp", "exp2", "expm1", "floor", "imag"),
+    *("integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "pow"),
+    *("real", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt"),
+    *("square", "sub", "tan", "tanh"),
+}
+
+
+def changed(eqn: JaxprEqn, view: View) -> View | None:
+    """The view whose numbers an equation changes one by one; `None` if it does
+    otherwise."""
+    elementwise = eqn.primitive.name in _elementwise
+    out: Any = eqn.outvars[0].aval
+    shape = out.shape if elementwise else ()
+    if not elementwise or len(shape) != len(view.dims):
+        return None
+    sizes = [math.prod(f.size for f in dim) for dim in view.dims]
+    return view._replace(changed=True) if list(shape) == sizes else None

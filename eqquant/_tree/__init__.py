@@ -1,8 +1,9 @@
 """`tree_quantize`, `tree_dequantize` and `tree_shard`: functions of whole models.
 
-`_owners` knows which leaves of a PyTree are weights of matrix products, `_requests`
-what a filter (`_rules`, or a prefix of the tree) requests for each leaf, and `_decide`
-what becomes of each leaf and why.
+`_owners` knows which leaves of a PyTree are weights of matrix products by the modules
+that they belong to, and `_example` by tracing a call. `_requests` knows what a filter
+(`_rules`, or a prefix of the tree) requests for each leaf, and `_decide` what becomes
+of each leaf and why.
 
 This room imports `_trace` and the rooms below it.
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._array import AbstractArrayLike, identity, is_quantized
-from .._product import Axis, normalise_axis
+from .._product import as_tuple, Axis, normalise_axis
 from ..formats import AbstractFormat, as_format, NF4
+from ._example import contracted, Example
 from ._owners import (
     calls_as_equinox,
     calls_as_registered,
@@ -91,6 +92,7 @@ def decide(
     unsupported: Unsupported = "skip",
     strict: bool = True,
     *,
+    example: Example | None = None,
     is_done: Callable[[Any], bool] = is_quantized,
 ) -> list[Decision]:
     """What [`eqquant.tree_quantize`][] would do with each leaf, in order.
@@ -108,6 +110,10 @@ def decide(
         )
     is_leaf = lambda x: is_quantized(x) or _is_struct(x) or is_done(x)
     leaves = list(leaves_with_info(model, is_leaf))
+    if example is not None:
+        each = example.uses(model, [leaf for leaf, _ in leaves])
+        infos = [_as_used(info, use) for (_, info), use in zip(leaves, each)]
+        leaves = [(leaf, info) for (leaf, _), info in zip(leaves, infos)]
     if axis != "auto":
         leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
     found = requests(
@@ -167,6 +173,8 @@ def _obstacle(info, requested, caller) -> Skip | None:
         return Skip("dtype", f"{info.dtype.name}, not floating-point")
     if isinstance(requested, Skip):
         return requested
+    if info.multiplied:
+        return None if len(info.shape) > 1 else Skip("vector", "a vector")
     owner = type(info.owner).__name__
     for module in info.ancestors:
         if isinstance(module, reparametrisations) and caller is None:
@@ -197,6 +205,9 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
         tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
         reason = "an embedding, and what is tied to it" if tied else "an embedding"
         return Skip("embedding", reason, "Pass `embeddings=True`")
+    if not info.known and info.multiplied is False:
+        reason = "not multiplied with inputs by the example"
+        return Skip("unknown owner", reason, rule)
     if not info.known and caller is None:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         return Skip("unknown owner", f"{owner} is not a known owner of weights", hint)
@@ -242,6 +253,21 @@ def _readers(info, caller):
     modules = info.ancestors if info.owner is None else info.ancestors[:-1]
     readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
     return tuple(readers) if caller is None else (*readers, caller)
+
+
+def _as_used(info, use):
+    if info is None or use is None or not info.shape:
+        return info
+    known = None
+    if info.known and info.owner is not None:
+        known = as_tuple(normalise_axis(info.axis, info.shape))
+    axes = contracted(use, info.shape, known)
+    if axes is None:
+        # (Outside of any module, a matrix is a weight only if nothing else is known.)
+        known = info.known and info.owner is not None
+        return dataclasses.replace(info, multiplied=False, known=known)
+    axis = axes[0] if len(axes) == 1 else axes
+    return dataclasses.replace(info, multiplied=True, known=True, axis=axis)
 
 
 def _with_axis(info, axis):

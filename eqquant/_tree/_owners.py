@@ -73,6 +73,8 @@ class LeafInfo:
     - `known`: whether `axis` is known, because the field is registered or there is no
         owner. Otherwise it is a guess.
     - `ancestors`: all modules that contain it, from the root to the owner.
+    - `multiplied`: whether an example multiplies inputs with it. `None` if there is no
+        example.
     """
 
     path: str
@@ -83,6 +85,7 @@ class LeafInfo:
     axis: Axis
     known: bool
     ancestors: tuple[eqx.Module, ...]
+    multiplied: bool | None = None
 
 
 def leaves_with_info(

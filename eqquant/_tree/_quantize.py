@@ -3,7 +3,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from .._array import is_quantized, once_per_array, quantize, QuantizedArray
 from .._product import Axis, full_spec
 from ..formats import AbstractFormat, NF4
 from ._decide import decide, Decision, FilterSpec, Unsupported
+from ._example import Example, modules_on_call
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
 
@@ -30,6 +31,7 @@ def tree_quantize(
     embeddings: bool = False,
     unsupported: Unsupported = "skip",
     strict: bool = True,
+    example: Any = None,
 ) -> PyTree:
     """Quantizes the weights of a model, which is then used as before.
 
@@ -80,6 +82,19 @@ def tree_quantize(
             their classes.
         - `"error"` raises an error for a convolution.
     - `strict`: whether a rule that matches no leaf is an error.
+    - `example`: arguments that the model may be called with: a tuple, or a single one
+        that is not a tuple. Or `(fn, args)`, where `fn(model, *args)` uses the model.
+        Arrays may be `jax.ShapeDtypeStruct`s. The call is traced, and not run. It tells
+        which arrays inputs are multiplied with and along which axes, so that weights of
+        layers of any class are quantized, also of convolutions and of layers that make
+        their weight of an array first, such as `WeightNorm`. Where a quantized weight
+        is passed to a function that takes ordinary arrays only, the smallest module
+        around it runs as by [`eqquant.implicit`][], as of `"on_call"`.
+
+        ```python
+        eqquant.tree_quantize(model, example=x)
+        eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
+        ```
 
     **Returns:**
 
@@ -90,18 +105,31 @@ def tree_quantize(
     **Raises:**
 
     A `ValueError` if a weight is not finite, if a rule matches no leaf, or for an
-    unsupported layer. Warns if nothing is quantized because the model's modules are
-    unknown.
+    unsupported layer; with `example`, for a weight that the call of the quantized model
+    could not take. Warns if less than half of the model's matrices are quantized
+    because their use is unknown or not supported.
     """
     model = opened(model)
+    called = None if example is None else Example(example)
     decisions = decide(
-        model, filter_spec, format, axis, min_size, embeddings, unsupported, strict
+        model,
+        filter_spec,
+        format,
+        axis,
+        min_size,
+        embeddings,
+        unsupported,
+        strict,
+        example=called,
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
-        _warn_of_nothing(model, decisions)
+        _warn_of_little(model, decisions, example is not None)
     quantize_once = once_per_array(_quantize)
     leaves = []
-    callers = {id(module) for decision in decisions for module in decision.on_call}
+    callers = {id(module): module for d in decisions for module in d.on_call}
+    if called is not None:
+        given = [decision.leaf for decision in decisions]
+        callers = modules_on_call(model, given, _skeletons(decisions), callers, called)
     for decision in _progress(decisions):
         leaf, info = decision.leaf, decision.info
         if info is not None and decision.format is not None:
@@ -111,6 +139,18 @@ def tree_quantize(
                 raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
         leaves.append(leaf)
     return closed(rebuilt(model, leaves, on_call, lambda node: id(node) in callers))
+
+
+def _skeletons(decisions):
+    # What takes the place of each leaf that is quantized, and where that is.
+    skeletons = {}
+    for i, decision in enumerate(decisions):
+        leaf, info = decision.leaf, decision.info
+        if info is not None and decision.format is not None:
+            struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            q = _quantize(struct, decision.format, info.axis)
+            skeletons[i] = q, info.path, info.ancestors
+    return skeletons
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
@@ -154,7 +194,7 @@ def _quantize(leaf, format, axis):
     return dataclasses.replace(q, sharding=leaf.sharding.update(spec=spec))
 
 
-def _warn_of_nothing(model, decisions):
+def _warn_of_little(model, decisions, traced):
     if callable(model) and jtu.all_leaves([model]):
         warnings.warn(
             f"Nothing is quantized: `model` is a function of type "
@@ -163,20 +203,28 @@ def _warn_of_nothing(model, decisions):
             stacklevel=3,
         )
         return
-    kinds = {None if d.skip is None else d.skip.kind for d in decisions}
-    if "unknown owner" not in kinds or kinds & {None, "quantized"}:
+    size = lambda some: sum(math.prod(d.info.shape) for d in some)
+    arrays = [d for d in decisions if d.info is not None]
+    left = [d for d in arrays if d.skip is not None and d.skip.kind in _left]
+    done = [d for d in arrays if d.skip is None or d.skip.kind == "quantized"]
+    if size(left) <= size(done):
         return
-    lines = [
-        f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}."
-        for d in decisions
-        if d.info is not None and d.skip is not None and d.skip.kind == "unknown owner"
-    ]
+    if done:
+        share = size(done) / (size(done) + size(left))
+        start = f"Only {share:.0%} of the numbers in matrices are quantized: it"
+    else:
+        start = "Nothing is quantized: it"
+    lines = [f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}." for d in left]
     more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
+    way = "" if traced else " `example=`, the arguments of a call, would tell."
     warnings.warn(
-        "Nothing is quantized: it is not known which matrices of `model` are weights "
-        f"of matrix products.{''.join(lines[:3])}{more}",
+        f"{start} is not known which other matrices of `model` are weights of matrix "
+        f"products, or their layers need dense arrays.{way}{''.join(lines[:3])}{more}",
         stacklevel=3,
     )
+
+
+_left = ("unknown owner", "convolution", "reparametrised")
 
 
 def _progress(decisions: list[Decision]) -> Iterator[Decision]:

@@ -16,6 +16,10 @@ from eqquant._report import report
 from ..helpers import native_formats, normal
 
 
+# Most of the model below has other uses than `tree_quantize` knows.
+pytestmark = pytest.mark.filterwarnings("ignore:Only .* are quantized")
+
+
 class Positions(eqx.Module):
     table: Array
 

@@ -1,0 +1,176 @@
+from collections.abc import Callable, Sequence
+from typing import Any, TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._array import identity
+from ._jitted import closed
+from ._on_call import on_call, rebuilt
+
+
+if TYPE_CHECKING:
+    from .._trace import Use
+
+
+class Example:
+    """A call of a model, as given for `example`: arguments, or a function and its
+    further arguments."""
+
+    def __init__(self, example: Any):
+        pair = isinstance(example, tuple) and len(example) == 2
+        if pair and callable(example[0]) and isinstance(example[1], tuple):
+            fn, args = example
+        else:
+            fn, args = _call, example if isinstance(example, tuple) else (example,)
+        self.fn: Callable[..., Any] = fn
+        self.args: tuple[Any, ...] = args
+
+    def uses(self, model: PyTree, leaves: Sequence[Any]) -> "list[Use | None]":
+        """What the call does with each leaf; `None` for what is not an array. An array
+        in several places has the uses of all of them."""
+        # (Imported here, so that `import eqquant` is quick.)
+        from .._trace import Use, uses
+
+        found = iter(uses(self.run, (model, *self.args)))
+        each, joint = [], {}
+        for leaf in leaves:
+            arrays = [next(found) for x in jtu.tree_leaves(leaf) if _is_array(x)]
+            use = arrays[0] if _is_array(leaf) else None
+            each.append(use)
+            if use is not None:
+                before = joint.get(identity(leaf), Use((), ()))
+                joint[identity(leaf)] = Use(
+                    before.products + use.products,
+                    before.others + use.others,
+                    before.changed + use.changed,
+                )
+        return [
+            None if use is None else joint[identity(leaf)]
+            for leaf, use in zip(leaves, each)
+        ]
+
+    def run(self, model: PyTree, *args: Any) -> Any:
+        return self.fn(closed(model), *args)
+
+    def error(self, model: PyTree) -> Exception | None:
+        """What the call of a model raises, if anything, as tracing it tells."""
+        # No function says whether it takes a quantized array: it does, or it raises.
+        try:
+            eqx.filter_eval_shape(self.run, model, *self.args)
+        except Exception as e:
+            return e
+        return None
+
+
+def _call(model, *args):
+    return model(*args)
+
+
+def _is_array(x):
+    return eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+
+
+def modules_on_call(
+    model: PyTree,
+    leaves: Sequence[Any],
+    quantized: dict[int, tuple[Any, str, tuple[eqx.Module, ...]]],
+    given: dict[int, eqx.Module],
+    example: Example,
+) -> dict[int, eqx.Module]:
+    """The modules whose calls have to run as by [`eqquant.implicit`][], by `id`, so
+    that a model runs once it is quantized. They are the smallest that do.
+
+    **Arguments:**
+
+    - `leaves`: the leaves of `model`.
+    - `quantized`: by the number of a leaf: the skeleton that takes its place, its path,
+        and the modules around it.
+    - `given`: modules that are to run so anyway.
+    - `example`: a call of the model.
+
+    **Raises:**
+
+    A `ValueError` for a weight that no module around it makes run.
+    """
+
+    def error(numbers, callers):
+        new = [
+            quantized[i][0] if i in numbers else leaf for i, leaf in enumerate(leaves)
+        ]
+        tree = rebuilt(model, new, on_call, lambda node: id(node) in callers)
+        return example.error(tree)
+
+    if error(quantized, given) is None:
+        return given
+    callers = dict(given)
+    for numbers in _alike(quantized):
+        why = error(numbers, callers)
+        if why is None:
+            continue
+        for more in _around(quantized, numbers):
+            if error(numbers, callers | more) is None:
+                callers |= more
+                break
+        else:
+            raise _cannot(quantized[numbers[0]][1], why) from why
+    why = error(quantized, callers)
+    if why is not None:
+        raise _cannot(quantized[next(iter(quantized))][1], why) from why
+    return callers
+
+
+def _alike(quantized):
+    # What is alike, such as the weights of the layers of a stack, is tried at once.
+    groups = {}
+    for i, (_, path, modules) in quantized.items():
+        key = tuple(map(type, modules)), path.split(".")[-1]
+        groups.setdefault(key, []).append(i)
+    return groups.values()
+
+
+def _around(quantized, numbers):
+    # The modules around weights that are alike, the innermost first.
+    around = [quantized[i][2] for i in numbers]
+    for depth in reversed(range(len(around[0]))):
+        modules = [each[depth] for each in around]
+        if callable(modules[0]):
+            yield {id(module): module for module in modules}
+
+
+def _cannot(path, why):
+    return ValueError(
+        f"`{path}` cannot be quantized for this `example`: it is passed to a function "
+        "that takes ordinary arrays only, outside of the calls of the modules around "
+        "it. Exclude it by a rule; or run the function as by `eqquant.implicit`, and "
+        f"pass `example=(eqquant.implicit(fn), args)`. The call raised: {why}"
+    )
+
+
+def contracted(
+    use: "Use", shape: tuple[int, ...], known: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The axes of a leaf that its products with inputs contract; `None` if it enters
+    none.
+
+    **Arguments:**
+
+    - `use`: what the call does with it. The model is its first argument.
+    - `shape`: its shape.
+    - `known`: the axes that are contracted by the class that it belongs to, if known.
+    """
+    found = [p for p in (*use.products, *use.changed) if p.sources - {0}]
+    if not found:
+        return None
+    axes = tuple(sorted(i - len(shape) for i in found[0].contracted))
+    # (Axes of size one come and go.)
+    left = set(known or ()) - set(axes)
+    if (
+        known is not None
+        and set(axes) <= set(known)
+        and all(shape[i] == 1 for i in left)
+    ):
+        return known
+    return axes

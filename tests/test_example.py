@@ -1,0 +1,276 @@
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax import lax
+from jaxtyping import Array
+
+import eqquant as eqq
+
+
+def normal(seed, *shape):
+    return jr.normal(jr.key(seed), shape) / 4
+
+
+# Models whose layers are not known, each of which uses its weights in its own way.
+
+
+class Rows(eqx.Module):
+    """A container: others read its field."""
+
+    weight: Array
+
+
+class Attention(eqx.Module):
+    query: Rows
+    key_value: Array
+    out: Rows
+
+    def __call__(self, x):
+        q = jnp.einsum("td,hde->hte", x, self.query.weight)
+        k, v = jnp.einsum("td,khde->khte", x, self.key_value)
+        y = jax.nn.softmax(q @ k.mT) @ v
+        return jnp.einsum("hte,hed->td", y, self.out.weight)
+
+
+class Llama(eqx.Module):
+    embedding: eqx.nn.Embedding
+    position: Array
+    layers: list[Attention]
+    head: Rows
+
+    def __call__(self, ids):
+        x = jax.vmap(self.embedding)(ids) + self.position
+        for layer in self.layers:
+            x = x + layer(x)
+        return x @ self.head.weight
+
+
+def llama():
+    layers = [
+        Attention(
+            Rows(normal(i, 2, 32, 16)),
+            normal(10 + i, 2, 2, 32, 16),
+            Rows(normal(20 + i, 2, 16, 32)),
+        )
+        for i in range(2)
+    ]
+    embedding = eqx.nn.Embedding(7, 32, key=jr.key(0))
+    model = Llama(embedding, normal(5, 5, 32), layers, Rows(normal(6, 32, 48)))
+    return model, jnp.arange(5)
+
+
+class Experts(eqx.Module):
+    router: eqx.nn.Linear
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __call__(self, x):
+        expert = jnp.argmax(jax.vmap(self.router)(x), -1)
+        order = jnp.argsort(expert)
+        sizes = jnp.bincount(expert, length=4).astype(jnp.int32)
+        up, down = (w.weight.transpose(0, 2, 1) for w in (self.up, self.down))
+        hidden = jax.nn.silu(lax.ragged_dot(x[order], up, sizes))
+        return lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)]
+
+
+def experts():
+    stack = lambda i, o, key: jax.vmap(
+        lambda k: eqx.nn.Linear(i, o, use_bias=False, key=k)
+    )(jr.split(jr.key(key), 4))
+    router = eqx.nn.Linear(32, 4, key=jr.key(0))
+    return Experts(router, stack(32, 48, 1), stack(48, 32, 2)), normal(3, 9, 32)
+
+
+class NonNegative(eqx.Module):
+    raw: Array
+
+    def value(self):
+        return jax.nn.softplus(self.raw)
+
+
+class Masked(eqx.Module):
+    raw: Array
+    mask: Array
+
+    def value(self):
+        return jnp.where(self.mask, self.raw, 0)
+
+
+class Constrained(eqx.Module):
+    first: Masked
+    second: NonNegative
+    bias: Array
+
+    def __call__(self, x):
+        x = jnp.tanh(self.first.value() @ x + self.bias[0])
+        return self.second.value() @ x
+
+
+def constrained():
+    mask = jnp.tril(jnp.ones((48, 32), bool))
+    # (A bias may be a row of a matrix.)
+    bias = normal(4, 2, 48)
+    model = Constrained(
+        Masked(normal(0, 48, 32), mask), NonNegative(normal(1, 40, 48)), bias
+    )
+    return model, normal(2, 32)
+
+
+class ConvNet(eqx.Module):
+    patches: eqx.nn.Conv2d
+    depthwise: eqx.nn.Conv2d
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.WeightNorm
+
+    def __call__(self, x):
+        x = self.depthwise(self.patches(x))
+        return self.head(jax.nn.gelu(self.norm(jnp.mean(x, (1, 2)))))
+
+
+def conv_net():
+    a, b, c = jr.split(jr.key(0), 3)
+    return ConvNet(
+        eqx.nn.Conv2d(3, 32, 4, stride=4, key=a),
+        eqx.nn.Conv2d(32, 32, 3, padding=1, groups=32, key=b),
+        eqx.nn.LayerNorm(32),
+        eqx.nn.WeightNorm(eqx.nn.Linear(32, 48, key=c)),
+    ), normal(1, 3, 16, 16)
+
+
+class Spectral(eqx.Module):
+    real: Array
+    imaginary: Array
+
+    def __call__(self, x):
+        modes = jnp.fft.rfft(x)[:, :8]
+        y = jnp.einsum("im,iom->om", modes, lax.complex(self.real, self.imaginary))
+        return jnp.fft.irfft(y, x.shape[-1])
+
+
+def spectral():
+    return Spectral(normal(0, 12, 16, 8), normal(1, 12, 16, 8)), normal(2, 12, 32)
+
+
+class Stack(eqx.Module):
+    layers: eqx.nn.MLP
+
+    def __call__(self, x):
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        step = lambda x, a: (x + eqx.combine(a, static)(x), None)
+        return lax.scan(step, x, arrays)[0]
+
+
+def stack():
+    make = lambda key: eqx.nn.MLP(32, 32, 48, depth=1, key=key)
+    return Stack(eqx.filter_vmap(make)(jr.split(jr.key(0), 3))), normal(1, 32)
+
+
+class Recurrent(eqx.Module):
+    cell: eqx.nn.LSTMCell
+
+    def __call__(self, xs):
+        start = jnp.zeros(24), jnp.zeros(24)
+        return lax.scan(lambda s, x: (self.cell(x, s), None), start, xs)[0][0]
+
+
+def recurrent():
+    return Recurrent(eqx.nn.LSTMCell(32, 24, key=jr.key(0))), normal(1, 5, 32)
+
+
+models = (llama, experts, constrained, conv_net, spectral, stack, recurrent)
+is_leaf = eqq.is_quantized
+
+
+def matrices(model, quantized):
+    """How many numbers of matrices are quantized, and how many there are."""
+    pairs = zip(
+        jtu.tree_leaves(model), jtu.tree_leaves(quantized, is_leaf=is_leaf), strict=True
+    )
+    some = [(w.size, is_leaf(q)) for w, q in pairs if eqx.is_array(w) and w.ndim > 1]
+    return sum(n for n, taken in some if taken), sum(n for n, _ in some)
+
+
+@pytest.mark.parametrize("make", models)
+def test_models(make):
+    model, x = make()
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    taken, size = matrices(model, q)
+    # Embeddings and positions; masks and biases; what of biases and sizes is no vector.
+    spared: Any = {
+        llama: 12 * 32,
+        constrained: 34 * 48,
+        conv_net: 2 * 32 + 48,
+        stack: 3 * (32 + 48),
+    }
+    assert taken == size - spared.get(make, 0)
+    assert type(q).__name__ == type(model).__name__
+    wanted = eqq.tree_dequantize(q)(x)
+    for found in (q(x), eqx.filter_jit(q)(x)):
+        error = jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted))
+        assert error < 5e-3
+    loss = lambda x, model: jnp.sum(model(x) ** 2)
+    if make is not llama:
+        gradient = jax.grad(loss)(x, q)
+        np.testing.assert_allclose(
+            gradient, jax.grad(loss)(x, eqq.tree_dequantize(q)), rtol=1e-2, atol=1e-3
+        )
+
+
+def test_axes():
+    model, x = llama()
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    layer = q.layers[0]
+    assert layer.query.weight.axis == -2
+    assert layer.key_value.axis == -2
+    assert layer.out.weight.axis == (-3, -2)
+    assert q.head.weight.axis == -2
+
+
+def test_only_what_has_to_runs_as_by_implicit():
+    model, x = experts()
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    assert type(q) is not Experts
+    assert type(q.router) is eqx.nn.Linear
+    mlp = eqx.nn.MLP(32, 8, 48, depth=1, key=jr.key(0))
+    q = eqq.tree_quantize(mlp, "int8", min_size=0, example=x[0])
+    assert type(q) is eqx.nn.MLP
+
+
+def test_functions_and_skeletons():
+    w = {"in": normal(0, 32, 48), "position": normal(1, 9, 32)}
+    fn = lambda w, x: jnp.tanh((x + w["position"]) @ w["in"])
+    x = jax.ShapeDtypeStruct((9, 32), jnp.float32)
+    q = eqq.tree_quantize(w, "int8", min_size=0, example=(fn, (x,)))
+    assert is_leaf(q["in"]) and not is_leaf(q["position"])
+    model = eqx.filter_eval_shape(lambda: llama()[0])
+    ids = jax.ShapeDtypeStruct((5,), jnp.int32)
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=ids)
+    assert is_leaf(q.layers[1].key_value)
+
+
+def test_what_cannot_run():
+    w = {"w": normal(0, 32, 48)}
+    fn = lambda w, x: lax.dot_general(x, w["w"], (((1,), (0,)), ((), ())))
+    x = normal(1, 9, 32)
+    with pytest.raises(ValueError, match="`w` cannot be quantized.*eqquant.implicit"):
+        eqq.tree_quantize(w, "int8", min_size=0, example=(fn, (x,)))
+    run = eqq.implicit(fn)
+    q = eqq.tree_quantize(w, "int8", min_size=0, example=(run, (x,)))
+    np.testing.assert_allclose(run(q, x), fn(eqq.tree_dequantize(q), x), atol=1e-4)
+
+
+def test_warning():
+    model, x = llama()
+    with pytest.warns(UserWarning, match="Nothing is quantized.*`example=`"):
+        eqq.tree_quantize(model)
+    net, _ = conv_net()
+    big = eqx.tree_at(lambda m: m.head, net, eqx.nn.Linear(32, 32, key=jr.key(0)))
+    with pytest.warns(UserWarning, match="Only .*% of the numbers"):
+        eqq.tree_quantize(big)
+    eqq.tree_quantize(model, example=x)  # (No warning.)
