@@ -13,6 +13,7 @@ their `__init__.py`; each room's docstring says what it is for and how to add to
     _tree       tree_quantize: which leaves of a model are weights, and in which format
     _trace      which products the arrays of a model enter, and with what inputs
     _implicit   run any JAX function on quantized operands
+    _solvers    rounding that knows what a weight is multiplied with: GPTQ and others
     _ops        matmul, dot_general, conv and ragged products of quantized arrays
     _array      QuantizedArray, quantize, indexing, leading axes
     _product    the primitive behind every product; axes, sharding specs, partitioning
@@ -80,6 +81,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import interop as interop, train as train
     from ._report import audit as audit, explain as explain, report as report
+    from ._solvers import (
+        AbstractMethod as AbstractMethod,
+        GPTQ as GPTQ,
+        ScaleSearch as ScaleSearch,
+    )
     from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
     from .interop import load as load, save as save
     from .train import straight_through as straight_through
@@ -88,6 +94,7 @@ _later = {
     "interop": ("load", "save"),
     "train": ("straight_through",),
     "_report": ("audit", "explain", "report"),
+    "_solvers": ("AbstractMethod", "GPTQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}

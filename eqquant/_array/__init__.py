@@ -44,7 +44,7 @@ from ._provenance import (
     source_of as source_of,
     warn_dequantized as warn_dequantized,
 )
-from ._quantize import quantize as quantize
+from ._quantize import quantize as quantize, quantized as quantized
 from ._sqnr import (
     sqnr as sqnr,
     squares_of_rows as squares_of_rows,

@@ -1,5 +1,6 @@
 import functools as ft
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -29,6 +30,7 @@ from ..formats import (
     NF4,
     not_held_text,
     round_trip,
+    Stored,
 )
 from ._array import QuantizedArray
 from ._stored import settled
@@ -78,6 +80,20 @@ def quantize(
     is not finite, or too large, becomes NaN, and a format of a few integers raises at
     run time.
     """
+    return quantized(w, format, encode_held, axis=axis, activation=activation)
+
+
+def quantized(
+    w: Shaped[Array, "..."] | Shaped[np.ndarray, "..."],
+    format: AbstractFormat | str,
+    encode: Callable[..., Stored],
+    operands: tuple[Array | None, ...] = (),
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+) -> QuantizedArray:
+    """As `quantize`, with `encode(format, w, *operands)` in place of `format.encode`.
+    Equal functions with equal hashes are compiled once."""
     format = as_format(format)
     if activation is not None:
         activation = as_format(activation)
@@ -100,7 +116,7 @@ def quantize(
         w = _check_when_run(w, format)
     contracted = [w.shape[i] for i in as_tuple(axis)]
     layout = Layout(format).preferred(w.ndim - len(contracted) + 1)
-    stored = _encode(w, layout, axis)
+    stored = _encode(w, layout, axis, encode, operands)
     q = QuantizedArray(
         stored=stored,
         layout=layout.trimmed(stored, math.prod(contracted)),
@@ -113,16 +129,17 @@ def quantize(
     return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _encode(w, layout, axis):
-    def encode(w):
-        return layout.from_rows(encode_held(layout.format, contracted_last(w, axis)))
+@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _encode(w, layout, axis, encode, operands):
+    def encode_all(w, operands):
+        rows = encode(layout.format, contracted_last(w, axis), *operands)
+        return layout.from_rows(rows)
 
-    sharding = _out_sharding(w, encode, layout, axis)
-    return settled(by_types(encode, sharding)(w))
+    sharding = _out_sharding(w, encode_all, layout, axis, operands)
+    return settled(by_types(encode_all, sharding)(w, operands))
 
 
-def _out_sharding(w, encode, layout, axis):
+def _out_sharding(w, encode, layout, axis, operands):
     sharding = jax.typeof(w).sharding
     if not sharding.mesh.explicit_axes:
         return None
@@ -131,7 +148,7 @@ def _out_sharding(w, encode, layout, axis):
     entries = checked_by_row(sharding, layout.format, shape, axis)
     return jtu.tree_map(
         lambda a: NamedSharding(sharding.mesh, stored_spec(a.shape, entries, layout)),
-        jax.eval_shape(encode, plain),
+        jax.eval_shape(encode, plain, operands),
     )
 
 

@@ -14,6 +14,10 @@ law is tested. Code outside the package only writes the subclass: formats are fo
 their classes.
 """
 
+from ._adjustable import (
+    AbstractAdjustable as AbstractAdjustable,
+    Parameters as Parameters,
+)
 from ._base import (
     AbstractComposite as AbstractComposite,
     AbstractExact as AbstractExact,
@@ -35,7 +39,11 @@ from ._dynamic8 import Dynamic8 as Dynamic8
 from ._fp4 import FP4 as FP4
 from ._fp8 import FP8 as FP8
 from ._grid import AbstractGrid as AbstractGrid
-from ._held import encode_held as encode_held, not_held_text as not_held_text
+from ._held import (
+    as_held as as_held,
+    encode_held as encode_held,
+    not_held_text as not_held_text,
+)
 from ._int import Int as Int
 from ._int4 import Int4 as Int4
 from ._int8 import Int8 as Int8

@@ -1,3 +1,4 @@
+import dataclasses
 import functools as ft
 from typing import Any, ClassVar
 
@@ -75,6 +76,10 @@ class Dynamic8(AbstractGrid):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     levels: ClassVar[int] = 256
+
+    @property
+    def grid(self) -> "Dynamic8":
+        return dataclasses.replace(self, dithered=False)
 
     def fit(self, blocks, size):
         magnitude = jnp.abs(blocks) if self.signed else blocks

@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Shaped
 
-from ._base import AbstractScaled, Stored
+from ._adjustable import AbstractAdjustable, Parameters
+from ._base import Stored
 from ._bits import number_of_codes, pack_bits, unpack_bits
 from ._blocks import merge, split, spread
+from ._candidates import ranges_within, scales_around
 from ._packing import pack, per_byte, unpack
 from ._scale import from_bits, held, nearest_scale, poison, to_bits
 
 
-class AbstractGrid(AbstractScaled):
+class AbstractGrid(AbstractAdjustable):
     """A format whose numbers are points of a fixed grid, times a scale for each block.
     With an `offset`, a zero-point or a minimum of the block comes in addition. A
     subclass defines the grid, as a `diffrax` solver defines its tableau.
@@ -125,23 +127,76 @@ class AbstractGrid(AbstractScaled):
         if self.offset == "zero_point":
             offset = self.fit_offset(blocks, size, scale)
             stored["zero_point"] = offset[..., 0].astype(jnp.uint8)
-            codes = self.to_codes(blocks, size, scale) + offset
         elif self.offset == "minimum":
             low = nearest_scale(self.fit_offset(blocks, size, scale), self.scale_dtype)
             low = to_bits(low, self.scale_dtype)
             stored["minimum"] = low[..., 0]
             offset = from_bits(low, self.scale_dtype)
-            # Half of each: their difference may overflow.
-            codes = self.to_codes(blocks / 2 - offset / 2, size, scale / 2)
-        else:
-            codes = self.to_codes(blocks, size, scale)
-        if offset is not None:
-            codes = jnp.clip(codes, 0, self.levels - 1).astype(jnp.uint8)
+        codes = self.rounded(blocks, size, Parameters(scale, offset))
         bits = held(bits, self.scale_dtype, self.ends(scale, offset))
         codes = self.pack(merge(codes, w.shape[-1]))
         if self.ordered:
             stored["block"] = _in_order(w.shape, self.block_size)
         return {"codes": codes, "scale": bits[..., 0], **stored}
+
+    def rounded(
+        self,
+        blocks: Float[Array, "*b g s"],
+        size: Float[np.ndarray, "*_ g 1"],
+        parameters: Parameters,
+    ) -> Integer[Array, "*b g s"]:
+        """The codes of the points that numbers are rounded to, with such scales and
+        offsets."""
+        scale, offset = parameters
+        if offset is None:
+            return self.to_codes(blocks, size, scale)
+        if self.offset == "minimum":
+            # Half of each: their difference may overflow.
+            codes = self.to_codes(blocks / 2 - offset / 2, size, scale / 2)
+        else:
+            codes = self.to_codes(blocks, size, scale) + offset
+        return jnp.clip(codes, 0, self.levels - 1).astype(jnp.uint8)
+
+    @property
+    def grid(self) -> "AbstractGrid":
+        return self
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the ends of the grid are at different distances from zero, so that a
+        negative scale may suit a block better."""
+        return False
+
+    def candidates(self, blocks, size):
+        if self.offset is not None:
+            return ranges_within(self, blocks, size)
+        return Parameters(scales_around(self, blocks, size), None)
+
+    def held(self, parameters):
+        scale, offset = parameters
+        scale = from_bits(to_bits(scale, self.scale_dtype), self.scale_dtype)
+        if offset is None:
+            return Parameters(scale, None)
+        if self.offset == "zero_point":
+            return Parameters(scale, jnp.clip(jnp.round(offset), 0, self.levels - 1))
+        bits = to_bits(nearest_scale(offset, self.scale_dtype), self.scale_dtype)
+        return Parameters(scale, from_bits(bits, self.scale_dtype))
+
+    def settled(self, parameters):
+        scale, offset = self.held(parameters)
+        ends = self.ends(scale, offset)
+        bits = held(to_bits(scale, self.scale_dtype), self.scale_dtype, ends)
+        stored, scale = {"scale": bits}, from_bits(bits, self.scale_dtype)
+        if offset is not None and self.offset == "zero_point":
+            stored["zero_point"] = offset.astype(jnp.uint8)
+        elif offset is not None:
+            stored["minimum"] = to_bits(offset, self.scale_dtype)
+        return stored, Parameters(scale, offset)
+
+    def write(self, codes, settled):
+        if self.ordered:
+            settled = settled | {"block": _in_order(codes.shape, self.block_size)}
+        return {"codes": self.pack(codes), **settled}
 
     def decode(self, stored, tail):
         codes = self.unpack(stored["codes"], tail)

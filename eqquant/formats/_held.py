@@ -11,7 +11,11 @@ from .gguf._base import AbstractGGUF
 def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
     """As `format.encode`, but blocks whose numbers overflow the format decode to NaN,
     never to infinities."""
-    stored = format.encode(w)
+    return as_held(format, format.encode(w))
+
+
+def as_held(format: AbstractFormat, stored: Stored) -> Stored:
+    """With NaN for blocks that would decode to infinities."""
     if isinstance(format, AbstractGGUF):
         return format.without_infinities(stored)
     return stored

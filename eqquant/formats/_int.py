@@ -84,6 +84,10 @@ class Int(AbstractGrid):
     def radix(self) -> int | None:
         return self.levels if 8 % self.bits == 0 else None
 
+    @property
+    def mirrored(self) -> bool:
+        return self.offset is None
+
     def fit(self, blocks, size):
         low, high = self._range(blocks, size)
         if self.offset is None:

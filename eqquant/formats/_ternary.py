@@ -70,6 +70,10 @@ class Ternary(AbstractGrid):
     def prepacked(self, platform):
         return dataclasses.replace(self, radix=3 if platform == "cpu" else 4)
 
+    @property
+    def grid(self) -> "Ternary":
+        return dataclasses.replace(self, rule="absmean")
+
     def fit(self, blocks, size):
         magnitude = jnp.abs(blocks)
         if self.rule == "absmean":

@@ -28,6 +28,7 @@ class Q4_0(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 16
     type_size: ClassVar[int] = 18
+    mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):
         return signed_largest(blocks) / -8

@@ -21,7 +21,8 @@ class AbstractTQ(AbstractGGUFGrid):
         return absmax(blocks)
 
     def to_codes(self, blocks, size, scale):
-        return (1 + half_away(blocks * reciprocal(scale))).astype(jnp.uint8)
+        codes = 1 + half_away(blocks * reciprocal(scale))
+        return jnp.clip(codes, 0, 2).astype(jnp.uint8)
 
     def to_points(self, codes):
         return codes.astype(jnp.float32) - 1

@@ -1,0 +1,86 @@
+from typing import ClassVar, Literal
+
+import equinox as eqx
+
+from ._descent import descended
+from ._gram import damped, filled, normalised
+from ._ldlq import ldlq, ldlq_given
+from ._method import AbstractMethod, squared_losses
+from ._rounding import in_blocks, Rounding
+from ._scale_search import ScaleSearch
+
+
+class GPTQ(AbstractMethod):
+    """Rounds one column after another, such that those to come make up for the errors
+    of those before; finds the scale of each block on the way; and improves all codes
+    and scales by coordinate descent. What is minimised is the squared error of the
+    products with the inputs that the Gram matrix is a sum over.
+
+    - `damping`: what is added to the diagonal of the Gram, in units of its mean.
+    - `order`: `"groups"` begins with the block of the largest inputs, and with the
+      largest of a block. `"act"` goes by the size of inputs alone, with scales that are
+      found before. `"none"` goes from the first to the last. This is the order of the
+      computation; what is stored is in the order of the weight.
+    - `tries`: how many of the most promising scales of each block are tried to the end.
+    - `passes`: how many times coordinate descent goes over all columns.
+
+    If only the diagonal of a Gram is known, errors cannot make up for others, and this
+    is [`eqquant.ScaleSearch`][].
+
+    !!! Example
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        model = eqquant.tree_quantize(model, "int4", stats=stats, method=eqquant.GPTQ())
+        ```
+
+    ??? cite "Reference"
+
+        GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+        Transformers. Frantar et al., 2023.
+
+        QuIP: 2-Bit Quantization of Large Language Models With Guarantees. Chee et al.,
+        2023. Section 3.2. (LDLQ: the same codes, from one factorisation.)
+    """
+
+    damping: float = eqx.field(default=0.01, static=True)
+    order: Literal["groups", "act", "none"] = eqx.field(default="groups", static=True)
+    tries: int = eqx.field(default=8, static=True)
+    passes: int = eqx.field(default=3, static=True)
+    needs_gram: ClassVar[bool] = True
+
+    def __check_init__(self):
+        if self.order not in ("groups", "act", "none"):
+            raise ValueError(
+                f"`order` should be 'groups', 'act' or 'none'. Got {self.order!r}."
+            )
+        if self.damping < 0:
+            raise ValueError(f"`damping` should not be negative. Got {self.damping}.")
+        if self.tries < 1:
+            raise ValueError(f"`tries` should be at least 1. Got {self.tries}.")
+        if self.passes < 0:
+            raise ValueError(f"`passes` should not be negative. Got {self.passes}.")
+
+    def choose(self, w, format, gram, rows, parameters):
+        if gram is None or gram.ndim == 1:
+            search = ScaleSearch(self.damping)
+            return search.choose(w, format, gram, rows, parameters)
+        rounding = Rounding(format)
+        wide = w.shape[-1] > 128
+        blocks = in_blocks(w, format, 64 if wide else 1)
+        _, number, size = blocks.shape
+        gram = filled(damped(normalised(gram), self.damping, rows), number * size)
+        fixed = parameters is not None
+        if parameters is None and self.order == "act":
+            _, parameters = ScaleSearch(self.damping).choose(
+                w, format, gram, rows, None
+            )
+        if parameters is None:
+            grouped = self.order == "groups"
+            codes, parameters = ldlq(rounding, blocks, gram, self.tries, grouped)
+        else:
+            codes = ldlq_given(rounding, blocks, gram, parameters)
+        return descended(rounding, blocks, gram, codes, parameters, self.passes, fixed)
+
+    def losses(self, error, gram):
+        return squared_losses(error, gram)

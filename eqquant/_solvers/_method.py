@@ -1,0 +1,201 @@
+import abc
+import functools as ft
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer
+
+from ..formats import (
+    AbstractAdjustable,
+    AbstractFormat,
+    AbstractGrid,
+    Layout,
+    Parameters,
+    Stored,
+)
+from ._gram import normalised
+
+
+class AbstractMethod(eqx.Module):
+    """How numbers are rounded to those that a format can store. A method is a value: it
+    holds no arrays, and every field is static.
+
+    A subclass chooses the codes, and the scales and offsets of blocks, of a matrix. The
+    rest is shared: stacks of matrices, formats that round the scales of several blocks
+    together, and the comparison with rounding to nearest.
+
+    - `needs_gram`: whether the method is no use without a Gram matrix.
+    """
+
+    needs_gram: eqx.AbstractClassVar[bool]
+
+    @abc.abstractmethod
+    def choose(
+        self,
+        w: Float[Array, "n k"],
+        format: AbstractAdjustable,
+        gram: Float[Array, " k *_"] | None,
+        rows: Float[Array, ""] | None,
+        parameters: Parameters | None,
+    ) -> tuple[Integer[Array, "n g s"], Parameters]:
+        """The codes of a matrix, and the parameters of its blocks, each `_ g 1`.
+
+        **Arguments:**
+
+        - `gram`: the Gram matrix of what the matrix is multiplied with, or its
+            diagonal. `None` if it is not known.
+        - `rows`: how many rows that is a sum over.
+        - `parameters`: if given, those that codes should be chosen for.
+        """
+
+    @abc.abstractmethod
+    def losses(
+        self, error: Float[Array, "n k"], gram: Float[Array, " k *_"] | None
+    ) -> Float[Array, " n"]:
+        """The error of each row as the method measures it."""
+
+    def check(self, format: AbstractFormat) -> None:
+        """Raises a `ValueError` if the method does not apply to a format."""
+        adjustable = isinstance(format, AbstractAdjustable)
+        if not adjustable or not isinstance(format.grid, AbstractGrid):
+            raise ValueError(
+                f"`method` {self} chooses the scales of blocks. It has none to choose "
+                f"in {format}: pass `method=None` for that format."
+            )
+
+    def solve(
+        self,
+        w: Float[Array, "*b n k"],
+        format: AbstractFormat,
+        gram: Float[Array, "..."] | None = None,
+        rows: Float[Array, "*_"] | None = None,
+    ) -> Stored:
+        """Numbers to stored arrays.
+
+        **Arguments:**
+
+        - `w`: the numbers, in any floating-point dtype.
+        - `format`: a format.
+        - `gram`: for each matrix of `w`, the sum over rows of `x^T x`, where products
+            multiply `x` with the matrix: `*#b k k`. Or the diagonal of that, `*#b k`.
+            Any positive multiple will do.
+        - `rows`: how many rows these sums are over, `*#b`. If there were fewer than `k`
+            then they count less.
+
+        **Returns:**
+
+        The stored arrays, as `format.encode` writes them. By the error that the method
+        measures, no row is worse than if it were rounded to nearest.
+
+        **Raises:**
+
+        A `ValueError` if the method does not apply to the format, or if shapes do not
+        match.
+        """
+        self.check(format)
+        if self.needs_gram and gram is None:
+            raise ValueError(
+                f"`method` {self} needs the Gram matrix of what a weight is multiplied "
+                "with, `gram`. Got none. `ScaleSearch()` does without."
+            )
+        _check_shapes(w, gram, rows)
+        return _solve(self, format, w, gram, rows)
+
+
+def squared_losses(
+    error: Float[Array, "n k"], gram: Float[Array, " k *_"] | None
+) -> Float[Array, " n"]:
+    """`e H e^T` for each row `e`; its sum of squares, if there is no Gram."""
+    if gram is None:
+        return jnp.sum(error**2, -1)
+    weighed = error @ gram if gram.ndim == 2 else error * gram[None]
+    return jnp.sum(weighed * error, -1)
+
+
+@ft.partial(jax.jit, static_argnums=(0, 1))
+def _solve(method, format, w, gram, rows):
+    *lead, n, k = w.shape
+    if w.size == 0:
+        return format.encode(w)
+    number = math.prod(lead)
+    # One matrix after another; those that share a Gram read the same one.
+    flat = lambda a, ndim: a.reshape(-1, *a.shape[a.ndim - ndim :])
+    places = lambda a, ndim: _places(a.shape[: a.ndim - ndim], lead)
+    inner = None if gram is None else gram.ndim - len(lead)
+
+    def solve(i):
+        w_i = flat(w, 2)[i].astype(jnp.float32)
+        gram_i = rows_i = None
+        if gram is not None and inner is not None:
+            gram_i = flat(gram, inner)[jnp.asarray(places(gram, inner))[i]]
+        if rows is not None:
+            rows_i = rows.ravel()[jnp.asarray(places(rows, 0))[i]]
+        return _one(method, format, w_i, gram_i, rows_i)
+
+    with jax.default_matmul_precision("highest"):
+        if number == 1:
+            stored = jtu.tree_map(lambda a: a[None], solve(0))
+        else:
+            stored = lax.map(solve, jnp.arange(number))
+    return jtu.tree_map(lambda a: a.reshape(*lead, *a.shape[1:]), stored)
+
+
+def _one(method, format, w, gram, rows):
+    k = w.shape[-1]
+    codes, parameters = method.choose(w, format, gram, rows, None)
+    settled, parameters = format.settled(_of_rows(parameters))
+    if format.joint:
+        given = jtu.tree_map(lambda a: a[..., None], parameters)
+        codes, _ = method.choose(w, format, gram, rows, given)
+    codes = codes.reshape(*codes.shape[:-2], -1)[..., :k]
+    found, plain = format.write(codes, settled), format.encode(w)
+    gram = None if gram is None else normalised(gram)
+
+    def losses(stored):
+        error = w - Layout(format).trimmed(stored, k).decode(stored)
+        return method.losses(error, gram)
+
+    # (A row that is not finite is not better.)
+    new, old = losses(found), losses(plain)
+    if all(a.shape[-2] == w.shape[-2] for a in jtu.tree_leaves(plain)):
+        better = (new <= old)[:, None]
+    else:  # Rows share their scale.
+        better = jnp.sum(new) <= jnp.sum(old)
+    return jtu.tree_map(lambda a, b: jnp.where(better, a, b), found, plain)
+
+
+def _of_rows(parameters):
+    return jtu.tree_map(lambda a: a[..., 0], parameters)
+
+
+def _places(shape, lead):
+    # The matrix of each index of the leading axes. Axes of size one are shared.
+    number = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    return np.broadcast_to(number, lead).ravel()
+
+
+def _check_shapes(w, gram, rows):
+    if w.ndim < 2:
+        raise ValueError(f"`w` should have axes `*b n k`. Got shape {w.shape}.")
+    *lead, _, k = w.shape
+    fits = lambda shape: all(a in (1, b) for a, b in zip(shape, lead, strict=True))
+    if gram is not None:
+        wide = gram.ndim == w.ndim and gram.shape[-2:] == (k, k)
+        thin = gram.ndim == w.ndim - 1 and gram.shape[-1] == k
+        inner = 2 if wide else 1
+        if not (wide or thin) or not fits(gram.shape[: gram.ndim - inner]):
+            raise ValueError(
+                f"`gram` should have shape {(*lead, k, k)}, or {(*lead, k)} for its "
+                "diagonal, where leading axes may have size one. Got "
+                f"{gram.shape}."
+            )
+    if rows is not None and (rows.ndim != len(lead) or not fits(rows.shape)):
+        raise ValueError(
+            f"`rows` should have shape {tuple(lead)}, where axes may have size one. "
+            f"Got {rows.shape}."
+        )

@@ -1,0 +1,68 @@
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+
+from ..formats import AbstractAdjustable, Parameters
+
+
+class Rounding(NamedTuple):
+    """Rounds numbers to the grid of a format. All arrays are blocks `*b g s`, with
+    parameters `*b g 1`."""
+
+    format: AbstractAdjustable
+
+    def codes(
+        self, blocks: Float[Array, "*b g s"], parameters: Parameters
+    ) -> Integer[Array, "*b g s"]:
+        """The codes of the nearest numbers."""
+        grid = self.format.grid
+        codes = grid.rounded(blocks, self.size(blocks), parameters)
+        if codes.dtype == jnp.uint8:
+            # A grid need not expect numbers that are beyond its ends.
+            codes = jnp.minimum(codes, np.uint8(min(grid.levels - 1, 255)))
+        return codes
+
+    def points(self, codes: Integer[Array, "*b g s"]) -> Float[Array, "*b g s"]:
+        """The points of codes."""
+        return self.format.grid.to_points(codes)
+
+    def numbers(
+        self, codes: Integer[Array, "*b g s"], parameters: Parameters
+    ) -> Float[Array, "*b g s"]:
+        """What codes stand for."""
+        return self.format.grid.numbers(self.points(codes), *parameters)
+
+    def nearest(
+        self, blocks: Float[Array, "*b g s"], parameters: Parameters
+    ) -> Float[Array, "*b g s"]:
+        """The nearest numbers."""
+        return self.numbers(self.codes(blocks, parameters), parameters)
+
+    def candidates(self, blocks: Float[Array, "*b g s"]) -> Parameters:
+        """Parameters that are worth a trial, each `c *b g 1`, as they are stored."""
+        return self.format.held(self.format.candidates(blocks, self.size(blocks)))
+
+    def size(self, blocks):
+        # All blocks count as full: `in_blocks` fills up the last one.
+        return np.full((1,) * blocks.ndim, blocks.shape[-1], np.float32)
+
+
+def in_blocks(
+    w: Float[Array, "n k"], format: AbstractAdjustable, multiple: int = 1
+) -> Float[Array, "n g s"]:
+    """The blocks of the grid of a format. The last one is filled up with its last
+    number, which changes no range; one block for a whole row, to a multiple."""
+    n, k = w.shape
+    size = format.grid.block_size or -(-k // multiple) * multiple
+    number = -(-k // size)
+    w = jnp.pad(w, [(0, 0), (0, number * size - k)], mode="edge")
+    return w.reshape(n, number, size)
+
+
+def total(x: Float[Array, "*c n g s"], parameters: Parameters) -> Float[Array, "..."]:
+    """The sum over each block; over all rows, if these share their parameters."""
+    x = jnp.sum(x, -1, keepdims=True)
+    shared = parameters.scale.shape[-3] == 1
+    return jnp.sum(x, -3, keepdims=True) if shared else x

@@ -1,0 +1,49 @@
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ._gram import damped, diagonal, filled, normalised
+from ._method import AbstractMethod, squared_losses
+from ._rounding import in_blocks, Rounding
+from ._search import Search
+
+
+class ScaleSearch(AbstractMethod):
+    """Rounds to nearest, with the scales and offsets by which the sum of squared errors
+    of each block is least, of many that are tried. Each is then refined by least
+    squares. With a Gram matrix, the square of each error counts as much as the mean
+    square of the input that it is multiplied with.
+
+    - `damping`: what is added to these mean squares, in units of their mean.
+
+    !!! Example
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        model = eqquant.tree_quantize(
+            model, "int4", stats=stats, method=eqquant.ScaleSearch()
+        )
+        ```
+    """
+
+    damping: float = eqx.field(default=0.01, static=True)
+    needs_gram: ClassVar[bool] = False
+
+    def choose(self, w, format, gram, rows, parameters):
+        rounding = Rounding(format)
+        blocks = in_blocks(w, format)
+        _, number, size = blocks.shape
+        if parameters is None:
+            if gram is None:
+                weights = jnp.ones(w.shape[-1])
+            else:
+                weights = damped(diagonal(normalised(gram)), self.damping, rows)
+            weights = filled(weights, number * size).reshape(1, number, size)
+            found = Search(rounding, blocks, weights).best()
+            parameters = jtu.tree_map(lambda a: a[0], found)
+        return rounding.codes(blocks, parameters), parameters
+
+    def losses(self, error, gram):
+        return squared_losses(error, None if gram is None else diagonal(gram))

@@ -1,0 +1,140 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from .._array import quantize, quantized, QuantizedArray
+from .._product import as_tuple, Axis, normalise_axis
+from ..formats import AbstractFormat, as_format, as_held
+from ._method import AbstractMethod
+
+
+def solved(
+    w: Float[Array, "..."] | Float[np.ndarray, "..."],
+    format: AbstractFormat | str,
+    method: AbstractMethod | None = None,
+    gram: Float[Array, "..."] | None = None,
+    rows: Float[Array, "..."] | None = None,
+    *,
+    axis: Axis | None = None,
+    activation: AbstractFormat | str | None = None,
+) -> QuantizedArray:
+    """Quantizes an array as [`eqquant.quantize`][] does, but rounds by a method.
+
+    **Arguments:**
+
+    - `w`, `format`, `axis`, `activation`: as those of [`eqquant.quantize`][].
+    - `method`: a method, or `None` to round to nearest.
+    - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][]: `*lead k k`
+        or the diagonal, `*lead k`, and `*lead`. `lead` has an axis for each axis of `w`
+        that is not contracted. Its size is that of the axis, or divides it: then it
+        belongs to as many equal parts.
+
+    **Returns:**
+
+    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`.
+
+    **Raises:**
+
+    What `quantize` raises. And a `ValueError` if the method does not apply to the
+    format, needs a Gram that is not given, or if the Gram does not match or is not
+    finite.
+    """
+    if method is None:
+        return quantize(w, format, axis=axis, activation=activation)
+    if not isinstance(method, AbstractMethod):
+        raise TypeError(
+            "`method` should be a method such as `GPTQ()`, or None. Got "
+            f"{type(method).__name__}."
+        )
+    format = as_format(format)
+    method.check(format)
+    shape = np.shape(w)
+    if len(shape) > 0:
+        contracted = as_tuple(normalise_axis(_axis(axis, len(shape)), shape))
+        outer = [n for i, n in enumerate(shape, -len(shape)) if i not in contracted]
+        k = math.prod(shape[i] for i in contracted)
+        _check(gram, rows, outer, k)
+    encode = _Encode(method)
+    operands = (gram, rows)
+    return quantized(w, format, encode, operands, axis=axis, activation=activation)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Encode:
+    """Encodes by a method. `lead` of the Gram is for the axes `*b n`."""
+
+    method: AbstractMethod
+
+    def __call__(self, format, w, gram, rows):
+        if w.ndim == 1:
+            # (A vector is one row.)
+            gram = None if gram is None else gram[None]
+            rows = None if rows is None else rows[None]
+            stored = self(format, w[None], gram, rows)
+            return jtu.tree_map(lambda a: a[0], stored)
+        *lead, n, k = w.shape
+        parts = 1 if rows is None else rows.shape[-1]
+        if gram is not None:
+            parts = gram.shape[len(lead)]
+            gram = _whole(gram, lead)
+        rows = None if rows is None else _whole(rows, lead)
+        if parts == 1:
+            squeeze = lambda a: None if a is None else jnp.squeeze(a, len(lead))
+            gram, rows = squeeze(gram), squeeze(rows)
+        split = w if parts == 1 else w.reshape(*lead, parts, n // parts, k)
+        stored = self.method.solve(split, format, gram, rows)
+        if parts > 1:
+            stored = jtu.tree_map(
+                lambda a: a.reshape(*lead, parts * a.shape[-2], a.shape[-1]), stored
+            )
+        return as_held(format, stored)
+
+
+def _whole(a, lead):
+    # With an axis for each of `lead`, of its size or of size one.
+    for i, size in enumerate(lead):
+        if a.shape[i] != 1:
+            a = jnp.repeat(a, size // a.shape[i], i)
+    return a
+
+
+def _axis(axis, ndim):
+    return (-2 if ndim > 1 else -1) if axis is None else axis
+
+
+def _check(gram, rows, outer, k):
+    fits = lambda lead: (
+        len(lead) == len(outer)
+        and all(m > 0 and n % m == 0 for m, n in zip(lead, outer))
+    )
+    if gram is not None:
+        inner = gram.ndim - len(outer)
+        if inner not in (1, 2) or gram.shape[len(outer) :] != (k,) * inner:
+            inner = 0
+        if inner == 0 or not fits(gram.shape[: len(outer)]):
+            raise ValueError(
+                f"`gram` should have shape {(*outer, k, k)}, or {(*outer, k)} for its "
+                "diagonal, where the axes that are not contracted may have any size "
+                f"that divides these. Got {gram.shape}."
+            )
+        if not isinstance(gram, Tracer) and not bool(_is_finite(gram)):
+            raise ValueError("`gram` should be finite. Got NaNs or infinities.")
+    if rows is not None and (
+        not fits(rows.shape)
+        or (gram is not None and rows.shape != gram.shape[: len(outer)])
+    ):
+        raise ValueError(
+            "`rows` should have the shape of `gram` without its last axes. Got "
+            f"{rows.shape}."
+        )
+
+
+@jax.jit
+def _is_finite(gram):
+    return jnp.all(jnp.isfinite(gram))
