@@ -46,7 +46,9 @@ class Rounding(NamedTuple):
 
     def size(self, blocks):
         # All blocks count as full: `in_blocks` fills up the last one.
-        return np.full((1,) * blocks.ndim, blocks.shape[-1], np.float32)
+        number, size = blocks.shape[-2:]
+        shape = (*(1,) * (blocks.ndim - 2), number, 1)
+        return np.full(shape, size, np.float32)
 
 
 def in_blocks(

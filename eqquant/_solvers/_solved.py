@@ -18,8 +18,8 @@ def solved(
     w: Float[Array, "..."] | Float[np.ndarray, "..."],
     format: AbstractFormat | str,
     method: AbstractMethod | None = None,
-    gram: Float[Array, "..."] | None = None,
-    rows: Float[Array, "..."] | None = None,
+    gram: Float[Array | np.ndarray, "..."] | None = None,
+    rows: Float[Array | np.ndarray, "..."] | None = None,
     *,
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
@@ -61,7 +61,7 @@ def solved(
         k = math.prod(shape[i] for i in contracted)
         _check(gram, rows, outer, k)
     encode = _Encode(method)
-    operands = (gram, rows)
+    operands = jtu.tree_map(jnp.asarray, (gram, rows))
     return quantized(w, format, encode, operands, axis=axis, activation=activation)
 
 
@@ -123,8 +123,11 @@ def _check(gram, rows, outer, k):
                 "diagonal, where the axes that are not contracted may have any size "
                 f"that divides these. Got {gram.shape}."
             )
-        if not isinstance(gram, Tracer) and not bool(_is_finite(gram)):
-            raise ValueError("`gram` should be finite. Got NaNs or infinities.")
+        if not isinstance(gram, Tracer):
+            with jax.ensure_compile_time_eval():
+                finite = bool(_is_finite(gram))
+            if not finite:
+                raise ValueError("`gram` should be finite. Got NaNs or infinities.")
     if rows is not None and (
         not fits(rows.shape)
         or (gram is not None and rows.shape != gram.shape[: len(outer)])

@@ -10,11 +10,10 @@ def scales_around(format, blocks, size) -> Float[Array, "c *b g 1"]:
     """Scales by which the largest number of a block is within the grid, at its end, or
     beyond it. The fewer levels a grid has, the more it may gain by that."""
     first = format.fit(blocks, size)
-    one = np.ones((1,) * blocks.ndim, np.float32)
-    end = format.fit(absmax(blocks), one)
+    end = format.fit(absmax(blocks), np.ones_like(size))
     ratios = np.linspace(_least(format.levels), 1.05, 29, dtype=np.float32)
     ratios = np.concatenate([ratios, -ratios]) if format.mirrored else ratios
-    found = jnp.reshape(ratios, (-1, *one.shape)) * end[None]
+    found = jnp.reshape(ratios, (-1, *(1,) * blocks.ndim)) * end[None]
     return jnp.concatenate([jnp.broadcast_to(first, end.shape)[None], found])
 
 
@@ -29,7 +28,7 @@ def ranges_within(format, blocks, size) -> Parameters:
     low = jnp.min(jnp.where(inside, blocks, jnp.inf), -1, keepdims=True)
     high = jnp.max(jnp.where(inside, blocks, -jnp.inf), -1, keepdims=True)
     ends = jnp.concatenate([a * low[None], b * high[None]], -1)
-    two = np.full((1,) * ends.ndim, 2, np.float32)
+    two = np.full_like(size, 2)[None]
     scale = format.held(Parameters(format.fit(ends, two), None)).scale
     return Parameters(scale, format.fit_offset(ends, two, scale))
 

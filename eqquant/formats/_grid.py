@@ -184,7 +184,8 @@ class AbstractGrid(AbstractAdjustable):
 
     def settled(self, parameters):
         scale, offset = self.held(parameters)
-        ends = self.ends(scale, offset)
+        low = None if offset is None else offset[..., None]
+        ends = [end[..., 0] for end in self.ends(scale[..., None], low)]
         bits = held(to_bits(scale, self.scale_dtype), self.scale_dtype, ends)
         stored, scale = {"scale": bits}, from_bits(bits, self.scale_dtype)
         if offset is not None and self.offset == "zero_point":

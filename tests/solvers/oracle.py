@@ -1,0 +1,85 @@
+"""Solvers in NumPy and float64, as their papers write them."""
+
+import numpy as np
+
+import eqquant as eqq
+from eqquant.formats import Layout
+
+
+def inputs(kind, k, rows=1024, seed=0):
+    """What a weight may be multiplied with."""
+    r = np.random.default_rng(seed)
+    x = r.standard_normal((rows, k))
+    if kind in ("correlated", "outliers"):
+        rotation, _ = np.linalg.qr(r.standard_normal((k, k)))
+        x = x * np.exp(-6 * np.arange(k) / k) @ rotation
+    if kind == "outliers":
+        x[:, r.permutation(k)[: k // 20]] *= 20
+    elif kind == "few":
+        x = x[: k // 8]
+    elif kind == "dead":
+        x[:, k // 4 : k // 2] = 0
+    elif kind == "twice":
+        x[:, 1::2] = x[:, ::2]
+    elif kind == "none":
+        x = 0 * x
+    elif kind == "shifted":
+        x = x + 50 * r.standard_normal(k)
+    return x
+
+
+def gram(x):
+    return np.asarray(x.T @ x, np.float32)
+
+
+def error(w, q, h):
+    """`e H e^T` of each row `e`, of numbers or of an array."""
+    q = np.asarray(q.dequantize() if eqq.is_quantized(q) else q, np.float64)
+    e = np.asarray(w, np.float64) - q
+    return np.sum((e @ np.asarray(h, np.float64)) * e, -1)
+
+
+def parts(stored, format, k):
+    """The codes, and the scale and the offset at each position. By `decode`."""
+    layout = Layout(format).trimmed(stored, k)
+    codes = np.asarray(format.unpack(stored["codes"], layout.tail)).astype(int)
+
+    def spread(a):
+        a = np.asarray(format.spread(a, stored, k), np.float64)
+        return np.broadcast_to(a, (*a.shape[:-1], k))
+
+    offset = format.offsets(stored)
+    scale = format.scales(stored, layout.tail)
+    return codes, spread(scale), None if offset is None else spread(offset)
+
+
+def gptq(w, h, order, points, scale, offset, kind, damping=0.01):
+    """The codes of GPTQ with given scales, column by column: Algorithm 1 of Frantar et
+    al., with the Cholesky factor of the inverse."""
+    w, h = np.array(w, np.float64)[:, order], np.array(h, np.float64)
+    mean = np.mean(np.diag(h))
+    more = np.where(np.diag(h) > 0, 0, mean) + damping * mean
+    h = (h + np.diag(more))[order][:, order]
+    upper = np.linalg.cholesky(np.linalg.inv(h)).T
+    k = len(order)
+    codes = np.zeros(w.shape, int)
+    margin = np.zeros(w.shape)
+    for i in range(k):
+        at = order[i]
+        s = scale[:, at, None]
+        if kind == "minimum":
+            numbers = points * s + offset[:, at, None]
+        elif kind == "zero_point":
+            numbers = (points - offset[:, at, None]) * s
+        else:
+            numbers = points * s
+        numbers = np.broadcast_to(numbers, (len(w), numbers.shape[-1]))
+        far = np.abs(numbers - w[:, i, None])
+        code = np.argmin(far, -1)
+        first, second = np.sort(far, -1)[:, :2].T
+        margin[:, i] = second - first
+        codes[:, at] = code
+        number = np.take_along_axis(numbers, code[:, None], -1)[:, 0]
+        off = (w[:, i] - number) / upper[i, i]
+        w[:, i:] -= off[:, None] * upper[i, i:]
+    return codes, margin

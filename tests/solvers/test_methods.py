@@ -1,0 +1,200 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+from eqquant._solvers import solved
+from eqquant.formats import AbstractAdjustable, Layout
+
+from ..helpers import formats, normal
+from ..raises import raises
+from . import oracle
+
+
+methods = [eqq.ScaleSearch(), eqq.GPTQ(passes=1, tries=2)]
+few = ("nf4-bfloat16-scales", "int4-affine", "int-3-minimum", "ternary-tensor")
+adjustable = [k for k, f in formats.items() if isinstance(f, AbstractAdjustable)]
+# For what takes long to compile: one of each kind.
+main = (*few, "int8", "q4_0", "binary-128", "fp8-e5m2-tensor", "dynamic8")
+
+
+def numbers(stored, format, k):
+    return np.asarray(Layout(format).trimmed(stored, k).decode(stored))
+
+
+# Two programs may round scales otherwise, and then a few codes.
+def same(a, b):
+    assert np.mean(np.abs(a - b) <= 1e-5 * np.max(np.abs(b))) > 0.98
+
+
+# An odd size, so that the last block is short.
+@pytest.mark.parametrize("name", adjustable)
+def test_no_row_is_worse_than_rounded_to_nearest(name):
+    format, k = formats[name], 200
+    w = normal(5, k, seed=2)
+    h = oracle.gram(oracle.inputs("correlated", k))
+    plain = numbers(format.encode(w), format, k)
+    for method in methods if name in main else methods[:1]:
+        stored = method.solve(w, format, jnp.asarray(h))
+        like = jax.eval_shape(format.encode, w)
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), stored) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), like
+        )
+        found = numbers(stored, format, k)
+        measure = h if isinstance(method, eqq.GPTQ) else np.diag(np.diag(h))
+        old, new = (oracle.error(w, q, measure) for q in (plain, found))
+        if name in ("fp8-e5m2-tensor", "ternary-tensor"):
+            old, new = np.sum(old), np.sum(new)
+        assert np.all(new <= old * (1 + 1e-4))
+        assert np.sum(new) < 0.9999 * np.sum(old)
+
+
+# What comes back is what was chosen: scales are rounded before codes are.
+@pytest.mark.parametrize("name", few)
+@pytest.mark.parametrize("method", methods, ids=str)
+def test_what_is_stored_is_what_was_chosen(name, method):
+    format, k = formats[name], 128
+    w = normal(6, k, seed=4)
+    h = jnp.asarray(oracle.gram(oracle.inputs("correlated", k)))
+    codes, parameters = method.choose(w, format, h, None, None)
+    grid = format.grid
+    believed = grid.numbers(grid.to_points(codes), *parameters).reshape(6, k)
+    found = numbers(method.solve(w, format, h), format, k)
+    scale = np.max(np.abs(found))
+    np.testing.assert_allclose(found, np.asarray(believed), atol=1e-6 * scale)
+
+
+kinds = ("few", "dead", "twice", "none", "shifted")
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_any_gram_will_do(kind):
+    w, h = normal(4, 64), oracle.gram(oracle.inputs(kind, 64))
+    format = eqq.Int(3, 32, "minimum")
+    found = numbers(methods[1].solve(w, format, jnp.asarray(h)), format, 64)
+    plain = numbers(format.encode(w), format, 64)
+    assert np.all(np.isfinite(found))
+    assert np.all(oracle.error(w, found, h) <= oracle.error(w, plain, h) * 1.0001)
+    # Dead inputs do not let numbers go astray.
+    assert np.max(np.abs(found - np.asarray(w))) < 1.5
+
+
+# The scale by which the sum of squares is least, of all.
+def test_search_finds_the_best_scale():
+    w, format = normal(3, 16, seed=7), eqq.Int(2, 16)
+    found = numbers(eqq.ScaleSearch().solve(w, format), format, 16)
+    x = np.asarray(w, np.float64)[:, None]
+    scales = np.concatenate([s := np.linspace(0.05, 3, 3000), -s])[None, :, None]
+    every = np.clip(np.round(x / scales), -2, 1) * scales
+    best = np.sum((x - every) ** 2, -1).min(-1)
+    assert np.all(np.sum((w - found) ** 2, -1) <= best * 1.03)
+
+
+def test_weights_of_a_search_count():
+    w, format = normal(8, 64, seed=7), eqq.Int(2, 64)
+    d = np.where(np.arange(64) < 8, 100, 1).astype(np.float32)
+    plain = numbers(eqq.ScaleSearch().solve(w, format), format, 64)
+    found = numbers(eqq.ScaleSearch().solve(w, format, jnp.asarray(d)), format, 64)
+    full = eqq.ScaleSearch().solve(w, format, jnp.diag(jnp.asarray(d)))
+    np.testing.assert_array_equal(numbers(full, format, 64), found)
+    loss = lambda q: np.sum(d * (np.asarray(w) - q) ** 2)
+    assert loss(found) < 0.9 * loss(plain)
+
+
+@pytest.mark.parametrize("method", methods, ids=str)
+def test_stacks(method):
+    format, w = eqq.Int4(32, symmetric=False), normal(2, 3, 4, 64)
+    h = jnp.stack(
+        [oracle.gram(oracle.inputs("correlated", 64, seed=i)) for i in (0, 1)]
+    )
+    rows = jnp.full((2, 1), 1024.0)
+    stored = method.solve(w, format, h[:, None], rows)
+    for i in range(2):
+        for j in range(3):
+            one = method.solve(w[i, j], format, h[i], rows[i, 0])
+            found = jax.tree.map(lambda a: a[i, j], stored)
+            same(numbers(found, format, 64), numbers(one, format, 64))
+
+
+def test_solved():
+    method, format, w = methods[1], eqq.NF4(32), normal(64, 8)
+    h = oracle.gram(oracle.inputs("correlated", 64))
+    q = solved(w, format, method, h[None])
+    assert (q.shape, q.axis, q.format) == ((64, 8), -2, format)
+    one = solved(w.T, "nf4", None, axis=-1)
+    assert one.format == eqq.NF4()
+    plain = numbers(method.solve(w.T, format, jnp.asarray(h)), format, 64)
+    same(np.asarray(q.dequantize()).T, plain)
+    traced = jax.jit(lambda w, h: solved(w, format, method, h).dequantize())(w, h[None])
+    same(np.asarray(traced).T, plain)
+    # Several axes, an order of axes, and rows with Grams of their own.
+    kernel = normal(4, 2, 4, 8, dtype=jnp.bfloat16)
+    both = np.stack([h[:16, :16], h[32:48, 32:48]])[:, None]
+    q = solved(kernel, format, method, both, axis=(1, 3))
+    rows = kernel.transpose(0, 2, 1, 3).reshape(4, 4, 16)
+    wanted = [
+        numbers(method.solve(rows[i], format, jnp.asarray(both[i // 2, 0])), format, 16)
+        for i in range(4)
+    ]
+    wanted = np.stack(wanted).reshape(4, 4, 2, 8).transpose(0, 2, 1, 3)
+    same(
+        np.asarray(q.dequantize(), np.float32),
+        np.asarray(wanted, jnp.bfloat16).astype(np.float32),
+    )
+    assert q.dtype == jnp.bfloat16 and q.shape == kernel.shape
+    vector = solved(w[:, 0], format, method, h)
+    same(np.asarray(vector.dequantize()), plain[0])
+
+
+def test_rows_of_a_matrix_with_grams_of_their_own():
+    method, format, w = methods[1], eqq.NF4(32), normal(8, 64)
+    h = np.stack([oracle.gram(oracle.inputs("correlated", 64, seed=i)) for i in (0, 1)])
+    q = solved(w, format, method, h, axis=-1)
+    for i in range(2):
+        half = slice(4 * i, 4 * i + 4)
+        one = solved(w[half], format, method, h[i : i + 1], axis=-1)
+        same(np.asarray(q.dequantize())[half], np.asarray(one.dequantize()))
+
+
+def test_traced_numbers_that_are_not_finite():
+    method, format = methods[1], eqq.Int4(32)
+    h = oracle.gram(oracle.inputs("correlated", 64))
+    w = normal(4, 64).at[1, 40].set(jnp.nan)
+    found = jax.jit(lambda w: solved(w, format, method, h[None], axis=-1).dequantize())
+    found = np.asarray(found(w))
+    assert np.all(np.isnan(found[1, 32:])) and np.all(np.isfinite(found[[0, 2, 3]]))
+
+
+def test_one_program_for_one_shape():
+    w, h = normal(4, 32), jnp.eye(32)
+    times = []
+
+    @jax.jit
+    def solve(w, h):
+        times.append(1)
+        return eqq.ScaleSearch().solve(w, eqq.Int8(), h)
+
+    solve(w, h), solve(w + 1, 2 * h)
+    assert len(times) == 1
+    assert eqq.GPTQ() == eqq.GPTQ() and hash(eqq.GPTQ()) == hash(eqq.GPTQ())
+
+
+def test_errors():
+    w, h = normal(4, 32), np.eye(32, dtype=np.float32)
+    with raises(ValueError, "method", "GPTQ", "needs the Gram"):
+        solved(w, "int4", eqq.GPTQ(), axis=-1)
+    with raises(ValueError, "method", "ScaleSearch", "RSRBinary"):
+        solved(w, eqq.RSRBinary(8), eqq.ScaleSearch(), axis=-1)
+    with raises(ValueError, "gram", r"\(4, 32, 32\)", r"\(32, 32\)"):
+        solved(w, "int4", eqq.GPTQ(), h, axis=-1)
+    with raises(ValueError, "gram", r"\(16, 16\)"):
+        eqq.GPTQ().solve(w, eqq.Int4(), jnp.eye(16))
+    with raises(ValueError, "gram", "finite"):
+        solved(w, "int4", eqq.GPTQ(), h[None] * np.nan, axis=-1)
+    with raises(ValueError, "rows"):
+        solved(w, "int4", eqq.GPTQ(), h[None], np.ones(2, np.float32), axis=-1)
+    with raises(ValueError, "w", "finite"):
+        solved(w * np.float32(np.inf), "int4", eqq.ScaleSearch(), axis=-1)
+    with raises(ValueError, "order", "'best'"):
+        eqq.GPTQ(order="best")
