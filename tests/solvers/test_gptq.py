@@ -40,7 +40,7 @@ orders = [
 ]
 
 
-# Two algorithms: the papers' needs the inverse of the Gram. The scales are the solver's.
+# Two algorithms: the paper's needs the inverse of the Gram. Scales are the solver's.
 @pytest.mark.parametrize("format, how", orders, ids=str)
 def test_the_codes_are_those_of_the_paper(format, how):
     h = oracle.gram(oracle.inputs("correlated", k))
@@ -89,7 +89,9 @@ def test_all_codes_of_short_rows(format):
         e = np.asarray(short, np.float64)[:, None] - (every - zero) * s
         one = np.einsum("nci,ij,ncj->nc", e, h.astype(np.float64), e).min(-1)
         best = np.minimum(best, one)
-    assert np.sum(found) <= 2 * np.sum(best)
+    # Nearly all of what rounding to nearest loses is won back.
+    plain = np.sum(oracle.error(short, eqq.quantize(short, format, axis=-1), h))
+    assert np.sum(found) - np.sum(best) <= 0.1 * (plain - np.sum(best))
 
 
 targets = [
