@@ -196,5 +196,5 @@ def test_errors():
         solved(w, "int4", eqq.GPTQ(), h[None], np.ones(2, np.float32), axis=-1)
     with raises(ValueError, "w", "finite"):
         solved(w * np.float32(np.inf), "int4", eqq.ScaleSearch(), axis=-1)
-    with raises(ValueError, "order", "'best'"):
-        eqq.GPTQ(order="best")
+    with raises(ValueError, "tries", "0"):
+        eqq.GPTQ(tries=0)
