@@ -1,9 +1,10 @@
 import dataclasses
+import functools as ft
 import math
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -19,6 +20,12 @@ from ._decide import decide, Decision, FilterSpec, Unsupported
 from ._example import Example, modules_on_call
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, on_call, rebuilt
+from ._rounding import rounding
+
+
+if TYPE_CHECKING:
+    from .._solvers import AbstractMethod
+    from .._trace import Statistics
 
 
 def tree_quantize(
@@ -32,6 +39,8 @@ def tree_quantize(
     unsupported: Unsupported = "skip",
     strict: bool = True,
     example: Any = None,
+    stats: "Statistics | None" = None,
+    method: "AbstractMethod | None" = None,
 ) -> PyTree:
     """Quantizes the weights of a model, which is then used as before.
 
@@ -95,6 +104,16 @@ def tree_quantize(
         eqquant.tree_quantize(model, example=x)
         eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
         ```
+    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][].
+    - `method`: how numbers are rounded: [`eqquant.GPTQ`][] or
+        [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
+        `stats`. A weight that `stats` does not know is rounded by `ScaleSearch()` if
+        the method could not do without. Skeletons are not rounded.
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        eqquant.tree_quantize(model, "int4", stats=stats, method=eqquant.GPTQ())
+        ```
 
     **Returns:**
 
@@ -106,8 +125,10 @@ def tree_quantize(
 
     A `ValueError` if a weight is not finite, if a rule matches no leaf, or for an
     unsupported layer; with `example`, for a weight that the call of the quantized model
-    could not take. Warns if less than half of the model's matrices are quantized
-    because their use is unknown or not supported.
+    could not take; with `stats` or `method`, for statistics of another model, and for a
+    format whose numbers the method cannot round. Warns if less than half of the model's
+    matrices are quantized because their use is unknown or not supported, and if `stats`
+    are of too few rows.
     """
     model = opened(model)
     called = None if example is None else Example(example)
@@ -124,7 +145,8 @@ def tree_quantize(
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
         _warn_of_little(model, decisions, example is not None)
-    quantize_once = once_per_array(_quantize)
+    round = rounding(decisions, stats, method)
+    quantize_once = once_per_array(ft.partial(_quantize, round))
     leaves = []
     callers = {id(module): module for d in decisions for module in d.on_call}
     if called is not None:
@@ -148,7 +170,7 @@ def _skeletons(decisions):
         leaf, info = decision.leaf, decision.info
         if info is not None and decision.format is not None:
             struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            q = _quantize(struct, decision.format, info.axis)
+            q = _skeleton(struct, decision.format, info.axis)
             skeletons[i] = q, info.path, info.ancestors
     return skeletons
 
@@ -183,9 +205,12 @@ def _is_trained(x):
     return eqx.is_inexact_array(x)
 
 
-def _quantize(leaf, format, axis):
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return quantize(leaf, format, axis=axis)
+def _quantize(round, leaf, format, axis):
+    skeleton = isinstance(leaf, jax.ShapeDtypeStruct)
+    return (_skeleton if skeleton else round)(leaf, format, axis)
+
+
+def _skeleton(leaf, format, axis):
     q = jax.eval_shape(lambda w: quantize(w, format, axis=axis), leaf)
     if not isinstance(leaf.sharding, NamedSharding):
         return q

@@ -1,0 +1,110 @@
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TYPE_CHECKING
+
+import jax
+
+from .._array import identity, quantize, QuantizedArray
+from .._product import as_tuple, Axis, normalise_axis
+from ..formats import AbstractFormat
+from ._decide import Decision
+
+
+if TYPE_CHECKING:
+    from .._solvers import AbstractMethod
+    from .._trace import Gram, Statistics
+
+
+Round = Callable[[Any, AbstractFormat, Axis], QuantizedArray]
+
+
+def rounding(
+    decisions: Sequence[Decision],
+    stats: "Statistics | None",
+    method: "AbstractMethod | None",
+) -> Round:
+    """How the leaves that are to be quantized are rounded: `(leaf, format, axis)` to a
+    quantized array.
+
+    **Raises:**
+
+    A `ValueError` if the method needs statistics and there are none, or if they are of
+    another model.
+    """
+    if stats is None and method is None:
+        return lambda leaf, format, axis: quantize(leaf, format, axis=axis)
+    # (Imported here, so that `import eqquant` is quick.)
+    from .._solvers import AbstractMethod, GPTQ, ScaleSearch, solved
+    from .._trace import Statistics
+
+    if stats is not None and not isinstance(stats, Statistics):
+        raise TypeError(
+            "`stats` should be what `eqquant.calibrate` returns. Got "
+            f"{type(stats).__name__}."
+        )
+    if method is not None and not isinstance(method, AbstractMethod):
+        raise TypeError(
+            "`method` should be a method such as `GPTQ()`, or None. Got "
+            f"{type(method).__name__}."
+        )
+    method = GPTQ() if method is None else method
+    if stats is None and method.needs_gram:
+        raise ValueError(
+            f"`method` {method} needs what the weights are multiplied with. Pass "
+            "`stats=eqquant.calibrate(fn, model, batches)`."
+        )
+    grams = {} if stats is None else _grams(decisions, stats, method.needs_gram)
+
+    def solve(leaf, format, axis):
+        gram = grams.get(identity(leaf))
+        if gram is None:
+            return solved(leaf, format, _without(method, ScaleSearch), axis=axis)
+        return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
+
+    return solve
+
+
+def _without(method, otherwise):
+    # What rounds a weight that no statistics are known of.
+    return otherwise() if method.needs_gram else method
+
+
+def _grams(
+    decisions: Sequence[Decision], stats: "Statistics", needed: bool
+) -> "dict[Any, Gram]":
+    grams, known, missing = {}, [], []
+    for decision in decisions:
+        info, leaf = decision.info, decision.leaf
+        if info is None or decision.format is None:
+            continue
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            continue
+        if info.path not in stats:
+            missing.append(info.path)
+            continue
+        axes = as_tuple(normalise_axis(info.axis, info.shape))
+        axes = tuple(sorted(i + len(info.shape) for i in axes))
+        try:
+            gram = stats[info.path, axes]
+        except KeyError as e:
+            raise ValueError(
+                f"`stats` should know `{info.path}` along the axes {axes}, along which "
+                f"it is quantized. {e.args[0]}"
+            ) from e
+        known.append(info.path)
+        # (An array in two places has the Gram of the first.)
+        grams.setdefault(identity(leaf), gram)
+    if missing and not known:
+        raise ValueError(
+            "`stats` should be of this model: none of the weights that are quantized "
+            f"are in it, such as `{missing[0]}`. It knows {list(stats)}."
+        )
+    few = [path for path in known if path in stats.few_rows]
+    if few and needed:
+        more = f", and {len(few) - 1} more" if len(few) > 1 else ""
+        warnings.warn(
+            f"`{few[0]}`{more} met fewer rows than it has inputs while calibrating, so "
+            "its statistics say little. Calibrate with more batches.",
+            stacklevel=4,
+        )
+    return grams

@@ -1,0 +1,111 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import eqquant as eqq
+
+
+fn = lambda model, xs: jax.vmap(model)(xs)
+
+
+def correlated(seed, rows, k):
+    mix = (
+        jr.normal(jr.key(7), (k, k)) * 0.8 ** jnp.arange(k, dtype=jnp.float32)[:, None]
+    )
+    return jr.normal(jr.key(seed), (rows, k)) @ mix
+
+
+@pytest.fixture(scope="module")
+def model():
+    return eqx.nn.MLP(32, 16, 48, depth=1, key=jr.key(0))
+
+
+@pytest.fixture(scope="module")
+def stats(model):
+    return eqq.calibrate(fn, model, [correlated(i, 100, 32) for i in range(2)])
+
+
+def first_layer_error(model, q):
+    x = np.asarray(correlated(9, 200, 32), np.float64)
+    a, b = (np.asarray(m, np.float64) for m in (model.layers[0].weight, _dense(q, 0)))
+    return np.sum((x @ (a - b).T) ** 2) / np.sum((x @ a.T) ** 2)
+
+
+def _dense(q, i):
+    return q.layers[i].weight.dequantize()
+
+
+def test_less_is_lost(model, stats):
+    format = eqq.Int4(16)
+    quantize = lambda **kwargs: eqq.tree_quantize(model, format, min_size=0, **kwargs)
+    rounded = first_layer_error(model, quantize())
+    searched = first_layer_error(model, quantize(method=eqq.ScaleSearch()))
+    solved = first_layer_error(model, quantize(stats=stats, method=eqq.GPTQ()))
+    assert solved < 0.5 * rounded
+    assert solved < searched < 1.05 * rounded
+    q = quantize(stats=stats)
+    same = quantize(stats=stats, method=eqq.GPTQ())
+    assert eqx.tree_equal(q, same)
+    assert q.layers[0].weight.format == format
+    assert jnp.all(jnp.isfinite(fn(q, correlated(3, 5, 32))))
+
+
+def test_with_an_example(stats, model):
+    class Own(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return jnp.einsum("io,i->o", self.weight, x)
+
+    own = Own(model.layers[0].weight.T)
+    x = correlated(0, 100, 32)
+    found = eqq.tree_quantize(
+        own,
+        "int4",
+        min_size=0,
+        example=x[0],
+        stats=eqq.calibrate(fn, own, [x]),
+        method=eqq.GPTQ(),
+    )
+    wanted = fn(eqq.tree_dequantize(found), x)
+    np.testing.assert_allclose(fn(found, x), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_tied(model, stats):
+    pair = {"a": model, "b": model}
+    both = eqq.calibrate(lambda m, x: fn(m["a"], x), pair, [correlated(0, 100, 32)])
+    q = eqq.tree_quantize(pair, "int8", min_size=0, stats=both)
+    for a, b in zip(*(jtu.tree_leaves(q[name]) for name in "ab"), strict=True):
+        assert a is b
+
+
+def test_skeleton(model, stats):
+    skeleton = eqx.filter_eval_shape(lambda: model)
+    q = eqq.tree_quantize(skeleton, "int8", min_size=0, method=eqq.ScaleSearch())
+    assert eqq.is_quantized(q.layers[0].weight)
+
+
+def test_errors(model, stats):
+    with pytest.raises(ValueError, match="`method`.*needs.*eqquant.calibrate"):
+        eqq.tree_quantize(model, "int4", min_size=0, method=eqq.GPTQ())
+    other = {"other": model}
+    with pytest.raises(ValueError, match="`stats` should be of this model"):
+        eqq.tree_quantize(other, "int4", min_size=0, stats=stats)
+    with pytest.raises(ValueError, match="along the axes"):
+        eqq.tree_quantize(model, "int4", min_size=0, stats=stats, axis=-2)
+    with pytest.raises(ValueError, match="`layers.0.weight`: `method`"):
+        eqq.tree_quantize(model, "rsrternary", min_size=0, stats=stats)
+    wider = eqx.nn.MLP(64, 16, 48, depth=1, key=jr.key(0))
+    with pytest.raises(ValueError, match="`layers.0.weight`: `gram`"):
+        eqq.tree_quantize(wider, "int4", min_size=0, stats=stats)
+
+
+def test_few_rows(model):
+    stats = eqq.calibrate(fn, model, [correlated(0, 5, 32)])
+    with pytest.warns(UserWarning, match="`layers.0.weight`, and 1 more met fewer"):
+        q = eqq.tree_quantize(model, "int4", min_size=0, stats=stats)
+    assert jnp.all(jnp.isfinite(_dense(q, 0)))
