@@ -1,3 +1,4 @@
+import pickle
 from typing import Any
 
 import equinox as eqx
@@ -122,6 +123,21 @@ def constrained():
     return model, normal(2, 32)
 
 
+class Unwrapped(eqx.Module):
+    """Its parameters are unwrapped before, from outside."""
+
+    first: NonNegative
+    second: Array
+
+    def __call__(self, x):
+        return self.second @ jnp.tanh(self.first @ x)  # pyright: ignore
+
+    def log_prob(self, x):
+        is_wrapper = lambda node: isinstance(node, NonNegative)
+        unwrap = lambda node: node.value() if is_wrapper(node) else node
+        return jax.tree.map(unwrap, self, is_leaf=is_wrapper)(x)
+
+
 class ConvNet(eqx.Module):
     patches: eqx.nn.Conv2d
     depthwise: eqx.nn.Conv2d
@@ -240,6 +256,19 @@ def test_only_what_has_to_runs_as_by_implicit():
     mlp = eqx.nn.MLP(32, 8, 48, depth=1, key=jr.key(0))
     q = eqq.tree_quantize(mlp, "int8", min_size=0, example=x[0])
     assert type(q) is eqx.nn.MLP
+
+
+def test_methods():
+    model = Unwrapped(NonNegative(normal(0, 48, 32)), normal(1, 40, 48))
+    x = normal(2, 32)
+    fn = lambda model, x: model.log_prob(x)
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=(fn, (x,)))
+    assert is_leaf(q.first.raw) and is_leaf(q.second)
+    assert type(q) is Unwrapped and type(q.first) is not NonNegative
+    wanted = fn(eqq.tree_dequantize(q), x)
+    np.testing.assert_allclose(fn(q, x), wanted, rtol=1e-3, atol=1e-3)
+    again = pickle.loads(pickle.dumps(q))
+    np.testing.assert_array_equal(fn(again, x), fn(q, x))
 
 
 def test_functions_and_skeletons():

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from .._array import identity
 from ._jitted import closed
-from ._on_call import on_call, rebuilt
+from ._on_call import methods_of, put_on_call, rebuilt
 
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ def modules_on_call(
     model: PyTree,
     leaves: Sequence[Any],
     quantized: dict[int, tuple[Any, str, tuple[eqx.Module, ...]]],
-    given: dict[int, eqx.Module],
+    given: dict[int, bool],
     example: Example,
-) -> dict[int, eqx.Module]:
-    """The modules whose calls have to run as by [`eqquant.implicit`][], by `id`, so
-    that a model runs once it is quantized. They are the smallest that do.
+) -> dict[int, bool]:
+    """The modules that have to run as by [`eqquant.implicit`][], by `id`, so that a
+    model runs once it is quantized; and whether that goes for every method, or only for
+    the call. They are the smallest that do.
 
     **Arguments:**
 
@@ -100,8 +101,7 @@ def modules_on_call(
         new = [
             quantized[i][0] if i in numbers else leaf for i, leaf in enumerate(leaves)
         ]
-        tree = rebuilt(model, new, on_call, lambda node: id(node) in callers)
-        return example.error(tree)
+        return example.error(rebuilt(model, new, put_on_call(callers)))
 
     if error(quantized, given) is None:
         return given
@@ -134,16 +134,17 @@ def _alike(quantized):
 def _around(quantized, numbers):
     # The modules around weights that are alike, the innermost first.
     around = [quantized[i][2] for i in numbers]
-    for depth in reversed(range(len(around[0]))):
-        modules = [each[depth] for each in around]
-        if callable(modules[0]):
-            yield {id(module): module for module in modules}
+    for every_method in (False, True):
+        for depth in reversed(range(len(around[0]))):
+            first, *rest = [each[depth] for each in around]
+            if methods_of(type(first)) if every_method else callable(first):
+                yield dict.fromkeys(map(id, (first, *rest)), every_method)
 
 
 def _cannot(path, why):
     return ValueError(
         f"`{path}` cannot be quantized for this `example`: it is passed to a function "
-        "that takes ordinary arrays only, outside of the calls of the modules around "
+        "that takes ordinary arrays only, outside of the methods of the modules around "
         "it. Exclude it by a rule; or run the function as by `eqquant.implicit`, and "
         f"pass `example=(eqquant.implicit(fn), args)`. The call raised: {why}"
     )

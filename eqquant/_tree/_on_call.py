@@ -1,4 +1,5 @@
 import functools as ft
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,12 +14,31 @@ from .._implicit import implicit
 _Module = TypeVar("_Module", bound=eqx.Module)
 
 
-def on_call(module: _Module) -> _Module:
+def on_call(module: _Module, every_method: bool = False) -> _Module:
     """The same module, whose `__call__` runs through [`eqquant.implicit`][], so that
-    its weights may be quantized. It stays an instance of its class."""
+    its weights may be quantized; or each of its methods does. It stays an instance of
+    its class."""
     if is_on_call(module):
         return module
-    return _with_class(module, _class_on_call(type(module)))
+    return _with_class(module, _class_on_call(type(module), every_method))
+
+
+def methods_of(cls: type) -> tuple[str, ...]:
+    """The names of the methods of a class of modules, but for those of Python."""
+    names = {
+        name
+        for base in cls.__mro__
+        if base not in eqx.Module.__mro__
+        for name in vars(base)
+        if name == "__call__" or not name.startswith("__")
+    }
+    kinds = (staticmethod, classmethod, property)
+    return tuple(
+        name
+        for name in sorted(names)
+        if not isinstance(inspect.getattr_static(cls, name), kinds)
+        and inspect.isfunction(getattr(cls, name, None))
+    )
 
 
 def is_on_call(x: Any) -> bool:
@@ -34,11 +54,10 @@ def not_on_call(module: eqx.Module) -> eqx.Module:
 def rebuilt(
     tree: PyTree,
     leaves: Iterable[Any],
-    change: Callable[[eqx.Module], eqx.Module],
-    where: Callable[[Any], bool],
+    change: Callable[[Any, Any], Any] = lambda node, new: new,
 ) -> PyTree:
-    """Rebuilds a tree with new leaves, and applies `change` to each module that `where`
-    is true for."""
+    """Rebuilds a tree with new leaves, and puts `change(node, new)` in the place of
+    each `node`, which is `new` with the new leaves."""
     leaves = iter(leaves)
 
     def rebuild(node):
@@ -48,32 +67,45 @@ def rebuilt(
         if len(children) == 1 and children[0] is node:
             return next(leaves)
         new = jtu.tree_unflatten(treedef, map(rebuild, children))
-        return change(new) if where(node) else new
+        return change(node, new)
 
     return rebuild(tree)
+
+
+def put_on_call(callers: dict[int, bool]) -> Callable[[Any, Any], Any]:
+    """For `rebuilt`: modules by their `id`, and whether every method of them is to run
+    as by `implicit`, or only the call."""
+
+    def change(node, new):
+        return on_call(new, callers[id(node)]) if id(node) in callers else new
+
+    return change
 
 
 _classes: dict[type, type] = {}
 
 
 @ft.cache
-def _class_on_call(cls):
-    def call(self, *args, **kwargs):
-        run = lambda self, args, kwargs: cls.__call__(self, *args, **kwargs)
-        return implicit(run)(self, args, kwargs)
-
+def _class_on_call(cls, every_method):
     # By its name, `pickle` would find the original class.
     def reduce(self):
-        return on_call, (not_on_call(self),)
+        return on_call, (not_on_call(self), every_method)
 
-    namespace = {
-        "__call__": ft.wraps(cls.__call__)(call),
-        "__reduce__": reduce,
-        "__module__": cls.__module__,
-    }
+    names = methods_of(cls) if every_method else ("__call__",)
+    namespace = {name: _method_on_call(getattr(cls, name)) for name in names}
+    namespace |= {"__reduce__": reduce, "__module__": cls.__module__}
     new = type(cls)(cls.__name__, (cls,), namespace)
     _classes[new] = cls
     return new
+
+
+def _method_on_call(method):
+    @ft.wraps(method)
+    def call(self, *args, **kwargs):
+        run = lambda self, args, kwargs: method(self, *args, **kwargs)
+        return implicit(run)(self, args, kwargs)
+
+    return call
 
 
 def _with_class(module, cls):

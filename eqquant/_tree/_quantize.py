@@ -19,7 +19,7 @@ from ..formats import AbstractFormat, NF4
 from ._decide import decide, Decision, FilterSpec, Unsupported
 from ._example import Example, modules_on_call
 from ._jitted import closed, opened
-from ._on_call import is_on_call, not_on_call, on_call, rebuilt
+from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
 from ._rounding import rounding
 
 
@@ -148,7 +148,7 @@ def tree_quantize(
     round = rounding(decisions, stats, method)
     quantize_once = once_per_array(ft.partial(_quantize, round))
     leaves = []
-    callers = {id(module): module for d in decisions for module in d.on_call}
+    callers = {id(module): False for d in decisions for module in d.on_call}
     if called is not None:
         given = [decision.leaf for decision in decisions]
         callers = modules_on_call(model, given, _skeletons(decisions), callers, called)
@@ -160,7 +160,7 @@ def tree_quantize(
             except ValueError as e:
                 raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
         leaves.append(leaf)
-    return closed(rebuilt(model, leaves, on_call, lambda node: id(node) in callers))
+    return closed(rebuilt(model, leaves, put_on_call(callers)))
 
 
 def _skeletons(decisions):
@@ -181,7 +181,8 @@ def tree_dequantize(model: PyTree) -> PyTree:
     out."""
     model = opened(model)
     leaves = map(_dense, jtu.tree_leaves(model, is_leaf=is_quantized))
-    return closed(rebuilt(model, leaves, not_on_call, is_on_call))
+    undo = lambda node, new: not_on_call(new) if is_on_call(node) else new
+    return closed(rebuilt(model, leaves, undo))
 
 
 def _dense(x):
