@@ -302,4 +302,8 @@ def test_warning():
     big = eqx.tree_at(lambda m: m.head, net, eqx.nn.Linear(32, 32, key=jr.key(0)))
     with pytest.warns(UserWarning, match="Only .*% of the numbers"):
         eqq.tree_quantize(big)
+    with pytest.warns(
+        UserWarning, match="(?s)Nothing is quantized.*`weight`: the filter"
+    ):
+        eqq.tree_quantize(eqx.nn.Conv2d(16, 16, 3, key=jr.key(0)))
     eqq.tree_quantize(model, example=x)  # (No warning.)

@@ -164,8 +164,6 @@ def test_no_warning_if_there_is_nothing_to_quantize():
         *([Unknown(jnp.ones((64, 64), jnp.int32))], eqx.nn.Linear(4, 4, key=jr.key(0))),
         # Something is.
         *([model, linear], eqq.tree_quantize([model, linear])),
-        # What is known to take ordinary arrays only.
-        eqx.nn.Conv2d(16, 16, 3, key=jr.key(0)),
     ):
         eqq.tree_quantize(tree)
 

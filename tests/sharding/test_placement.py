@@ -15,6 +15,10 @@ from ..helpers import formats, main_formats, native_formats, normal, trees_equal
 from .meshes import collectives, kinds, mesh, put, run, shard
 
 
+def _encode(w, layout):
+    return _quantize._encode(w, layout, -2, _quantize.encode_held, ())
+
+
 all_kinds = pytest.mark.parametrize("kind", kinds)
 
 
@@ -80,7 +84,7 @@ def assert_quantized_in_place(format, kind):
     assert _same(q, expected)
     assert q.placement.is_equivalent_to(sharded.sharding, 2)
     assert q.sharding == sharded.sharding
-    sent = collectives(lambda w: _quantize._encode(w, q.layout, -2), sharded)
+    sent = collectives(lambda w: _encode(w, q.layout), sharded)
     assert set(sent) <= {"all-reduce"}
     assert f"f32[{k},16]" not in str(sent) and f"f32[16,{k}]" not in str(sent)
     decoded, sent = run(lambda q: q.dequantize(), q)
