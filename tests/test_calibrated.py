@@ -71,8 +71,11 @@ def test_with_an_example(stats, model):
         stats=eqq.calibrate(fn, own, [x]),
         method=eqq.GPTQ(),
     )
-    wanted = fn(eqq.tree_dequantize(found), x)
-    np.testing.assert_allclose(fn(found, x), wanted, rtol=1e-3, atol=1e-3)
+    dense = eqq.tree_dequantize(found)
+    np.testing.assert_allclose(fn(found, x), fn(dense, x), rtol=1e-3, atol=1e-3)
+    plain = eqq.tree_quantize(own, "int4", min_size=0, example=x[0])
+    lost = lambda q: jnp.sum((fn(eqq.tree_dequantize(q), x) - fn(own, x)) ** 2)
+    assert lost(found) < 0.5 * lost(plain)
 
 
 def test_tied(model, stats):
@@ -104,8 +107,17 @@ def test_errors(model, stats):
         eqq.tree_quantize(wider, "int4", min_size=0, stats=stats)
 
 
+def test_a_weight_that_is_not_known(model):
+    pair = {"a": model, "b": eqx.nn.Linear(32, 16, key=jr.key(1))}
+    one = eqq.calibrate(lambda m, x: fn(m["a"], x), pair, [correlated(0, 100, 32)])
+    with pytest.warns(UserWarning, match="`b.weight` entered no product.*ScaleSearch"):
+        q = eqq.tree_quantize(pair, "int4", min_size=0, stats=one)
+    searched = eqq.tree_quantize(pair, "int4", min_size=0, method=eqq.ScaleSearch())
+    assert eqx.tree_equal(q["b"], searched["b"])
+
+
 def test_few_rows(model):
     stats = eqq.calibrate(fn, model, [correlated(0, 5, 32)])
-    with pytest.warns(UserWarning, match="`layers.0.weight`, and 1 more met fewer"):
+    with pytest.warns(UserWarning, match=r"`layers.0.weight` \(and 1 more\) met fewer"):
         q = eqq.tree_quantize(model, "int4", min_size=0, stats=stats)
     assert jnp.all(jnp.isfinite(_dense(q, 0)))

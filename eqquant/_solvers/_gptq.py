@@ -66,6 +66,7 @@ class GPTQ(AbstractMethod):
             search = ScaleSearch(self.damping)
             return search.choose(w, format, gram, rows, parameters)
         rounding = Rounding(format)
+        # (`swept` takes many columns at once, a number of them that divides a block.)
         wide = w.shape[-1] > 128
         blocks = in_blocks(w, format, 64 if wide else 1)
         _, number, size = blocks.shape

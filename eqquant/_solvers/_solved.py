@@ -47,11 +47,6 @@ def solved(
     """
     if method is None:
         return quantize(w, format, axis=axis, activation=activation)
-    if not isinstance(method, AbstractMethod):
-        raise TypeError(
-            "`method` should be a method such as `GPTQ()`, or None. Got "
-            f"{type(method).__name__}."
-        )
     format = as_format(format)
     method.check(format)
     shape = np.shape(w)

@@ -43,7 +43,7 @@ def swept(
     - `weights`: what a square counts in `loss`.
     """
     s, n = target.shape
-    m = most_columns(s)
+    m = _most_columns(s)
     each = parameters.scale.ndim == 4
 
     def column(i, state):
@@ -78,6 +78,6 @@ def swept(
     return Columns(columns.numbers, codes, error, loss)
 
 
-def most_columns(s: int) -> int:
+def _most_columns(s: int) -> int:
     """How many columns are near each other: a divisor of `s`."""
     return next((m for m in range(min(s, 128), 15, -1) if s % m == 0), s)

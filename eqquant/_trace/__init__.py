@@ -13,4 +13,9 @@ To follow a leaf through another primitive, add it to `follow` in `_view.py`.
 
 from ._calibrate import calibrate as calibrate
 from ._statistics import Gram as Gram, Statistics as Statistics
-from ._uses import Product as Product, Use as Use, uses as uses
+from ._uses import (
+    is_array as is_array,
+    Product as Product,
+    Use as Use,
+    uses as uses,
+)

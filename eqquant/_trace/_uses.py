@@ -39,9 +39,9 @@ class Use:
 
     - `products`: the products that it enters, in order.
     - `others`: the names of the primitives that it enters and leaves as something else.
-    - `changed`: the products that it enters after its numbers were changed, each by
-        itself and by nothing but the argument that the leaf belongs to: as the softplus
-        of a weight, say, or as a weight times a mask.
+    - `changed`: the products that it enters after elementwise functions have changed
+        its numbers, such as the softplus of a weight, or a weight times a mask. The
+        other operands of these functions depend on no other argument than the leaf's.
     """
 
     products: tuple[Product, ...]
@@ -236,7 +236,7 @@ class _Walk:
                 if all(out is None for out in found):
                     self._lost(view, _other(name))
                     found = [self._changed(eqn, view, numbers)] * len(found)
-                outs = [a if b is None else (*a, b) for a, b in zip(outs, found)]
+                outs = [_with(a, b) for a, b in zip(outs, found)]
         if name in _determined:
             params = tuple(sorted(eqn.params.items()))
             return outs, [self._numbered(numbers, name, params)]
@@ -360,6 +360,12 @@ class _Walk:
             self._leave(each, "cond")[0] if joint(each) is None else joint(each)
             for each in zip(*outs, strict=True)
         ]
+
+
+def _with(views, new):
+    # (A changed view may come by two ways: once tells all.)
+    known = new is None or (new.changed and new in views)
+    return views if known else (*views, new)
 
 
 def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:

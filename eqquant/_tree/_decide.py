@@ -263,7 +263,7 @@ def _as_used(info, use):
         known = as_tuple(normalise_axis(info.axis, info.shape))
     axes = contracted(use, info.shape, known)
     if axes is None:
-        # (Outside of any module, a matrix is a weight only if nothing else is known.)
+        # (Without an example, all matrices outside of modules are taken for weights.)
         known = info.known and info.owner is not None
         return dataclasses.replace(info, multiplied=False, known=known)
     axis = axes[0] if len(axes) == 1 else axes

@@ -2,7 +2,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
 import equinox as eqx
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -32,13 +31,13 @@ class Example:
         """What the call does with each leaf; `None` for what is not an array. An array
         in several places has the uses of all of them."""
         # (Imported here, so that `import eqquant` is quick.)
-        from .._trace import Use, uses
+        from .._trace import is_array, Use, uses
 
         found = iter(uses(self.run, (model, *self.args)))
         each, joint = [], {}
         for leaf in leaves:
-            arrays = [next(found) for x in jtu.tree_leaves(leaf) if _is_array(x)]
-            use = arrays[0] if _is_array(leaf) else None
+            arrays = [next(found) for x in jtu.tree_leaves(leaf) if is_array(x)]
+            use = arrays[0] if is_array(leaf) else None
             each.append(use)
             if use is not None:
                 before = joint.get(identity(leaf), Use((), ()))
@@ -67,10 +66,6 @@ class Example:
 
 def _call(model, *args):
     return model(*args)
-
-
-def _is_array(x):
-    return eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
 
 
 def modules_on_call(
@@ -118,7 +113,11 @@ def modules_on_call(
             raise _cannot(quantized[numbers[0]][1], why) from why
     why = error(quantized, callers)
     if why is not None:
-        raise _cannot(quantized[next(iter(quantized))][1], why) from why
+        raise ValueError(
+            "The call of this `example` takes each of these weights quantized, but not "
+            f"all of them at once: {[path for _, path, _ in quantized.values()]}. "
+            f"Exclude some by rules. The call raised: {why}"
+        ) from why
     return callers
 
 
@@ -166,12 +165,6 @@ def contracted(
     if not found:
         return None
     axes = tuple(sorted(i - len(shape) for i in found[0].contracted))
-    # (Axes of size one come and go.)
-    left = set(known or ()) - set(axes)
-    if (
-        known is not None
-        and set(axes) <= set(known)
-        and all(shape[i] == 1 for i in left)
-    ):
-        return known
-    return axes
+    # Whether an axis of size one is contracted makes no difference.
+    long = lambda axes: {i for i in axes if shape[i] != 1}
+    return known if known is not None and long(axes) == long(known) else axes

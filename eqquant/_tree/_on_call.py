@@ -54,7 +54,7 @@ def not_on_call(module: eqx.Module) -> eqx.Module:
 def rebuilt(
     tree: PyTree,
     leaves: Iterable[Any],
-    change: Callable[[Any, Any], Any] = lambda node, new: new,
+    change: Callable[[Any, Any], Any],
 ) -> PyTree:
     """Rebuilds a tree with new leaves, and puts `change(node, new)` in the place of
     each `node`, which is `new` with the new leaves."""

@@ -98,7 +98,7 @@ def tree_quantize(
         layers of any class are quantized, also of convolutions and of layers that make
         their weight of an array first, such as `WeightNorm`. Where a quantized weight
         is passed to a function that takes ordinary arrays only, the smallest module
-        around it runs as by [`eqquant.implicit`][], as of `"on_call"`.
+        around it runs as by [`eqquant.implicit`][], whatever `unsupported` is.
 
         ```python
         eqquant.tree_quantize(model, example=x)
@@ -107,8 +107,8 @@ def tree_quantize(
     - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][].
     - `method`: how numbers are rounded: [`eqquant.GPTQ`][] or
         [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
-        `stats`. A weight that `stats` does not know is rounded by `ScaleSearch()` if
-        the method could not do without. Skeletons are not rounded.
+        `stats`. Weights that `stats` does not know are rounded by `ScaleSearch()`, with
+        a warning, if the method needs statistics. Skeletons have nothing to round.
 
         ```python
         stats = eqquant.calibrate(fn, model, batches)
@@ -145,8 +145,8 @@ def tree_quantize(
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
         _warn_of_little(model, decisions, example is not None)
-    round = rounding(decisions, stats, method)
-    quantize_once = once_per_array(ft.partial(_quantize, round))
+    solve = rounding(decisions, stats, method)
+    quantize_once = once_per_array(ft.partial(_quantize, solve))
     leaves = []
     callers = {id(module): False for d in decisions for module in d.on_call}
     if called is not None:
@@ -206,9 +206,9 @@ def _is_trained(x):
     return eqx.is_inexact_array(x)
 
 
-def _quantize(round, leaf, format, axis):
+def _quantize(solve, leaf, format, axis):
     skeleton = isinstance(leaf, jax.ShapeDtypeStruct)
-    return (_skeleton if skeleton else round)(leaf, format, axis)
+    return (_skeleton if skeleton else solve)(leaf, format, axis)
 
 
 def _skeleton(leaf, format, axis):
@@ -237,15 +237,15 @@ def _warn_of_little(model, decisions, traced):
         return
     if done:
         share = size(done) / (size(done) + size(left))
-        start = f"Only {share:.0%} of the numbers in matrices are quantized: it"
+        start = f"Only {share:.0%} of the numbers in matrices are quantized."
     else:
-        start = "Nothing is quantized: it"
+        start = "Nothing is quantized."
     lines = [f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}." for d in left]
     more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
-    way = "" if traced else " `example=`, the arguments of a call, would tell."
+    way = "" if traced else " `example=`, the arguments of a call, would show it."
     warnings.warn(
-        f"{start} is not known which other matrices of `model` are weights of matrix "
-        f"products, or their layers need dense arrays.{way}{''.join(lines[:3])}{more}",
+        f"{start} How the model uses these matrices is not known, or their layers need "
+        f"dense arrays.{way}{''.join(lines[:3])}{more}",
         stacklevel=3,
     )
 

@@ -54,19 +54,15 @@ def rounding(
             "`stats=eqquant.calibrate(fn, model, batches)`."
         )
     grams = {} if stats is None else _grams(decisions, stats, method.needs_gram)
+    without_gram = ScaleSearch() if method.needs_gram else method
 
     def solve(leaf, format, axis):
         gram = grams.get(identity(leaf))
         if gram is None:
-            return solved(leaf, format, _without(method, ScaleSearch), axis=axis)
+            return solved(leaf, format, without_gram, axis=axis)
         return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
 
     return solve
-
-
-def _without(method, otherwise):
-    # What rounds a weight that no statistics are known of.
-    return otherwise() if method.needs_gram else method
 
 
 def _grams(
@@ -77,34 +73,44 @@ def _grams(
         info, leaf = decision.info, decision.leaf
         if info is None or decision.format is None:
             continue
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if isinstance(leaf, jax.ShapeDtypeStruct) or identity(leaf) in grams:
+            # (An array in two places has the Gram of the first.)
             continue
         if info.path not in stats:
-            missing.append(info.path)
+            missing.append((identity(leaf), info.path))
             continue
         axes = as_tuple(normalise_axis(info.axis, info.shape))
         axes = tuple(sorted(i + len(info.shape) for i in axes))
         try:
-            gram = stats[info.path, axes]
+            grams[identity(leaf)] = stats[info.path, axes]
         except KeyError as e:
             raise ValueError(
                 f"`stats` should know `{info.path}` along the axes {axes}, along which "
                 f"it is quantized. {e.args[0]}"
             ) from e
         known.append(info.path)
-        # (An array in two places has the Gram of the first.)
-        grams.setdefault(identity(leaf), gram)
-    if missing and not known:
+    unknown = [path for leaf, path in missing if leaf not in grams]
+    if unknown and not known:
         raise ValueError(
             "`stats` should be of this model: none of the weights that are quantized "
-            f"are in it, such as `{missing[0]}`. It knows {list(stats)}."
+            f"are in it, such as `{unknown[0]}`. It knows {list(stats)}."
         )
-    few = [path for path in known if path in stats.few_rows]
-    if few and needed:
-        more = f", and {len(few) - 1} more" if len(few) > 1 else ""
-        warnings.warn(
-            f"`{few[0]}`{more} met fewer rows than it has inputs while calibrating, so "
-            "its statistics say little. Calibrate with more batches.",
-            stacklevel=4,
+    if needed:
+        few = {*stats.few_rows}
+        _warn(
+            [path for path in known if path in few],
+            "met fewer rows than inputs while calibrating, so the statistics say "
+            "little. Calibrate with more batches.",
+        )
+        _warn(
+            unknown,
+            "entered no product that `calibrate` could follow, so `stats` does not "
+            "know it, and `ScaleSearch()` rounds it.",
         )
     return grams
+
+
+def _warn(paths, what):
+    if paths:
+        more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+        warnings.warn(f"`{paths[0]}`{more} {what}", stacklevel=5)

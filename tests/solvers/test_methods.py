@@ -166,18 +166,23 @@ def test_traced_numbers_that_are_not_finite():
     assert np.all(np.isnan(found[1, 32:])) and np.all(np.isfinite(found[[0, 2, 3]]))
 
 
+class Counted(eqq.ScaleSearch):
+    """Counts how often it is traced."""
+
+    def choose(self, *args):
+        traced.append(args[0].shape)
+        return super().choose(*args)
+
+
+traced = []
+
+
 def test_one_program_for_one_shape():
     w, h = normal(4, 32), jnp.eye(32)
-    times = []
-
-    @jax.jit
-    def solve(w, h):
-        times.append(1)
-        return eqq.ScaleSearch().solve(w, eqq.Int8(), h)
-
-    solve(w, h), solve(w + 1, 2 * h)
-    assert len(times) == 1
-    assert eqq.GPTQ() == eqq.GPTQ() and hash(eqq.GPTQ()) == hash(eqq.GPTQ())
+    for i in range(3):
+        Counted().solve(w + i, eqq.Int8(), (i + 1) * h)
+        solved(w + i, eqq.Int4(), Counted(), (i + 1) * h[None], axis=-1)
+    assert traced == [(4, 32)] * 2
 
 
 def test_errors():

@@ -208,3 +208,33 @@ def test_shard_map():
     )
     use = used(fn, struct(16, 6), struct(8, 16))[""]
     assert [(p.contracted, p.rows) for p in use.products] == [((0,), 2)]
+
+
+def test_changed_numbers():
+    params = {
+        "softplus": struct(8, 16),
+        "masked": struct(16, 4),
+        "position": struct(3, 8),
+        "table": struct(5, 8),
+    }
+
+    def fn(params, x):
+        x = x + params["position"]  # (What is added to the inputs is no weight.)
+        x = x @ jax.nn.softplus(params["softplus"])
+        mask = jnp.tri(16, 4) > 0
+        return x @ jnp.where(mask, params["masked"], 0) + jnp.sum(params["table"])
+
+    found = used(fn, params, struct(3, 8))
+    for name in ("softplus", "masked"):
+        (product,) = found[name].changed
+        assert (product.contracted, product.rows) == ((0,), 3)
+        assert found[name].products == ()
+        assert 1 in product.sources
+    assert found["position"].changed == found["table"].changed == ()
+
+
+def test_sources_of_inputs():
+    params = {"a": struct(8, 16), "b": struct(16, 4)}
+    found = used(lambda m, x: (x @ m["a"], m["a"] @ m["b"]), params, struct(3, 8))
+    by_input, by_weight = found["a"].products
+    assert (by_input.sources, by_weight.sources) == ({1}, {0})
