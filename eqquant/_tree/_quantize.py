@@ -242,10 +242,10 @@ def _warn_of_little(model, decisions, traced):
         start = "Nothing is quantized."
     lines = [f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}." for d in left]
     more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
-    way = "" if traced else " `example=`, the arguments of a call, would show it."
+    way = ":" if traced else ". Pass `example=`, the arguments of a call, to take them:"
     warnings.warn(
         f"{start} How the model uses these matrices is not known, or their layers need "
-        f"dense arrays.{way}{''.join(lines[:3])}{more}",
+        f"dense arrays{way}{''.join(lines[:3])}{more}",
         stacklevel=3,
     )
 
