@@ -80,7 +80,14 @@ __version__ = "0.1.0"
 # below, is first used. Type checkers do not see that: they read the imports.
 if TYPE_CHECKING:
     from . import interop as interop, train as train
-    from ._report import audit as audit, explain as explain, report as report
+    from ._report import (
+        allocate as allocate,
+        audit as audit,
+        explain as explain,
+        report as report,
+        Sensitivity as Sensitivity,
+        sensitivity as sensitivity,
+    )
     from ._solvers import (
         AbstractMethod as AbstractMethod,
         GPTQ as GPTQ,
@@ -93,7 +100,10 @@ if TYPE_CHECKING:
 _later = {
     "interop": ("load", "save"),
     "train": ("straight_through",),
-    "_report": ("audit", "explain", "report"),
+    "_report": (
+        *("allocate", "audit", "explain", "report"),
+        *("Sensitivity", "sensitivity"),
+    ),
     "_solvers": ("AbstractMethod", "GPTQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Statistics"),
 }

@@ -1,10 +1,11 @@
-"""What a quantized model costs and how it computes: `report`, `audit`, `explain`, and
-the table of formats.
+"""What a quantized model costs and how it computes: `report`, `audit`, `explain`, the
+table of formats, and what each weight loses in each format (`sensitivity`).
 
-This room imports `train`, `_tree` and the rooms below them, and rich where a table is
-printed.
+This room imports `train`, `_tree`, `_solvers` and the rooms below them, and rich where
+a table is printed.
 """
 
+from ._allocation import Sensitivity as Sensitivity, SensitivityRow as SensitivityRow
 from ._audit import Audit as Audit, audit as audit, Operand as Operand
 from ._explain import explain as explain, Explanation as Explanation
 from ._formats import (
@@ -15,4 +16,5 @@ from ._formats import (
 )
 from ._print import Row as Row, Total as Total
 from ._report import Report as Report, report as report
+from ._sensitivity import allocate as allocate, sensitivity as sensitivity
 from ._uses import Use as Use

@@ -11,6 +11,7 @@ To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
 from ._decide import decide as decide, Decision as Decision, FilterSpec as FilterSpec
+from ._example import Example as Example
 from ._jitted import opened as opened
 from ._owners import (
     LeafInfo as LeafInfo,
@@ -22,5 +23,6 @@ from ._quantize import (
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
 )
+from ._rounding import grams_of as grams_of
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard

@@ -53,7 +53,7 @@ def rounding(
             f"`method` {method} needs what the weights are multiplied with. Pass "
             "`stats=eqquant.calibrate(fn, model, batches)`."
         )
-    grams = {} if stats is None else _grams(decisions, stats, method.needs_gram)
+    grams = {} if stats is None else grams_of(decisions, stats, method.needs_gram)
     without_gram = ScaleSearch() if method.needs_gram else method
 
     def solve(leaf, format, axis):
@@ -65,9 +65,16 @@ def rounding(
     return solve
 
 
-def _grams(
+def grams_of(
     decisions: Sequence[Decision], stats: "Statistics", needed: bool
 ) -> "dict[Any, Gram]":
+    """The Grams of the leaves that are to be quantized, by their identities.
+
+    **Raises:**
+
+    A `ValueError` if the statistics are of another model. Warns, if they are needed,
+    of what they say little of.
+    """
     grams, known, missing = {}, [], []
     for decision in decisions:
         info, leaf = decision.info, decision.leaf

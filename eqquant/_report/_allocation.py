@@ -1,0 +1,149 @@
+import dataclasses
+import glob
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._tree import Rules
+from ..formats import AbstractFormat
+from ._text import plain
+
+
+@dataclasses.dataclass(frozen=True)
+class SensitivityRow:
+    """What some weights cost in each format, and what that does.
+
+    - `paths`: the weights that get the same format: one, or several that share an array
+        or that were asked to stay together.
+    - `size`: how many numbers they have.
+    - `bits`: bits per weight in each format, scales included.
+    - `errors`: the error in each format.
+    """
+
+    paths: tuple[str, ...]
+    size: int
+    bits: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sensitivity:
+    """What becomes worse when a weight is stored in fewer bits, from
+    [`eqquant.sensitivity`][]. It prints as a table.
+
+    - `rows`: a `SensitivityRow` for each weight.
+    - `formats`: the formats.
+    - `measure`: what the errors are.
+    """
+
+    rows: tuple[SensitivityRow, ...]
+    formats: tuple[AbstractFormat, ...]
+    measure: str
+
+    def allocate(self, bits: float | int = 4.0) -> Rules:
+        """Chooses a format for each weight, so that the sum of the errors is smallest.
+
+        **Arguments:**
+
+        - `bits`: the largest mean of bits per weight, scales included.
+
+        **Returns:**
+
+        [`eqquant.Rules`][] with a rule for each weight.
+
+        **Raises:**
+
+        A `ValueError` if `bits` are fewer than the smallest formats take.
+        """
+        chosen = self._chosen(bits)
+        return Rules(
+            [
+                (glob.escape(path), self.formats[i])
+                for row, i in zip(self.rows, chosen)
+                for path in row.paths
+            ]
+        )
+
+    def curve(self, bits: Sequence[float | int]) -> list[tuple[float, float]]:
+        """For each mean of bits per weight that is allowed: the mean that is used, and
+        the sum of the errors."""
+        found = []
+        for most in bits:
+            chosen = list(zip(self.rows, self._chosen(most)))
+            used = sum(row.size * row.bits[i] for row, i in chosen)
+            error = sum(row.errors[i] for row, i in chosen)
+            found.append((used / self._size, error))
+        return found
+
+    @property
+    def _size(self):
+        return sum(row.size for row in self.rows)
+
+    def _chosen(self, bits):
+        # The knapsack problem with one choice of each group, solved exactly: `x[r, f]`
+        # is one where the weights `r` have the format `f`.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        costs = np.array([[row.size * b for b in row.bits] for row in self.rows])
+        costs /= self._size
+        # (A loss may well become smaller, by chance.)
+        errors = np.maximum([row.errors for row in self.rows], 0)
+        least = np.sum(np.min(costs, axis=1))
+        if not least <= bits + 1e-9:
+            raise ValueError(
+                f"`bits` should be {least:.4g} at least, which is what the smallest of "
+                f"the formats take. Got {bits}."
+            )
+        starts = np.arange(0, costs.size + 1, len(self.formats))
+        one_each = csr_array((np.ones(costs.size), np.arange(costs.size), starts))
+        constraints = [
+            LinearConstraint(one_each, 1, 1),
+            LinearConstraint(costs.reshape(1, -1), -np.inf, bits + 1e-9),
+        ]
+        chosen, total = None, np.max(errors, initial=0) * len(errors)
+        # The solver stops within 1e-6 of the largest error, which may be more than all
+        # that is chosen. So it runs again, without what is larger than the sum found.
+        while chosen is None or total > 0:
+            found = milp(
+                np.minimum(errors, total).ravel() / (total or 1),
+                integrality=np.ones(errors.size),
+                bounds=Bounds(0, (errors <= total * (1 + 1e-9)).ravel().astype(float)),
+                constraints=constraints,
+                options={"mip_rel_gap": 1e-6, "time_limit": 60.0},
+            )
+            if found.x is None:
+                raise RuntimeError(f"The solver failed: {found.message}")
+            chosen = np.argmax(found.x.reshape(errors.shape), axis=1)
+            before, total = total, np.sum(errors[np.arange(len(errors)), chosen])
+            if total > 0.5 * before:
+                break
+        return chosen.tolist()
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        costs = [[row.size * b for b in row.bits] for row in self.rows]
+        bits = [f"{sum(c) / self._size:.2f}" for c in zip(*costs)]
+        width = max(map(len, bits))
+        legend = [f"{b:>{width}} bits  {f}" for b, f in zip(bits, self.formats)]
+        table = Table(
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            caption=Text("\n".join(["", *legend, "", self.measure])),
+            caption_justify="left",
+        )
+        table.add_column("weight", overflow="fold")
+        for title in ("numbers", *bits):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in self.rows:
+            errors = [f"{e:.3g}" for e in row.errors]
+            table.add_row(Text("\n".join(row.paths)), f"{row.size:,}", *errors)
+        yield table

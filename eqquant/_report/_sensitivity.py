@@ -1,0 +1,280 @@
+import functools as ft
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._array import identity, quantize, QuantizedArray
+from .._product import as_tuple, Axis, normalise_axis
+from .._solvers import AbstractMethod, ScaleSearch, solved
+from .._trace import Gram, Statistics
+from .._tree import decide, Decision, Example, grams_of, LeafInfo, opened, Rules
+from ..formats import AbstractFormat, as_format, Int, Int4, Int8
+from ._allocation import Sensitivity, SensitivityRow
+
+
+_formats = (
+    Int(2, 64, "minimum"),
+    Int(3, 64, "minimum"),
+    Int4(64, symmetric=False),
+    Int(6, 64, "minimum"),
+    Int8(64),
+)
+
+
+def sensitivity(
+    model: PyTree,
+    stats: Statistics | None = None,
+    formats: Sequence[AbstractFormat | str] = _formats,
+    *,
+    loss: Callable[[PyTree], Any] | None = None,
+    method: AbstractMethod | None = None,
+    together: Callable[[LeafInfo], Hashable] | None = None,
+    axis: Axis | Literal["auto"] = "auto",
+    min_size: int = 1024,
+    embeddings: bool = False,
+    example: Any = None,
+) -> Sensitivity:
+    """Measures what each weight of a model loses in each of some formats.
+
+    !!! Example
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        found = eqquant.sensitivity(model, stats)
+        print(found)
+        model = eqquant.tree_quantize(model, found.allocate(bits=4.0), stats=stats)
+        ```
+
+    **Arguments:**
+
+    - `model`: any PyTree.
+    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. The
+        error of a weight in a format is that of its products, squared, for a row of
+        inputs: `tr(e H e^T)` for the Gram matrix `H`, where `e` is what rounding
+        changes, over the number of rows. Weights that `stats` do not know, with a
+        warning, and all without `stats`, are taken to meet inputs of unit variance:
+        `|e|^2`.
+    - `formats`: the formats to choose from.
+    - `loss`: if given, the error of a weight in a format is instead what
+        `loss(model)` increases by when this weight alone is rounded. It is called
+        once for each weight and format, with a model of ordinary arrays: pass a jitted
+        function, and it is compiled once.
+    - `method`: how numbers are rounded, as of [`eqquant.tree_quantize`][]. By default
+        to nearest. [`eqquant.ScaleSearch`][] is used where a method needs statistics
+        that there are not.
+    - `together`: a function from an [`eqquant.LeafInfo`][] to a key. Weights with the
+        same key get the same format; `None` stands for a weight on its own. An array in
+        two places always does.
+    - `axis`, `min_size`, `embeddings`, `example`: which arrays are weights, as of
+        [`eqquant.tree_quantize`][]. Pass the same `axis` and `example` to both.
+
+    **Returns:**
+
+    A [`eqquant.Sensitivity`][]: its `allocate(bits)` chooses a format for each weight.
+
+    **Raises:**
+
+    A `ValueError` if no weight is found, if there are no formats, for a format that
+    cannot hold a weight, for a skeleton of a model, for statistics of another model,
+    and if `loss` is not finite.
+    """
+    formats = tuple(as_format(format) for format in formats)
+    if not formats:
+        raise ValueError("`formats` should be some formats to choose from. Got none.")
+    called = None if example is None else Example(example)
+    decisions = decide(
+        opened(model),
+        axis=axis,
+        min_size=min_size,
+        embeddings=embeddings,
+        example=called,
+    )
+    known = {} if stats is None else _grams(decisions, stats)
+    most = max((float(np.max(gram.rows)) for gram in known.values()), default=1.0)
+    base = 0.0 if loss is None else float(loss(model))
+
+    def measured(arrays: list[_Weight], format: AbstractFormat):
+        each = [_rounded(weight, format, method) for weight in arrays]
+        bits = sum(8 * q.nbytes for q in each) / sum(q.size for q in each)
+        if loss is None:
+            found = (_squared_error(w, q, most) for w, q in zip(arrays, each))
+            return bits, sum(found)
+        dense = {identity(w.leaf): q.dequantize() for w, q in zip(arrays, each)}
+        after = float(loss(_with(model, dense)))
+        if not np.isfinite(after - base):
+            raise ValueError(
+                f"`loss` should be finite. Got {base}, and {after} with "
+                f"`{arrays[0].info.path}` in {format}."
+            )
+        return bits, after - base
+
+    rows = []
+    for group in _groups(decisions, together):
+        arrays = {
+            identity(leaf): _Weight(leaf, info, known.get(identity(leaf)))
+            for leaf, info in reversed(group)
+        }
+        arrays = [*arrays.values()]
+        each = [measured(arrays, format) for format in formats]
+        row = SensitivityRow(
+            paths=tuple(info.path for _, info in group),
+            size=sum(weight.leaf.size for weight in arrays),
+            bits=tuple(bits for bits, _ in each),
+            errors=tuple(error for _, error in each),
+        )
+        rows.append(row)
+    return Sensitivity(tuple(rows), formats, _measure(stats, loss))
+
+
+def allocate(
+    model: PyTree,
+    stats: Statistics | None = None,
+    bits: float | int = 4.0,
+    formats: Sequence[AbstractFormat | str] = _formats,
+    **options: Any,
+) -> Rules:
+    """Chooses a format for each weight of a model, for a number of bits.
+
+    !!! Example
+
+        ```python
+        stats = eqquant.calibrate(fn, model, batches)
+        rules = eqquant.allocate(model, stats, bits=4.0)
+        model = eqquant.tree_quantize(model, rules, stats=stats)
+        ```
+
+    **Arguments:**
+
+    - `model`, `stats`, `formats`, `options`: as those of [`eqquant.sensitivity`][],
+        which measures what each weight loses in each format.
+    - `bits`: the largest mean of bits per weight, scales included.
+
+    **Returns:**
+
+    [`eqquant.Rules`][] with a rule for each weight. The sum of the errors is the
+    smallest that there is for these bits.
+
+    **Raises:**
+
+    What [`eqquant.sensitivity`][] raises, and a `ValueError` if `bits` are fewer than
+    the smallest formats take.
+    """
+    return sensitivity(model, stats, formats, **options).allocate(bits)
+
+
+class _Weight(NamedTuple):
+    leaf: Any
+    info: LeafInfo
+    gram: Gram | None
+
+
+def _grams(decisions: Sequence[Decision], stats: Statistics) -> dict[Any, Gram]:
+    found = grams_of(decisions, stats, needed=False)
+    unknown = [
+        d.info.path
+        for d in decisions
+        if d.info is not None and d.format is not None and identity(d.leaf) not in found
+    ]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        warnings.warn(
+            f"`{unknown[0]}`{more} entered no product that `calibrate` could follow. "
+            "Its inputs are taken to be of unit variance.",
+            stacklevel=3,
+        )
+    return found
+
+
+def _groups(
+    decisions: Sequence[Decision], together: Callable[[LeafInfo], Hashable] | None
+) -> list[list[tuple[Any, LeafInfo]]]:
+    """The weights, in lists of those that get the same format."""
+    groups: list[tuple[set[Hashable], list[tuple[Any, LeafInfo]]]] = []
+    for decision in decisions:
+        info, leaf = decision.info, decision.leaf
+        if info is None or decision.format is None:
+            continue
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"`model` should have numbers to round. `{info.path}` is a "
+                "`jax.ShapeDtypeStruct`."
+            )
+        keys: set[Hashable] = {("array", identity(leaf))}
+        key = None if together is None else together(info)
+        if key is not None:
+            keys.add(("together", key))
+        first, members = len(groups), [(leaf, info)]
+        for i in reversed(range(len(groups))):
+            if groups[i][0] & keys:
+                others, before = groups.pop(i)
+                first, keys, members = i, keys | others, [*before, *members]
+        groups.insert(first, (keys, members))
+    if not groups:
+        raise ValueError(
+            "`model` should have weights to quantize. None was found: "
+            "`eqquant.report(model)` says why."
+        )
+    return [members for _, members in groups]
+
+
+def _rounded(
+    weight: _Weight, format: AbstractFormat, method: AbstractMethod | None
+) -> QuantizedArray:
+    leaf, info, gram = weight
+    try:
+        if method is None:
+            return quantize(leaf, format, axis=info.axis)
+        if gram is None:
+            method = ScaleSearch() if method.needs_gram else method
+            return solved(leaf, format, method, axis=info.axis)
+        return solved(leaf, format, method, gram.value, gram.rows, axis=info.axis)
+    except ValueError as e:
+        raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+
+
+def _squared_error(weight: _Weight, q: QuantizedArray, rows: float) -> float:
+    leaf, info, gram = weight
+    axes = tuple(sorted(as_tuple(normalise_axis(info.axis, leaf.shape))))
+    value = None if gram is None else gram.value
+    error = float(_squares(leaf, q.dequantize(), value, axes))
+    return error if gram is None else error / rows
+
+
+@ft.partial(jax.jit, static_argnums=3)
+def _squares(w, decoded, gram, axes):
+    """The sum of squares of the products with `w - decoded`."""
+    error = w.astype(jnp.float32) - decoded.astype(jnp.float32)
+    error = jnp.moveaxis(error, axes, tuple(range(-len(axes), 0)))
+    outer = error.shape[: w.ndim - len(axes)]
+    if gram is None:
+        return jnp.sum(error**2)
+    # What shares a Gram, side by side: `*lead n k`.
+    lead = gram.shape[: len(outer)]
+    parts = [size for m, n in zip(lead, outer) for size in (m, n // m)]
+    error = error.reshape(*parts, -1)
+    where = tuple(range(0, 2 * len(outer), 2))
+    error = jnp.moveaxis(error, where, tuple(range(len(outer))))
+    error = error.reshape(*lead, -1, error.shape[-1])
+    if gram.ndim == len(outer) + 1:
+        return jnp.sum(error**2 * gram[..., None, :])
+    with jax.default_matmul_precision("highest"):
+        return jnp.sum((error @ gram) * error)
+
+
+def _with(model: PyTree, arrays: dict[Hashable, Any]) -> PyTree:
+    """The model with other arrays in place of some."""
+    return jtu.tree_map(lambda x: arrays.get(identity(x), x), model)
+
+
+def _measure(stats: Statistics | None, loss: Callable | None) -> str:
+    if loss is not None:
+        return "What the loss increases by, if only this weight is rounded."
+    if stats is not None:
+        return "Squared errors of the products, for a row of inputs."
+    return "Squared errors of the weights."
