@@ -12,7 +12,7 @@ readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 def test_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 13
+    assert len(blocks) == 14
     names: dict = {"__name__": "readme"}
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
         for block in blocks:
