@@ -16,7 +16,8 @@ methods = [eqq.ScaleSearch(), eqq.GPTQ(passes=1, tries=2)]
 few = ("nf4-bfloat16-scales", "int4-affine", "int-3-minimum", "ternary-tensor")
 adjustable = [k for k, f in formats.items() if isinstance(f, AbstractAdjustable)]
 # For what takes long to compile: one of each kind.
-main = (*few, "int8", "q4_0", "binary-128", "fp8-e5m2-tensor", "dynamic8")
+main = (*few, "int8", "q4_0", "binary-128", "fp8-e5m2-tensor", "dynamic8", "q5_1")
+main += ("q2_k", "q4_k", "q6_k")
 
 
 def numbers(stored, format, k):

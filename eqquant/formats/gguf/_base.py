@@ -10,13 +10,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
+from .._adjustable import AbstractAdjustable, Parameters
 from .._base import AbstractComposite, AbstractFormat, Stored
 from .._bit_fields import Code
 from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._int import Int
 from .._pieces import by_pieces
-from .._scale import all_within, poison
+from .._scale import all_within, from_bits, nearest_scale, poison, to_bits
 
 
 class AbstractGGUF(AbstractFormat):
@@ -113,7 +114,7 @@ class BlockFields(NamedTuple):
     signed: bool = False
 
 
-class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
+class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite, AbstractAdjustable):
     """A type whose blocks are stored as they are in the file: `stored["blocks"]`.
 
     - `base`: the integers that a block consists of, as codes with a scale of their own
@@ -139,6 +140,38 @@ class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite):
         UInt8[Array, "*b g s"], Float[Array, "*b g p"], Float[Array, "*b g p"] | None
     ]:
         """The codes, the scales and the minima of the parts that blocks consist of."""
+
+    @abc.abstractmethod
+    def join_blocks(
+        self, codes: UInt8[Array, "*b g s"], scales: Stored
+    ) -> UInt8[Array, "*b g t"]:
+        """The inverse of `split_blocks`. `scales` has the two scales in float16, `step`
+        and `low`, as bytes, and if a block has several parts, their integers, `steps`
+        and `lows`. There is no `low` and are no `lows` if there is no minimum."""
+
+    @property
+    def grid(self):
+        return self.base
+
+    def candidates(self, blocks, size):
+        return self.base.candidates(blocks, size)
+
+    def held(self, parameters):
+        half = np.dtype(np.float16)
+        nearest = lambda x: from_bits(to_bits(nearest_scale(x, half), half), half)
+        scale, offset = parameters
+        return Parameters(nearest(scale), None if offset is None else nearest(offset))
+
+    def settled(self, parameters):
+        scale, offset = self.held(parameters)
+        scales = {"step": to_half(scale[..., None])}
+        if offset is not None:
+            scales["low"] = to_half(offset[..., None])
+        return scales, Parameters(scale, offset)
+
+    def write(self, codes, settled):
+        codes = split_codes(codes, self.block_size, 0)
+        return {"blocks": in_rows(self.join_blocks(codes, settled))}
 
     def encode(self, w, scale=None):
         if scale is not None:
@@ -204,7 +237,7 @@ def _bits(x: Float[Array, "*b g p"]) -> Integer[Array, "*b _"]:
     return lax.bitcast_convert_type(in_rows(x), jnp.uint32)
 
 
-def as_blocks(rows: UInt8[Array, "*b _"], size: int) -> UInt8[Array, "*b g t"]:
+def as_blocks(rows: Shaped[Array, "*b _"], size: int) -> Shaped[Array, "*b g t"]:
     *lead, j = rows.shape
     return rows.reshape(*lead, j // size, size)
 

@@ -1,14 +1,18 @@
 """What GGUF's `K` types have in common: blocks of 256 numbers that consist of small
 ones, each with a scale of a few bits, and one with a least number of as many bits."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8
 
+from .._adjustable import Parameters
+from .._base import Stored
 from .._bit_fields import BitField, Code
 from .._scale import to_bits
-from ._base import half, planes
+from ._base import AbstractGGUFBlocks, as_blocks, half, in_rows, planes
 from ._search import best_range, best_scale, rounded, signed_largest
 
 
@@ -35,29 +39,38 @@ def fit_ranges(
     steps: int,
     absolute: bool,
 ) -> tuple[
-    UInt8[Array, "*b 2"],
-    UInt8[Array, "*b 2"],
-    UInt8[Array, "*b g"],
-    UInt8[Array, "*b g"],
     UInt8[Array, "*b 256"],
+    Stored,
 ]:
-    """The two scales of large blocks, those of the small ones and of how far below zero
-    they begin, up to `most_scale`, and the codes, up to `most`."""
+    """The codes, up to `most`, and the scales: those of large blocks, those of the
+    small ones, and how far below zero these begin, up to `most_scale`."""
     found = best_range(_flat(x), _flat(weights), most, start, steps, absolute)
-    found = [a.reshape(*x.shape[:-1], 1) for a in found]
+    scale, below = (a.reshape(x.shape[:-1]) for a in found)
+    scales = _share(scale, below, most_scale)
+    scale, low = _read_ranges(scales)
+    codes = large_block(rounded(x - low[..., None], scale[..., None], 0, most))
+    return codes.astype(jnp.uint8), scales
+
+
+def _share(
+    scale: Float[Array, "*b g"], below: Float[Array, "*b g"], most: int
+) -> Stored:
+    """Scales of small blocks, and how far below zero they begin, as integers up to
+    `most` times two scales of the large block."""
     wholes, parts = [], []
-    for scales in found:
-        scales = scales[..., 0]
-        whole = _whole(jnp.max(scales, axis=-1, keepdims=True) / most_scale)
+    for scales in (scale, below):
+        whole = _whole(jnp.max(scales, axis=-1, keepdims=True) / most)
         wholes.append(whole)
-        parts.append(rounded(scales, half(whole), 0, most_scale))
+        parts.append(rounded(scales, half(whole), 0, most))
     few, few_below = parts
     # Where a step is too small for a float16, the numbers become zeros.
     few_below = jnp.where(few == 0, 0, few_below)
-    scale, below = half(wholes[0]) * few, half(wholes[1]) * few_below
-    codes = large_block(rounded(x + below[..., None], scale[..., None], 0, most))
-    few, few_below, codes = (a.astype(jnp.uint8) for a in (few, few_below, codes))
-    return *wholes, few, few_below, codes
+    few, few_below = (a.astype(jnp.uint8) for a in (few, few_below))
+    return {"step": wholes[0], "low": wholes[1], "steps": few, "lows": few_below}
+
+
+def _read_ranges(scales: Stored) -> tuple[Float[Array, "*b g"], Float[Array, "*b g"]]:
+    return from_ranges(scales["step"], scales["low"], scales["steps"], scales["lows"])
 
 
 def from_ranges(
@@ -79,15 +92,62 @@ def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
 
 def fit_scales(
     x: Float[Array, "*b g s"], half_codes: int, half_scales: int
-) -> tuple[UInt8[Array, "*b 2"], Float[Array, "*b g"], Float[Array, "*b 256"]]:
-    """The scale of large blocks, those of the small ones, from `-half_scales` on, and
-    the codes, from `-half_codes` on."""
-    scales = best_scale(_flat(x), half_codes).reshape(x.shape[:-1])
-    step = _whole(signed_largest(scales) / -half_scales)
-    steps = rounded(scales, half(step), -half_scales, half_scales - 1)
-    scale = half(step) * steps
+) -> tuple[UInt8[Array, "*b 256"], Stored]:
+    """The codes, whose zero is `half_codes`, and the scales: those of large blocks, and
+    those of the small ones, from `-half_scales` on."""
+    scales = _share_signed(
+        best_scale(_flat(x), half_codes).reshape(x.shape[:-1]), half_scales
+    )
+    scale = half(scales["step"]) * scales["steps"]
     codes = rounded(x, scale[..., None], -half_codes, half_codes - 1)
-    return step, steps, large_block(codes)
+    return (large_block(codes) + half_codes).astype(jnp.uint8), scales
+
+
+def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:
+    """Scales of small blocks as integers from `-half_scales` on, times a scale of the
+    large block."""
+    step = _whole(signed_largest(scale) / -half_scales)
+    return {
+        "step": step,
+        "steps": rounded(scale, half(step), -half_scales, half_scales - 1),
+    }
+
+
+class AbstractK(AbstractGGUFBlocks):
+    """A type whose blocks consist of small ones. The scales of these are integers,
+    times a scale of the large block."""
+
+    joint: ClassVar[bool] = True
+
+    def candidates(self, blocks, size):
+        if self.base.offset is None:
+            return self.base.candidates(blocks, size)
+        # Minima are not above zero.
+        low = jnp.minimum(jnp.min(blocks, axis=-1, keepdims=True), 0)
+        high = jnp.max(blocks, axis=-1, keepdims=True)
+        ends = jnp.concatenate([low, high], axis=-1)
+        return self.base.candidates(ends, np.full_like(size, 2))
+
+    def held(self, parameters):
+        scale, offset = parameters
+        if offset is None:
+            return parameters
+        return Parameters(jnp.maximum(scale, 0), jnp.minimum(offset, 0))
+
+    def settled(self, parameters):
+        scale, offset = self.held(parameters)
+        few, number = len(self.fields.steps), scale.shape[-1]
+        missing = [(0, 0)] * (scale.ndim - 1) + [(0, -number % few)]
+        in_large = lambda a: as_blocks(jnp.pad(a, missing), few)
+        in_small = lambda a: in_rows(a)[..., :number]
+        levels = 2 ** sum(field.number for field in self.fields.steps[0])
+        if offset is None:
+            scales = _share_signed(in_large(scale), levels // 2)
+            read = half(scales["step"]) * scales["steps"]
+            return scales, Parameters(in_small(read), None)
+        scales = _share(in_large(scale), in_large(-offset), levels - 1)
+        read = Parameters(*_read_ranges(scales))
+        return scales, Parameters(*map(in_small, read))
 
 
 def join_scales(

@@ -5,11 +5,11 @@ import numpy as np
 
 from .._bit_fields import plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
-from ._k import fit_ranges, from_ranges, small_blocks
+from ._base import BlockFields, cut, planes, to_planes
+from ._k import AbstractK, fit_ranges, from_ranges, small_blocks
 
 
-class Q2_K(AbstractGGUFBlocks):
+class Q2_K(AbstractK):
     """GGUF's `Q2_K`: 2-bit integers from 0 to 3, times a scale and less an offset for
     each 16 of them. Those are 4-bit integers times two scales in float16 for each 256.
     2.625 bits.
@@ -39,8 +39,11 @@ class Q2_K(AbstractGGUFBlocks):
     def encode_blocks(self, blocks):
         x = small_blocks(blocks, 16)
         fitted = fit_ranges(x, jnp.abs(x), 3, 15, -0.5, 15, absolute=True)
-        step, low, steps, lows, codes = fitted
-        parts = [steps | lows << np.uint8(4), to_planes(codes, 2, 32), step, low]
+        return self.join_blocks(*fitted)
+
+    def join_blocks(self, codes, scales):
+        four = scales["steps"] | scales["lows"] << np.uint8(4)
+        parts = [four, to_planes(codes, 2, 32), scales["step"], scales["low"]]
         return jnp.concatenate(parts, axis=-1)
 
     def split_blocks(self, blocks):

@@ -5,11 +5,11 @@ import numpy as np
 
 from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, BlockFields, cut, half, planes, to_planes
-from ._k import fit_scales, small_blocks
+from ._base import BlockFields, cut, half, planes, to_planes
+from ._k import AbstractK, fit_scales, small_blocks
 
 
-class Q3_K(AbstractGGUFBlocks):
+class Q3_K(AbstractK):
     """GGUF's `Q3_K`: 3-bit integers from -4 to 3, times a scale for each 16 of them.
     Those are 6-bit integers, which may be negative, times a scale in float16 for each
     256. 3.4375 bits.
@@ -37,14 +37,16 @@ class Q3_K(AbstractGGUFBlocks):
     )
 
     def encode_blocks(self, blocks):
-        step, steps, codes = fit_scales(small_blocks(blocks, 16), 4, 32)
-        codes, steps = (codes + 4).astype(jnp.uint8), (steps + 32).astype(jnp.uint8)
+        return self.join_blocks(*fit_scales(small_blocks(blocks, 16), 4, 32))
+
+    def join_blocks(self, codes, scales):
+        steps = (scales["steps"] + 32).astype(jnp.uint8)
         parts = [
             to_planes(codes >> np.uint8(2), 1, 32),
             to_planes(codes & np.uint8(3), 2, 32),
             to_planes(steps & np.uint8(15), 4, 8),
             to_planes(steps >> np.uint8(4), 2, 4),
-            step,
+            scales["step"],
         ]
         return jnp.concatenate(parts, axis=-1)
 

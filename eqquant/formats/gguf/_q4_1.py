@@ -42,7 +42,10 @@ class Q4_1(AbstractGGUFBlocks):
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 15)
         codes = half_up((blocks - low) * reciprocal(step), 0, 16)
-        parts = [to_half(step), to_half(low), to_planes(codes, 4, 16)]
+        return self.join_blocks(codes, {"step": to_half(step), "low": to_half(low)})
+
+    def join_blocks(self, codes, scales):
+        parts = [scales["step"], scales["low"], to_planes(codes, 4, 16)]
         return jnp.concatenate(parts, axis=-1)
 
     def split_blocks(self, blocks):

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 
 from .._bit_fields import plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
+from ._base import BlockFields, cut, planes, to_planes
 from ._k import (
+    AbstractK,
     fit_ranges,
     from_ranges,
     join_scales,
@@ -15,7 +16,7 @@ from ._k import (
 )
 
 
-class Q4_K(AbstractGGUFBlocks):
+class Q4_K(AbstractK):
     """GGUF's `Q4_K`: 4-bit integers from 0 to 15, times a scale and less an offset
     for each 32 of them. Those are 6-bit integers times two scales in float16 for each
     256. 4.5 bits.
@@ -44,8 +45,11 @@ class Q4_K(AbstractGGUFBlocks):
         x = small_blocks(blocks, 32)
         weights = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)) + jnp.abs(x)
         fitted = fit_ranges(x, weights, 15, 63, -1.0, 20, absolute=False)
-        step, low, steps, lows, codes = fitted
-        parts = [step, low, join_scales(steps, lows), to_planes(codes, 4, 32)]
+        return self.join_blocks(*fitted)
+
+    def join_blocks(self, codes, scales):
+        six = join_scales(scales["steps"], scales["lows"])
+        parts = [scales["step"], scales["low"], six, to_planes(codes, 4, 32)]
         return jnp.concatenate(parts, axis=-1)
 
     def split_blocks(self, blocks):

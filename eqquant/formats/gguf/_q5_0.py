@@ -37,7 +37,10 @@ class Q5_0(AbstractGGUFBlocks):
     def encode_blocks(self, blocks):
         scale = signed_largest(blocks) / -16
         codes = half_up(blocks * reciprocal(scale), 16, 32)
-        return jnp.concatenate([to_half(scale), *split5(codes)], axis=-1)
+        return self.join_blocks(codes, {"step": to_half(scale)})
+
+    def join_blocks(self, codes, scales):
+        return jnp.concatenate([scales["step"], *split5(codes)], axis=-1)
 
     def split_blocks(self, blocks):
         scale, high, low = cut(blocks, (2, 4, 16))

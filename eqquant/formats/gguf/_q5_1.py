@@ -36,7 +36,10 @@ class Q5_1(AbstractGGUFBlocks):
     def encode_blocks(self, blocks):
         step, low = range_of(blocks, 31)
         codes = half_up((blocks - low) * reciprocal(step), 0, 32)
-        parts = [to_half(step), to_half(low), *split5(codes)]
+        return self.join_blocks(codes, {"step": to_half(step), "low": to_half(low)})
+
+    def join_blocks(self, codes, scales):
+        parts = [scales["step"], scales["low"], *split5(codes)]
         return jnp.concatenate(parts, axis=-1)
 
     def split_blocks(self, blocks):

@@ -5,8 +5,9 @@ import numpy as np
 
 from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, BlockFields, cut, planes, to_planes
+from ._base import BlockFields, cut, planes, to_planes
 from ._k import (
+    AbstractK,
     fit_ranges,
     from_ranges,
     join_scales,
@@ -16,7 +17,7 @@ from ._k import (
 )
 
 
-class Q5_K(AbstractGGUFBlocks):
+class Q5_K(AbstractK):
     """GGUF's `Q5_K`: 5-bit integers from 0 to 31, times a scale and less an offset
     for each 32 of them. Those are 6-bit integers times two scales in float16 for each
     256. 5.5 bits.
@@ -46,10 +47,13 @@ class Q5_K(AbstractGGUFBlocks):
         x = small_blocks(blocks, 32)
         weights = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)) + jnp.abs(x)
         fitted = fit_ranges(x, weights, 31, 63, -0.5, 15, absolute=False)
-        step, low, steps, lows, codes = fitted
+        return self.join_blocks(*fitted)
+
+    def join_blocks(self, codes, scales):
+        six = join_scales(scales["steps"], scales["lows"])
         high_bits = to_planes(codes >> np.uint8(4), 1, 32)
         low_bits = to_planes(codes & np.uint8(15), 4, 32)
-        parts = [step, low, join_scales(steps, lows), high_bits, low_bits]
+        parts = [scales["step"], scales["low"], six, high_bits, low_bits]
         return jnp.concatenate(parts, axis=-1)
 
     def split_blocks(self, blocks):

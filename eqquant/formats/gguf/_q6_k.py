@@ -6,11 +6,11 @@ from jax import lax
 
 from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import AbstractGGUFBlocks, BlockFields, cut, half, planes, to_planes
-from ._k import fit_scales, small_blocks
+from ._base import BlockFields, cut, half, planes, to_planes
+from ._k import AbstractK, fit_scales, small_blocks
 
 
-class Q6_K(AbstractGGUFBlocks):
+class Q6_K(AbstractK):
     """GGUF's `Q6_K`: 6-bit integers from -32 to 31, times a scale for each 16 of them.
     Those are 8-bit integers, which may be negative, times a scale in float16 for each
     256. 6.5625 bits.
@@ -38,13 +38,14 @@ class Q6_K(AbstractGGUFBlocks):
     )
 
     def encode_blocks(self, blocks):
-        step, steps, codes = fit_scales(small_blocks(blocks, 16), 32, 128)
-        codes = (codes + 32).astype(jnp.uint8)
+        return self.join_blocks(*fit_scales(small_blocks(blocks, 16), 32, 128))
+
+    def join_blocks(self, codes, scales):
         parts = [
             to_planes(codes & np.uint8(15), 4, 64),
             to_planes(codes >> np.uint8(4), 2, 32),
-            lax.bitcast_convert_type(steps.astype(jnp.int8), jnp.uint8),
-            step,
+            lax.bitcast_convert_type(scales["steps"].astype(jnp.int8), jnp.uint8),
+            scales["step"],
         ]
         return jnp.concatenate(parts, axis=-1)
 
