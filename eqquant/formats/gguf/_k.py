@@ -38,10 +38,7 @@ def fit_ranges(
     start: float,
     steps: int,
     absolute: bool,
-) -> tuple[
-    UInt8[Array, "*b 256"],
-    Stored,
-]:
+) -> tuple[UInt8[Array, "*b 256"], Stored]:
     """The codes, up to `most`, and the scales: those of large blocks, those of the
     small ones, and how far below zero these begin, up to `most_scale`."""
     found = best_range(_flat(x), _flat(weights), most, start, steps, absolute)
