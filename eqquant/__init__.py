@@ -7,7 +7,7 @@ their `__init__.py`; each room's docstring says what it is for and how to add to
     _cli        the command `eqquant`
     bench       the benchmarks behind `eqquant bench`
     demo        the language model behind `eqquant demo`
-    _report     what a quantized model costs, and why; which weights bear fewer bits
+    _report     what a quantized model costs, and why; formats within a budget
     interop     files and other libraries' checkpoints <-> trees of arrays
     train       straight-through estimators, QAT, LoRA, 8-bit optimizers
     _tree       tree_quantize: which leaves of a model are weights, and in which format

@@ -12,7 +12,7 @@ from ._text import plain
 
 @dataclasses.dataclass(frozen=True)
 class SensitivityRow:
-    """What some weights cost in each format, and what that does.
+    """What some weights cost in each format, and what they lose.
 
     - `paths`: the weights that get the same format: one, or several that share an array
         or that were asked to stay together.
@@ -29,7 +29,7 @@ class SensitivityRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What becomes worse when a weight is stored in fewer bits, from
+    """What the weights of a model lose in each of some formats, from
     [`eqquant.sensitivity`][]. It prints as a table.
 
     - `rows`: a `SensitivityRow` for each weight.
@@ -42,7 +42,8 @@ class Sensitivity:
     measure: str
 
     def allocate(self, bits: float | int = 4.0) -> Rules:
-        """Chooses a format for each weight, so that the sum of the errors is smallest.
+        """Chooses a format for each weight within a budget of bits, so that the sum of
+        the errors is the smallest.
 
         **Arguments:**
 
@@ -81,8 +82,8 @@ class Sensitivity:
         return sum(row.size for row in self.rows)
 
     def _chosen(self, bits):
-        # The knapsack problem with one choice of each group, solved exactly: `x[r, f]`
-        # is one where the weights `r` have the format `f`.
+        # The knapsack problem with one choice of each group: `x[r, f]` is one where the
+        # weights `r` have the format `f`.
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -100,26 +101,29 @@ class Sensitivity:
         one_each = csr_array((np.ones(costs.size), np.arange(costs.size), starts))
         constraints = [
             LinearConstraint(one_each, 1, 1),
-            LinearConstraint(costs.reshape(1, -1), -np.inf, bits + 1e-9),
+            # (In hundredths: the solver allows for 1e-6 more.)
+            LinearConstraint(100 * costs.reshape(1, -1), -np.inf, 100 * bits + 1e-7),
         ]
-        chosen, total = None, np.max(errors, initial=0) * len(errors)
         # The solver stops within 1e-6 of the largest error, which may be more than all
         # that is chosen. So it runs again, without what is larger than the sum found.
-        while chosen is None or total > 0:
+        total = np.inf
+        while True:
+            allowed = errors <= total * (1 + 1e-9)
+            unit = np.max(errors[allowed]) or 1
+            most: Any = allowed.ravel().astype(float)
             found = milp(
-                np.minimum(errors, total).ravel() / (total or 1),
+                np.where(allowed, errors / unit, 0).ravel(),
                 integrality=np.ones(errors.size),
-                bounds=Bounds(0, (errors <= total * (1 + 1e-9)).ravel().astype(float)),
+                bounds=Bounds(0, most),
                 constraints=constraints,
-                options={"mip_rel_gap": 1e-6, "time_limit": 60.0},
+                options={"mip_rel_gap": 1e-6},
             )
-            if found.x is None:
-                raise RuntimeError(f"The solver failed: {found.message}")
+            if not found.success:
+                raise RuntimeError(f"The formats could not be chosen: {found.message}")
             chosen = np.argmax(found.x.reshape(errors.shape), axis=1)
             before, total = total, np.sum(errors[np.arange(len(errors)), chosen])
-            if total > 0.5 * before:
-                break
-        return chosen.tolist()
+            if not total < before / 2:
+                return chosen.tolist()
 
     def __repr__(self) -> str:
         return plain(self)

@@ -1,5 +1,4 @@
 import functools as ft
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,11 +8,21 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._array import identity, quantize, QuantizedArray
+from .._array import identity, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
-from .._solvers import AbstractMethod, ScaleSearch, solved
+from .._solvers import AbstractMethod
 from .._trace import Gram, Statistics
-from .._tree import decide, Decision, Example, grams_of, LeafInfo, opened, Rules
+from .._tree import (
+    check,
+    decide,
+    Decision,
+    Example,
+    grams_of,
+    LeafInfo,
+    opened,
+    rounded,
+    Rules,
+)
 from ..formats import AbstractFormat, as_format, Int, Int4, Int8
 from ._allocation import Sensitivity, SensitivityRow
 
@@ -42,6 +51,10 @@ def sensitivity(
 ) -> Sensitivity:
     """Measures what each weight of a model loses in each of some formats.
 
+    Statistics tell what becomes of the products of a weight, but not what the model
+    makes of these products. Where there is time, pass a `loss`, too, and enough data
+    that its differences are not noise.
+
     !!! Example
 
         ```python
@@ -66,8 +79,7 @@ def sensitivity(
         once for each weight and format, with a model of ordinary arrays: pass a jitted
         function, and it is compiled once.
     - `method`: how numbers are rounded, as of [`eqquant.tree_quantize`][]. By default
-        to nearest. [`eqquant.ScaleSearch`][] is used where a method needs statistics
-        that there are not.
+        to nearest, also if there are `stats`.
     - `together`: a function from an [`eqquant.LeafInfo`][] to a key. Weights with the
         same key get the same format; `None` stands for a weight on its own. An array in
         two places always does.
@@ -82,11 +94,12 @@ def sensitivity(
 
     A `ValueError` if no weight is found, if there are no formats, for a format that
     cannot hold a weight, for a skeleton of a model, for statistics of another model,
-    and if `loss` is not finite.
+    for a method that needs statistics if there are none, and if `loss` is not finite.
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
         raise ValueError("`formats` should be some formats to choose from. Got none.")
+    check(stats, method)
     called = None if example is None else Example(example)
     decisions = decide(
         opened(model),
@@ -95,7 +108,12 @@ def sensitivity(
         embeddings=embeddings,
         example=called,
     )
-    known = {} if stats is None else _grams(decisions, stats)
+    otherwise = None
+    if loss is None:
+        otherwise = "its inputs are taken to be of unit variance"
+    elif method is not None and method.needs_gram:
+        otherwise = "`ScaleSearch()` rounds it"
+    known = {} if stats is None else grams_of(decisions, stats, otherwise, 4)
     most = max((float(np.max(gram.rows)) for gram in known.values()), default=1.0)
     base = 0.0 if loss is None else float(loss(model))
 
@@ -174,23 +192,6 @@ class _Weight(NamedTuple):
     gram: Gram | None
 
 
-def _grams(decisions: Sequence[Decision], stats: Statistics) -> dict[Any, Gram]:
-    found = grams_of(decisions, stats, needed=False)
-    unknown = [
-        d.info.path
-        for d in decisions
-        if d.info is not None and d.format is not None and identity(d.leaf) not in found
-    ]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        warnings.warn(
-            f"`{unknown[0]}`{more} entered no product that `calibrate` could follow. "
-            "Its inputs are taken to be of unit variance.",
-            stacklevel=3,
-        )
-    return found
-
-
 def _groups(
     decisions: Sequence[Decision], together: Callable[[LeafInfo], Hashable] | None
 ) -> list[list[tuple[Any, LeafInfo]]]:
@@ -228,12 +229,7 @@ def _rounded(
 ) -> QuantizedArray:
     leaf, info, gram = weight
     try:
-        if method is None:
-            return quantize(leaf, format, axis=info.axis)
-        if gram is None:
-            method = ScaleSearch() if method.needs_gram else method
-            return solved(leaf, format, method, axis=info.axis)
-        return solved(leaf, format, method, gram.value, gram.rows, axis=info.axis)
+        return rounded(leaf, format, info.axis, method, gram)
     except ValueError as e:
         raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
 

@@ -23,6 +23,6 @@ from ._quantize import (
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
 )
-from ._rounding import grams_of as grams_of
+from ._rounding import check as check, grams_of as grams_of, rounded as rounded
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard

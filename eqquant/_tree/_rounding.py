@@ -34,7 +34,21 @@ def rounding(
     if stats is None and method is None:
         return lambda leaf, format, axis: quantize(leaf, format, axis=axis)
     # (Imported here, so that `import eqquant` is quick.)
-    from .._solvers import AbstractMethod, GPTQ, ScaleSearch, solved
+    from .._solvers import GPTQ
+
+    check(stats, method)
+    method = GPTQ() if method is None else method
+    otherwise = "`ScaleSearch()` rounds it" if method.needs_gram else None
+    grams = {} if stats is None else grams_of(decisions, stats, otherwise, 5)
+    return lambda leaf, format, axis: rounded(
+        leaf, format, axis, method, grams.get(identity(leaf))
+    )
+
+
+def check(stats: Any, method: Any) -> None:
+    """Raises a `TypeError` if these are not statistics or not a method, nor `None`; and
+    a `ValueError` for a method that needs statistics, if there are none."""
+    from .._solvers import AbstractMethod
     from .._trace import Statistics
 
     if stats is not None and not isinstance(stats, Statistics):
@@ -47,33 +61,49 @@ def rounding(
             "`method` should be a method such as `GPTQ()`, or None. Got "
             f"{type(method).__name__}."
         )
-    method = GPTQ() if method is None else method
-    if stats is None and method.needs_gram:
+    if stats is None and method is not None and method.needs_gram:
         raise ValueError(
             f"`method` {method} needs what the weights are multiplied with. Pass "
             "`stats=eqquant.calibrate(fn, model, batches)`."
         )
-    grams = {} if stats is None else grams_of(decisions, stats, method.needs_gram)
-    without_gram = ScaleSearch() if method.needs_gram else method
 
-    def solve(leaf, format, axis):
-        gram = grams.get(identity(leaf))
-        if gram is None:
-            return solved(leaf, format, without_gram, axis=axis)
-        return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
 
-    return solve
+def rounded(
+    leaf: Any,
+    format: AbstractFormat,
+    axis: Axis,
+    method: "AbstractMethod | None",
+    gram: "Gram | None",
+) -> QuantizedArray:
+    """Quantizes a leaf by a method; by `ScaleSearch()` if the method needs a Gram and
+    there is none."""
+    from .._solvers import ScaleSearch, solved
+
+    if method is None:
+        return quantize(leaf, format, axis=axis)
+    if gram is None:
+        method = ScaleSearch() if method.needs_gram else method
+        return solved(leaf, format, method, axis=axis)
+    return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
 
 
 def grams_of(
-    decisions: Sequence[Decision], stats: "Statistics", needed: bool
+    decisions: Sequence[Decision],
+    stats: "Statistics",
+    otherwise: str | None,
+    stacklevel: int,
 ) -> "dict[Any, Gram]":
     """The Grams of the leaves that are to be quantized, by their identities.
 
+    **Arguments:**
+
+    - `otherwise`: what becomes of a leaf that the statistics do not know, for the
+        warning. `None` to warn of nothing.
+    - `stacklevel`: whose call the warning is about, as of `warnings.warn`.
+
     **Raises:**
 
-    A `ValueError` if the statistics are of another model. Warns, if they are needed,
-    of what they say little of.
+    A `ValueError` if the statistics are of another model.
     """
     grams, known, missing = {}, [], []
     for decision in decisions:
@@ -102,22 +132,24 @@ def grams_of(
             "`stats` should be of this model: none of the weights that are quantized "
             f"are in it, such as `{unknown[0]}`. It knows {list(stats)}."
         )
-    if needed:
+    if otherwise is not None:
         few = {*stats.few_rows}
         _warn(
             [path for path in known if path in few],
             "met fewer rows than inputs while calibrating, so the statistics say "
             "little. Calibrate with more batches.",
+            stacklevel,
         )
         _warn(
             unknown,
             "entered no product that `calibrate` could follow, so `stats` does not "
-            "know it, and `ScaleSearch()` rounds it.",
+            f"know it, and {otherwise}.",
+            stacklevel,
         )
     return grams
 
 
-def _warn(paths, what):
+def _warn(paths, what, stacklevel):
     if paths:
         more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
-        warnings.warn(f"`{paths[0]}`{more} {what}", stacklevel=5)
+        warnings.warn(f"`{paths[0]}`{more} {what}", stacklevel=stacklevel)

@@ -49,7 +49,7 @@ def test_errors_of_products():
 
 
 def test_errors_of_a_stack():
-    w, x = normal(3, 64, 32), normal(50, 64, seed=1)
+    w, x = normal(3, 64, 32), normal(100, 64, seed=1)
     factors = np.array([1.0, 2.0, 5.0])
 
     def fn(tree, x):
@@ -61,7 +61,7 @@ def test_errors_of_a_stack():
     for format, found in zip(formats, row.errors):
         error = np.asarray(w - eqq.quantize(w, format).dequantize(), np.float64)
         products = factors[:, None, None] * (np.asarray(x, np.float64) @ error)
-        np.testing.assert_allclose(found, np.sum(products**2) / 50, rtol=1e-4)
+        np.testing.assert_allclose(found, np.sum(products**2) / 100, rtol=1e-4)
 
 
 def test_without_statistics():
@@ -117,7 +117,7 @@ def test_no_other_choice_is_better(seed):
             continue
         ((used, error),) = found.curve([bits])
         assert used <= bits + 1e-9
-        assert error <= min(allowed) * (1 + 1e-5) + 1e-9
+        assert error <= min(allowed) * (1 + 1e-5)
 
 
 def test_a_model_for_a_number_of_bits():
@@ -179,7 +179,7 @@ def test_by_a_method():
 def test_weights_that_statistics_do_not_know():
     tree = {"known": normal(64, 32), "unknown": normal(64, 32, seed=1)}
     stats = eqq.calibrate(lambda m, x: x @ m["known"], tree, [inputs()])
-    with pytest.warns(UserWarning, match="`unknown` entered no product"):
+    with pytest.warns(UserWarning, match="`unknown` entered no.*unit var"):
         found = eqq.sensitivity(tree, stats, formats)
     plain = eqq.sensitivity(tree, None, formats)
     assert found.rows[1] == plain.rows[1]
@@ -199,8 +199,17 @@ def test_errors():
     other = eqq.calibrate(lambda m, x: x @ m["w"], {"w": normal(64, 32)}, [inputs()])
     with pytest.raises(ValueError, match="should be of this model"):
         eqq.allocate(mlp, other)
+    with pytest.raises(ValueError, match="`method` GPTQ.*needs what"):
+        eqq.allocate(mlp, method=eqq.GPTQ())
     with pytest.raises(ValueError, match="Could not quantize `layers.0.weight`"):
         eqq.allocate(mlp, formats=[eqq.RSRBinary(8)])
+
+
+def test_arguments_that_are_none_of_these(unchecked):
+    with pytest.raises(TypeError, match="`stats` should be what"):
+        eqq.allocate(model(), [inputs()])
+    with pytest.raises(TypeError, match="`method` should be a method"):
+        eqq.allocate(model(), method="gptq")
 
 
 def test_a_loss_that_is_not_finite():
