@@ -68,8 +68,8 @@ _kinds = (
     *("bnb-fp4", "bnb-double", "mxfp4", "nvfp4", "q4_0", "q4_1", "q4_k", "tq1_0"),
 )
 
-# What laws are run over. With `EQQUANT_FORMATS=kinds` in the environment, these alone:
-# a second version of JAX does not know how formats of a kind differ.
+# What laws are run over. `EQQUANT_FORMATS=kinds` in the environment, say for a second
+# version of JAX, leaves one of each kind.
 _few = os.environ.get("EQQUANT_FORMATS") == "kinds"
 checked = {name: formats[name] for name in (_kinds if _few else formats)}
 

@@ -75,7 +75,6 @@ def test_codes_are_those_of_the_scales_that_are_read(name):
     found = eqq.ScaleSearch().solve(w, format)
     plain = numbers(format.encode(w), format, 512)
     new = numbers(found, format, 512)
-    assert np.any(new != plain)
     codes, scale, low = format.split_blocks(
         jnp.asarray(found["blocks"]).reshape(6, 2, format.type_size)
     )
@@ -90,8 +89,10 @@ def test_codes_are_those_of_the_scales_that_are_read(name):
         format.base.levels - 1,
     )
     chosen = np.asarray(codes).reshape(blocks.shape)
-    other = np.any(new != plain, axis=1).reshape(6, 1, 1, 1) & (scale != 0)
-    assert np.mean((chosen == nearest) | ~other) > 0.999
+    # (A row that would be worse is as it was rounded to nearest.)
+    rows = np.any(new != plain, axis=1)
+    assert np.sum(rows) >= 3
+    assert np.mean((chosen == nearest)[rows]) > 0.999
     assert np.sum((new - np.asarray(w)) ** 2) < np.sum((plain - np.asarray(w)) ** 2)
 
 
@@ -187,13 +188,17 @@ def test_rows_of_a_matrix_with_grams_of_their_own():
         same(np.asarray(q.dequantize())[half], np.asarray(one.dequantize()))
 
 
-def test_traced_numbers_that_are_not_finite():
-    method, format = methods[1], eqq.Int4(32)
-    h = oracle.gram(oracle.inputs("correlated", 64))
-    w = normal(4, 64).at[1, 40].set(jnp.nan)
+@pytest.mark.parametrize("name", ("int4", "q4_k", "q6_k", "q5_1"))
+def test_traced_numbers_that_are_not_finite(name):
+    method, format, k = methods[1], formats[name], 320
+    size = format.block_size
+    h = oracle.gram(oracle.inputs("correlated", k))
+    w = normal(4, k).at[1, 300].set(jnp.nan)
     found = jax.jit(lambda w: solved(w, format, method, h[None], axis=-1).dequantize())
     found = np.asarray(found(w))
-    assert np.all(np.isnan(found[1, 32:])) and np.all(np.isfinite(found[[0, 2, 3]]))
+    block = slice(300 // size * size, min(300 // size * size + size, k))
+    assert np.all(np.isnan(found[1, block]))
+    assert np.all(np.isfinite(found[[0, 2, 3]]))
 
 
 class Counted(eqq.ScaleSearch):
