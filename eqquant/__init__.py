@@ -93,7 +93,12 @@ if TYPE_CHECKING:
         GPTQ as GPTQ,
         ScaleSearch as ScaleSearch,
     )
-    from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
+    from ._trace import (
+        calibrate as calibrate,
+        Gram as Gram,
+        Sequential as Sequential,
+        Statistics as Statistics,
+    )
     from .interop import load as load, save as save
     from .train import straight_through as straight_through
 
@@ -105,7 +110,7 @@ _later = {
         *("Sensitivity", "sensitivity"),
     ),
     "_solvers": ("AbstractMethod", "GPTQ", "ScaleSearch"),
-    "_trace": ("calibrate", "Gram", "Statistics"),
+    "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}
 

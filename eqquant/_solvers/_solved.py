@@ -12,6 +12,7 @@ from .._array import quantize, quantized, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
 from ..formats import AbstractFormat, as_format, as_held
 from ._method import AbstractMethod
+from ._target import target
 
 
 def solved(
@@ -21,6 +22,8 @@ def solved(
     gram: Float[Array | np.ndarray, "..."] | None = None,
     rows: Float[Array | np.ndarray, "..."] | None = None,
     *,
+    cross: Float[Array | np.ndarray, "..."] | None = None,
+    mix: float = 1.0,
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
@@ -34,6 +37,9 @@ def solved(
         or the diagonal, `*lead k`, and `*lead`. `lead` has an axis for each axis of `w`
         that is not contracted. Its size is that of the axis, or divides it: then it
         belongs to as many equal parts.
+    - `cross`, `mix`: if given, products should come near to those of `w` with other
+        inputs than the ones of `gram`, mixed with those of `w` with the latter. See
+        `target`.
 
     **Returns:**
 
@@ -55,8 +61,13 @@ def solved(
         outer = [n for i, n in enumerate(shape, -len(shape)) if i not in contracted]
         k = math.prod(shape[i] for i in contracted)
         _check(gram, rows, outer, k)
-    encode = _Encode(method)
-    operands = jtu.tree_map(jnp.asarray, (gram, rows))
+    if cross is not None and (gram is None or np.shape(gram) != np.shape(cross)):
+        raise ValueError(
+            f"`cross` should have the shape of `gram`. Got {np.shape(cross)}, and "
+            f"{None if gram is None else np.shape(gram)}."
+        )
+    encode = _Encode(method, mix)
+    operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
     return quantized(w, format, encode, operands, axis=axis, activation=activation)
 
 
@@ -65,30 +76,34 @@ class _Encode:
     """Encodes by a method. `lead` of the Gram is for the axes `*b n`."""
 
     method: AbstractMethod
+    mix: float
 
-    def __call__(self, format, w, gram, rows):
+    def __call__(self, format, w, gram, rows, cross):
+        sums = gram, rows, cross
         if w.ndim == 1:
             # (A vector is one row.)
-            gram = None if gram is None else gram[None]
-            rows = None if rows is None else rows[None]
-            stored = self(format, w[None], gram, rows)
+            stored = self(format, w[None], *_map(lambda a: a[None], sums))
             return jtu.tree_map(lambda a: a[0], stored)
         *lead, n, k = w.shape
         parts = 1 if rows is None else rows.shape[-1]
         if gram is not None:
             parts = gram.shape[len(lead)]
-            gram = _whole(gram, lead)
-        rows = None if rows is None else _whole(rows, lead)
+        sums = _map(lambda a: _whole(a, lead), sums)
         if parts == 1:
-            squeeze = lambda a: None if a is None else jnp.squeeze(a, len(lead))
-            gram, rows = squeeze(gram), squeeze(rows)
+            sums = _map(lambda a: jnp.squeeze(a, len(lead)), sums)
+        gram, rows, cross = sums
         split = w if parts == 1 else w.reshape(*lead, parts, n // parts, k)
+        if cross is not None and cross.ndim == split.ndim:
+            split = target(split, gram, rows, cross, self.mix)
         stored = self.method.solve(split, format, gram, rows)
         if parts > 1:
             stored = jtu.tree_map(
                 lambda a: a.reshape(*lead, parts * a.shape[-2], a.shape[-1]), stored
             )
         return as_held(format, stored)
+
+
+_map = jtu.tree_map
 
 
 def _whole(a, lead):

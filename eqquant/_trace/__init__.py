@@ -4,7 +4,8 @@ multiply them with.
 `_view` knows which values of a program are an operand but for the order of its axes,
 and `_meeting` how such a value enters a product. `_uses` walks through a program.
 `_capture` runs one and adds up what the products multiply operands with (`_moments`),
-for `calibrate`, which reads off a walk what there is to be summed (`_plan`).
+for `calibrate` and `Sequential`, which read off a walk what there is to be summed
+(`_plan`). `_calls` traces and compiles what they run.
 
 May import `_implicit` and the rooms below it.
 
@@ -12,6 +13,8 @@ To follow a leaf through another primitive, add it to `follow` in `_view.py`.
 """
 
 from ._calibrate import calibrate as calibrate
+from ._progress import watched as watched
+from ._sequential import InSequence as InSequence, Sequential as Sequential
 from ._statistics import Gram as Gram, Statistics as Statistics
 from ._uses import (
     is_array as is_array,

@@ -32,6 +32,30 @@ class Sums(NamedTuple):
     rows: Array
 
 
+class Turn(NamedTuple):
+    """Whether it is the turn of a slot, so that its products are summed.
+
+    - `sums`: the key of its sums, which other slots may have at their turns.
+    - `axes`: axes of the leaf along which loops choose an index.
+    - `step`: the index of these whose turn it is, in row-major order. Negative if it is
+        none.
+    """
+
+    sums: Any
+    axes: tuple[int, ...]
+    step: Array
+
+
+class Lanes(NamedTuple):
+    """Two lanes that run a program with different leaves, as a mapped axis `name`. What
+    is summed is `x^T y`, where `y` is `x` of the second lane. Integers, such as the
+    choice of an expert, are those of the first lane, so that rows of both correspond.
+    """
+
+    name: str
+    turns: dict[Slot, Turn]
+
+
 class Capture:
     """Evaluates a program, and adds to the sums of each slot what its products multiply
     the leaf with. The sums are carried through loops and branches."""
@@ -39,11 +63,13 @@ class Capture:
     def __init__(
         self,
         shapes: Sequence[Sequence[int]],
-        sums: dict[Slot, Sums],
+        sums: dict[Any, Sums],
+        lanes: Lanes | None = None,
         manual: tuple[str, ...] = (),
     ):
         self.shapes = shapes
         self.sums = dict(sums)
+        self._lanes = lanes
         # The axes of the mesh over which each device has sums of its own.
         self._manual = manual
 
@@ -59,7 +85,7 @@ class Capture:
             outs, found = self._apply(
                 eqn, [value(a) for a in eqn.invars], [views_of(a) for a in eqn.invars]
             )
-            env.update(zip(eqn.outvars, outs, strict=True))
+            env.update(zip(eqn.outvars, map(self._same, outs), strict=True))
             seen.update(zip(eqn.outvars, found, strict=True))
         result = lambda a: lax.convert_element_type(value(a), a.aval.dtype)
         outs = [result(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
@@ -82,18 +108,52 @@ class Capture:
             shape = self.shapes[view.leaf]
             if name in products:
                 met = meeting(eqn, place, view, shape)
-                if met is not None and (view.leaf, met.contracted) in self.sums:
+                if met is not None:
                     self._add(eqn, values, met, view)
             else:
                 new = follow(eqn, place, view, shape, values)
                 found = [a if b is None else (*a, b) for a, b in zip(found, new)]
+        if self._lanes is not None and name.startswith("ragged_dot"):
+            values = [self._mapped(a) for a in values]
         return bind(eqn, values), found
+
+    def _mapped(self, a):
+        # (JAX maps ragged products over all of their operands, or over none.)
+        assert self._lanes is not None
+        return jnp.where(lax.axis_index(self._lanes.name) < 0, jnp.zeros_like(a), a)
+
+    def _same(self, a):
+        # Integers are the same in both lanes.
+        if self._lanes is None or not jnp.issubdtype(a.dtype, jnp.integer):
+            return a
+        return lax.all_gather(a, self._lanes.name)[0]
 
     def _add(self, eqn, values, met: Meeting, view: View):
         slot = view.leaf, met.contracted
-        total = self.sums[slot]
+        if self._lanes is None:
+            if slot in self.sums:
+                new = lambda diagonal: moments(eqn, values, met, diagonal)
+                self.sums[slot] = self._added(self.sums[slot], met, view, new)
+            return
+        if slot not in self._lanes.turns:
+            return
+        turn = self._lanes.turns[slot]
+        step = jnp.int32(0)
+        indices = {index.factor.axis: index.value for index in view.at}
+        for i in turn.axes:
+            step = step * self.shapes[view.leaf][i] + _scalar(indices[i])
+        x = values[met.other]
+        second = self._mapped(lax.all_gather(x, self._lanes.name)[1])
+        if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+            values = [self._mapped(a) for a in values]
+        new = lambda diagonal: moments(eqn, values, met, diagonal, second)
+        add = lambda total: self._added(total, met, view, new)
+        total = self.sums[turn.sums]
+        self.sums[turn.sums] = lax.cond(step == turn.step, add, lambda a: a, total)
+
+    def _added(self, total: Sums, met: Meeting, view: View, moments) -> Sums:
         diagonal = total.value.ndim == total.rows.ndim + 1
-        new = map(self._once, moments(eqn, values, met, diagonal))
+        new = map(self._once, moments(diagonal))
         shape = self.shapes[view.leaf]
         others = [i for i in range(len(shape)) if i not in met.contracted]
         places = {f.axis: j for j, dim in enumerate(met.over) for f in dim}
@@ -121,7 +181,7 @@ class Capture:
             now = lax.dynamic_slice(old, at, a.shape)
             return lax.dynamic_update_slice(old, now + a, at)
 
-        self.sums[slot] = Sums(*map(added, total, new))
+        return Sums(*map(added, total, new))
 
     def _once(self, a):
         # What is the same on several devices is summed on one of them.
@@ -135,10 +195,16 @@ class Capture:
 
     def _live(self, views):
         leaves = {view.leaf for each in views for view in each}
-        return {slot: a for slot, a in self.sums.items() if slot[0] in leaves}
+        if self._lanes is None:
+            keys = [slot for slot in self.sums if slot[0] in leaves]
+        else:
+            turns = self._lanes.turns.items()
+            keys = [turn.sums for slot, turn in turns if slot[0] in leaves]
+        return {key: self.sums[key] for key in keys}
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
-        inner = Capture(self.shapes, sums, (*self._manual, *manual))
+        manual = (*self._manual, *manual)
+        inner = Capture(self.shapes, sums, self._lanes, manual)
         outs, found = inner.evaluate(jaxpr, values, views)
         return outs, found, inner.sums
 

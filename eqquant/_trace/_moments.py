@@ -18,22 +18,37 @@ from ._meeting import Meeting
 
 
 def moments(
-    eqn: JaxprEqn, operands: Sequence[Any], met: Meeting, diagonal: bool
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    met: Meeting,
+    diagonal: bool,
+    second: Any = None,
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
-    axes `met.over`, and the number of rows of each."""
-    x = jnp.asarray(operands[met.other])
-    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
-        x = x.astype(jnp.float32)
+    axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
+    `second`, or `x` if that is `None`."""
     name = eqn.primitive.name
+    ragged = name not in ("dot_general", "conv_general_dilated")
+    sizes = _gathered(jnp.asarray(operands[2])) if ragged else None
+
+    def rows_of(x):
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+            x = x.astype(jnp.float32)
+        if name == "conv_general_dilated":
+            return _patches(eqn, _gathered(x))
+        return _gathered(x) if ragged else x
+
+    x = rows_of(operands[met.other])
+    y = x if second is None else rows_of(second)
     if name == "dot_general":
-        gram = _gram(x, met.columns, met.batch, diagonal)
+        gram = _gram(x, y, met.columns, met.batch, diagonal)
     elif name == "conv_general_dilated":
-        gram = _gram(_patches(eqn, _gathered(x)), (2,), (1,), diagonal)
+        gram = _gram(x, y, (2,), (1,), diagonal)
         gram = gram if met.over else gram[0]
     else:
-        sizes = _gathered(jnp.asarray(operands[2]))
-        gram = _ragged(_gathered(x), sizes, met, diagonal)
+        gram = _ragged(x, y, sizes, met, diagonal)
+    if sizes is not None:
         return gram, sizes.astype(jnp.float32)
     lead = gram.shape[: len(met.over)]
     again = _repeats(gram, met)
@@ -49,19 +64,20 @@ def _repeats(gram, met):
     return math.prod(n for n, dim in sizes if any(f.axis < 0 for f in dim))
 
 
-def _gram(x, columns, batch, diagonal):
+def _gram(x, y, columns, batch, diagonal):
     rest = [i for i in range(x.ndim) if i not in (*columns, *batch)]
     k = math.prod(x.shape[i] for i in columns)
     lead = [x.shape[i] for i in batch]
     if diagonal:
-        rows = lax.transpose(x, (*batch, *rest, *columns)).astype(jnp.float32)
+        order = (*batch, *rest, *columns)
+        x, y = (lax.transpose(a, order).astype(jnp.float32) for a in (x, y))
         axes = tuple(range(len(batch), len(batch) + len(rest)))
-        total = jnp.sum(jnp.square(rows), axes)
+        total = jnp.sum(x * y, axes)
         return _gathered(total).reshape(*lead, k)
     explicit = _mesh(x)
     gram = lax.dot_general(
         x,
-        x,
+        y,
         ((rest, rest), (batch, batch)),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
@@ -92,15 +108,15 @@ def _patches(eqn, x):
     return jnp.moveaxis(patches, 1, -1).reshape(-1, groups, k)
 
 
-def _ragged(x, sizes, met, diagonal):
+def _ragged(x, y, sizes, met, diagonal):
     (column,) = met.columns
     row = 1 - column
     groups = sizes.shape[0]
     if diagonal:
-        x = lax.transpose(x, (row, column)).astype(jnp.float32)
+        x, y = (lax.transpose(a, (row, column)).astype(jnp.float32) for a in (x, y))
         places = jnp.arange(x.shape[0], dtype=sizes.dtype)
         group = jnp.searchsorted(jnp.cumsum(sizes), places, side="right")
-        return jax.ops.segment_sum(jnp.square(x), group, groups)
+        return jax.ops.segment_sum(x * y, group, groups)
     numbers = lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((row,), (row,)), ((), ())),
         lhs_ragged_dimensions=[row],
@@ -108,7 +124,7 @@ def _ragged(x, sizes, met, diagonal):
     )
     return lax.ragged_dot_general(
         x,
-        x,
+        y,
         sizes,
         numbers,
         precision=lax.Precision.HIGHEST,

@@ -83,17 +83,27 @@ def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
     )
 
 
+class Step(NamedTuple):
+    """The index of a step of a scan, whichever it is. `number` is the scan's."""
+
+    number: int
+    reverse: bool
+
+
 class Site(NamedTuple):
     """A product in a program, as one leaf enters it.
 
     - `product`: what is told of it.
+    - `order`: grows along the program.
     - `lead`: how many different inputs meet the leaf along each axis that is not
         contracted; `None` if they cannot be told apart.
-    - `at`: the indices that were chosen along axes of the leaf.
-    - `inside`: the loops and branches that it is in.
+    - `at`: the indices that were chosen along axes of the leaf. One that a scan chose
+        is a `Step`.
+    - `inside`: the loops and branches that it is in. A scan is its `Step`.
     """
 
     product: Product
+    order: int
     lead: tuple[int, ...] | None
     at: tuple[Index, ...]
     inside: tuple[Hashable, ...]
@@ -268,9 +278,10 @@ class _Walk:
 
     def _site(self, product, met, view):
         found = lead(met, view, self.shapes[view.leaf])
-        return Site(
-            product, None if None in self._inside else found, view.at, self._inside
-        )
+        if None in self._inside:
+            found = None
+        order = next(self._fresh)
+        return Site(product, order, found, view.at, self._inside)
 
     def _within(self, label, *args):
         # `None` is where inputs cannot be summed.
@@ -308,7 +319,7 @@ class _Walk:
         consts, carried = sizes_of_scan(eqn)
         first = consts + carried
         inside = list(views[:consts])
-        (step,) = self.new(1, frozenset())
+        step = Step(next(self._fresh), eqn.params["reverse"])
         for i in range(consts, len(views)):
             if i < first and is_kept(jaxpr, i, i - consts):
                 inside.append(views[i])

@@ -21,11 +21,12 @@ from ._example import Example, modules_on_call
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
 from ._rounding import rounding
+from ._sequential import is_sequential, rounding_in_sequence
 
 
 if TYPE_CHECKING:
     from .._solvers import AbstractMethod
-    from .._trace import Statistics
+    from .._trace import Sequential, Statistics
 
 
 def tree_quantize(
@@ -39,7 +40,7 @@ def tree_quantize(
     unsupported: Unsupported = "skip",
     strict: bool = True,
     example: Any = None,
-    stats: "Statistics | None" = None,
+    stats: "Statistics | Sequential | None" = None,
     method: "AbstractMethod | None" = None,
 ) -> PyTree:
     """Quantizes the weights of a model, which is then used as before.
@@ -104,7 +105,9 @@ def tree_quantize(
         eqquant.tree_quantize(model, example=x)
         eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
         ```
-    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][].
+    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. Or
+        [`eqquant.Sequential`][], which finds this out while it quantizes one weight
+        after another.
     - `method`: how numbers are rounded: [`eqquant.GPTQ`][] or
         [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
         `stats`. Weights that `stats` does not know are rounded by `ScaleSearch()`, with
@@ -145,7 +148,10 @@ def tree_quantize(
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
         _warn_of_little(model, decisions, example is not None)
-    solve = rounding(decisions, stats, method)
+    if is_sequential(stats):
+        solve = rounding_in_sequence(model, decisions, stats, method)
+    else:
+        solve = rounding(decisions, stats, method)
     quantize_once = once_per_array(ft.partial(_quantize, solve))
     leaves = []
     callers = {id(module): False for d in decisions for module in d.on_call}

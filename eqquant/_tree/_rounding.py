@@ -8,6 +8,7 @@ from .._array import identity, quantize, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
 from ..formats import AbstractFormat
 from ._decide import Decision
+from ._owners import LeafInfo
 
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def rounding(
 
     check(stats, method)
     method = GPTQ() if method is None else method
-    otherwise = "`ScaleSearch()` rounds it" if method.needs_gram else None
-    grams = {} if stats is None else grams_of(decisions, stats, otherwise, 5)
+    grams = {} if stats is None else grams_of(decisions, stats, otherwise(method), 5)
     return lambda leaf, format, axis: rounded(
         leaf, format, axis, method, grams.get(identity(leaf))
     )
@@ -48,7 +48,6 @@ def rounding(
 def check(stats: Any, method: Any) -> None:
     """Raises a `TypeError` if these are not statistics or not a method, nor `None`; and
     a `ValueError` for a method that needs statistics, if there are none."""
-    from .._solvers import AbstractMethod
     from .._trace import Statistics
 
     if stats is not None and not isinstance(stats, Statistics):
@@ -56,15 +55,22 @@ def check(stats: Any, method: Any) -> None:
             "`stats` should be what `eqquant.calibrate` returns. Got "
             f"{type(stats).__name__}."
         )
-    if method is not None and not isinstance(method, AbstractMethod):
-        raise TypeError(
-            "`method` should be a method such as `GPTQ()`, or None. Got "
-            f"{type(method).__name__}."
-        )
+    check_method(method)
     if stats is None and method is not None and method.needs_gram:
         raise ValueError(
             f"`method` {method} needs what the weights are multiplied with. Pass "
             "`stats=eqquant.calibrate(fn, model, batches)`."
+        )
+
+
+def check_method(method: Any) -> None:
+    """Raises a `TypeError` if this is neither a method nor `None`."""
+    from .._solvers import AbstractMethod
+
+    if method is not None and not isinstance(method, AbstractMethod):
+        raise TypeError(
+            "`method` should be a method such as `GPTQ()`, or None. Got "
+            f"{type(method).__name__}."
         )
 
 
@@ -99,7 +105,7 @@ def grams_of(
 
     - `otherwise`: what becomes of a leaf that the statistics do not know, for the
         warning. `None` to warn of nothing.
-    - `stacklevel`: whose call the warning is about, as of `warnings.warn`.
+    - `stacklevel`: whose call the warnings are about, as of `warnings.warn`.
 
     **Raises:**
 
@@ -116,15 +122,11 @@ def grams_of(
         if info.path not in stats:
             missing.append((identity(leaf), info.path))
             continue
-        axes = as_tuple(normalise_axis(info.axis, info.shape))
-        axes = tuple(sorted(i + len(info.shape) for i in axes))
+        axes = contracted_axes(info)
         try:
             grams[identity(leaf)] = stats[info.path, axes]
         except KeyError as e:
-            raise ValueError(
-                f"`stats` should know `{info.path}` along the axes {axes}, along which "
-                f"it is quantized. {e.args[0]}"
-            ) from e
+            raise not_along(info.path, axes, e.args[0]) from e
         known.append(info.path)
     unknown = [path for leaf, path in missing if leaf not in grams]
     if unknown and not known:
@@ -132,21 +134,47 @@ def grams_of(
             "`stats` should be of this model: none of the weights that are quantized "
             f"are in it, such as `{unknown[0]}`. It knows {list(stats)}."
         )
+    few = {*stats.few_rows}
     if otherwise is not None:
-        few = {*stats.few_rows}
-        _warn(
-            [path for path in known if path in few],
-            "met fewer rows than inputs while calibrating, so the statistics say "
-            "little. Calibrate with more batches.",
-            stacklevel,
-        )
-        _warn(
-            unknown,
-            "entered no product that `calibrate` could follow, so `stats` does not "
-            f"know it, and {otherwise}.",
-            stacklevel,
-        )
+        warn([path for path in known if path in few], unknown, otherwise, stacklevel)
     return grams
+
+
+def contracted_axes(info: LeafInfo) -> tuple[int, ...]:
+    """The axes that a leaf is quantized along, from the first one on, in order."""
+    axes = as_tuple(normalise_axis(info.axis, info.shape))
+    return tuple(sorted(i + len(info.shape) for i in axes))
+
+
+def not_along(path: str, axes: tuple[int, ...], known: str) -> ValueError:
+    """The error that statistics of a weight are of other axes."""
+    return ValueError(
+        f"`stats` should know `{path}` along the axes {axes}, along which it is "
+        f"quantized. {known}"
+    )
+
+
+def otherwise(method: "AbstractMethod") -> str:
+    """What becomes of a leaf whose inputs are not known."""
+    return "`ScaleSearch()` rounds it" if method.needs_gram else "its own numbers count"
+
+
+def warn(
+    few: Sequence[str], unknown: Sequence[str], otherwise: str, stacklevel: int
+) -> None:
+    """Warns of weights that met few rows, and of those whose inputs are not known."""
+    _warn(
+        few,
+        "met fewer rows than inputs while calibrating, so the statistics say little. "
+        "Calibrate with more batches.",
+        stacklevel + 1,
+    )
+    _warn(
+        unknown,
+        "entered no product that `calibrate` could follow, so `stats` does not know "
+        f"it, and {otherwise}.",
+        stacklevel + 1,
+    )
 
 
 def _warn(paths, what, stacklevel):

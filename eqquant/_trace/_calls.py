@@ -1,0 +1,203 @@
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Array, PyTree
+
+from ._capture import Slot, Sums, Views
+from ._plan import Plan, plan
+from ._uses import Site, walk
+from ._view import whole
+
+
+# Of the value of a sum, and of its rows.
+Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Traced(NamedTuple):
+    """The program of a call, whose operands are the leaves of the model, and then those
+    of the batch.
+
+    - `shapes`: those of all operands.
+    - `sites`: the products that each leaf of the model enters.
+    - `sharding`: where the sums belong.
+    """
+
+    jaxpr: ClosedJaxpr
+    shapes: Sequence[tuple[int, ...]]
+    sites: Sequence[Sequence[Site]]
+    plan: Plan
+    sharding: Sharding | None
+
+
+class Calls:
+    """Calls `fn(model, batch)`, traced once for batches of one shape.
+
+    - `leaves`, `paths`: the arrays of the model, and their paths.
+    - `compile`: makes of a traced call what runs it.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], Any],
+        model: PyTree,
+        compile: Callable[[Traced], Any],
+    ):
+        dynamic, self._static = eqx.partition(model, eqx.is_array)
+        self._fn = fn
+        self._dynamic = jtu.tree_map(jnp.asarray, dynamic)  # of NumPy's
+        self._compile = compile
+        self._compiled: dict[Any, Any] = {}
+        self._structure: Any = None
+        self._traced: Traced | None = None
+        self.leaves: list[Array] = jtu.tree_leaves(self._dynamic)
+        found, _ = jtu.tree_flatten_with_path(self._dynamic)
+        self.paths = [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
+
+    @property
+    def traced(self) -> Traced:
+        """The first call.
+
+        **Raises:**
+
+        A `ValueError` if there was none.
+        """
+        if self._traced is None:
+            raise ValueError("`batches` should have at least one batch. Got none.")
+        return self._traced
+
+    def __call__(self, i: int, batch: PyTree) -> tuple[Any, list[Array]]:
+        """What runs the call with batch number `i`, and the arrays of the batch.
+
+        **Raises:**
+
+        A `ValueError` if the batch has another structure than the first, if no product
+        has an array of the model as an operand, or if the products are others than with
+        the first batch.
+        """
+        batch = jtu.tree_map(
+            lambda x: jnp.asarray(x) if eqx.is_array_like(x) else x, batch
+        )
+        arrays, static = eqx.partition(batch, eqx.is_array)
+        structure = jtu.tree_structure(batch)
+        if self._structure is None:
+            self._structure = structure
+        if structure != self._structure:
+            raise ValueError(
+                "`batches` should have one structure. Got "
+                f"{self._structure} at first, and {structure} as number {i}."
+            )
+        leaves = jtu.tree_leaves(arrays)
+        key = (*((x.shape, x.dtype) for x in leaves), *jtu.tree_leaves(static))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(self._trace(arrays, static))
+        return self._compiled[key], leaves
+
+    def _trace(self, arrays, static):
+        def call(dynamic, arrays):
+            model = eqx.combine(dynamic, self._static)
+            out = self._fn(model, eqx.combine(arrays, static))
+            return eqx.filter(out, eqx.is_array)
+
+        jaxpr = jax.make_jaxpr(call)(self._dynamic, arrays)
+        operands = [*self.leaves, *jtu.tree_leaves(arrays)]
+        shapes = [x.shape for x in operands]
+        number = len(self.leaves)
+        argument = [int(i >= number) for i in range(len(shapes))]
+        sites, others, _ = walk(jaxpr, shapes, argument)
+        new = plan(sites[:number], others[:number])
+        if not new.shared:
+            raise ValueError(
+                "`fn` should apply `model`: no product in it has an array of `model` "
+                "as an operand. Got a function that uses " + _used(self.paths, others)
+            )
+        traced = Traced(jaxpr, shapes, sites[:number], new, _sharding(operands))
+        if self._traced is None:
+            self._traced = traced
+        if new != self._traced.plan:
+            raise ValueError(
+                "`fn` should multiply the same arrays with the same inputs for all "
+                "batches. It does not for batches of these shapes: "
+                f"{shapes[number:]}."
+            )
+        return traced
+
+    def shapes(self, diagonal_above: int) -> dict[Slot, Shapes]:
+        """The shapes of all sums. Of products that contract more inputs than
+        `diagonal_above`, these are diagonals."""
+        shapes = {}
+        for slot, lead in self.traced.plan.lead.items():
+            leaf, contracted = slot
+            k = math.prod(self.leaves[leaf].shape[i] for i in contracted)
+            inner = (k,) if k > diagonal_above else (k, k)
+            shapes[slot] = (*lead, *inner), lead
+        return shapes
+
+    def zeros(self, shapes: Shapes) -> Sums:
+        """Sums of no rows."""
+        make = lambda shape: np.zeros(shape, np.float32)
+        return Sums(*jax.device_put(list(map(make, shapes)), self.traced.sharding))
+
+    def places(self, slot: Slot) -> list[tuple[str, tuple[int, ...]]]:
+        """The path and the contracted axes of each leaf whose sum is that of a slot."""
+        return [
+            (self.paths[leaf], axes)
+            for (leaf, axes), owner in self.traced.plan.shared.items()
+            if owner == slot
+        ]
+
+    def check_finite(self, sums: dict[Slot, Sums]) -> None:
+        """Raises a `ValueError` that names the leaves whose inputs are not finite."""
+        bad = [
+            path
+            for slot, (value, _) in sums.items()
+            if not bool(jnp.all(jnp.isfinite(value)))
+            for path, _ in self.places(slot)
+        ]
+        if bad:
+            raise ValueError(
+                "`batches` and `model` should give finite inputs, whose squares do not "
+                f"overflow. Those of {bad} are NaN or infinite."
+            )
+
+
+def tracked(traced: Traced) -> list[Views]:
+    """The views that operands are: the leaves that there are sums for."""
+    leaves = {leaf for leaf, _ in traced.plan.lead}
+    return [
+        (whole(i, shape),) if i in leaves else ()
+        for i, shape in enumerate(traced.shapes)
+    ]
+
+
+def check_batches(batches: Any) -> None:
+    """Raises a `ValueError` if these are a single batch."""
+    if isinstance(batches, jax.Array | np.ndarray):
+        got = f"one array, of shape {batches.shape}"
+    elif isinstance(batches, dict):
+        got = f"one dict, of {list(batches)}"
+    else:
+        return
+    raise ValueError(
+        f"`batches` should be an iterable of batches. Got {got}: pass `[batch]`."
+    )
+
+
+def _used(paths, others):
+    found = [path for path, names in zip(paths, others) if names]
+    return f"{found} in other ways." if found else "none of them."
+
+
+def _sharding(operands):
+    # The sums are on all devices of the mesh that the model or the batch is on.
+    for x in operands:
+        if isinstance(x.sharding, NamedSharding):
+            return NamedSharding(x.sharding.mesh, PartitionSpec())
+    return None

@@ -1,0 +1,142 @@
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from .._array import identity, QuantizedArray
+from .._product import Axis
+from ..formats import AbstractFormat
+from ._decide import Decision
+from ._rounding import (
+    check_method,
+    contracted_axes,
+    not_along,
+    otherwise,
+    Round,
+    rounded,
+    warn,
+)
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from .._solvers import AbstractMethod
+    from .._trace import Sequential
+
+
+def is_sequential(stats: Any) -> "TypeIs[Sequential]":
+    """Whether these are statistics that are taken while a model is quantized."""
+    from .._trace import Sequential
+
+    return isinstance(stats, Sequential)
+
+
+def rounding_in_sequence(
+    model: PyTree,
+    decisions: Sequence[Decision],
+    sequential: "Sequential",
+    method: "AbstractMethod | None",
+) -> Round:
+    """As `rounding`, with statistics that are taken while the model is quantized: here,
+    of each weight after those that the model uses before it.
+
+    **Raises:**
+
+    A `ValueError` if the function of `sequential` does not use the model, or contracts
+    a weight along other axes than it is quantized along.
+    """
+    from .._solvers import GPTQ, solved
+    from .._trace import InSequence, watched
+
+    check_method(method)
+    method = GPTQ() if method is None else method
+    todo = _weights(decisions)
+    run = InSequence(sequential, model, todo)
+    owner, places = {}, {}
+    for path, weight in todo.items():
+        key = identity(weight.leaf)
+        places.setdefault(key, []).append(path)
+        if path in run.contracted:
+            # (An array in two places has the inputs of the first.)
+            owner.setdefault(key, path)
+    for path in owner.values():
+        axes, known = todo[path].axes, run.contracted[path]
+        if axes not in known:
+            raise not_along(path, axes, f"It is contracted along {known}.")
+    found, few = {}, set()
+    for group in watched(run.groups, "Quantizing"):
+        weights = {
+            path: todo[path]
+            for path, axes in group.weights
+            if owner[identity(todo[path].leaf)] == path and axes == todo[path].axes
+        }
+        if not weights:
+            continue
+        gram, cross = run.measure(group)
+        if np.min(gram.rows) < gram.value.shape[-1]:
+            few.update(weights)
+        for path, weight in weights.items():
+            key = identity(weight.leaf)
+            q = solved(
+                weight.leaf[group.index],
+                weight.format,
+                method,
+                gram.value,
+                gram.rows,
+                cross=cross,
+                mix=sequential.mix,
+                axis=weight.axis,
+            )
+            found.setdefault(key, {})[group.steps] = q
+            for place in places[key]:
+                run.put(place, group, q.dequantize())
+    unknown = [paths[0] for key, paths in places.items() if key not in found]
+    warn([path for path in todo if path in few], unknown, otherwise(method), 4)
+    done = {key: _joined(parts) for key, parts in found.items()}
+
+    def solve(leaf, format, axis):
+        q = done.get(identity(leaf))
+        if q is None:
+            return rounded(leaf, format, axis, method, None)
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
+
+    return solve
+
+
+class _Weight(NamedTuple):
+    leaf: Any
+    format: AbstractFormat
+    axis: Axis
+    axes: tuple[int, ...]
+
+
+def _weights(decisions: Sequence[Decision]) -> dict[str, _Weight]:
+    # (A skeleton has no numbers to round.)
+    return {
+        d.info.path: _Weight(d.leaf, d.format, d.info.axis, contracted_axes(d.info))
+        for d in decisions
+        if d.info is not None
+        and d.format is not None
+        and not isinstance(d.leaf, jax.ShapeDtypeStruct)
+    }
+
+
+def _joined(parts: dict[tuple[int, ...], QuantizedArray]) -> QuantizedArray:
+    # Each has leading axes of size one, for its step along them.
+    steps = sorted(parts)
+    sizes = [i + 1 for i in steps[-1]]
+    each = [dataclasses.replace(parts[i], sharding=None) for i in steps]
+
+    def join(*arrays):
+        shape = arrays[0].shape[len(sizes) :]
+        return jnp.stack(arrays).reshape(*sizes, *shape)
+
+    return jtu.tree_map(join, *each) if sizes else each[0]
