@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     )
     from ._solvers import (
         AbstractMethod as AbstractMethod,
+        AWQ as AWQ,
         GPTQ as GPTQ,
         ScaleSearch as ScaleSearch,
     )
@@ -109,7 +110,7 @@ _later = {
         *("allocate", "audit", "explain", "report"),
         *("Sensitivity", "sensitivity"),
     ),
-    "_solvers": ("AbstractMethod", "GPTQ", "ScaleSearch"),
+    "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}

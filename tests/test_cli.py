@@ -53,6 +53,21 @@ def test_demo(monkeypatch, tmp_path):
         signature.bind(**kwargs)
 
 
+def test_demo_of_calibration(monkeypatch, tmp_path):
+    asked = []
+    signature = inspect.signature(demo.run_calibrated)
+    monkeypatch.setattr(demo, "run_calibrated", lambda **kwargs: asked.append(kwargs))
+    assert main(["demo", "--calibrate", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--quick", "--calibrate", "--seeds", "3"]) == 0
+    default = pathlib.Path(signature.parameters["out"].default)
+    assert asked == [
+        dict(quick=False, fresh=False, out=tmp_path, seeds=1),
+        dict(quick=True, fresh=False, out=default, seeds=3),
+    ]
+    for kwargs in asked:
+        signature.bind(**kwargs)
+
+
 @pytest.fixture
 def benches(monkeypatch):
     """How `bench.run` was called."""
@@ -188,6 +203,7 @@ def test_mistakes_of_grammar(capsys):
     assert "COMMAND" in _mistake(capsys)
     assert "'dmo'" in _mistake(capsys, "dmo")
     assert "--slow" in _mistake(capsys, "demo", "--slow")
+    assert "--seeds" in _mistake(capsys, "demo", "--calibrate", "--seeds", "0")
     assert "FILE" in _mistake(capsys, "inspect")
 
 

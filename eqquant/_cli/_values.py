@@ -19,6 +19,13 @@ def as_bytes(text: str) -> int:
     return size
 
 
+def as_count(text: str) -> int:
+    """Parses a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"should be 1 or more. Got {text!r}")
+    return int(text)
+
+
 def as_rule(text: str) -> tuple[str, str]:
     """Parses a rule, such as `*.embed*=int8`: a pattern and a format."""
     pattern, equals, action = text.partition("=")

@@ -1,5 +1,6 @@
 import dataclasses
 import glob
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from .._tree import Rules
 from ..formats import AbstractFormat
+from ._allocation_figure import allocation_figure
 from ._text import plain
 
 
@@ -57,7 +59,7 @@ class Sensitivity:
 
         A `ValueError` if `bits` are fewer than the smallest formats take.
         """
-        chosen = self._chosen(bits)
+        chosen = self.chosen(bits)
         return Rules(
             [
                 (glob.escape(path), self.formats[i])
@@ -71,17 +73,43 @@ class Sensitivity:
         the sum of the errors."""
         found = []
         for most in bits:
-            chosen = list(zip(self.rows, self._chosen(most)))
+            chosen = list(zip(self.rows, self.chosen(most)))
             used = sum(row.size * row.bits[i] for row, i in chosen)
             error = sum(row.errors[i] for row, i in chosen)
             found.append((used / self._size, error))
         return found
 
+    def figure(self, bits: Sequence[float | int] | None = None) -> Any:
+        """Plots the formats that are chosen within each of some budgets, and the sum of
+        the errors against the bits that are used.
+
+        **Arguments:**
+
+        - `bits`: the budgets. By default half a bit apart, from the smallest formats to
+            the largest.
+
+        **Returns:**
+
+        A `matplotlib.figure.Figure`: `.savefig(path)` writes it.
+        """
+        if bits is None:
+            least, most = self._extremes
+            bits = [
+                i / 2 for i in range(math.ceil(2 * least), math.floor(2 * most) + 1)
+            ]
+        return allocation_figure(self, bits)
+
     @property
     def _size(self):
         return sum(row.size for row in self.rows)
 
-    def _chosen(self, bits):
+    @property
+    def _extremes(self):
+        costs = np.array([[row.size * b for b in row.bits] for row in self.rows])
+        return (np.sum(end(costs, axis=1)) / self._size for end in (np.min, np.max))
+
+    def chosen(self, bits: float | int) -> list[int]:
+        """For each row, the number of the format that `allocate` chooses."""
         # The knapsack problem with one choice of each group: `x[r, f]` is one where the
         # weights `r` have the format `f`.
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -91,7 +119,7 @@ class Sensitivity:
         costs /= self._size
         # (A loss may well become smaller, by chance.)
         errors = np.maximum([row.errors for row in self.rows], 0)
-        least = np.sum(np.min(costs, axis=1))
+        least, _ = self._extremes
         if not least <= bits + 1e-9:
             raise ValueError(
                 f"`bits` should be {least:.4g} at least, which is what the smallest of "

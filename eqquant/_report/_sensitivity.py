@@ -1,4 +1,3 @@
-import functools as ft
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._array import identity, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
-from .._solvers import AbstractMethod
+from .._solvers import AbstractMethod, squared_errors
 from .._trace import Gram, Statistics
 from .._tree import (
     check,
@@ -23,16 +22,18 @@ from .._tree import (
     rounded,
     Rules,
 )
-from ..formats import AbstractFormat, as_format, Int, Int4, Int8
+from ..formats import AbstractFormat, as_format, Int, Int8
 from ._allocation import Sensitivity, SensitivityRow
 
 
+# Scales and minima of 16 bits: in so few bits of each weight, those of 32 are too many.
+_half = jnp.bfloat16
 _formats = (
-    Int(2, 64, "minimum"),
-    Int(3, 64, "minimum"),
-    Int4(64, symmetric=False),
-    Int(6, 64, "minimum"),
-    Int8(64),
+    Int(2, 64, "minimum", scale_dtype=_half),
+    Int(3, 64, "minimum", scale_dtype=_half),
+    Int(4, 64, "minimum", scale_dtype=_half),
+    Int(6, 64, "minimum", scale_dtype=_half),
+    Int8(64, scale_dtype=_half),
 )
 
 
@@ -238,29 +239,9 @@ def _squared_error(weight: _Weight, q: QuantizedArray, rows: float) -> float:
     leaf, info, gram = weight
     axes = tuple(sorted(as_tuple(normalise_axis(info.axis, leaf.shape))))
     value = None if gram is None else gram.value
-    error = float(_squares(leaf, q.dequantize(), value, axes))
+    error = leaf.astype(jnp.float32) - q.dequantize().astype(jnp.float32)
+    error = float(jnp.sum(squared_errors(error, value, axes)))
     return error if gram is None else error / rows
-
-
-@ft.partial(jax.jit, static_argnums=3)
-def _squares(w, decoded, gram, axes):
-    """The sum of squares of the products with `w - decoded`."""
-    error = w.astype(jnp.float32) - decoded.astype(jnp.float32)
-    error = jnp.moveaxis(error, axes, tuple(range(-len(axes), 0)))
-    outer = error.shape[: w.ndim - len(axes)]
-    if gram is None:
-        return jnp.sum(error**2)
-    # What shares a Gram, side by side: `*lead n k`.
-    lead = gram.shape[: len(outer)]
-    parts = [size for m, n in zip(lead, outer) for size in (m, n // m)]
-    error = error.reshape(*parts, -1)
-    where = tuple(range(0, 2 * len(outer), 2))
-    error = jnp.moveaxis(error, where, tuple(range(len(outer))))
-    error = error.reshape(*lead, -1, error.shape[-1])
-    if gram.ndim == len(outer) + 1:
-        return jnp.sum(error**2 * gram[..., None, :])
-    with jax.default_matmul_precision("highest"):
-        return jnp.sum((error @ gram) * error)
 
 
 def _with(model: PyTree, arrays: dict[Hashable, Any]) -> PyTree:

@@ -76,6 +76,7 @@ def _statistics(calls, sums):
     plan = calls.traced.plan
     calls.check_finite(sums)
     slots = list(sums)
+    of = lambda slots: tuple(sorted((calls.paths[leaf], axes) for leaf, axes in slots))
     places = tuple(
         (calls.paths[leaf], axes, slots.index(plan.shared[leaf, axes]))
         for leaf, axes in plan.shared
@@ -85,4 +86,5 @@ def _statistics(calls, sums):
         tuple(sums[slot].rows for slot in slots),
         places,
         tuple((calls.paths[i], why) for i, why in plan.incomplete.items()),
+        tuple((of(fold.factors), of(fold.slots)) for fold in calls.traced.folds),
     )

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, PyTree
 
 from ._capture import Slot, Sums, Views
+from ._folds import Fold, folds
 from ._plan import Plan, plan
 from ._uses import Site, walk
 from ._view import whole
@@ -27,6 +28,7 @@ class Traced(NamedTuple):
 
     - `shapes`: those of all operands.
     - `sites`: the products that each leaf of the model enters.
+    - `folds`: which leaves could take a scale of the inputs of weights.
     - `sharding`: where the sums belong.
     """
 
@@ -34,6 +36,7 @@ class Traced(NamedTuple):
     shapes: Sequence[tuple[int, ...]]
     sites: Sequence[Sequence[Site]]
     plan: Plan
+    folds: Sequence[Fold]
     sharding: Sharding | None
 
 
@@ -118,7 +121,9 @@ class Calls:
                 "`fn` should apply `model`: no product in it has an array of `model` "
                 "as an operand. Got a function that uses " + _used(self.paths, others)
             )
-        traced = Traced(jaxpr, shapes, sites[:number], new, _sharding(operands))
+        found = folds(jaxpr, shapes, number)
+        place = _sharding(operands)
+        traced = Traced(jaxpr, shapes, sites[:number], new, found, place)
         if self._traced is None:
             self._traced = traced
         if new != self._traced.plan:

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -40,6 +40,10 @@ class Gram(eqx.Module):
 Places = tuple[tuple[str, tuple[int, ...], int], ...]
 
 
+# Leaves with the axes that channels are, and weights with the axes that are contracted.
+Paths: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+
 class Statistics(eqx.Module):
     """What the weights of a model are multiplied with, as [`eqquant.calibrate`][] sums
     it: `stats["layers.0.weight"]` is a [`eqquant.Gram`][].
@@ -60,12 +64,17 @@ class Statistics(eqx.Module):
 
     - `incomplete`: the paths of weights of which some products could not be summed,
         each with the reason.
+    - `folds`: arrays that scale the inputs of some weights, such as the weight of a
+        norm, and these weights. Each has its path, and the axes that the channels are:
+        if the former were divided by a scale for each channel, and the latter
+        multiplied by it, then the model would compute what it did.
     """
 
     _values: tuple[Array, ...]
     _rows: tuple[Array, ...]
     _places: Places = eqx.field(static=True)
     incomplete: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
+    folds: tuple[tuple[Paths, Paths], ...] = eqx.field(static=True, default=())
 
     def __getitem__(self, key: str | tuple[str, tuple[int, ...]]) -> Gram:
         path, axes = (key, None) if isinstance(key, str) else key
@@ -93,6 +102,23 @@ class Statistics(eqx.Module):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def scaled(
+        self, path: str, axes: tuple[int, ...], scales: Float[Array, "..."]
+    ) -> "Statistics":
+        """The statistics if the inputs of a weight, and of all that share them, were
+        multiplied by some scales: those of each input, `*#lead k`."""
+        ((i, lead),) = {
+            (i, self._rows[i].ndim)
+            for name, contracted, i in self._places
+            if (name, contracted) == (path, axes)
+        }
+        value = self._values[i]
+        square = scales**2
+        if value.ndim == lead + 2:
+            square = scales[..., None, :] * scales[..., :, None]
+        values = (*self._values[:i], value * square, *self._values[i + 1 :])
+        return Statistics(values, self._rows, self._places, self.incomplete, self.folds)
 
     @property
     def few_rows(self) -> tuple[str, ...]:
@@ -125,6 +151,7 @@ class Statistics(eqx.Module):
             add(self._rows, other._rows),
             self._places,
             tuple(dict.fromkeys((*self.incomplete, *other.incomplete))),
+            tuple(fold for fold in self.folds if fold in other.folds),
         )
 
     def as_tree(self) -> dict[str, Any]:
@@ -138,6 +165,10 @@ class Statistics(eqx.Module):
             "rows": list(self._rows),
             "weights": weights,
             "incomplete": {path: {why: 1} for path, why in self.incomplete},
+            "folds": [
+                {"factors": _as_lists(factors), "weights": _as_lists(weights)}
+                for factors, weights in self.folds
+            ],
         }
 
     @staticmethod
@@ -158,8 +189,12 @@ class Statistics(eqx.Module):
             for path, whys in tree.get("incomplete", {}).items()
             for why in whys
         )
+        folds = tuple(
+            (_as_paths(fold["factors"]), _as_paths(fold["weights"]))
+            for fold in tree.get("folds", ())
+        )
         values, rows = (tuple(map(jnp.asarray, tree[k])) for k in ("values", "rows"))
-        return Statistics(values, rows, places, incomplete)
+        return Statistics(values, rows, places, incomplete, folds)
 
     def __repr__(self) -> str:
         lines = [f"Statistics of {len(self)} weights, {self.nbytes:,} bytes"]
@@ -178,6 +213,14 @@ class Statistics(eqx.Module):
         shape = ", ".join(map(str, gram.value.shape))
         kind = "diagonals" if gram.is_diagonal else "float32"
         return f"{kind}[{shape}] along {axes}{_rows(gram.rows)}"
+
+
+def _as_lists(paths: Paths) -> dict[str, list[int]]:
+    return {path: list(axes) for path, axes in paths}
+
+
+def _as_paths(lists: dict[str, list[int]]) -> Paths:
+    return tuple((path, tuple(map(int, axes))) for path, axes in lists.items())
 
 
 def _rows(rows: Any) -> str:

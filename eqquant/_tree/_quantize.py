@@ -3,7 +3,7 @@ import functools as ft
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TYPE_CHECKING
 
 import equinox as eqx
@@ -18,6 +18,7 @@ from .._product import Axis, full_spec
 from ..formats import AbstractFormat, NF4
 from ._decide import decide, Decision, FilterSpec, Unsupported
 from ._example import Example, modules_on_call
+from ._fold import folded
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
 from ._rounding import rounding
@@ -108,7 +109,7 @@ def tree_quantize(
     - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. Or
         [`eqquant.Sequential`][], which finds this out while it quantizes one weight
         after another.
-    - `method`: how numbers are rounded: [`eqquant.GPTQ`][] or
+    - `method`: how numbers are rounded: [`eqquant.GPTQ`][], [`eqquant.AWQ`][] or
         [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
         `stats`. Weights that `stats` does not know are rounded by `ScaleSearch()`, with
         a warning, if the method needs statistics. Skeletons have nothing to round.
@@ -148,16 +149,17 @@ def tree_quantize(
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
         _warn_of_little(model, decisions, example is not None)
-    if is_sequential(stats):
-        solve = rounding_in_sequence(model, decisions, stats, method)
-    else:
-        solve = rounding(decisions, stats, method)
-    quantize_once = once_per_array(ft.partial(_quantize, solve))
     leaves = []
     callers = {id(module): False for d in decisions for module in d.on_call}
     if called is not None:
         given = [decision.leaf for decision in decisions]
         callers = modules_on_call(model, given, _skeletons(decisions), callers, called)
+    if is_sequential(stats):
+        solve = rounding_in_sequence(model, decisions, stats, method)
+    else:
+        decisions, stats = folded(decisions, stats, method)
+        solve = rounding(decisions, stats, method)
+    quantize_once = once_per_array(ft.partial(_quantize, solve))
     for decision in _progress(decisions):
         leaf, info = decision.leaf, decision.info
         if info is not None and decision.format is not None:
@@ -259,7 +261,7 @@ def _warn_of_little(model, decisions, traced):
 _left = ("unknown owner", "convolution", "reparametrised")
 
 
-def _progress(decisions: list[Decision]) -> Iterator[Decision]:
+def _progress(decisions: Sequence[Decision]) -> Iterator[Decision]:
     """Iterates, with a progress bar once that has taken two seconds."""
     sizes = [math.prod(d.info.shape) if d.info and d.format else 0 for d in decisions]
     start, done = time.monotonic(), 0

@@ -52,10 +52,15 @@ def rounding_in_sequence(
     A `ValueError` if the function of `sequential` does not use the model, or contracts
     a weight along other axes than it is quantized along.
     """
-    from .._solvers import GPTQ, solved
+    from .._solvers import AWQ, GPTQ, solved
     from .._trace import InSequence, watched
 
     check_method(method)
+    if isinstance(method, AWQ):
+        raise ValueError(
+            "`AWQ` scales weights before any is quantized: pass it statistics of "
+            f"`eqquant.calibrate`, or pass {method.then} with `Sequential`."
+        )
     method = GPTQ() if method is None else method
     todo = _weights(decisions)
     run = InSequence(sequential, model, todo)

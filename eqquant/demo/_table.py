@@ -99,14 +99,20 @@ def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
 def measure(name: str, model: LanguageModel, held_out: UInt8[Array, "b t"]) -> Row:
     """The size of a model, and its loss on windows of a text. (Its speed is measured
     later, when nothing else runs.)"""
-    leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
-    weights = [leaf for leaf in leaves if is_quantized(leaf)] or leaves
     return Row(
         format=name,
-        bits_per_weight=8 * _nbytes(weights) / sum(leaf.size for leaf in weights),
-        megabytes=_nbytes(leaves) / 1e6,
+        bits_per_weight=bits_of(model),
+        megabytes=_nbytes(jtu.tree_leaves(model, is_leaf=is_quantized)) / 1e6,
         nats_per_byte=mean_loss(model, held_out, batch=min(64, len(held_out))),
     )
+
+
+def bits_of(model: LanguageModel) -> float:
+    """The bits of each quantized weight of a model, scales included. Those of all
+    weights, if none is quantized."""
+    leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
+    weights = [leaf for leaf in leaves if is_quantized(leaf)] or leaves
+    return 8 * _nbytes(weights) / sum(leaf.size for leaf in weights)
 
 
 def _nbytes(arrays):

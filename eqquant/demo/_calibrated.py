@@ -1,0 +1,225 @@
+import csv
+import importlib.util
+import os
+import pathlib
+import statistics
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from .._report import Sensitivity, sensitivity
+from .._solvers import GPTQ, ScaleSearch
+from .._trace import calibrate, Sequential
+from .._tree import tree_quantize
+from ..formats import Int, Int4, NF4, Ternary
+from ._calibrated_figure import write_figure
+from ._table import bits_of
+from ._text import standard_library, windows
+from ._train import mean_loss
+from ._trained import full, quick as quick_recipe, trained
+
+
+class Change(NamedTuple):
+    """How much the loss rises when a model is quantized.
+
+    - `format`: the format, as written in Python, or the budget of bits that formats
+        were chosen within.
+    - `method`: how numbers were rounded, or how the formats were chosen.
+    - `bits_per_weight`: the bits of each quantized weight, scales included.
+    - `change`: the difference from the loss of the dense model, in nats per byte. The
+        median, if there were several sets of data to calibrate with.
+    """
+
+    format: str
+    method: str
+    bits_per_weight: float
+    change: float
+
+
+_formats = (
+    Int4(64),
+    Int4(64, symmetric=False),
+    NF4(64),
+    Int(3, 64),
+    Int(3, 64, "minimum"),
+    Int(2, 64, "minimum"),
+    Ternary(64),
+)
+_methods = ("to nearest", "ScaleSearch()", "GPTQ()", "Sequential")
+_choices = ("formats by loss", "formats by Grams")
+_budgets = (2.5, 3.0, 3.5, 4.0, 4.5)
+_number = 64  # of windows to calibrate with
+
+
+def run_calibrated(
+    quick: bool = False,
+    fresh: bool = False,
+    out: str | os.PathLike[str] | None = "eqquant-demo",
+    console: Console | None = None,
+    seeds: int = 1,
+) -> list[Change]:
+    """Quantizes the demo's model to few bits, and prints how much its loss rises if it
+    is rounded to nearest, by `ScaleSearch()`, by `GPTQ()`, and by `GPTQ()` with
+    `Sequential` statistics; and by `GPTQ()` in formats that were chosen within a budget
+    of bits.
+
+    **Arguments:**
+
+    - `quick`, `fresh`, `out`, `console`: as of `run`. The files are `calibrated.csv`
+        and, if matplotlib is installed, `calibrated.png` and `budgets.png`.
+    - `seeds`: how many sets of 64 windows of the training text to calibrate with, of
+        which the median is taken.
+
+    **Returns:**
+
+    A row for each format and method, and for each budget.
+
+    **Raises:**
+
+    As `run`.
+    """
+    console = Console() if console is None else console
+    recipe = quick_recipe if quick else full
+    text = standard_library()
+    dense = trained(recipe, text, fresh=fresh, console=console)
+    held_out = windows(text.held_out, 64 if quick else 512, recipe.window + 1)
+    random = np.random.default_rng(0)
+    starts = random.integers(
+        0, text.train.size - recipe.window - 1, (seeds, _number, 1)
+    )
+    sets = text.train[starts + np.arange(recipe.window + 1)]
+    measured = _Measured(dense, jnp.asarray(held_out), list(map(jnp.asarray, sets)))
+    progress = Progress(
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    rows = []
+    with progress:
+        task = progress.add_task("calibrating", total=measured.steps)
+        for row in measured.rows():
+            progress.update(task, advance=1, description=f"{row.format}, {row.method}")
+            rows.append(row)
+    dense_loss = measured.dense_loss
+    console.print(_table(rows, dense_loss, held_out[:, 1:].size, seeds))
+    if out is not None:
+        _write(pathlib.Path(out), rows, measured.sensitivity, console)
+    return rows
+
+
+class _Measured:
+    """Measures the rows, one after another.
+
+    - `sensitivity`: of the first set, by the loss, once it was measured.
+    """
+
+    sensitivity: Sensitivity
+
+    def __init__(self, dense, held_out, sets):
+        self._dense, self._held_out, self._sets = dense, held_out, sets
+        self._batches = [list(jnp.split(x, 4)) for x in sets]
+        self.dense_loss = mean_loss(dense, held_out, batch=64)
+        self.steps = len(_formats) * len(_methods) + len(_budgets) * len(_choices)
+
+    def rows(self):
+        stats = [calibrate(_apply, self._dense, batches) for batches in self._batches]
+        sequential = [Sequential(_apply, batches) for batches in self._batches]
+        for format in _formats:
+            quantize = lambda **how: self._quantized(format, **how)
+            models = (
+                lambda: [quantize()],
+                lambda: [quantize(method=ScaleSearch())],
+                lambda: [quantize(stats=each) for each in stats],
+                lambda: [quantize(stats=each) for each in sequential],
+            )
+            for method, make in zip(_methods, models):
+                yield self._row(str(format), method, make())
+        for choice, found in zip(_choices, self._sensitivities(stats)):
+            for bits in _budgets:
+                models = [
+                    self._quantized(each.allocate(bits), stats=s)
+                    for each, s in zip(found, stats)
+                ]
+                yield self._row(f"{bits} bits", choice, models)
+
+    def _sensitivities(self, stats):
+        by_loss = [
+            sensitivity(
+                self._dense,
+                s,
+                loss=lambda model: mean_loss(model, x, batch=32),
+                method=GPTQ(passes=1),
+            )
+            for s, x in zip(stats, self._sets)
+        ]
+        self.sensitivity = by_loss[0]
+        yield by_loss
+        yield [sensitivity(self._dense, s) for s in stats]
+
+    def _quantized(self, formats, **how):
+        return tree_quantize(self._dense, formats, **how)
+
+    def _row(self, format, method, models):
+        losses = [mean_loss(model, self._held_out, batch=64) for model in models]
+        bits = statistics.median(map(bits_of, models))
+        change = statistics.median(losses) - self.dense_loss
+        return Change(format, method, bits, change)
+
+
+def _apply(model, windows):
+    return jax.vmap(model)(windows[:, :-1])
+
+
+def _table(rows, dense_loss, held_out, seeds):
+    known = {(row.format, row.method): row for row in rows}
+    each = "one set" if seeds == 1 else f"medians over {seeds} sets"
+    caption = (
+        f"\nHow much the loss rises above that of float32, {dense_loss:.4f} nats per "
+        f"byte of {held_out:,} bytes of held-out modules. Calibrated with {_number} "
+        f"windows of the training text ({each})."
+    )
+    methods = _columns("format", [str(format) for format in _formats], _methods, known)
+    names = [f"{bits} bits" for bits in _budgets]
+    choices = _columns("budget", names, _choices, known)
+    return Group(
+        methods, Text("\nA format for each weight, by GPTQ()\n"), choices, Text(caption)
+    )
+
+
+def _columns(title, names, methods, known):
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(title, no_wrap=True)
+    table.add_column("bits/weight", justify="right", no_wrap=True)
+    for method in methods:
+        table.add_column(method, justify="right", no_wrap=True)
+    for name in names:
+        found = [known[name, method] for method in methods]
+        changes = [f"{row.change:+.4f}" for row in found]
+        bits = max(row.bits_per_weight for row in found)
+        table.add_row(Text(name), f"{bits:.2f}", *changes)
+    return table
+
+
+def _write(folder, rows, found, console):
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "calibrated.csv"]
+    with written[0].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Change._fields)
+        writer.writerows(rows)
+    if importlib.util.find_spec("matplotlib") is not None:
+        written += [folder / "calibrated.png", folder / "budgets.png"]
+        write_figure(written[1], rows)
+        found.figure().savefig(written[2], dpi=150)
+    names = ", ".join(map(str, written))
+    console.print(Text(f"\nWrote {names}."), soft_wrap=True)

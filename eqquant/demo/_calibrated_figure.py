@@ -1,0 +1,49 @@
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+
+def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
+    """Plots how much the loss rises against bits per weight, with a mark for each
+    method, and a line for formats that were chosen within a budget."""
+    # (Unlike pyplot, this needs no display.)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("bits per weight, scales included")
+    axes.set_ylabel("loss above float32, nats per byte")
+    axes.set_yscale("log")
+    methods = dict.fromkeys(row.method for row in rows)
+    lowest: dict[str, Any] = {}
+    for i, method in enumerate(methods):
+        some = [row for row in rows if row.method == method and row.change > 0]
+        chosen = method.startswith("formats")
+        style = (
+            dict(linestyle="-", marker=".") if chosen else dict(marker="os^D"[i % 4])
+        )
+        some.sort(key=lambda row: row.bits_per_weight)
+        x, y = (
+            [getattr(r, name) for r in some] for name in ("bits_per_weight", "change")
+        )
+        axes.plot(x, y, **{"linestyle": "", "color": f"C{i}", "label": method, **style})
+        for row in some if not chosen else ():
+            lowest[row.format] = min(lowest.get(row.format, row), row, key=_change)
+    for row in lowest.values():
+        axes.annotate(
+            row.format,
+            (row.bits_per_weight, row.change),
+            xytext=(0, -11),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color="0.4",
+        )
+    axes.legend(frameon=False)
+    axes.margins(x=0.12, y=0.08)
+    figure.savefig(path, dpi=150)
+
+
+def _change(row):
+    return row.change

@@ -1,0 +1,147 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqquant as eqq
+from eqquant.demo import LanguageModel
+
+
+fn = lambda model, x: jax.vmap(model)(x)
+
+
+class Net(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.down(jax.nn.relu(self.up(self.norm(x))))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A norm of which a few channels are large."""
+    keys = jr.split(jr.key(0), 2)
+    net = Net(
+        eqx.nn.LayerNorm(64),
+        eqx.nn.Linear(64, 96, key=keys[0]),
+        eqx.nn.Linear(96, 32, key=keys[1]),
+    )
+    large = jnp.where(jnp.arange(64) % 20 == 0, 30.0, 1.0)
+    return eqx.tree_at(lambda net: net.norm.weight, net, large)
+
+
+x = jr.normal(jr.key(1), (400, 64))
+
+
+@pytest.fixture(scope="module")
+def stats(model):
+    return eqq.calibrate(fn, model, [x])
+
+
+def quantize(model, stats, method, format="int4"):
+    return eqq.tree_quantize(model, format, min_size=0, stats=stats, method=method)
+
+
+def first_error(model, q):
+    """Of the products of the first layer, in float64."""
+    y = np.asarray(jax.vmap(model.norm)(x), np.float64)
+    z = np.asarray(jax.vmap(q.norm)(x), np.float64)
+    w, v = (
+        np.asarray(eqq.tree_dequantize(m).up.weight, np.float64) for m in (model, q)
+    )
+    return np.sum((y @ w.T - z @ v.T) ** 2) / np.sum((y @ w.T) ** 2)
+
+
+class ToNearest(eqq.AbstractMethod):
+    needs_gram = False
+
+    def choose(self, w, format, gram, rows, parameters):
+        return eqq.ScaleSearch().choose(w, format, None, rows, parameters)
+
+    def losses(self, error, gram):
+        return jnp.sum(error**2, -1)
+
+
+@pytest.mark.parametrize("then", (eqq.ScaleSearch(), eqq.GPTQ(), ToNearest()))
+def test_outliers_lose_less(model, stats, then):
+    plain = quantize(model, stats, then)
+    scaled = quantize(model, stats, eqq.AWQ(then=then))
+    most = {"ToNearest": 0.4, "ScaleSearch": 0.9, "GPTQ": 1.05}[type(then).__name__]
+    assert first_error(model, scaled) < most * first_error(model, plain)
+    assert not np.allclose(scaled.norm.weight, model.norm.weight)
+    dense = eqq.tree_dequantize(scaled)
+    np.testing.assert_allclose(fn(scaled, x), fn(dense, x), rtol=1e-3, atol=1e-2)
+
+
+def test_scales_by_hand(model, stats):
+    method = eqq.AWQ(tries=4)
+    gram = np.asarray(stats["up.weight"].value[0], np.float64)
+    size = np.sqrt(np.diagonal(gram))
+    losses = {}
+    w = np.asarray(model.up.weight, np.float64)
+    for power in np.arange(5) / 4:
+        s = size**power
+        s /= np.sqrt(s.max() * s.min())
+        q = eqq.quantize(jnp.float32(w * s), "int4", axis=-1).dequantize()
+        e = np.asarray(q, np.float64) / s - w
+        losses[power] = np.sum((e @ gram) * e), s
+    _, s = min(losses.values(), key=lambda pair: pair[0])
+    q = quantize(model, stats, method)
+    np.testing.assert_allclose(q.norm.weight * s, model.norm.weight, rtol=1e-4)
+    wanted = eqq.quantize(jnp.float32(w * s), "int4", axis=-1)
+    assert first_error(model, q) < 1.1 * np.sum(
+        ((np.asarray(wanted.dequantize()) / s - w) @ np.linalg.cholesky(gram)) ** 2
+    ) / np.sum((w @ np.linalg.cholesky(gram)) ** 2)
+
+
+def test_stacks_have_scales_of_their_own():
+    model = LanguageModel(32, 3, 4, key=jr.key(0))
+    large = jnp.exp(jr.normal(jr.key(1), (3, 32)))
+    model = eqx.tree_at(lambda m: m.blocks.norm1.weight, model, large)
+    text = jr.randint(jr.key(2), (16, 65), 0, 256).astype(jnp.uint8)
+    stats = eqq.calibrate(fn, model, [text])
+    q = quantize(model, stats, eqq.AWQ(), eqq.Int4(16))
+    moved = np.asarray(model.blocks.norm1.weight / q.blocks.norm1.weight)
+    assert np.ptp(np.std(np.log(moved), axis=1)) > 0
+    # What is not quantized takes the scales, too.
+    only = eqq.tree_quantize(
+        model,
+        eqq.Rules([("blocks.up.weight", "int8"), ("*", None)]),
+        stats=stats,
+        method=eqq.AWQ(),
+    )
+    assert eqx.tree_equal(only.blocks.norm1, model.blocks.norm1)
+    y = fn(model, text)
+    np.testing.assert_allclose(fn(only, text), y, atol=0.02 * np.abs(y).max())
+
+
+def test_what_cannot_be_scaled(model, stats):
+    tied = {"a": model, "b": model.norm}
+    call = lambda m, x: fn(m["a"], x)
+    found = eqq.calibrate(call, tied, [x])
+    q = eqq.tree_quantize(tied, "int4", min_size=0, stats=found, method=eqq.AWQ())
+    assert eqx.tree_equal(q["a"].norm, model.norm)
+    linear = eqx.nn.Linear(64, 32, key=jr.key(0))
+    alone = eqq.calibrate(fn, linear, [x])
+    with pytest.warns(UserWarning, match="scales no weight.*ScaleSearch"):
+        q = quantize(linear, alone, eqq.AWQ())
+    assert eqx.tree_equal(q, quantize(linear, alone, eqq.ScaleSearch()))
+    loaded = eqq.Statistics.from_tree(stats.as_tree())
+    assert eqx.tree_equal(
+        quantize(model, loaded, eqq.AWQ()), quantize(model, stats, eqq.AWQ())
+    )
+
+
+def test_errors(model, stats):
+    with pytest.raises(ValueError, match="`tries`"):
+        eqq.AWQ(tries=0)
+    with pytest.raises(ValueError, match="`then` should be a method"):
+        eqq.AWQ(then=eqq.AWQ())
+    with pytest.raises(ValueError, match="`method` AWQ.*needs"):
+        eqq.tree_quantize(model, method=eqq.AWQ())
+    with pytest.raises(ValueError, match="`AWQ` scales weights before"):
+        quantize(model, eqq.Sequential(fn, [x]), eqq.AWQ())
