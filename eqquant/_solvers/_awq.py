@@ -16,7 +16,7 @@ class AWQ(AbstractMethod):
     can take them. So other arrays of the model change than those that are quantized.
 
     The scales are powers of the root mean square of each input. The power is searched
-    for, for all weights that share the inputs.
+    for, with `ScaleSearch`, for all weights that share the inputs.
 
     - `tries`: how many powers between 0 and 1 are tried.
     - `then`: the method that rounds the scaled weights, and those whose inputs cannot
@@ -35,7 +35,7 @@ class AWQ(AbstractMethod):
         Lin et al., 2024.
     """
 
-    tries: int = eqx.field(default=20, static=True)
+    tries: int = eqx.field(default=10, static=True)
     then: AbstractMethod = eqx.field(default=ScaleSearch(), static=True)
     needs_gram: ClassVar[bool] = True
 

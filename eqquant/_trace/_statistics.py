@@ -35,6 +35,16 @@ class Gram(eqx.Module):
             return self.value
         return jnp.diagonal(self.value, axis1=-2, axis2=-1)
 
+    def scaled(self, scales: Float[Array, "*steps k"]) -> "Gram":
+        """The Gram if the inputs were multiplied by some scales. `steps` are those of
+        the first axes of `lead`; along the others, the scales are the same."""
+        after = [1] * (self.rows.ndim - scales.ndim + 1)
+        scales = scales.reshape(*scales.shape[:-1], *after, scales.shape[-1])
+        square = scales**2
+        if not self.is_diagonal:
+            square = scales[..., None, :] * scales[..., :, None]
+        return Gram(self.value * square, self.rows, self.contracted)
+
 
 # A weight and the axes that are contracted: the number of its Gram.
 Places = tuple[tuple[str, tuple[int, ...], int], ...]
@@ -104,20 +114,13 @@ class Statistics(eqx.Module):
         return len(list(iter(self)))
 
     def scaled(
-        self, path: str, axes: tuple[int, ...], scales: Float[Array, "..."]
+        self, path: str, axes: tuple[int, ...], scales: Float[Array, "*steps k"]
     ) -> "Statistics":
         """The statistics if the inputs of a weight, and of all that share them, were
-        multiplied by some scales: those of each input, `*#lead k`."""
-        ((i, lead),) = {
-            (i, self._rows[i].ndim)
-            for name, contracted, i in self._places
-            if (name, contracted) == (path, axes)
-        }
-        value = self._values[i]
-        square = scales**2
-        if value.ndim == lead + 2:
-            square = scales[..., None, :] * scales[..., :, None]
-        values = (*self._values[:i], value * square, *self._values[i + 1 :])
+        multiplied by some scales."""
+        ((i,)) = {i for *place, i in self._places if place == [path, axes]}
+        gram = Gram(self._values[i], self._rows[i], axes).scaled(scales)
+        values = (*self._values[:i], gram.value, *self._values[i + 1 :])
         return Statistics(values, self._rows, self._places, self.incomplete, self.folds)
 
     @property

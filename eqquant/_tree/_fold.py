@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._array import identity, quantize
+from .._array import identity
 from ..formats import AbstractFormat
 from ._decide import Decision
 from ._rounding import check, contracted_axes
@@ -65,9 +65,7 @@ def folded(
             _put(decisions, places, weight, weight.leaf * weight.along(scales))
         for factor in before:
             _put(decisions, places, factor, factor.leaf / factor.along(scales))
-        lead = (*steps, *[1] * (gram.rows.ndim - len(steps)))
-        inverse = 1 / scales.reshape(*lead, -1)
-        stats = stats.scaled(scaled[0].path, scaled[0].axes, inverse)
+        stats = stats.scaled(scaled[0].path, scaled[0].axes, 1 / scales)
         done += 1
     if not done:
         warnings.warn(
@@ -108,17 +106,20 @@ def _steps(gram: "Gram", scaled, before) -> tuple[int, ...] | None:
 
 
 def _best(method, weights, gram, steps):
-    from .._solvers import squared_errors
+    from .._solvers import ScaleSearch, solved, squared_errors
 
+    # (Others, such as `GPTQ`, would take too long for so many trials.)
+    search = method.then if isinstance(method.then, ScaleSearch) else ScaleSearch()
     candidates = method.candidates(gram.diagonal.reshape(*steps, -1))
     best, least = candidates[0], jnp.full(steps, jnp.inf)
     for scales in candidates:
+        diagonal = gram.scaled(1 / scales).diagonal
         loss = jnp.zeros(steps)
         for weight in weights:
             s = weight.along(scales).astype(jnp.float32)
             w = weight.leaf.astype(jnp.float32) * s
             axes = tuple(i - w.ndim for i in weight.axes)
-            q = quantize(w, weight.format, axis=axes)
+            q = solved(w, weight.format, search, diagonal, gram.rows, axis=axes)
             error = (w - q.dequantize()) / s
             loss += squared_errors(error, gram.value, axes).reshape(steps)
         best = jnp.where((loss < least)[..., None], scales, best)

@@ -23,15 +23,15 @@ class Net(eqx.Module):
 
 @pytest.fixture(scope="module")
 def model():
-    """A norm of which a few channels are large."""
+    """A norm whose channels are of different sizes."""
     keys = jr.split(jr.key(0), 2)
     net = Net(
         eqx.nn.LayerNorm(64),
         eqx.nn.Linear(64, 96, key=keys[0]),
         eqx.nn.Linear(96, 32, key=keys[1]),
     )
-    large = jnp.where(jnp.arange(64) % 20 == 0, 30.0, 1.0)
-    return eqx.tree_at(lambda net: net.norm.weight, net, large)
+    sizes = jnp.exp(jr.normal(jr.key(3), (64,)))
+    return eqx.tree_at(lambda net: net.norm.weight, net, sizes)
 
 
 x = jr.normal(jr.key(1), (400, 64))
@@ -56,22 +56,11 @@ def first_error(model, q):
     return np.sum((y @ w.T - z @ v.T) ** 2) / np.sum((y @ w.T) ** 2)
 
 
-class ToNearest(eqq.AbstractMethod):
-    needs_gram = False
-
-    def choose(self, w, format, gram, rows, parameters):
-        return eqq.ScaleSearch().choose(w, format, None, rows, parameters)
-
-    def losses(self, error, gram):
-        return jnp.sum(error**2, -1)
-
-
-@pytest.mark.parametrize("then", (eqq.ScaleSearch(), eqq.GPTQ(), ToNearest()))
-def test_outliers_lose_less(model, stats, then):
+@pytest.mark.parametrize("then", (eqq.ScaleSearch(), eqq.GPTQ()))
+def test_large_inputs_lose_less(model, stats, then):
     plain = quantize(model, stats, then)
     scaled = quantize(model, stats, eqq.AWQ(then=then))
-    most = {"ToNearest": 0.4, "ScaleSearch": 0.9, "GPTQ": 1.05}[type(then).__name__]
-    assert first_error(model, scaled) < most * first_error(model, plain)
+    assert first_error(model, scaled) < 0.97 * first_error(model, plain)
     assert not np.allclose(scaled.norm.weight, model.norm.weight)
     dense = eqq.tree_dequantize(scaled)
     np.testing.assert_allclose(fn(scaled, x), fn(dense, x), rtol=1e-3, atol=1e-2)
@@ -82,20 +71,25 @@ def test_scales_by_hand(model, stats):
     gram = np.asarray(stats["up.weight"].value[0], np.float64)
     size = np.sqrt(np.diagonal(gram))
     losses = {}
+    format = eqq.Int4()
+
+    def rounded(w, s):
+        inputs = jnp.float32(size**2 / s**2)
+        stored = eqq.ScaleSearch().solve(jnp.float32(w * s), format, inputs)
+        return np.asarray(format.decode(stored, 0), np.float64)
+
     w = np.asarray(model.up.weight, np.float64)
     for power in np.arange(5) / 4:
         s = size**power
         s /= np.sqrt(s.max() * s.min())
-        q = eqq.quantize(jnp.float32(w * s), "int4", axis=-1).dequantize()
-        e = np.asarray(q, np.float64) / s - w
+        e = rounded(w, s) / s - w
         losses[power] = np.sum((e @ gram) * e), s
     _, s = min(losses.values(), key=lambda pair: pair[0])
     q = quantize(model, stats, method)
     np.testing.assert_allclose(q.norm.weight * s, model.norm.weight, rtol=1e-4)
-    wanted = eqq.quantize(jnp.float32(w * s), "int4", axis=-1)
-    assert first_error(model, q) < 1.1 * np.sum(
-        ((np.asarray(wanted.dequantize()) / s - w) @ np.linalg.cholesky(gram)) ** 2
-    ) / np.sum((w @ np.linalg.cholesky(gram)) ** 2)
+    root = np.linalg.cholesky(gram + 1e-6 * np.eye(64))
+    loss = np.sum(((rounded(w, s) / s - w) @ root) ** 2) / np.sum((w @ root) ** 2)
+    np.testing.assert_allclose(first_error(model, q), loss, rtol=0.05)
 
 
 def test_stacks_have_scales_of_their_own():
