@@ -140,3 +140,39 @@ def test_values():
     assert format_from_text(text) == expected
     nested = format_from_text("nested(NF4(16), scale=int8(32))")
     assert nested == eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32))
+
+
+def test_quantize_with_statistics(source, tmp_path, capsys):
+    checkpoint = interop.open(source)
+    names = [name for name in checkpoint if checkpoint[name].ndim == 2]
+    k = {name: checkpoint[name].shape[-1] for name in names}
+    model = {name: np.asarray(checkpoint[name]) for name in names}
+    size = {name: np.exp(np.arange(k[name]) % 7 / 2) for name in names}
+    call = lambda model, x: [x[name] @ model[name].T for name in names]
+    rows = lambda name: np.asarray(normal(200, k[name])) * size[name]
+    stats = eqq.calibrate(call, model, [{name: rows(name) for name in names}])
+    eqq.save(tmp_path / "stats.safetensors", stats.as_tree())
+    interop.write_imatrix(tmp_path / "imatrix.gguf", stats)
+
+    def lost(out, *options):
+        argv = ["quantize", source, tmp_path / out, "--format", "int4", *options]
+        assert main([str(x) for x in argv]) == 0
+        weights, total = interop.open(tmp_path / out), 0.0
+        for name in names:
+            if eqq.is_quantized(weights[name]):
+                error = weights[name].dequantize() - model[name]
+                total += float(np.sum((rows(name) @ np.asarray(error).T) ** 2))
+        return total
+
+    plain = lost("plain")
+    imatrix = lost("imatrix", "--imatrix", tmp_path / "imatrix.gguf")
+    found = lost("found", "--statistics", tmp_path / "stats.safetensors")
+    assert found < imatrix < 0.7 * plain
+    assert lost("search", "--method", "scale-search") < plain
+    capsys.readouterr()
+    out = tmp_path / "none"
+    both = ["--imatrix", source, "--statistics", source]
+    assert "--statistics" in _mistake(capsys, "quantize", source, out, *both)
+    assert "needs what" in _mistake(capsys, "quantize", source, out, "--method", "gptq")
+    missing = tmp_path / "missing"
+    assert "missing" in _mistake(capsys, "quantize", source, out, "--imatrix", missing)

@@ -68,6 +68,26 @@ def add_to(commands: Any) -> Parser:
         metavar="BYTES",
         help="the largest size of a file, such as 2GB (default, in a folder: 5GB)",
     )
+    data = quantize.add_mutually_exclusive_group()
+    data.add_argument(
+        "--imatrix",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="an importance matrix of llama.cpp, with names of arrays as in IN",
+    )
+    data.add_argument(
+        "--statistics",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="statistics of `eqquant.calibrate`, from eqquant.save(FILE, "
+        "stats.as_tree()), with names of arrays as in IN",
+    )
+    quantize.add_argument(
+        "--method",
+        choices=("gptq", "scale-search"),
+        help="how to round (default: to nearest; with statistics: gptq; with an "
+        "importance matrix: scale-search)",
+    )
     add_flag(quantize, "--fresh", "start over, even if there is an OUT.partial")
     return quantize
 
@@ -76,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     from ..interop import convert
 
     try:
+        stats = _statistics(args)
+        method = _method(args)
         format = format_from_text(args.format)
         rules = [(name, format_from_text(text)) for name, text in args.rule]
         with _Bar() as bar:
@@ -91,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
                 requantize=args.requantize,
                 shard_size=args.shard_size,
                 fresh=args.fresh,
+                stats=stats,
+                method=method,
                 progress=bar.update,
             )
     except (OSError, ValueError) as e:
@@ -99,6 +123,27 @@ def run(args: argparse.Namespace) -> int:
         return user_error("quantize", "interrupted. Run the same command to resume.")
     _print(outcomes)
     return 0
+
+
+def _statistics(args):
+    if args.imatrix is not None:
+        from ..interop import read_imatrix
+
+        return read_imatrix(args.imatrix)
+    if args.statistics is not None:
+        from .._trace import Statistics
+        from ..interop import load
+
+        return Statistics.from_tree(load(args.statistics))
+    return None
+
+
+def _method(args):
+    if args.method is None and args.imatrix is None:
+        return None
+    from .._solvers import GPTQ, ScaleSearch
+
+    return GPTQ() if args.method == "gptq" else ScaleSearch()
 
 
 class _Bar:

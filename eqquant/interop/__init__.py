@@ -13,6 +13,7 @@ outside the package calls [`eqquant.interop.register_layout`][] itself.
 from ._checkpoint import Checkpoint as Checkpoint, Entry as Entry
 from ._containers import Part as Part
 from ._converting import convert as convert, Outcome as Outcome
+from ._imatrix import read_imatrix as read_imatrix, write_imatrix as write_imatrix
 from ._layouts import (
     register_layout as register_layout,
     Rows as Rows,

@@ -1,10 +1,11 @@
+from ._cursor import Cursor as Cursor
 from ._file import (
     check_shape as check_shape,
     MappedFile as MappedFile,
     RawTensor as RawTensor,
     short as short,
 )
-from ._gguf import gguf_layout as gguf_layout
+from ._gguf import gguf_layout as gguf_layout, gguf_magic as gguf_magic
 from ._json import parse as parse
 from ._open import Container as Container, open_container as open_container
 from ._safetensors import safetensors_layout as safetensors_layout

@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ from ._shards import index_of, shards
 from ._targets import check_kind, target
 
 
+if TYPE_CHECKING:
+    from ..._solvers import AbstractMethod
+    from ..._trace import Statistics
+
+
 def convert(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -34,10 +39,13 @@ def convert(
     requantize: bool = False,
     shard_size: int | None = None,
     fresh: bool = False,
+    stats: "Statistics | None" = None,
+    method: "AbstractMethod | None" = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Outcome]:
     """Quantizes a model from files to files, one array at a time, so that it need not
-    fit into memory. The codes are those of [`eqquant.quantize`][], bit for bit.
+    fit into memory. The codes are those of [`eqquant.quantize`][], bit for bit; with a
+    `method`, those of [`eqquant.tree_quantize`][].
 
     If interrupted, repeat the same call to resume. Unfinished output is in the folder
     `OUT.partial`, and is renamed to `out` when it is complete.
@@ -70,6 +78,9 @@ def convert(
         The errors add up.
     - `shard_size`: the largest size of a file in bytes. By default 5e9 in a folder.
     - `fresh`: whether to discard the unfinished output of an earlier call.
+    - `stats`, `method`: as of [`eqquant.tree_quantize`][]. The paths in `stats` are the
+        names of the arrays: those that [`eqquant.interop.read_imatrix`][] reads are the
+        names of GGUF files.
     - `progress`: called with the number of bytes that are done, that of all bytes, and
         the name of the array.
 
@@ -79,9 +90,9 @@ def convert(
 
     **Raises:**
 
-    A `ValueError` if an array cannot be read, quantized or written, or if `OUT.partial`
-    is from a call with other arguments. A `FileExistsError` if `out` exists, or if
-    `OUT.partial` has other files.
+    A `ValueError` if an array cannot be read, quantized or written, if `stats` are of
+    other arrays, or if `OUT.partial` is from a call with other arguments. A
+    `FileExistsError` if `out` exists, or if `OUT.partial` has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")
@@ -92,11 +103,18 @@ def convert(
         planned = plan(
             checkpoint, format, rules, axis, min_size, embeddings, requantize
         )
+        solver = None
+        if stats is not None or method is not None:
+            # (Imported here, so that `eqquant.load` is quick.)
+            from ._solve import Solver
+
+            solver = Solver(planned, stats, method)
         return _converted(
             checkpoint,
             source,
             out,
             planned,
+            solver,
             kind,
             out.stem if is_file else "model",
             None if is_file else shard_size or 5 * 10**9,
@@ -105,7 +123,9 @@ def convert(
         )
 
 
-def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progress):
+def _converted(
+    checkpoint, source, out, planned, solver, kind, stem, most, fresh, progress
+):
     structs = {p.name: _struct(p, kind) for p in planned}
     metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
     index_name = f"{stem}.safetensors.index.json"
@@ -121,7 +141,7 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progre
     if index is not None:
         others[index_name] = index.encode()
     total = sum(p.entry.nbytes for p in planned)
-    about = _about(planned, files)
+    about = _about(planned, files, solver)
     with Output(out, most is None, files, about, fresh) as output:
         done = sum(p.entry.nbytes for p in planned if p.name in output.lines)
         progress(done, total, "")
@@ -130,7 +150,7 @@ def _converted(checkpoint, source, out, planned, kind, stem, most, fresh, progre
             line = output.lines.get(p.name)
             if line is None:
                 advance = _Advance(progress, done, total, p)
-                line = _write(p, aim, output, structs[p.name], advance)
+                line = _write(p, solver, aim, output, structs[p.name], advance)
                 done += p.entry.nbytes
                 progress(done, total, p.name)
             nbytes = sum(x.nbytes for x in aim.parts(p.name, structs[p.name]).values())
@@ -151,9 +171,9 @@ class _Advance:
         self._progress(int(self._done), self._total, self._planned.name)
 
 
-def _write(p: Planned, aim, output, struct, advance):
+def _write(p: Planned, solver, aim, output, struct, advance):
     try:
-        x, sqnr = _value(p, struct.dtype, advance)
+        x, sqnr = _value(p, solver, struct.dtype, advance)
     except ValueError as e:
         raise ValueError(f"Could not convert {p.name!r}: {e}") from e
     line = {"name": p.name, "sqnr": sqnr}
@@ -161,11 +181,15 @@ def _write(p: Planned, aim, output, struct, advance):
     return line
 
 
-def _value(p, dtype, advance) -> tuple[Any, float | None]:
+def _value(p, solver, dtype, advance) -> tuple[Any, float | None]:
     packed = p.entry.format is not None
     if p.format is None:
         return _rows(p.entry.read()) if packed else _cast(p.entry.numpy(), dtype), None
     w = np.asarray(p.entry.read().dequantize()) if packed else p.entry.numpy()
+    if solver is not None:
+        q, sqnr = solver(w, p)
+        advance(1.0)
+        return _rows(q), sqnr
     q, error = encode(w, p.format, p.axis, advance)
     return q, error.sqnr
 
@@ -201,13 +225,15 @@ def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
     return dataclasses.replace(q, stored=q.layout.to_rows(stored), layout=layout)
 
 
-def _about(planned, files):
+def _about(planned, files, solver):
     # Everything that determines the output.
     paths = {source.path for p in planned for source in p.entry.sources}
     stats = {path: os.stat(path) for path in sorted(paths)}
     digest = hashlib.sha256()
     for p in planned:
         digest.update(json.dumps([p.name, str(p.format), p.axis]).encode())
+    if solver is not None:
+        digest.update(solver.digest().encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.layout.header)
     return {

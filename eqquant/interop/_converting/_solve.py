@@ -1,0 +1,87 @@
+import hashlib
+import warnings
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..._array import QuantizedArray, sqnr
+from ..._product import as_tuple
+from ..._solvers import AbstractMethod, AWQ, GPTQ, ScaleSearch, solved
+from ..._trace import Gram, Statistics
+from ..._tree import check
+from ._plan import Planned
+
+
+class Solver:
+    """Rounds arrays by a method, each as a whole.
+
+    - `method`: the method.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        stats: Statistics | None,
+        method: AbstractMethod | None,
+    ):
+        check(stats, method)
+        self.method = GPTQ() if method is None else method
+        if isinstance(self.method, AWQ):
+            raise ValueError(
+                "`AWQ` scales other arrays, too, which takes a model: call "
+                f"`eqquant.tree_quantize`, or pass {self.method.then}."
+            )
+        self._stats = stats
+        todo = [p for p in planned if p.format is not None]
+        for p in todo:
+            assert p.format is not None
+            try:
+                self.method.check(p.format)
+            except ValueError as e:
+                raise ValueError(f"Could not convert {p.name!r}: {e}") from e
+        missing = [p.name for p in todo if stats is not None and p.name not in stats]
+        if missing and len(missing) == len(todo):
+            raise ValueError(
+                "`stats` should know the arrays that are quantized, such as "
+                f"{missing[0]!r}. It knows {list(stats or ())[:5]} and others."
+            )
+        if missing:
+            how = "`ScaleSearch()` rounds these" if self.method.needs_gram else ""
+            warnings.warn(
+                f"`stats` do not know {len(missing)} of {len(todo)} arrays, such as "
+                f"{missing[0]!r}{how and ': '}{how}.",
+                stacklevel=3,
+            )
+
+    def __call__(self, w: np.ndarray, p: Planned) -> tuple[QuantizedArray, float]:
+        """The quantized array, and its signal-to-quantization-noise ratio."""
+        assert p.format is not None
+        gram, method = self._gram(p), self.method
+        if gram is None and method.needs_gram:
+            method = ScaleSearch()
+        sums = (None, None) if gram is None else (gram.value, gram.rows)
+        dense = jnp.asarray(w)
+        q = solved(dense, p.format, method, *sums, axis=p.axis)
+        return q, sqnr(dense, q.dequantize())
+
+    def _gram(self, p: Planned) -> Gram | None:
+        if self._stats is None or p.name not in self._stats:
+            return None
+        (axis,) = as_tuple(p.axis)
+        try:
+            return self._stats[p.name, (len(p.entry.shape) + axis,)]
+        except KeyError as e:
+            raise ValueError(
+                f"`stats` should know it along the axis {p.axis}. {e.args[0]}"
+            ) from e
+
+    def digest(self) -> str:
+        """Differs for solvers that round otherwise."""
+        digest = hashlib.sha256(repr(self.method).encode())
+        if self._stats is not None:
+            digest.update(repr(self._stats).encode())
+            for array in jtu.tree_leaves(self._stats):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
