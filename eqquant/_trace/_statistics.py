@@ -69,21 +69,36 @@ class Statistics(eqx.Module):
 
     def __getitem__(self, key: str | tuple[str, tuple[int, ...]]) -> Gram:
         path, axes = (key, None) if isinstance(key, str) else key
-        found = [
-            (contracted, i)
-            for name, contracted, i in self._places
-            if name == path and axes in (None, contracted)
-        ]
-        if not found:
+        if path not in self:
             raise KeyError(f"No products of `{path}` were seen. Got {list(self)}.")
-        if len(found) > 1:
-            kinds = [contracted for contracted, _ in found]
+        kinds = {axes: i for name, axes, i in self._places if name == path}
+        if axes is None and len(kinds) > 1:
             raise KeyError(
-                f"`{path}` is contracted along several axes: {kinds}. Pass one of "
-                f"them: `stats[{path!r}, {kinds[0]}]`."
+                f"`{path}` is contracted along several axes: {[*kinds]}. Pass one of "
+                f"them: `stats[{path!r}, {[*kinds][0]}]`."
             )
-        ((contracted, i),) = found
-        return Gram(self._values[i], self._rows[i], contracted)
+        axes = [*kinds][0] if axes is None else axes
+        if axes not in kinds:
+            raise KeyError(
+                f"`{path}` is not contracted along the axes {axes}, but along "
+                f"{' and '.join(map(str, kinds))}."
+            )
+        return Gram(self._values[kinds[axes]], self._rows[kinds[axes]], axes)
+
+    def along(self, path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> Gram:
+        """The Gram of a weight of this shape along some axes. Whether those of size one
+        count as contracted makes no difference."""
+        long = lambda axes: {i for i in axes if shape[i] != 1}
+        kinds = [each for name, each, _ in self._places if name == path]
+        same = [each for each in kinds if long(each) == long(axes)]
+        gram = self[path, same[0] if same else axes]
+        if gram.contracted == axes:
+            return gram
+        others = lambda axes: [i for i in range(len(shape)) if i not in axes]
+        sizes = dict(zip(others(gram.contracted), gram.rows.shape))
+        lead = tuple(sizes.get(i, 1) for i in others(axes))
+        inner = gram.value.shape[gram.rows.ndim :]
+        return Gram(gram.value.reshape(*lead, *inner), gram.rows.reshape(lead), axes)
 
     def __contains__(self, path: str) -> bool:
         return any(name == path for name, _, _ in self._places)

@@ -119,7 +119,7 @@ def grams_of(
         axes = as_tuple(normalise_axis(info.axis, info.shape))
         axes = tuple(sorted(i + len(info.shape) for i in axes))
         try:
-            grams[identity(leaf)] = stats[info.path, axes]
+            grams[identity(leaf)] = stats.along(info.path, axes, info.shape)
         except KeyError as e:
             raise ValueError(
                 f"`stats` should know `{info.path}` along the axes {axes}, along which "
