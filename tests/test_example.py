@@ -238,6 +238,25 @@ def test_models(make):
         )
 
 
+@pytest.mark.parametrize("make", models)
+def test_calibrated_models(make):
+    model, x = make()
+    fn = lambda model, x: model(x)
+    stats = eqq.calibrate(fn, model, [x, x])
+    options = {"method": eqq.ScaleSearch(), "min_size": 0, "example": x}
+    q = eqq.tree_quantize(model, "int8", stats=stats, **options)
+    found, _ = jtu.tree_flatten_with_path(q, is_leaf=is_leaf)
+    taken = {
+        jtu.keystr(path, simple=True, separator=".")
+        for path, leaf in found
+        if is_leaf(leaf)
+    }
+    assert taken and taken <= {*stats}
+    nearest = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    lost = lambda q: jnp.linalg.norm(q(x) - model(x))
+    assert lost(q) < 1.5 * lost(nearest)
+
+
 def test_axes():
     model, x = llama()
     q = eqq.tree_quantize(model, "int8", min_size=0, example=x)

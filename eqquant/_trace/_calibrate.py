@@ -32,6 +32,10 @@ def calibrate(
     once for batches of one shape. The model needs no changes: products are found in
     loops, branches, mapped and rematerialised functions. Sums are taken in float32.
 
+    If the numbers of a weight are changed one by one before its products, such as by a
+    mask or a softplus, only the diagonal of its Gram is kept. It tells how much each
+    input matters.
+
     !!! Example
 
         ```python
@@ -114,12 +118,13 @@ class _Run:
         shapes = [x.shape for x in operands]
         number = len(self._leaves)
         argument = [int(i >= number) for i in range(len(shapes))]
-        sites, others, _ = walk(jaxpr, shapes, argument)
-        new = plan(sites[:number], others[:number])
+        walked = walk(jaxpr, shapes, argument)
+        new = plan(walked, number)
         if not new.shared:
             raise ValueError(
                 "`fn` should apply `model`: no product in it has an array of `model` "
-                "as an operand. Got a function that uses " + _used(self._paths, others)
+                "as an operand. Got a function that uses "
+                + _used(self._paths, walked.others)
             )
         place = _sharding(operands)
         if self._plan is None:
@@ -131,9 +136,10 @@ class _Run:
                 f"{shapes[number:]}."
             )
         tracked = {leaf for leaf, _ in new.lead}
+        changing = {leaf: frozenset(walked.changing[leaf]) for leaf in new.changed}
 
         def step(sums, leaves, batch):
-            capture = Capture(shapes, sums)
+            capture = Capture(shapes, sums, changing)
             ours = lambda i, shape: (whole(i, shape),) if i in tracked else ()
             views = [ours(i, shape) for i, shape in enumerate(shapes)]
             capture.evaluate(jaxpr, [*leaves, *batch], views)
@@ -146,7 +152,8 @@ class _Run:
         for slot, lead in plan.lead.items():
             leaf, contracted = slot
             k = math.prod(self._leaves[leaf].shape[i] for i in contracted)
-            inner = (k,) if k > self._diagonal_above else (k, k)
+            diagonal = k > self._diagonal_above or leaf in plan.changed
+            inner = (k,) if diagonal else (k, k)
             make = lambda *shape: jax.device_put(np.zeros(shape, np.float32), place)
             zeros[slot] = Sums(make(*lead, *inner), make(*lead))
         return zeros

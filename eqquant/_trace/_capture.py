@@ -12,8 +12,8 @@ from jaxtyping import Array
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
-from ._uses import body_of, calls, is_kept, joint
-from ._view import chosen, follow, View
+from ._uses import body_of, calls, is_kept, joint, with_view
+from ._view import changed, chosen, follow, View
 
 
 # A leaf by its number, and the axes that are contracted.
@@ -40,10 +40,13 @@ class Capture:
         self,
         shapes: Sequence[Sequence[int]],
         sums: dict[Slot, Sums],
+        changing: dict[int, frozenset[int]],
         manual: tuple[str, ...] = (),
     ):
         self.shapes = shapes
         self.sums = dict(sums)
+        # By leaf, the equations that change its numbers, as `walk` found them.
+        self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
         self._manual = manual
 
@@ -82,12 +85,18 @@ class Capture:
             shape = self.shapes[view.leaf]
             if name in products:
                 met = meeting(eqn, place, view, shape)
-                if met is not None and (view.leaf, met.contracted) in self.sums:
+                known = met is not None and (view.leaf, met.contracted) in self.sums
+                if known and (not view.changed or self._changes(eqn, view)):
                     self._add(eqn, values, met, view)
             else:
                 new = follow(eqn, place, view, shape, values)
-                found = [a if b is None else (*a, b) for a, b in zip(found, new)]
+                if all(out is None for out in new) and self._changes(eqn, view):
+                    new = [changed(eqn, place, view)]
+                found = [with_view(a, b) for a, b in zip(found, new)]
         return bind(eqn, values), found
+
+    def _changes(self, eqn, view):
+        return id(eqn) in self._changing.get(view.leaf, ())
 
     def _add(self, eqn, values, met: Meeting, view: View):
         slot = view.leaf, met.contracted
@@ -138,7 +147,8 @@ class Capture:
         return {slot: a for slot, a in self.sums.items() if slot[0] in leaves}
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
-        inner = Capture(self.shapes, sums, (*self._manual, *manual))
+        manual = (*self._manual, *manual)
+        inner = Capture(self.shapes, sums, self._changing, manual)
         outs, found = inner.evaluate(jaxpr, values, views)
         return outs, found, inner.sums
 

@@ -23,6 +23,17 @@ def moments(
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
     axes `met.over`, and the number of rows of each."""
     x = jnp.asarray(operands[met.other])
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        # The weight is real, so that both parts are rows that it meets.
+        sums = [
+            _moments(eqn, operands, met, diagonal, f(x)) for f in (jnp.real, jnp.imag)
+        ]
+        (real, rows), (imaginary, _) = sums
+        return real + imaginary, rows
+    return _moments(eqn, operands, met, diagonal, x)
+
+
+def _moments(eqn, operands, met, diagonal, x):
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
         x = x.astype(jnp.float32)
     name = eqn.primitive.name
