@@ -326,3 +326,11 @@ def test_warning():
     ):
         eqq.tree_quantize(eqx.nn.Conv2d(16, 16, 3, key=jr.key(0)))
     eqq.tree_quantize(model, example=x)  # (No warning.)
+
+
+def test_the_name_of_a_class_like_one_of_equinox():
+    class Linear(eqx.Module):
+        weight: Array
+
+    with pytest.warns(UserWarning, match=f"{__name__}.Linear is not a known owner"):
+        eqq.tree_quantize(Linear(normal(0, 32, 48)))

@@ -33,7 +33,7 @@ def plan(walked: Walked, number: int) -> Plan:
             found = met
         partly = [name for name in names if name in _summed]
         if partly:
-            incomplete[leaf] = f"`{partly[0]}` contracts a part of an axis"
+            incomplete[leaf] = f"its `{partly[0]}` is no product over whole axes"
         lost = [name for name in names if name in _opaque]
         if lost and found:
             incomplete[leaf] = f"what becomes of it in a `{lost[0]}` is not known"
