@@ -302,6 +302,16 @@ def test_functions_and_skeletons():
     assert is_leaf(q.layers[1].key_value)
 
 
+def test_files(tmp_path):
+    model, x = experts()
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    eqq.save(tmp_path / "experts.safetensors", q)
+    skeleton = eqx.filter_eval_shape(lambda: model)
+    like = eqq.tree_quantize(skeleton, "int8", min_size=0, example=x)
+    loaded = eqq.load(tmp_path / "experts.safetensors", like=like)
+    np.testing.assert_array_equal(loaded(x), q(x))
+
+
 def test_what_cannot_run():
     w = {"w": normal(0, 32, 48)}
     fn = lambda w, x: lax.dot_general(x, w["w"], (((1,), (0,)), ((), ())))
