@@ -85,8 +85,9 @@ class Capture:
             shape = self.shapes[view.leaf]
             if name in products:
                 met = meeting(eqn, place, view, shape)
-                known = met is not None and (view.leaf, met.contracted) in self.sums
-                if known and (not view.changed or self._changes(eqn, view)):
+                if met is None or (view.leaf, met.contracted) not in self.sums:
+                    continue
+                if not view.changed or self._changes(eqn, view):
                     self._add(eqn, values, met, view)
             else:
                 new = follow(eqn, place, view, shape, values)
