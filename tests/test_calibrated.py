@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+from eqquant._solvers import solved
 
 
 fn = lambda model, xs: jax.vmap(model)(xs)
@@ -121,3 +122,23 @@ def test_few_rows(model):
     with pytest.warns(UserWarning, match=r"`layers.0.weight` \(and 1 more\) met fewer"):
         q = eqq.tree_quantize(model, "int4", min_size=0, stats=stats)
     assert jnp.all(jnp.isfinite(_dense(q, 0)))
+
+
+# Whether an axis of size one is contracted makes no difference.
+@pytest.mark.parametrize("groups, size", [(1, 1), (16, 3)])
+def test_axes_of_size_one(groups, size):
+    model = eqx.nn.Conv1d(16, 16, size, groups=groups, key=jr.key(0))
+    xs = jr.normal(jr.key(1), (5, 16, 20))
+    stats = eqq.calibrate(fn, model, [xs])
+    gram = stats["weight"]
+    assert gram.contracted == ((1,) if groups == 1 else (2,))
+    flat = model.weight.reshape(16, -1)
+    rows = gram.rows.reshape(-1)
+    value = gram.value.reshape(-1, *gram.value.shape[-2:])
+    wanted = solved(flat, "int4", eqq.GPTQ(), value, rows, axis=-1).dequantize()
+    for kwargs in ({"unsupported": "on_call"}, {"example": xs[0]}):
+        q = eqq.tree_quantize(model, "int4", min_size=0, stats=stats, **kwargs)
+        assert q.weight.axis == (-2, -1)
+        found = q.weight.dequantize()
+        np.testing.assert_array_equal(found.reshape(16, -1), wanted)
+        np.testing.assert_allclose(fn(q, xs), fn(eqq.tree_dequantize(q), xs), atol=1e-3)

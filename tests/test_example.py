@@ -238,6 +238,25 @@ def test_models(make):
         )
 
 
+@pytest.mark.parametrize("make", models)
+def test_calibrated_models(make):
+    model, x = make()
+    fn = lambda model, x: model(x)
+    stats = eqq.calibrate(fn, model, [x, x])
+    options = {"method": eqq.ScaleSearch(), "min_size": 0, "example": x}
+    q = eqq.tree_quantize(model, "int8", stats=stats, **options)
+    found, _ = jtu.tree_flatten_with_path(q, is_leaf=is_leaf)
+    taken = {
+        jtu.keystr(path, simple=True, separator=".")
+        for path, leaf in found
+        if is_leaf(leaf)
+    }
+    assert taken and taken <= {*stats}
+    nearest = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    lost = lambda q: jnp.linalg.norm(q(x) - model(x))
+    assert lost(q) < 1.5 * lost(nearest)
+
+
 def test_axes():
     model, x = llama()
     q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
@@ -283,6 +302,16 @@ def test_functions_and_skeletons():
     assert is_leaf(q.layers[1].key_value)
 
 
+def test_files(tmp_path):
+    model, x = experts()
+    q = eqq.tree_quantize(model, "int8", min_size=0, example=x)
+    eqq.save(tmp_path / "experts.safetensors", q)
+    skeleton = eqx.filter_eval_shape(lambda: model)
+    like = eqq.tree_quantize(skeleton, "int8", min_size=0, example=x)
+    loaded = eqq.load(tmp_path / "experts.safetensors", like=like)
+    np.testing.assert_array_equal(loaded(x), q(x))
+
+
 def test_what_cannot_run():
     w = {"w": normal(0, 32, 48)}
     fn = lambda w, x: lax.dot_general(x, w["w"], (((1,), (0,)), ((), ())))
@@ -307,3 +336,11 @@ def test_warning():
     ):
         eqq.tree_quantize(eqx.nn.Conv2d(16, 16, 3, key=jr.key(0)))
     eqq.tree_quantize(model, example=x)  # (No warning.)
+
+
+def test_the_name_of_a_class_like_one_of_equinox():
+    class Linear(eqx.Module):
+        weight: Array
+
+    with pytest.warns(UserWarning, match=f"{__name__}.Linear is not a known owner"):
+        eqq.tree_quantize(Linear(normal(0, 32, 48)))

@@ -159,8 +159,9 @@ class AbstractArrayLike(eqx.Module):
             "where an ordinary array is needed. Products (`x @ q`, `q @ x`), "
             "arithmetic, indexing and the methods of arrays work as they are. If a "
             "module passes a quantized weight to other functions, quantize it with "
-            "`unsupported='on_call'`, or exclude the weight by a rule. Elsewhere, use "
-            "`eqquant.implicit(function)` or `q.dequantize()`."
+            "`example=`, the arguments of a call, or `unsupported='on_call'`; or "
+            "exclude the weight by a rule. Elsewhere, use `eqquant.implicit(function)` "
+            "or `q.dequantize()`."
         )
 
     all = _of_dense("all")

@@ -15,7 +15,11 @@ To follow a leaf through another primitive, add it to `follow` in `_view.py`.
 from ._calibrate import calibrate as calibrate
 from ._progress import watched as watched
 from ._sequential import InSequence as InSequence, Sequential as Sequential
-from ._statistics import Gram as Gram, Statistics as Statistics
+from ._statistics import (
+    Gram as Gram,
+    is_along as is_along,
+    Statistics as Statistics,
+)
 from ._uses import (
     is_array as is_array,
     Product as Product,

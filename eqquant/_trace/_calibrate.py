@@ -24,6 +24,10 @@ def calibrate(
     once for batches of one shape. The model needs no changes: products are found in
     loops, branches, mapped and rematerialised functions. Sums are taken in float32.
 
+    If the numbers of a weight are changed one by one before its products, such as by a
+    mask or a softplus, only the diagonal of its Gram is kept. It tells how much each
+    input matters.
+
     !!! Example
 
         ```python
@@ -65,7 +69,7 @@ def _compiled(traced):
     views = tracked(traced)
 
     def step(sums, leaves, batch):
-        capture = Capture(traced.shapes, sums)
+        capture = Capture(traced.shapes, sums, traced.changing)
         capture.evaluate(traced.jaxpr, [*leaves, *batch], views)
         return capture.sums
 

@@ -28,6 +28,7 @@ class Traced(NamedTuple):
 
     - `shapes`: those of all operands.
     - `sites`: the products that each leaf of the model enters.
+    - `changing`: by leaf, the equations that change its numbers before.
     - `folds`: which leaves could take a scale of the inputs of weights.
     - `sharding`: where the sums belong.
     """
@@ -35,6 +36,7 @@ class Traced(NamedTuple):
     jaxpr: ClosedJaxpr
     shapes: Sequence[tuple[int, ...]]
     sites: Sequence[Sequence[Site]]
+    changing: dict[int, frozenset[int]]
     plan: Plan
     folds: Sequence[Fold]
     sharding: Sharding | None
@@ -114,16 +116,22 @@ class Calls:
         shapes = [x.shape for x in operands]
         number = len(self.leaves)
         argument = [int(i >= number) for i in range(len(shapes))]
-        sites, others, _ = walk(jaxpr, shapes, argument)
-        new = plan(sites[:number], others[:number])
+        walked = walk(jaxpr, shapes, argument)
+        new = plan(walked, number)
         if not new.shared:
             raise ValueError(
                 "`fn` should apply `model`: no product in it has an array of `model` "
-                "as an operand. Got a function that uses " + _used(self.paths, others)
+                "as an operand. Got a function that uses "
+                + _used(self.paths, walked.others)
             )
         found = folds(jaxpr, shapes, number)
         place = _sharding(operands)
-        traced = Traced(jaxpr, shapes, sites[:number], new, found, place)
+        sites = [
+            walked.changed[i] if i in new.changed else walked.sites[i]
+            for i in range(number)
+        ]
+        changing = {leaf: frozenset(walked.changing[leaf]) for leaf in new.changed}
+        traced = Traced(jaxpr, shapes, sites, changing, new, found, place)
         if self._traced is None:
             self._traced = traced
         if new != self._traced.plan:
@@ -141,7 +149,8 @@ class Calls:
         for slot, lead in self.traced.plan.lead.items():
             leaf, contracted = slot
             k = math.prod(self.leaves[leaf].shape[i] for i in contracted)
-            inner = (k,) if k > diagonal_above else (k, k)
+            changed = leaf in self.traced.plan.changed
+            inner = (k,) if changed or k > diagonal_above else (k, k)
             shapes[slot] = (*lead, *inner), lead
         return shapes
 

@@ -12,8 +12,8 @@ from jaxtyping import Array
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
-from ._uses import body_of, calls, is_kept, joint
-from ._view import chosen, follow, View
+from ._uses import body_of, calls, is_kept, joint, with_view
+from ._view import changed, chosen, follow, View
 
 
 # A leaf by its number, and the axes that are contracted.
@@ -64,12 +64,15 @@ class Capture:
         self,
         shapes: Sequence[Sequence[int]],
         sums: dict[Any, Sums],
+        changing: dict[int, frozenset[int]],
         lanes: Lanes | None = None,
         manual: tuple[str, ...] = (),
     ):
         self.shapes = shapes
         self.sums = dict(sums)
         self._lanes = lanes
+        # By leaf, the equations that change its numbers, as `walk` found them.
+        self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
         self._manual = manual
 
@@ -108,14 +111,21 @@ class Capture:
             shape = self.shapes[view.leaf]
             if name in products:
                 met = meeting(eqn, place, view, shape)
-                if met is not None:
+                if met is None:
+                    continue
+                if not view.changed or self._changes(eqn, view):
                     self._add(eqn, values, met, view)
             else:
                 new = follow(eqn, place, view, shape, values)
-                found = [a if b is None else (*a, b) for a, b in zip(found, new)]
+                if all(out is None for out in new) and self._changes(eqn, view):
+                    new = [changed(eqn, place, view)]
+                found = [with_view(a, b) for a, b in zip(found, new)]
         if self._lanes is not None and name.startswith("ragged_dot"):
             values = [self._mapped(a) for a in values]
         return bind(eqn, values), found
+
+    def _changes(self, eqn, view):
+        return id(eqn) in self._changing.get(view.leaf, ())
 
     def _mapped(self, a):
         # (JAX maps ragged products over all of their operands, or over none.)
@@ -204,7 +214,7 @@ class Capture:
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
         manual = (*self._manual, *manual)
-        inner = Capture(self.shapes, sums, self._lanes, manual)
+        inner = Capture(self.shapes, sums, self._changing, self._lanes, manual)
         outs, found = inner.evaluate(jaxpr, values, views)
         return outs, found, inner.sums
 

@@ -27,20 +27,31 @@ def moments(
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
     axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
     `second`, or `x` if that is `None`."""
+    x = jnp.asarray(operands[met.other])
+    y = x if second is None else second
+    if not jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _moments(eqn, operands, met, diagonal, x, y)
+    # The weight is real, so that both parts are rows that it meets.
+    (real, rows), (imaginary, _) = (
+        _moments(eqn, operands, met, diagonal, part(x), part(y))
+        for part in (jnp.real, jnp.imag)
+    )
+    return real + imaginary, rows
+
+
+def _moments(eqn, operands, met, diagonal, x, y):
     name = eqn.primitive.name
     ragged = name not in ("dot_general", "conv_general_dilated")
     sizes = _gathered(jnp.asarray(operands[2])) if ragged else None
 
     def rows_of(x):
-        x = jnp.asarray(x)
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
             x = x.astype(jnp.float32)
         if name == "conv_general_dilated":
             return _patches(eqn, _gathered(x))
         return _gathered(x) if ragged else x
 
-    x = rows_of(operands[met.other])
-    y = x if second is None else rows_of(second)
+    x, y = rows_of(x), rows_of(y)
     if name == "dot_general":
         gram = _gram(x, y, met.columns, met.batch, diagonal)
     elif name == "conv_general_dilated":

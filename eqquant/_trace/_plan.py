@@ -1,10 +1,9 @@
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ._capture import Slot
-from ._uses import Site
+from ._uses import Walked
 
 
 class Plan(NamedTuple):
@@ -13,20 +12,28 @@ class Plan(NamedTuple):
     - `lead`: the leading axes of each sum.
     - `shared`: the slots of leaves, each with the one whose sum is also theirs.
     - `incomplete`: for leaves of which some products cannot be summed, why.
+    - `changed`: the leaves whose numbers are changed before their products. Only the
+        diagonal is summed: what is said of pairs of inputs would not hold for them.
     """
 
     lead: dict[Slot, tuple[int, ...]]
     shared: dict[Slot, Slot]
     incomplete: dict[int, str]
+    changed: frozenset[int]
 
 
-def plan(sites: Sequence[Sequence[Site]], others: Sequence[Sequence[str]]) -> Plan:
-    """Plans the sums for some leaves, from what `walk` found of them."""
-    leads, shared, incomplete, known = {}, {}, {}, {}
-    for leaf, (found, names) in enumerate(zip(sites, others, strict=True)):
+def plan(walked: Walked, number: int) -> Plan:
+    """Plans the sums for the first `number` leaves, from what was found of them."""
+    leads, shared, incomplete, known, changed = {}, {}, {}, {}, set()
+    for leaf in range(number):
+        found, names = walked.sites[leaf], walked.others[leaf]
+        met = [s for s in walked.changed[leaf] if s.product.sources - {0}]
+        if met and not found:
+            changed.add(leaf)
+            found = met
         partly = [name for name in names if name in _summed]
         if partly:
-            incomplete[leaf] = f"`{partly[0]}` contracts a part of an axis"
+            incomplete[leaf] = f"its `{partly[0]}` is no product over whole axes"
         lost = [name for name in names if name in _opaque]
         if lost and found:
             incomplete[leaf] = f"what becomes of it in a `{lost[0]}` is not known"
@@ -42,10 +49,10 @@ def plan(sites: Sequence[Sequence[Site]], others: Sequence[Sequence[str]]) -> Pl
                 (s.product.input, s.lead, tuple(i.value for i in s.at), s.inside)
                 for s in some
             )
-            shared[slot] = known.setdefault((key, lead), slot)
+            shared[slot] = known.setdefault((key, lead, leaf in changed), slot)
             if shared[slot] == slot:
                 leads[slot] = lead
-    return Plan(leads, shared, incomplete)
+    return Plan(leads, shared, incomplete, frozenset(changed))
 
 
 _opaque = ("cond", "scan", "shard_map", "while")

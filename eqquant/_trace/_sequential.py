@@ -112,9 +112,10 @@ class InSequence:
             if weights:
                 self.groups.append(Group(slot, steps, weights))
 
-    def measure(self, group: Group) -> tuple[Gram, Float[Array, "..."]]:
-        """The Gram of a group, of the model as it is quantized so far; and the sum of
-        `x^T y`, where `x` are the inputs in the model as it was, and `y` these."""
+    def measure(self, group: Group) -> tuple[Gram, Gram]:
+        """The Gram of a group, of the model as it is quantized so far; and one with the
+        sum of `x^T y`, where `x` are the inputs in the model as it was, and `y` these.
+        """
         sizes = _sizes(self._calls.traced, group.slot)
         turns = dict.fromkeys(self._shapes, np.int32(-1))
         turns[group.slot] = np.int32(
@@ -131,7 +132,9 @@ class InSequence:
         found = sums[self._shapes[group.slot]]
         value, rows = (a[(slice(None), *group.index)] for a in found)
         self._calls.check_finite({group.slot: Sums(value, rows)})
-        return Gram(value[1], rows[1], group.weights[0][1]), value[0]
+        contracted = group.weights[0][1]
+        cross, gram = (Gram(value[i], rows[i], contracted) for i in range(2))
+        return gram, cross
 
     def put(self, path: str, group: Group, numbers: Float[Array, "..."]) -> None:
         """Sets what a weight, or a step of it, is from now on."""
@@ -150,7 +153,8 @@ class InSequence:
             }
 
             def lane(sums, leaves):
-                capture = Capture(traced.shapes, sums, Lanes("eqquant lane", turns))
+                lanes = Lanes("eqquant lane", turns)
+                capture = Capture(traced.shapes, sums, traced.changing, lanes)
                 capture.evaluate(traced.jaxpr, [*leaves, *batch], views)
                 return capture.sums
 

@@ -35,6 +35,17 @@ class Gram(eqx.Module):
             return self.value
         return jnp.diagonal(self.value, axis1=-2, axis2=-1)
 
+    def along(self, axes: tuple[int, ...], shape: tuple[int, ...]) -> "Gram":
+        """The Gram of a weight of this shape along some axes, which may differ from
+        those that are contracted in axes of size one."""
+        if self.contracted == axes:
+            return self
+        others = lambda axes: [i for i in range(len(shape)) if i not in axes]
+        sizes = dict(zip(others(self.contracted), self.rows.shape))
+        lead = tuple(sizes.get(i, 1) for i in others(axes))
+        inner = self.value.shape[self.rows.ndim :]
+        return Gram(self.value.reshape(*lead, *inner), self.rows.reshape(lead), axes)
+
     def scaled(self, scales: Float[Array, "*steps k"]) -> "Gram":
         """The Gram if the inputs were multiplied by some scales. `steps` are those of
         the first axes of `lead`; along the others, the scales are the same."""
@@ -44,6 +55,14 @@ class Gram(eqx.Module):
         if not self.is_diagonal:
             square = scales[..., None, :] * scales[..., :, None]
         return Gram(self.value * square, self.rows, self.contracted)
+
+
+def is_along(
+    axes: tuple[int, ...], others: tuple[int, ...], shape: tuple[int, ...]
+) -> bool:
+    """Whether axes are the same, but for axes of size one."""
+    first, second = ({i for i in each if shape[i] != 1} for each in (axes, others))
+    return first == second
 
 
 # A weight and the axes that are contracted: the number of its Gram.
@@ -88,21 +107,28 @@ class Statistics(eqx.Module):
 
     def __getitem__(self, key: str | tuple[str, tuple[int, ...]]) -> Gram:
         path, axes = (key, None) if isinstance(key, str) else key
-        found = [
-            (contracted, i)
-            for name, contracted, i in self._places
-            if name == path and axes in (None, contracted)
-        ]
-        if not found:
+        if path not in self:
             raise KeyError(f"No products of `{path}` were seen. Got {list(self)}.")
-        if len(found) > 1:
-            kinds = [contracted for contracted, _ in found]
+        kinds = {axes: i for name, axes, i in self._places if name == path}
+        if axes is None and len(kinds) > 1:
             raise KeyError(
-                f"`{path}` is contracted along several axes: {kinds}. Pass one of "
-                f"them: `stats[{path!r}, {kinds[0]}]`."
+                f"`{path}` is contracted along several axes: {[*kinds]}. Pass one of "
+                f"them: `stats[{path!r}, {[*kinds][0]}]`."
             )
-        ((contracted, i),) = found
-        return Gram(self._values[i], self._rows[i], contracted)
+        axes = [*kinds][0] if axes is None else axes
+        if axes not in kinds:
+            raise KeyError(
+                f"`{path}` is not contracted along the axes {axes}, but along "
+                f"{' and '.join(map(str, kinds))}."
+            )
+        return Gram(self._values[kinds[axes]], self._rows[kinds[axes]], axes)
+
+    def along(self, path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> Gram:
+        """The Gram of a weight of this shape along some axes. Whether those of size one
+        count as contracted makes no difference."""
+        kinds = [each for name, each, _ in self._places if name == path]
+        same = [each for each in kinds if is_along(each, axes, shape)]
+        return self[path, same[0] if same else axes].along(axes, shape)
 
     def __contains__(self, path: str) -> bool:
         return any(name == path for name, _, _ in self._places)

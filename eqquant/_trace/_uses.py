@@ -73,13 +73,11 @@ def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
     shapes = [leaf.shape for leaf in jtu.tree_leaves(dynamic)]
     argument = [i for i, arg in enumerate(dynamic) for _ in jtu.tree_leaves(arg)]
     walked = walk(jaxpr, shapes, argument)
+    products = lambda sites: tuple(site.product for site in sites)
+    found = zip(walked.sites, walked.others, walked.changed, strict=True)
     return tuple(
-        Use(
-            tuple(site.product for site in found),
-            tuple(dict.fromkeys(names)),
-            tuple(changed),
-        )
-        for found, names, changed in zip(*walked, strict=True)
+        Use(products(sites), tuple(dict.fromkeys(names)), products(changed))
+        for sites, names, changed in found
     )
 
 
@@ -113,12 +111,16 @@ class Walked(NamedTuple):
     """What was found, for each operand of a program.
 
     - `sites`: the products that it enters.
-    - `others`, `changed`: see `Use`.
+    - `others`: see `Use`.
+    - `changed`: the products that it enters with its numbers changed, see `Use`.
+    - `changing`: for each such operand, the `id`s of the equations that change it, and
+        of these products.
     """
 
     sites: list[list[Site]]
     others: list[list[str]]
-    changed: list[list[Product]]
+    changed: list[list[Site]]
+    changing: list[set[int]]
 
 
 def walk(
@@ -130,7 +132,7 @@ def walk(
     views = [(whole(i, shape),) for i, shape in enumerate(shapes)]
     numbers = [walk.new(1, frozenset((i,)))[0] for i in argument]
     walk.walk(jaxpr, views, numbers)
-    return Walked(walk.sites, walk.others, walk.changed)
+    return Walked(walk.sites, walk.others, walk.changed, walk.changing)
 
 
 def is_array(x: Any) -> bool:
@@ -186,6 +188,7 @@ class _Walk:
         self.sites = [[] for _ in shapes]
         self.others = [[] for _ in shapes]
         self.changed = [[] for _ in shapes]
+        self.changing = [set() for _ in shapes]
         self._argument = argument
         self._fresh = itertools.count()
         self._numbers = {}
@@ -245,8 +248,8 @@ class _Walk:
                 found = follow(eqn, place, view, shape, numbers)
                 if all(out is None for out in found):
                     self._lost(view, _other(name))
-                    found = [self._changed(eqn, view, numbers)] * len(found)
-                outs = [_with(a, b) for a, b in zip(outs, found)]
+                    found = [self._changed(eqn, place, view, numbers)] * len(found)
+                outs = [with_view(a, b) for a, b in zip(outs, found)]
         if name in _determined:
             params = tuple(sorted(eqn.params.items()))
             return outs, [self._numbered(numbers, name, params)]
@@ -256,10 +259,11 @@ class _Walk:
         if not view.changed:
             self.others[view.leaf].append(name)
 
-    def _changed(self, eqn, view, numbers):
-        if self._all_sources(numbers) <= {self._argument[view.leaf]}:
-            return changed(eqn, view)
-        return None
+    def _changed(self, eqn, place, view, numbers):
+        if not self._all_sources(numbers) <= {self._argument[view.leaf]}:
+            return None
+        self.changing[view.leaf].add(id(eqn))
+        return changed(eqn, place, view)
 
     def _meet(self, eqn, place, view, numbers):
         shape = self.shapes[view.leaf]
@@ -271,10 +275,12 @@ class _Walk:
         axes = stacked(met, view, shape)
         source = (other, met.columns, met.batch)
         product = Product(met.contracted, met.rows, source, axes, self._sources[other])
-        if view.changed:
-            self.changed[view.leaf].append(product)
-        else:
-            self.sites[view.leaf].append(self._site(product, met, view))
+        site = self._site(product, met, view)
+        if not view.changed:
+            self.sites[view.leaf].append(site)
+            return
+        self.changed[view.leaf].append(site)
+        self.changing[view.leaf].add(id(eqn))
 
     def _site(self, product, met, view):
         found = lead(met, view, self.shapes[view.leaf])
@@ -373,10 +379,20 @@ class _Walk:
         ]
 
 
-def _with(views, new):
-    # (A changed view may come by two ways: once tells all.)
-    known = new is None or (new.changed and new in views)
-    return views if known else (*views, new)
+def with_view(views: tuple[View, ...], new: View | None) -> tuple[View, ...]:
+    """The views, and a new one if it is not `None`. A changed view may come by two
+    ways: once tells all."""
+    if new is None or (new.changed and any(_equal(view, new) for view in views)):
+        return views
+    return (*views, new)
+
+
+def _equal(a, b):
+    # (The indices of a program that runs are no numbers that compare.)
+    same = a._replace(at=()) == b._replace(at=()) and len(a.at) == len(b.at)
+    return same and all(
+        i.factor == j.factor and i.value is j.value for i, j in zip(a.at, b.at)
+    )
 
 
 def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:

@@ -251,10 +251,11 @@ _elementwise = {
 }
 
 
-def changed(eqn: JaxprEqn, view: View) -> View | None:
+def changed(eqn: JaxprEqn, place: int, view: View) -> View | None:
     """The view whose numbers an equation changes one by one; `None` if it does
-    otherwise."""
-    elementwise = eqn.primitive.name in _elementwise
+    otherwise, or if these are no numbers, but a mask."""
+    given: Any = eqn.invars[place].aval
+    elementwise = eqn.primitive.name in _elementwise and given.dtype != bool
     out: Any = eqn.outvars[0].aval
     shape = out.shape if elementwise else ()
     if not elementwise or len(shape) != len(view.dims):

@@ -210,7 +210,10 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
         return Skip("unknown owner", reason, rule)
     if not info.known and caller is None:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
-        return Skip("unknown owner", f"{owner} is not a known owner of weights", hint)
+        cls = type(info.owner)
+        # (Other packages have a `Linear`, too.)
+        name = f"{cls.__module__}.{owner}" if owner in vars(eqx.nn) else owner
+        return Skip("unknown owner", f"{name} is not a known owner of weights", hint)
     return None
 
 

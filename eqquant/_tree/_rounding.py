@@ -124,7 +124,7 @@ def grams_of(
             continue
         axes = contracted_axes(info)
         try:
-            grams[identity(leaf)] = stats[info.path, axes]
+            grams[identity(leaf)] = stats.along(info.path, axes, info.shape)
         except KeyError as e:
             raise not_along(info.path, axes, e.args[0]) from e
         known.append(info.path)
@@ -135,8 +135,7 @@ def grams_of(
             f"are in it, such as `{unknown[0]}`. It knows {list(stats)}."
         )
     few = {*stats.few_rows}
-    if otherwise is not None:
-        warn([path for path in known if path in few], unknown, otherwise, stacklevel)
+    warn([path for path in known if path in few], unknown, otherwise, stacklevel)
     return grams
 
 
@@ -154,15 +153,18 @@ def not_along(path: str, axes: tuple[int, ...], known: str) -> ValueError:
     )
 
 
-def otherwise(method: "AbstractMethod") -> str:
-    """What becomes of a leaf whose inputs are not known."""
-    return "`ScaleSearch()` rounds it" if method.needs_gram else "its own numbers count"
+def otherwise(method: "AbstractMethod") -> str | None:
+    """What becomes of a leaf whose inputs are not known, if that is worth a warning."""
+    return "`ScaleSearch()` rounds it" if method.needs_gram else None
 
 
 def warn(
-    few: Sequence[str], unknown: Sequence[str], otherwise: str, stacklevel: int
+    few: Sequence[str], unknown: Sequence[str], otherwise: str | None, stacklevel: int
 ) -> None:
-    """Warns of weights that met few rows, and of those whose inputs are not known."""
+    """Warns of weights that met few rows, and of those whose inputs are not known, if
+    `otherwise` says what becomes of these."""
+    if otherwise is None:
+        return
     _warn(
         few,
         "met fewer rows than inputs while calibrating, so the statistics say little. "

@@ -53,7 +53,7 @@ def rounding_in_sequence(
     a weight along other axes than it is quantized along.
     """
     from .._solvers import AWQ, GPTQ, solved
-    from .._trace import InSequence, watched
+    from .._trace import InSequence, is_along, watched
 
     check_method(method)
     if isinstance(method, AWQ):
@@ -73,14 +73,16 @@ def rounding_in_sequence(
             owner.setdefault(key, path)
     for path in owner.values():
         axes, known = todo[path].axes, run.contracted[path]
-        if axes not in known:
+        shape = todo[path].leaf.shape
+        if not any(is_along(each, axes, shape) for each in known):
             raise not_along(path, axes, f"It is contracted along {known}.")
     found, few = {}, set()
     for group in watched(run.groups, "Quantizing"):
         weights = {
             path: todo[path]
             for path, axes in group.weights
-            if owner[identity(todo[path].leaf)] == path and axes == todo[path].axes
+            if owner[identity(todo[path].leaf)] == path
+            and is_along(axes, todo[path].axes, todo[path].leaf.shape)
         }
         if not weights:
             continue
@@ -89,13 +91,15 @@ def rounding_in_sequence(
             few.update(weights)
         for path, weight in weights.items():
             key = identity(weight.leaf)
+            part = weight.leaf[group.index]
+            own, both = (g.along(weight.axes, part.shape) for g in (gram, cross))
             q = solved(
-                weight.leaf[group.index],
+                part,
                 weight.format,
                 method,
-                gram.value,
-                gram.rows,
-                cross=cross,
+                own.value,
+                own.rows,
+                cross=both.value,
                 mix=sequential.mix,
                 axis=weight.axis,
             )

@@ -44,8 +44,9 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         `NamedSharding`, the loaded array gets the same sharding, and each process reads
         only the shards of its own devices. A quantized array also gets the memory
         layout that it has in `like` (see [`eqquant.tree_prepack`][]), and otherwise
-        that of CPUs. A layer that was quantized with `unsupported="on_call"` has to be
-        such a layer in `like`, too.
+        that of CPUs. If the model was quantized with `unsupported="on_call"` or with
+        an `example`, so has to be `like`, which may be a skeleton: then its layers run
+        as those that were saved.
 
     **Returns:**
 
