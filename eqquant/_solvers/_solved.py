@@ -79,6 +79,10 @@ class _Encode:
             parts = gram.shape[len(lead)]
             gram = _whole(gram, lead)
         rows = None if rows is None else _whole(rows, lead)
+        if parts > 1 and _is_shared(format, w):
+            # Rows that share a scale are rounded together.
+            add = lambda a: None if a is None else jnp.sum(a, len(lead), keepdims=True)
+            gram, rows, parts = add(gram), add(rows), 1
         if parts == 1:
             squeeze = lambda a: None if a is None else jnp.squeeze(a, len(lead))
             gram, rows = squeeze(gram), squeeze(rows)
@@ -97,6 +101,11 @@ def _whole(a, lead):
         if a.shape[i] != 1:
             a = jnp.repeat(a, size // a.shape[i], i)
     return a
+
+
+def _is_shared(format, w):
+    stored = jax.eval_shape(format.encode, w)
+    return any(a.shape[-2] != w.shape[-2] for a in jtu.tree_leaves(stored))
 
 
 def _axis(axis, ndim):
