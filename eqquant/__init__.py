@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from ._solvers import (
         AbstractMethod as AbstractMethod,
         GPTQ as GPTQ,
+        HQQ as HQQ,
         ScaleSearch as ScaleSearch,
     )
     from ._trace import calibrate as calibrate, Gram as Gram, Statistics as Statistics
@@ -104,7 +105,7 @@ _later = {
         *("allocate", "audit", "explain", "report"),
         *("Sensitivity", "sensitivity"),
     ),
-    "_solvers": ("AbstractMethod", "GPTQ", "ScaleSearch"),
+    "_solvers": ("AbstractMethod", "GPTQ", "HQQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}

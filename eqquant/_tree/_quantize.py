@@ -105,8 +105,8 @@ def tree_quantize(
         eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
         ```
     - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][].
-    - `method`: how numbers are rounded: [`eqquant.GPTQ`][] or
-        [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
+    - `method`: how numbers are rounded: [`eqquant.GPTQ`][], [`eqquant.ScaleSearch`][]
+        or [`eqquant.HQQ`][]. By default to nearest, and by `GPTQ()` if there are
         `stats`. Weights that `stats` does not know are rounded by `ScaleSearch()`, with
         a warning, if the method needs statistics. Skeletons have nothing to round.
 
