@@ -59,10 +59,14 @@ class AbstractMethod(eqx.Module):
     ) -> Float[Array, " n"]:
         """The error of each row as the method measures it."""
 
+    def applies(self, format: AbstractFormat) -> bool:
+        """Whether the method can round to a format."""
+        adjustable = isinstance(format, AbstractAdjustable)
+        return adjustable and isinstance(format.grid, AbstractGrid)
+
     def check(self, format: AbstractFormat) -> None:
         """Raises a `ValueError` if the method does not apply to a format."""
-        adjustable = isinstance(format, AbstractAdjustable)
-        if not adjustable or not isinstance(format.grid, AbstractGrid):
+        if not self.applies(format):
             raise ValueError(
                 f"`method` {self} chooses the scales of blocks. It has none to choose "
                 f"in {format}: pass `method=None` for that format."
