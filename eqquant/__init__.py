@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         AbstractMethod as AbstractMethod,
         AWQ as AWQ,
         GPTQ as GPTQ,
+        HQQ as HQQ,
         ScaleSearch as ScaleSearch,
     )
     from ._trace import (
@@ -110,7 +111,7 @@ _later = {
         *("allocate", "audit", "explain", "report"),
         *("Sensitivity", "sensitivity"),
     ),
-    "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "ScaleSearch"),
+    "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "HQQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),
 }
 _room_of = {name: room for room, names in _later.items() for name in (room, *names)}

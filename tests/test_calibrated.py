@@ -117,6 +117,27 @@ def test_a_weight_that_is_not_known(model):
     assert eqx.tree_equal(q["b"], searched["b"])
 
 
+def test_a_format_that_takes_no_method(model, stats):
+    where = lambda m: m.layers[1].weight
+    signs = eqx.tree_at(where, model, replace_fn=jnp.sign)
+    rules = eqq.Rules([("layers.1.*", "rsrternary"), ("*", "int4")])
+    quantize = lambda **kwargs: eqq.tree_quantize(signs, rules, strict=False, **kwargs)
+    for kwargs in ({"method": eqq.ScaleSearch()}, {"stats": stats}):
+        with pytest.warns(UserWarning, match=r"^`layers.1.weight` is.*nearest") as seen:
+            q = quantize(**kwargs)
+        assert len(seen) == 1
+        assert eqx.tree_equal(q.layers[1], quantize().layers[1])
+        alone = eqq.tree_quantize(model, "int4", min_size=0, **kwargs)
+        assert eqx.tree_equal(q.layers[0], alone.layers[0])
+    # As does a prefix tree. But not if the method would do nothing at all.
+    spec = eqx.tree_at(where, jtu.tree_map(lambda _: "int4", model), "rsrternary")
+    with pytest.warns(UserWarning, match="nearest"):
+        eqq.tree_quantize(signs, spec, method=eqq.HQQ())
+    with pytest.raises(ValueError, match="`layers.1.weight`: `method` HQQ.*RSRTernary"):
+        only = eqq.Rules([("layers.1.*", "rsrternary")])
+        eqq.tree_quantize(signs, only, strict=False, method=eqq.HQQ())
+
+
 def test_few_rows(model):
     stats = eqq.calibrate(fn, model, [correlated(0, 5, 32)])
     with pytest.warns(UserWarning, match=r"`layers.0.weight` \(and 1 more\) met fewer"):

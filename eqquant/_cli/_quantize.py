@@ -84,7 +84,7 @@ def add_to(commands: Any) -> Parser:
     )
     quantize.add_argument(
         "--method",
-        choices=("gptq", "scale-search"),
+        choices=("gptq", "hqq", "scale-search"),
         help="how to round (default: to nearest; with statistics: gptq; with an "
         "importance matrix: scale-search)",
     )
@@ -141,9 +141,10 @@ def _statistics(args):
 def _method(args):
     if args.method is None and args.imatrix is None:
         return None
-    from .._solvers import GPTQ, ScaleSearch
+    from .._solvers import GPTQ, HQQ, ScaleSearch
 
-    return GPTQ() if args.method == "gptq" else ScaleSearch()
+    methods = {"gptq": GPTQ, "hqq": HQQ, "scale-search": ScaleSearch}
+    return methods[args.method or "scale-search"]()
 
 
 class _Bar:

@@ -80,7 +80,8 @@ def sensitivity(
         once for each weight and format, with a model of ordinary arrays: pass a jitted
         function, and it is compiled once.
     - `method`: how numbers are rounded, as of [`eqquant.tree_quantize`][]. By default
-        to nearest, also if there are `stats`.
+        to nearest, also if there are `stats`. A format that has no scales to choose is
+        rounded to nearest, if others have.
     - `together`: a function from an [`eqquant.LeafInfo`][] to a key. Weights with the
         same key get the same format; `None` stands for a weight on its own. An array in
         two places always does.
@@ -118,8 +119,13 @@ def sensitivity(
     most = max((float(np.max(gram.rows)) for gram in known.values()), default=1.0)
     base = 0.0 if loss is None else float(loss(model))
 
+    # As `tree_quantize`: what takes no method is rounded to nearest, if others take it.
+    some = method is not None and any(method.applies(format) for format in formats)
+
     def measured(arrays: list[_Weight], format: AbstractFormat):
-        each = [_rounded(weight, format, method) for weight in arrays]
+        nearest = some and method is not None and not method.applies(format)
+        by = None if nearest else method
+        each = [_rounded(weight, format, by) for weight in arrays]
         bits = sum(8 * q.nbytes for q in each) / sum(q.size for q in each)
         if loss is None:
             found = (_squared_error(w, q, most) for w, q in zip(arrays, each))

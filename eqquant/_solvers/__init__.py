@@ -1,12 +1,12 @@
 """How the numbers of a weight are rounded, given what the weight is multiplied with.
 
-A method (`_method`) chooses the codes, scales and offsets of a matrix. `_scale_search`
-and `_gptq` are methods, and `_awq` is one that scales channels before. They share how a
-block is rounded (`_rounding`), the search for the scales of blocks by squared errors
-(`_search`), least squares for given codes (`_least_squares`), and the Gram matrix as
-they need it (`_gram`). `solved` quantizes an array by a method, `_target` finds what is
-to be rounded if the inputs have changed, and `_squared_errors` measures what products
-lose.
+A method (`_method`) chooses the codes, scales and offsets of a matrix. `_scale_search`,
+`_gptq` and `_hqq` are methods, and `_awq` is one that scales channels before. They
+share how a block is rounded (`_rounding`), the search for the scales of blocks by
+squared errors (`_search`), least squares for given codes (`_least_squares`), and the
+Gram matrix as they need it (`_gram`). `solved` quantizes an array by a method,
+`_target` finds what is to be rounded if the inputs have changed, and `_squared_errors`
+measures what products lose.
 
 This room imports `_array` and the rooms below it. Formats say themselves what of theirs
 may be chosen: see `AbstractAdjustable` in `eqquant.formats`.
@@ -17,6 +17,7 @@ it here and in `eqquant`. Code outside the package only writes the subclass.
 
 from ._awq import AWQ as AWQ
 from ._gptq import GPTQ as GPTQ
+from ._hqq import HQQ as HQQ
 from ._method import AbstractMethod as AbstractMethod
 from ._scale_search import ScaleSearch as ScaleSearch
 from ._solved import solved as solved

@@ -48,6 +48,9 @@ class AWQ(AbstractMethod):
                 f"{self.then}."
             )
 
+    def applies(self, format):
+        return self.then.applies(format)
+
     def candidates(
         self, diagonal: Float[Array, "*steps k"]
     ) -> list[Float[Array, "*steps k"]]:

@@ -59,10 +59,14 @@ class AbstractMethod(eqx.Module):
     ) -> Float[Array, " n"]:
         """The error of each row as the method measures it."""
 
+    def applies(self, format: AbstractFormat) -> bool:
+        """Whether the method can round to a format."""
+        adjustable = isinstance(format, AbstractAdjustable)
+        return adjustable and isinstance(format.grid, AbstractGrid)
+
     def check(self, format: AbstractFormat) -> None:
         """Raises a `ValueError` if the method does not apply to a format."""
-        adjustable = isinstance(format, AbstractAdjustable)
-        if not adjustable or not isinstance(format.grid, AbstractGrid):
+        if not self.applies(format):
             raise ValueError(
                 f"`method` {self} chooses the scales of blocks. It has none to choose "
                 f"in {format}: pass `method=None` for that format."
@@ -146,14 +150,16 @@ def _solve(method, format, w, gram, rows):
 
 
 def _one(method, format, w, gram, rows):
-    k = w.shape[-1]
-    codes, parameters = method.choose(w, format, gram, rows, None)
+    n, k = w.shape
+    unit = format.unit(w)
+    x, common = (w, {}) if unit is None else (w / unit[0], unit[1])
+    codes, parameters = method.choose(x, format, gram, rows, None)
     settled, parameters = format.settled(_of_rows(parameters))
     if format.joint:
         given = jtu.tree_map(lambda a: a[..., None], parameters)
-        codes, _ = method.choose(w, format, gram, rows, given)
+        codes, _ = method.choose(x, format, gram, rows, given)
     codes = codes.reshape(*codes.shape[:-2], -1)[..., :k]
-    found, plain = format.write(codes, settled), format.encode(w)
+    found, plain = format.write(codes, settled | common), format.encode(w)
     gram = None if gram is None else normalised(gram)
 
     def losses(stored):
@@ -162,11 +168,17 @@ def _one(method, format, w, gram, rows):
 
     # (A row that is not finite is not better.)
     new, old = losses(found), losses(plain)
-    if all(a.shape[-2] == w.shape[-2] for a in jtu.tree_leaves(plain)):
-        better = (new <= old)[:, None]
-    else:  # Rows share their scale.
-        better = jnp.sum(new) <= jnp.sum(old)
-    return jtu.tree_map(lambda a, b: jnp.where(better, a, b), found, plain)
+    better = (new <= old)[:, None]
+    pairs = zip(jtu.tree_leaves(found), jtu.tree_leaves(plain), strict=True)
+    for a, b in pairs:
+        if b.shape[-2] != n:  # Rows share what is stored.
+            same, all_better = jnp.all(a == b), jnp.sum(new) <= jnp.sum(old)
+            better = jnp.where(same, better, all_better)
+
+    def chosen(a, b):
+        return jnp.where(better if b.shape[-2] == n else better[:1], a, b)
+
+    return jtu.tree_map(chosen, found, plain)
 
 
 def _of_rows(parameters):

@@ -89,6 +89,10 @@ class _Encode:
         if gram is not None:
             parts = gram.shape[len(lead)]
         sums = _map(lambda a: _whole(a, lead), sums)
+        if parts > 1 and _is_shared(format, w):
+            # Rows that share a scale are rounded together.
+            sums = _map(lambda a: jnp.sum(a, len(lead), keepdims=True), sums)
+            parts = 1
         if parts == 1:
             sums = _map(lambda a: jnp.squeeze(a, len(lead)), sums)
         gram, rows, cross = sums
@@ -112,6 +116,11 @@ def _whole(a, lead):
         if a.shape[i] != 1:
             a = jnp.repeat(a, size // a.shape[i], i)
     return a
+
+
+def _is_shared(format, w):
+    stored = jax.eval_shape(format.encode, w)
+    return any(a.shape[-2] != w.shape[-2] for a in jtu.tree_leaves(stored))
 
 
 def _axis(axis, ndim):

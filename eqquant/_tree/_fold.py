@@ -50,7 +50,8 @@ def folded(
             continue
         scaled = [part(*each) for each in weights]
         before = [part(*each) for each in factors]
-        quantized = [weight for weight in scaled if weight.format is not None]
+        formats = ((weight, weight.format) for weight in scaled)
+        quantized = [w for w, f in formats if f is not None and method.applies(f)]
         gram = stats[scaled[0].path, scaled[0].axes]
         steps = _steps(gram, scaled, before)
         ordinary = all(

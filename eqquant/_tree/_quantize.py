@@ -109,10 +109,12 @@ def tree_quantize(
     - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. Or
         [`eqquant.Sequential`][], which finds this out while it quantizes one weight
         after another.
-    - `method`: how numbers are rounded: [`eqquant.GPTQ`][], [`eqquant.AWQ`][] or
-        [`eqquant.ScaleSearch`][]. By default to nearest, and by `GPTQ()` if there are
-        `stats`. Weights that `stats` does not know are rounded by `ScaleSearch()`, with
-        a warning, if the method needs statistics. Skeletons have nothing to round.
+    - `method`: how numbers are rounded: [`eqquant.GPTQ`][], [`eqquant.AWQ`][],
+        [`eqquant.ScaleSearch`][] or [`eqquant.HQQ`][]. By default to nearest, and by
+        `GPTQ()` if there are `stats`. Weights that `stats` does not know are rounded by
+        `ScaleSearch()`, with a warning, if the method needs statistics. Of several
+        formats, one that has no scales to choose is rounded to nearest, with a warning.
+        Skeletons have nothing to round.
 
         ```python
         stats = eqquant.calibrate(fn, model, batches)
@@ -129,10 +131,10 @@ def tree_quantize(
 
     A `ValueError` if a weight is not finite, if a rule matches no leaf, or for an
     unsupported layer; with `example`, for a weight that the call of the quantized model
-    could not take; with `stats` or `method`, for statistics of another model, and for a
-    format whose numbers the method cannot round. Warns if less than half of the model's
-    matrices are quantized because their use is unknown or not supported, and if `stats`
-    are of too few rows.
+    could not take; with `stats` or `method`, for statistics of another model, and if
+    the method cannot round to any of the formats. Warns if it cannot round to one of
+    several; if less than half of the model's matrices are quantized because their use
+    is unknown or not supported; and if `stats` are of too few rows.
     """
     model = opened(model)
     called = None if example is None else Example(example)

@@ -30,7 +30,8 @@ def rounding(
     **Raises:**
 
     A `ValueError` if the method needs statistics and there are none, or if they are of
-    another model.
+    another model. Warns of leaves in a format that the method does not apply to, if it
+    does to the format of another.
     """
     if stats is None and method is None:
         return lambda leaf, format, axis: quantize(leaf, format, axis=axis)
@@ -39,10 +40,34 @@ def rounding(
 
     check(stats, method)
     method = GPTQ() if method is None else method
-    grams = {} if stats is None else grams_of(decisions, stats, otherwise(method), 5)
-    return lambda leaf, format, axis: rounded(
-        leaf, format, axis, method, grams.get(identity(leaf))
+    refused = refused_formats(decisions, method, 5)
+    solved = [d for d in decisions if d.format is None or d.format not in refused]
+    grams = {} if stats is None else grams_of(solved, stats, otherwise(method), 5)
+
+    def round(leaf, format, axis):
+        by = None if format in refused else method
+        return rounded(leaf, format, axis, by, grams.get(identity(leaf)))
+
+    return round
+
+
+def refused_formats(
+    decisions: Sequence[Decision], method: "AbstractMethod", stacklevel: int
+) -> frozenset[AbstractFormat]:
+    """The formats that the method does not apply to, with a warning. None if it applies
+    to no format at all: what is asked for cannot be done, and that is an error."""
+    chosen = [(d.info, d.format) for d in decisions]
+    chosen = [(info, f) for info, f in chosen if info is not None and f is not None]
+    left = [(info, f) for info, f in chosen if not method.applies(f)]
+    if not left or len(left) == len(chosen):
+        return frozenset()
+    _warn(
+        [info.path for info, _ in left],
+        f"is rounded to nearest: `method` {method} has no scales to choose in "
+        f"{left[0][1]}.",
+        stacklevel,
     )
+    return frozenset(f for _, f in left)
 
 
 def check(stats: Any, method: Any) -> None:

@@ -18,6 +18,7 @@ from ._rounding import (
     contracted_axes,
     not_along,
     otherwise,
+    refused_formats,
     Round,
     rounded,
     warn,
@@ -62,6 +63,7 @@ def rounding_in_sequence(
             f"`eqquant.calibrate`, or pass {method.then} with `Sequential`."
         )
     method = GPTQ() if method is None else method
+    refused = refused_formats(decisions, method, 5)
     todo = _weights(decisions)
     run = InSequence(sequential, model, todo)
     owner, places = {}, {}
@@ -96,7 +98,7 @@ def rounding_in_sequence(
             q = solved(
                 part,
                 weight.format,
-                method,
+                None if weight.format in refused else method,
                 own.value,
                 own.rows,
                 cross=both.value,
@@ -113,7 +115,9 @@ def rounding_in_sequence(
     def solve(leaf, format, axis):
         q = done.get(identity(leaf))
         if q is None:
-            return rounded(leaf, format, axis, method, None)
+            return rounded(
+                leaf, format, axis, None if format in refused else method, None
+            )
         sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
         return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 

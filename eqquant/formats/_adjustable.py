@@ -26,6 +26,14 @@ class AbstractAdjustable(AbstractScaled):
 
     joint: ClassVar[bool] = False
 
+    def unit(
+        self, w: Float[Array, "*b n k"]
+    ) -> tuple[Float[Array, "*b 1 1"], Stored] | None:
+        """What all scales of a matrix are multiples of, if the format stores such a
+        number, and how it is stored. Then parameters and codes are chosen for the
+        matrix divided by it."""
+        return None
+
     @property
     @abc.abstractmethod
     def grid(self) -> Any:
@@ -52,4 +60,5 @@ class AbstractAdjustable(AbstractScaled):
 
     @abc.abstractmethod
     def write(self, codes: Integer[Array, "*b n k"], settled: Stored) -> Stored:
-        """What is stored, from codes and what `settled` has returned."""
+        """What is stored, from codes and what `settled` has returned, with what is
+        stored of the `unit`."""

@@ -6,12 +6,13 @@ from ._adjustable import Parameters
 from ._blocks import absmax
 
 
-def scales_around(format, blocks, size) -> Float[Array, "c *b g 1"]:
+def scales_around(format, blocks, size, most=1.05) -> Float[Array, "c *b g 1"]:
     """Scales by which the largest number of a block is within the grid, at its end, or
-    beyond it. The fewer levels a grid has, the more it may gain by that."""
+    beyond it. The fewer levels a grid has, the more it may gain by that. They are up to
+    `most` times the scale with which it is at the end."""
     first = format.fit(blocks, size)
     end = format.fit(absmax(blocks), np.ones_like(size))
-    ratios = np.linspace(_least(format.levels), 1.05, 29, dtype=np.float32)
+    ratios = np.linspace(_least(format.levels), most, 29, dtype=np.float32)
     ratios = np.concatenate([ratios, -ratios]) if format.mirrored else ratios
     found = jnp.reshape(ratios, (-1, *(1,) * blocks.ndim)) * end[None]
     return jnp.concatenate([jnp.broadcast_to(first, end.shape)[None], found])

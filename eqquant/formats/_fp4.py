@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from ._adjustable import Parameters
 from ._blocks import absmax
+from ._candidates import scales_around
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, divided
 
@@ -64,6 +66,10 @@ class FP4(AbstractGrid):
     def fit(self, blocks, size):
         largest = absmax(blocks)
         return divided(largest, largest_e2m1)
+
+    def candidates(self, blocks, size):
+        # With the largest number at 4, those next to it are nearer than with it at 6.
+        return Parameters(scales_around(self, blocks, size, most=1.55), None)
 
     def to_codes(self, blocks, size, scale):
         return to_e2m1(divided(blocks, jnp.where(scale == 0, 1, scale)))

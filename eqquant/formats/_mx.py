@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8
 
+from ._adjustable import AbstractAdjustable, Parameters
 from ._base import AbstractComposite
 from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
@@ -13,9 +14,11 @@ from ._scale import poison, to_bits
 
 
 _nan = 255
+# What methods may add to the exponent that `encode` finds.
+_around = np.array([0, 1, -1], np.int32)
 
 
-class AbstractMX(AbstractComposite):
+class AbstractMX(AbstractComposite, AbstractAdjustable):
     """Blocks of 32 numbers that share a power of two, `2**(e - 127)`. What is stored is
     `e`, or 255 for NaN. The exponent is that of the largest number of the block, less
     `largest_power`. So the largest number may exceed the largest element; it saturates.
@@ -62,6 +65,26 @@ class AbstractMX(AbstractComposite):
         exponent = jnp.where(finite, exponent, np.uint8(_nan))
         return {"codes": self.base.pack(codes), "scale": exponent[..., 0]}
 
+    @property
+    def grid(self):
+        return self.base
+
+    def candidates(self, blocks, size):
+        usual = _exponent(absmax(blocks)) - self.largest_power
+        exponent = usual[None] + _around.reshape(-1, *(1,) * blocks.ndim)
+        exponent = jnp.clip(exponent, 1, _nan - 1).astype(jnp.uint8)
+        return Parameters(_power(exponent), None)
+
+    def held(self, parameters):
+        return Parameters(_power(_nearest_exponent(parameters.scale)), None)
+
+    def settled(self, parameters):
+        exponent = _nearest_exponent(parameters.scale)
+        return {"scale": exponent}, Parameters(_power(exponent), None)
+
+    def write(self, codes, settled):
+        return {"codes": self.base.pack(codes), **settled}
+
     def decode(self, stored, tail):
         codes = self.base.unpack(stored["codes"], tail)
         exponent = spread(stored["scale"], self.block_size, codes.shape[-1])
@@ -77,6 +100,13 @@ class AbstractMX(AbstractComposite):
 def _exponent(x: Float[Array, "*s"]):
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     return ((bits >> np.uint32(23)) & np.uint32(255)).astype(jnp.int32)
+
+
+def _nearest_exponent(scale: Float[Array, "*s"]) -> UInt8[Array, "*s"]:
+    # That of the nearest power of two. Half of a mantissa carries.
+    bits = lax.bitcast_convert_type(jnp.abs(scale), jnp.uint32) + np.uint32(2**22)
+    exponent = jnp.clip(bits >> np.uint32(23), 1, _nan - 1).astype(jnp.uint8)
+    return jnp.where(jnp.isfinite(scale), exponent, np.uint8(_nan))
 
 
 def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:

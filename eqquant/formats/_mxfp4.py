@@ -2,6 +2,7 @@ from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from ._fp4 import FP4, to_e2m1
 from ._mx import AbstractMX
@@ -49,6 +50,11 @@ class MXFP4(AbstractMX, AbstractGGUF):
 
     def to_codes(self, blocks, size, scale):
         return to_e2m1(divided(blocks, scale), self.ties)
+
+    def write(self, codes, settled):
+        if self.ties == "zero":
+            codes = jnp.where(codes == 8, np.uint8(0), codes)
+        return {"codes": self.base.pack(codes), **settled}
 
     def without_infinities(self, stored):
         return stored

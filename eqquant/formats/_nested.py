@@ -1,7 +1,9 @@
 import dataclasses
+from typing import Any, ClassVar
 
 import equinox as eqx
 
+from ._adjustable import AbstractAdjustable, Parameters
 from ._base import AbstractComposite, AbstractFormat, AbstractScaled
 from ._int8 import Int8
 from ._names import as_format
@@ -19,7 +21,7 @@ def _with_scales(format: AbstractFormat | str) -> AbstractScaled:
     return format
 
 
-class Nested(AbstractComposite):
+class Nested(AbstractComposite, AbstractAdjustable):
     """Double quantization: the scales of one format, `base`, are stored in another.
 
     - `base`: the format of the numbers. It needs a block size.
@@ -37,6 +39,7 @@ class Nested(AbstractComposite):
         QLoRA: Efficient Finetuning of Quantized LLMs. Dettmers et al., 2023. Section 3.
     """
 
+    joint: ClassVar[bool] = True
     base: AbstractScaled = eqx.field(
         default=NF4(64), static=True, converter=_with_scales
     )
@@ -69,6 +72,33 @@ class Nested(AbstractComposite):
         # The codes belong to the scales as they will be read.
         scale = self.scale.decode(stored, self._tail(stored, scale.shape[-1]))
         return self.base.encode(w, scale) | {"scale": stored}
+
+    @property
+    def grid(self) -> Any:
+        # (What has no blocks to adjust is no grid either, and methods refuse it.)
+        return self.base
+
+    def candidates(self, blocks, size):
+        return self._adjustable.candidates(blocks, size)
+
+    def held(self, parameters):
+        return self._adjustable.held(parameters)
+
+    def settled(self, parameters):
+        scale, offset = self.held(parameters)
+        stored = self.scale.encode(scale)
+        read = self.scale.decode(stored, self._tail(stored, scale.shape[-1]))
+        settled, read = self._adjustable.settled(Parameters(read, offset))
+        return settled | {"scale": stored}, read
+
+    def write(self, codes, settled):
+        return self._adjustable.write(codes, settled)
+
+    @property
+    def _adjustable(self) -> AbstractAdjustable:
+        if not isinstance(self.base, AbstractAdjustable):
+            raise ValueError(f"`base` has no scales to choose. Got {self.base}.")
+        return self.base
 
     def flat(self, stored, tail):
         return stored | {"scale": to_bits(self.scales(stored, tail), self.scale_dtype)}

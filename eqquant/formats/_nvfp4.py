@@ -2,8 +2,10 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, UInt8
 
+from ._adjustable import AbstractAdjustable, Parameters
 from ._base import AbstractComposite
 from ._blocks import absmax, merge, split
 from ._fp4 import FP4, largest_e2m1, to_e2m1
@@ -16,9 +18,13 @@ _e4m3 = as_float8("e4m3")
 _largest = largest_float8(_e4m3)
 # The smallest that is normal. What is below would have few bits.
 _smallest = 2.0**-6
+_ends = np.array([_smallest, _largest], _e4m3).view(np.uint8).astype(np.int32)
+# How many numbers further up or down of `e4m3` methods look for a scale: from two
+# fifths of it to one with which the largest number of a block is below 4.
+_around = np.array([0, *range(1, 7), *range(-1, -11, -1)], np.int32)
 
 
-class NVFP4(AbstractComposite):
+class NVFP4(AbstractComposite, AbstractAdjustable):
     """4-bit floating-point numbers, `e2m1`, times a scale for each 16 of them. This
     scale is an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix:
     its largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
@@ -50,23 +56,50 @@ class NVFP4(AbstractComposite):
         if scale is None:
             largest = absmax(blocks)
             scale = divided(largest, largest_e2m1)
-            largest = _largest_of_all(largest)
-            whole = divided(largest, largest_e2m1 * _largest)
+            whole = _whole(largest, largest_e2m1 * _largest)
         else:
             scale = scale[..., None]
-            whole = divided(_largest_of_all(scale), _largest)
-        whole = jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
-        global_scale = poison(1 / whole if self.inverse else whole, blocks)
-        unit = jnp.clip(divided(scale, whole), _smallest, _largest)
-        unit = to_float8(unit, _e4m3)
+            whole = _whole(scale, _largest)
+        unit = _scale_codes(divided(scale, whole))
         inverse = jnp.broadcast_to(1 / whole, unit.shape)
         inverse = divided(inverse, from_float8(unit, _e4m3))
         codes = merge(to_e2m1(blocks * inverse), w.shape[-1])
         return {
             "codes": self.base.pack(codes),
             "scale": unit[..., 0],
-            "global_scale": to_bits(global_scale, self.scale_dtype)[..., 0],
+            "global_scale": self._global_scale(whole, blocks),
         }
+
+    def _global_scale(self, whole, blocks):
+        found = poison(1 / whole if self.inverse else whole, blocks)
+        return to_bits(found, self.scale_dtype)[..., 0]
+
+    def unit(self, w):
+        # As `encode` finds it: so a row is stored alike, whatever other rows are.
+        blocks, _ = split(w, self.block_size)
+        whole = _whole(absmax(blocks), largest_e2m1 * _largest)
+        return whole[..., 0], {"global_scale": self._global_scale(whole, blocks)}
+
+    @property
+    def grid(self):
+        return self.base
+
+    def candidates(self, blocks, size):
+        usual = _scale_codes(divided(absmax(blocks), largest_e2m1)).astype(jnp.int32)
+        # (The codes of positive numbers are in the order of these.)
+        codes = usual[None] + _around.reshape(-1, *(1,) * blocks.ndim)
+        codes = jnp.clip(codes, *_ends).astype(jnp.uint8)
+        return Parameters(from_float8(codes, _e4m3), None)
+
+    def held(self, parameters):
+        return self.settled(parameters)[1]
+
+    def settled(self, parameters):
+        codes = _scale_codes(parameters.scale)
+        return {"scale": codes}, Parameters(from_float8(codes, _e4m3), None)
+
+    def write(self, codes, settled):
+        return {"codes": self.base.pack(codes), **settled}
 
     def flat(self, stored, tail):
         scale = to_bits(self.scales(stored, tail), self.scale_dtype)
@@ -76,6 +109,16 @@ class NVFP4(AbstractComposite):
         scale = from_float8(stored["scale"], _e4m3)
         whole = from_bits(stored["global_scale"], self.scale_dtype)
         return divided(scale, whole) if self.inverse else scale * whole
+
+
+def _scale_codes(scale: Float[Array, "*s"]) -> UInt8[Array, "*s"]:
+    return to_float8(jnp.clip(scale, _smallest, _largest), _e4m3)
+
+
+def _whole(x: Float[Array, "*b g 1"], most: float) -> Float[Array, "*_ 1 1"]:
+    # The scale of a matrix, by which the largest of all numbers becomes `most`.
+    whole = divided(_largest_of_all(x), most)
+    return jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
 
 
 def _largest_of_all(x: Float[Array, "*b g 1"]) -> Float[Array, "*_ 1 1"]:

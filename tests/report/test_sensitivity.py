@@ -176,6 +176,17 @@ def test_by_a_method():
         assert a.errors > b.errors > c.errors
 
 
+def test_a_format_that_takes_no_method():
+    tree = {"signs": jnp.sign(normal(64, 32))}
+    nearest = eqq.sensitivity(tree, formats=["rsrternary", "int4"])
+    found = eqq.sensitivity(
+        tree, formats=["rsrternary", "int4"], method=eqq.ScaleSearch()
+    )
+    assert found.rows[0].errors[0] == nearest.rows[0].errors[0] == 0
+    with pytest.raises(ValueError, match="`signs`: `method` ScaleSearch.*RSRTernary"):
+        eqq.sensitivity(tree, formats=["rsrternary"], method=eqq.ScaleSearch())
+
+
 def test_weights_that_statistics_do_not_know():
     tree = {"known": normal(64, 32), "unknown": normal(64, 32, seed=1)}
     stats = eqq.calibrate(lambda m, x: x @ m["known"], tree, [inputs()])

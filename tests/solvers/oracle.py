@@ -86,3 +86,28 @@ def gptq(w, h, order, points, scale, offset, kind, damping=0.01):
         off = (w[:, i] - number) / upper[i, i]
         w[:, i:] -= off[:, None] * upper[i, i:]
     return codes, margin
+
+
+def hqq(w, points, scale, minimum, p, beta, kappa, steps):
+    """The sum of `|error|**p` of each block that half-quadratic quantization finds, by
+    equations 3 to 6 of Badri & Shaji: with the minimum, or if there is none, the scale,
+    of least squares. Errors are in units of their mean at first."""
+    w, m = np.asarray(w, np.float64), minimum
+    s, unit, losses = scale[:, None], None, []
+    for i in range(steps + 1):
+        numbers = points * s + (0 if m is None else m[:, None])
+        code = np.argmin(np.abs(numbers[:, None] - w[..., None]), -1)
+        error = w - np.take_along_axis(numbers, code, -1)
+        losses.append(np.sum(np.abs(error) ** p, -1))
+        unit = np.mean(np.abs(error), -1, keepdims=True) if i == 0 else unit
+        x = error / unit
+        with np.errstate(divide="ignore"):
+            shrunk = np.abs(x) - np.abs(x) ** (p - 1) / (beta * kappa**i)
+        target = w - unit * np.sign(x) * np.maximum(shrunk, 0)
+        point = points[code]
+        if m is None:
+            square = np.sum(point**2, -1, keepdims=True)
+            s = np.sum(target * point, -1, keepdims=True) / square
+        else:
+            m = np.mean(target - point * s, -1)
+    return np.min(losses, 0)

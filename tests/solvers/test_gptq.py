@@ -104,6 +104,12 @@ targets = [
     (eqq.Int(2, 64, "minimum"), "correlated", 0.52),
     (eqq.Int4(64), "outliers", 0.30),
     (eqq.Int4(64, symmetric=False), "outliers", 0.30),
+    (eqq.MXFP4(), "correlated", 0.66),
+    (eqq.MXFP8(), "correlated", 0.66),
+    (eqq.NVFP4(), "correlated", 0.60),
+    (eqq.FP8(block_size=32), "correlated", 0.66),
+    (eqq.Nested(eqq.Int4(32)), "correlated", 0.66),
+    (eqq.Nested(scale=eqq.formats.BnbScale()), "correlated", 0.66),
 ]
 
 

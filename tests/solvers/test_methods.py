@@ -18,8 +18,11 @@ adjustable = [k for k, f in checked.items() if isinstance(f, AbstractAdjustable)
 # For what takes long to compile: one of each kind.
 main = (
     *(*few, "int8", "q4_0", "binary-128", "fp8-e5m2-tensor", "dynamic8", "q5_1"),
-    *("q4_k", "q6_k"),
+    *("q4_k", "q6_k", "mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double"),
 )
+# Some of what is stored belongs to all rows: then their sum is no worse.
+shared = ("fp8-e5m2-tensor", "ternary-tensor", "bnb-double")
+composites = ("mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double")
 
 
 def numbers(stored, format, k):
@@ -47,7 +50,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(name):
         found = numbers(stored, format, k)
         measure = h if isinstance(method, eqq.GPTQ) else np.diag(np.diag(h))
         old, new = (oracle.error(w, q, measure) for q in (plain, found))
-        if name in ("fp8-e5m2-tensor", "ternary-tensor"):
+        if name in shared:
             old, new = np.sum(old), np.sum(new)
         assert np.all(new <= old * (1 + 1e-4))
         assert np.sum(new) < 0.9999 * np.sum(old)
@@ -94,6 +97,74 @@ def test_codes_are_those_of_the_scales_that_are_read(name):
     assert np.sum(rows) >= 3
     assert np.mean((chosen == nearest)[rows]) > 0.999
     assert np.sum((new - np.asarray(w)) ** 2) < np.sum((plain - np.asarray(w)) ** 2)
+
+
+# Likewise of formats whose scales have few bits, or are stored in another format.
+@pytest.mark.parametrize("name", composites)
+def test_codes_are_the_nearest(name):
+    format, w = formats[name], normal(6, 500, seed=4)
+    plain = numbers(format.encode(w), format, 500)
+    stored = eqq.ScaleSearch().solve(w, format)
+    found = numbers(stored, format, 500)
+    _, scale, _ = oracle.parts(format.flat(stored, 0), format.base, 500)
+    points = format.base.to_points(jnp.arange(format.base.levels, dtype=jnp.uint8))
+    points = np.asarray(points, np.float64)
+    points = points[np.isfinite(points)]
+    x = np.asarray(w, np.float64)
+    far = np.min(np.abs(points * scale[..., None] - x[..., None]), -1)
+    rows = np.any(found != plain, axis=1)
+    assert np.sum(rows) >= 3
+    np.testing.assert_allclose(np.abs(found - x)[rows], far[rows], atol=1e-5)
+
+
+# So its rows are as they are with others, and none is worse.
+@pytest.mark.parametrize("inverse", (False, True))
+def test_nvfp4_keeps_the_scale_of_the_matrix(inverse):
+    format = eqq.NVFP4(inverse=inverse)
+    w = normal(4, 64) * jnp.asarray([1, 1e-2, 1e-4, 1e3])[:, None]
+    plain, found = format.encode(w), eqq.ScaleSearch().solve(w, format)
+    np.testing.assert_array_equal(found["global_scale"], plain["global_scale"])
+    old, new = (numbers(s, format, 64) for s in (plain, found))
+    old, new = (np.sum((np.asarray(w) - q) ** 2, -1) for q in (old, new))
+    assert np.all(new <= old * 1.0001) and np.any(new < 0.95 * old)
+
+
+# (Ties towards zero, as ggml rounds, leave no negative zero.)
+def test_mxfp4_of_ggml_has_no_negative_zero():
+    w, format = normal(4, 64), eqq.MXFP4(ties="zero")
+    stored = eqq.ScaleSearch().solve(w, format)
+    codes = np.asarray(format.base.unpack(stored["codes"], 0))
+    assert np.all(codes != 8)
+    assert np.any(codes > 8)
+
+
+# A number beyond the ends becomes the largest; a cast alone would make it NaN.
+@pytest.mark.parametrize(
+    "grid, largest", [(eqq.FP8(), 448), (eqq.FP8("e5m2"), 57344), (eqq.FP4(), 6)]
+)
+def test_numbers_beyond_the_ends(grid, largest):
+    one = jnp.ones((1, 1))
+    x = jnp.asarray([[1.01, 1e3, 1e38, -1.01, -1e3, -1e38]]) * largest
+    codes = grid.to_codes(x, np.full((1, 1), 6), one)
+    np.testing.assert_array_equal(
+        grid.to_points(codes)[0], np.array([1, 1, 1, -1, -1, -1]) * largest
+    )
+
+
+# Blocks of zeros, and numbers that are nearly subnormal.
+@pytest.mark.parametrize("name", (*composites, "fp8", "fp4"))
+@pytest.mark.parametrize("size", (1.0, 1e-30, 1e-37, 1e30))
+def test_zeros_and_small_numbers(name, size):
+    format = formats[name]
+    w = (normal(3, 96) * size).at[:, 32:64].set(0).at[1].set(0)
+    plain, found = (
+        numbers(stored, format, 96).astype(np.float64)
+        for stored in (format.encode(w), eqq.ScaleSearch().solve(w, format))
+    )
+    assert np.all(found[1] == plain[1]) and np.all(np.isfinite(found))
+    assert np.all(found[:, 32:64] == plain[:, 32:64])
+    old, new = (np.sum((np.asarray(w) - q) ** 2) for q in (plain, found))
+    assert new <= old * 1.0001
 
 
 kinds = ("few", "dead", "twice", "none", "shifted")
@@ -188,10 +259,22 @@ def test_rows_of_a_matrix_with_grams_of_their_own():
         same(np.asarray(q.dequantize())[half], np.asarray(one.dequantize()))
 
 
-@pytest.mark.parametrize("name", ("int4", "q4_k", "q6_k", "q5_1"))
+# Groups of rows with Grams of their own, that share a scale, count as one.
+@pytest.mark.parametrize("name", ("ternary-tensor", "nvfp4", "int-4-ordered"))
+def test_rows_that_share_a_scale(name):
+    method, format, w = methods[1], formats[name], normal(8, 64)
+    h = np.stack([oracle.gram(oracle.inputs("correlated", 64, seed=i)) for i in (0, 1)])
+    q = solved(w, format, method, h, np.full(2, 1024, np.float32), axis=-1)
+    one = solved(w, format, method, h.sum(0)[None], np.full(1, 2048.0), axis=-1)
+    same(np.asarray(q.dequantize()), np.asarray(one.dequantize()))
+
+
+@pytest.mark.parametrize(
+    "name", ("int4", "q4_k", "q6_k", "q5_1", "mxfp4", "mxfp8", "nested")
+)
 def test_traced_numbers_that_are_not_finite(name):
     method, format, k = methods[1], formats[name], 320
-    size = format.block_size
+    size = format.block_size * (32 if name == "nested" else 1)
     h = oracle.gram(oracle.inputs("correlated", k))
     w = normal(4, k).at[1, 300].set(jnp.nan)
     found = jax.jit(lambda w: solved(w, format, method, h[None], axis=-1).dequantize())

@@ -186,7 +186,7 @@ def _value(p, solver, dtype, advance) -> tuple[Any, float | None]:
     if p.format is None:
         return _rows(p.entry.read()) if packed else _cast(p.entry.numpy(), dtype), None
     w = np.asarray(p.entry.read().dequantize()) if packed else p.entry.numpy()
-    if solver is not None:
+    if solver is not None and solver.takes(p):
         q, sqnr = solver(w, p)
         advance(1.0)
         return _rows(q), sqnr

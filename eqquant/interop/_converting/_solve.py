@@ -34,13 +34,17 @@ class Solver:
                 f"`eqquant.tree_quantize`, or pass {self.method.then}."
             )
         self._stats = stats
-        todo = [p for p in planned if p.format is not None]
-        for p in todo:
-            assert p.format is not None
-            try:
-                self.method.check(p.format)
-            except ValueError as e:
-                raise ValueError(f"Could not convert {p.name!r}: {e}") from e
+        todo = [p for p in planned if self.takes(p)]
+        refused = [p for p in planned if p.format is not None and not self.takes(p)]
+        if refused and not todo:
+            self._check(refused[0])
+        if refused:
+            warnings.warn(
+                f"{len(refused)} arrays, such as {refused[0].name!r}, are rounded to "
+                f"nearest: `method` {self.method} has no scales to choose in "
+                f"{refused[0].format}.",
+                stacklevel=3,
+            )
         missing = [p.name for p in todo if stats is not None and p.name not in stats]
         if missing and len(missing) == len(todo):
             raise ValueError(
@@ -54,6 +58,17 @@ class Solver:
                 f"{missing[0]!r}{how and ': '}{how}.",
                 stacklevel=3,
             )
+
+    def takes(self, p: Planned) -> bool:
+        """Whether the method rounds an array. Otherwise it is rounded to nearest."""
+        return p.format is not None and self.method.applies(p.format)
+
+    def _check(self, p: Planned) -> None:
+        assert p.format is not None
+        try:
+            self.method.check(p.format)
+        except ValueError as e:
+            raise ValueError(f"Could not convert {p.name!r}: {e}") from e
 
     def __call__(self, w: np.ndarray, p: Planned) -> tuple[QuantizedArray, float]:
         """The quantized array, and its signal-to-quantization-noise ratio."""
