@@ -57,8 +57,9 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
             exponent = _exponent(largest) - self.largest_power
         else:
             exponent = _exponent(scale[..., None])
-        exponent = jnp.clip(exponent, 0, _nan - 1).astype(jnp.uint8)
-        # A subnormal scale would be flushed to zero.
+        # A subnormal scale would be flushed to zero, and zeros need none.
+        least = jnp.any(blocks != 0, axis=-1, keepdims=True).astype(jnp.int32)
+        exponent = jnp.clip(exponent, least, _nan - 1).astype(jnp.uint8)
         scale = _power(jnp.maximum(exponent, 1))
         codes = merge(self.to_codes(blocks, size, scale), w.shape[-1])
         finite = jnp.isfinite(poison(jnp.zeros_like(scale), blocks))

@@ -172,3 +172,15 @@ def test_integers_are_rounded_and_saturated():
         stored = format.encode(jnp.asarray(w), jnp.asarray(scale))
         wanted = np.clip(np.round(w), least, most)
         np.testing.assert_array_equal(format.decode(stored, 0), wanted)
+
+
+@pytest.mark.parametrize(
+    "format", (eqq.MXFP4(), eqq.MXFP8(), eqq.MXFP8("e5m2")), ids=str
+)
+def test_the_smallest_exponents(format):
+    # The power of two that the specification asks for would be a subnormal number.
+    unit = np.linspace(-1, 1, 32, dtype=np.float64)
+    for power in range(-124, -100):
+        w = jnp.asarray(np.float32(unit * 2.0**power))
+        found = np.asarray(eqq.quantize(w, format).dequantize(), np.float64)
+        assert np.max(np.abs(found * 2.0**-power - unit)) < 0.26, power
