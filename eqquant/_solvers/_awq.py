@@ -13,7 +13,8 @@ class AWQ(AbstractMethod):
     are large lose less. The inputs are divided by the same scales, and that costs
     nothing: `eqquant.tree_quantize` does so only where `eqquant.calibrate` has proved
     that an array before, such as the weight of a norm or the rows of the matrix before,
-    can take them. So other arrays of the model change than those that are quantized.
+    can take them. So other arrays of the model change than those that are quantized,
+    and the model has to be used as by the function that it was calibrated with.
 
     The scales are powers of the root mean square of each input. The power is searched
     for, with `ScaleSearch`, for all weights that share the inputs.

@@ -5,7 +5,8 @@ multiply them with.
 and `_meeting` how such a value enters a product. `_uses` walks through a program.
 `_capture` runs one and adds up what the products multiply operands with (`_moments`),
 for `calibrate` and `Sequential`, which read off a walk what there is to be summed
-(`_plan`). `_calls` traces and compiles what they run.
+(`_plan`). `_calls` traces and compiles what they run, and `_folds` finds which arrays
+could take a scale of the inputs of others.
 
 May import `_implicit` and the rooms below it.
 

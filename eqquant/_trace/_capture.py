@@ -10,9 +10,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
+from ._inner import body_of, calls, is_kept
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
-from ._uses import body_of, calls, is_kept, joint, with_view
+from ._uses import joint, with_view
 from ._view import changed, chosen, follow, View
 
 

@@ -7,8 +7,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from .._implicit import opened, sizes_of_scan
 from ._capture import Slot
+from ._inner import body_of, calls, is_kept
 from ._meeting import meeting
-from ._uses import body_of, calls, is_kept
 from ._view import chosen, Factor, follow, repeated, View, whole
 
 

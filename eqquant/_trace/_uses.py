@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from .._implicit import opened, sizes_of_scan
+from ._inner import body_of, calls, is_kept
 from ._meeting import lead, meeting, products, stacked
 from ._view import changed, chosen, follow, Index, View, whole
 
@@ -138,34 +139,6 @@ def walk(
 def is_array(x: Any) -> bool:
     """Whether this is an array, or describes one."""
     return eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-
-
-calls = {
-    "checkpoint",
-    "closed_call",
-    "core_call",
-    "core_closed_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "jit",
-    "pjit",
-    "remat",
-    "remat2",
-    "shard_map",
-}
-
-
-def body_of(eqn: JaxprEqn) -> Any:
-    """The jaxpr that a call runs."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next(eqn.params[name] for name in names if name in eqn.params)
-
-
-def is_kept(jaxpr: Any, place: int, result: int) -> bool:
-    """Whether the body of a loop returns an operand unchanged."""
-    jaxpr, _ = opened(jaxpr)
-    return jaxpr.outvars[result] is jaxpr.invars[place]
 
 
 # Of the same operands, these make the same value.

@@ -197,17 +197,30 @@ def _table(rows, dense_loss, held_out, seeds):
 
 
 def _columns(title, names, methods, known):
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(title, no_wrap=True)
-    table.add_column("bits/weight", justify="right", no_wrap=True)
-    for method in methods:
-        table.add_column(method, justify="right", no_wrap=True)
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True
+    )
+    add = lambda title, **how: table.add_column(
+        title, no_wrap=True, vertical="bottom", **how
+    )
+    add(title)
+    for head in ("bits/\nweight", *(_heads.get(method, method) for method in methods)):
+        add(head, justify="right")
     for name in names:
         found = [known[name, method] for method in methods]
         changes = [f"{row.change:+.4f}" for row in found]
         bits = max(row.bits_per_weight for row in found)
         table.add_row(Text(name), f"{bits:.2f}", *changes)
     return table
+
+
+# In a terminal of eighty columns.
+_heads = {
+    "to nearest": "to\nnearest",
+    "ScaleSearch()": "Scale-\nSearch()",
+    "formats by loss": "formats\nby loss",
+    "formats by Grams": "formats\nby Grams",
+}
 
 
 def _write(folder, rows, found, console):

@@ -16,7 +16,7 @@ def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
     axes.set_ylabel("loss above float32, nats per byte")
     axes.set_yscale("log")
     methods = dict.fromkeys(row.method for row in rows)
-    lowest: dict[str, Any] = {}
+    labels: dict[float, tuple[float, list[str]]] = {}
     for i, method in enumerate(methods):
         some = [row for row in rows if row.method == method and row.change > 0]
         chosen = method.startswith("formats")
@@ -29,21 +29,21 @@ def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
         )
         axes.plot(x, y, **{"linestyle": "", "color": f"C{i}", "label": method, **style})
         for row in some if not chosen else ():
-            lowest[row.format] = min(lowest.get(row.format, row), row, key=_change)
-    for row in lowest.values():
+            bits = round(row.bits_per_weight, 2)
+            low, names = labels.get(bits, (row.change, []))
+            names = [*dict.fromkeys((*names, row.format))]
+            labels[bits] = min(low, row.change), names
+    for bits, (change, names) in labels.items():
         axes.annotate(
-            row.format,
-            (row.bits_per_weight, row.change),
-            xytext=(0, -11),
+            "\n".join(names),
+            (bits, change),
+            xytext=(0, -8),
             textcoords="offset points",
             ha="center",
+            va="top",
             fontsize=8,
             color="0.4",
         )
     axes.legend(frameon=False)
-    axes.margins(x=0.12, y=0.08)
+    axes.margins(x=0.12, y=0.1)
     figure.savefig(path, dpi=150)
-
-
-def _change(row):
-    return row.change
