@@ -30,20 +30,20 @@ def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
         axes.plot(x, y, **{"linestyle": "", "color": f"C{i}", "label": method, **style})
         for row in some if not chosen else ():
             bits = round(row.bits_per_weight, 2)
-            low, names = labels.get(bits, (row.change, []))
+            high, names = labels.get(bits, (row.change, []))
             names = [*dict.fromkeys((*names, row.format))]
-            labels[bits] = min(low, row.change), names
+            labels[bits] = max(high, row.change), names
     for bits, (change, names) in labels.items():
         axes.annotate(
-            "\n".join(names),
+            ", ".join(names),
             (bits, change),
-            xytext=(0, -8),
+            xytext=(2, 7),
             textcoords="offset points",
-            ha="center",
-            va="top",
+            rotation=40,
+            rotation_mode="anchor",
             fontsize=8,
             color="0.4",
         )
     axes.legend(frameon=False)
-    axes.margins(x=0.12, y=0.1)
+    axes.margins(x=0.15, y=0.1)
     figure.savefig(path, dpi=150)

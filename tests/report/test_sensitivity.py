@@ -238,3 +238,21 @@ def test_prints_as_a_table(monkeypatch):
     assert lines[2].split()[:2] == ["layers.0.weight", "2,048"]
     assert "4.00 bits  Int(2, 32" in "\n".join(lines)
     assert lines[-1] == "Squared errors of the weights."
+
+
+def test_figure():
+    found = eqq.sensitivity(model(), formats=formats)
+    budgets = [4.0, 5.0, 6.5, 9.0]
+    curve, weights, *_ = found.figure(budgets).axes
+    np.testing.assert_allclose(
+        curve.lines[0].get_xydata(), found.curve(budgets), rtol=1e-6
+    )
+    (image,) = weights.images
+    chosen = np.asarray(image.get_array())
+    assert chosen.tolist() == [list(c) for c in zip(*map(found.chosen, budgets))]
+    labels = [label.get_text() for label in weights.get_yticklabels()]
+    assert labels == [row.paths[0] for row in found.rows]
+    # By default, from the smallest formats to the largest.
+    _, weights, *_ = found.figure().axes
+    labels = [float(label.get_text()) for label in weights.get_xticklabels()]
+    assert labels[0] == 4.0 and labels[-1] <= 9.0 and labels[1] - labels[0] == 0.5
