@@ -94,9 +94,8 @@ class Sensitivity:
         """
         if bits is None:
             least, most = self._extremes
-            bits = [
-                i / 2 for i in range(math.ceil(2 * least), math.floor(2 * most) + 1)
-            ]
+            halves = range(math.ceil(2 * least), math.floor(2 * most) + 1)
+            bits = [i / 2 for i in halves] or [float(most)]
         return allocation_figure(self, bits)
 
     @property

@@ -90,5 +90,9 @@ def _statistics(calls, sums):
         tuple(sums[slot].rows for slot in slots),
         places,
         tuple((calls.paths[i], why) for i, why in plan.incomplete.items()),
-        tuple((of(fold.factors), of(fold.slots)) for fold in calls.traced.folds),
+        tuple(
+            (of(fold.factors), of(fold.slots))
+            for fold in calls.traced.folds
+            if {*fold.slots} <= {*plan.shared}
+        ),
     )

@@ -3,6 +3,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
 from .._implicit import opened, sizes_of_scan
@@ -145,9 +146,9 @@ class _Walk:
             return [self._multiply(eqn, values)]
         if name in ("add", "add_any", "sub"):
             return [self._add(eqn, values)]
-        if name in ("neg", "max") and values[0].scaled is not None:
-            if name == "neg" or _is_zero(eqn.invars[1]):
-                return [_Value((), values[0].scaled)]
+        if name == "neg" or (name == "max" and _is_zero(eqn.invars[1])):
+            if values[0].scaled is not None:
+                return [values[0]]
         return self._follow(eqn, values)
 
     def _follow(self, eqn, values):
@@ -156,6 +157,9 @@ class _Walk:
         names = list(range(len(values)))
         for place, value in enumerate(values):
             if value == _nothing:
+                continue
+            if value.scaled is not None and not _is_kept(eqn):
+                self.lose(value)
                 continue
             kept = []
             for view in value.views:
@@ -172,9 +176,7 @@ class _Walk:
             for i, found in enumerate(zip(*kept, strict=True)):
                 views = tuple(v for v in found if isinstance(v, View))
                 scaled = [v for v in found if isinstance(v, _Scaled)]
-                outs[i] = _Value(
-                    outs[i].views + views, scaled[0] if scaled else outs[i].scaled
-                )
+                outs[i] = _Value(outs[i].views + views, scaled[0] if scaled else None)
         return outs
 
     def _born(self, leaf, axes, dims):
@@ -329,6 +331,13 @@ class _Walk:
         for out in self.walk(jaxpr, inside):
             self.lose(out)
         return [_nothing] * len(eqn.outvars)
+
+
+def _is_kept(eqn):
+    # Whether what is scaled before is scaled after. (A concatenation has further
+    # numbers, and integers are rounded.)
+    floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+    return floats and eqn.primitive.name != "concatenate"
 
 
 def _is_zero(atom):

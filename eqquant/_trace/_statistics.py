@@ -139,15 +139,14 @@ class Statistics(eqx.Module):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def scaled(
-        self, path: str, axes: tuple[int, ...], scales: Float[Array, "*steps k"]
-    ) -> "Statistics":
-        """The statistics if the inputs of a weight, and of all that share them, were
-        multiplied by some scales."""
-        ((i,)) = {i for *place, i in self._places if place == [path, axes]}
-        gram = Gram(self._values[i], self._rows[i], axes).scaled(scales)
-        values = (*self._values[:i], gram.value, *self._values[i + 1 :])
-        return Statistics(values, self._rows, self._places, self.incomplete, self.folds)
+    def scaled(self, weights: Paths, scales: Float[Array, "*steps k"]) -> "Statistics":
+        """The statistics if the inputs of some weights were multiplied by scales."""
+        each = {i for *place, i in self._places if tuple(place) in weights}
+        of = lambda i: Gram(self._values[i], self._rows[i], ()).scaled(scales).value
+        values = (of(i) if i in each else a for i, a in enumerate(self._values))
+        return Statistics(
+            tuple(values), self._rows, self._places, self.incomplete, self.folds
+        )
 
     @property
     def few_rows(self) -> tuple[str, ...]:
@@ -201,12 +200,12 @@ class Statistics(eqx.Module):
         }
 
     @staticmethod
-    def from_tree(tree: dict[str, Any]) -> "Statistics":
+    def from_tree(tree: Any) -> "Statistics":
         """The inverse of `as_tree`."""
-        if not {"values", "rows", "weights"} <= {*tree}:
+        if not isinstance(tree, dict) or not {"values", "rows", "weights"} <= {*tree}:
+            got = sorted(tree) if isinstance(tree, dict) else type(tree).__name__
             raise ValueError(
-                "`tree` should come from `Statistics.as_tree`. Got a tree of "
-                f"{sorted(tree)}."
+                f"`tree` should come from `Statistics.as_tree`. Got a tree of {got}."
             )
         places = tuple(
             (path, tuple(map(int, contracted)), int(i))

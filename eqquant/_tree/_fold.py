@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
@@ -52,21 +53,23 @@ def folded(
         before = [part(*each) for each in factors]
         formats = ((weight, weight.format) for weight in scaled)
         quantized = [w for w, f in formats if f is not None and method.applies(f)]
-        gram = stats[scaled[0].path, scaled[0].axes]
-        steps = _steps(gram, scaled, before)
         ordinary = all(
             eqx.is_inexact_array(x.leaf) and number[identity(x.leaf)] == 1
             for x in (*scaled, *before)
         )
         along = all(x.axes == contracted_axes(infos[x.path]) for x in quantized)
-        if not quantized or steps is None or not ordinary or not along:
+        if not quantized or not ordinary or not along:
+            continue
+        gram = stats[scaled[0].path, scaled[0].axes]
+        steps = _steps(gram, (*scaled, *before))
+        if steps is None:
             continue
         scales = _best(method, quantized, gram, steps)
         for weight in scaled:
             _put(decisions, places, weight, weight.leaf * weight.along(scales))
         for factor in before:
             _put(decisions, places, factor, factor.leaf / factor.along(scales))
-        stats = stats.scaled(scaled[0].path, scaled[0].axes, 1 / scales)
+        stats = stats.scaled(weights, 1 / scales)
         done += 1
     if not done:
         warnings.warn(
@@ -96,12 +99,16 @@ def _put(decisions, places, part, leaf):
     decisions[i] = dataclasses.replace(decisions[i], leaf=leaf.astype(part.leaf.dtype))
 
 
-def _steps(gram: "Gram", scaled, before) -> tuple[int, ...] | None:
-    # The leading axes along which each index has inputs, and scales, of its own.
-    lead = gram.rows.shape
+def _steps(gram: "Gram", parts: Sequence[_Part]) -> tuple[int, ...] | None:
+    # The leading axes along which each index has inputs, and scales, of its own. `None`
+    # if not all have these, or if the statistics are of other sizes.
+    lead, k = gram.rows.shape, gram.value.shape[-1]
     number = max((i + 1 for i, n in enumerate(lead) if n > 1), default=0)
-    for part in (*scaled, *before):
-        if part.leaf.shape[:number] != lead[:number] or min(part.axes) < number:
+    for part in parts:
+        shape = part.leaf.shape
+        if shape[:number] != lead[:number] or min(part.axes) < number:
+            return None
+        if max(part.axes) >= len(shape) or math.prod(shape[i] for i in part.axes) != k:
             return None
     return lead[:number]
 

@@ -200,7 +200,7 @@ def test_errors_are_those_of_ggml(name):
     stored = eqq.ScaleSearch().solve(jnp.asarray(w), format, jnp.asarray(inputs))
     error = lambda x: np.sum((np.asarray(x, np.float64) - w) ** 2 * inputs)
     plain = error(eqq.quantize(w, format, axis=-1).dequantize())
-    assert error(format.decode(stored, 0)) < min(1.1 * error(theirs), 0.8 * plain)
+    assert error(format.decode(stored, 0)) < min(1.06 * error(theirs), 0.8 * plain)
 
 
 def test_an_interrupted_run_keeps_to_its_statistics(files, monkeypatch):

@@ -256,3 +256,7 @@ def test_figure():
     _, weights, *_ = found.figure().axes
     labels = [float(label.get_text()) for label in weights.get_xticklabels()]
     assert labels[0] == 4.0 and labels[-1] <= 9.0 and labels[1] - labels[0] == 0.5
+    # Also where there is no multiple of half a bit between them.
+    odd = eqq.Int4(32, symmetric=False)
+    _, weights, *_ = eqq.sensitivity(model(), formats=[odd]).figure().axes
+    assert len(weights.get_xticklabels()) == 1

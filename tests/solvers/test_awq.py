@@ -130,7 +130,40 @@ def test_what_cannot_be_scaled(model, stats):
     )
 
 
+def test_weights_of_one_fold_with_inputs_of_their_own():
+    class Split(eqx.Module):
+        norm: jax.Array
+        first: jax.Array
+        second: jax.Array
+
+        def __call__(self, x):
+            y = x * self.norm[None]
+            return y[:10] @ self.first, y[10:] @ self.second
+
+    shapes = ((64,), (64, 32), (64, 48))
+    split = Split(*(jr.normal(jr.key(i), s) for i, s in enumerate(shapes)))
+    call = lambda model, x: model(x)
+    found = eqq.calibrate(call, split, [x])
+    ((_, weights),) = found.folds
+    assert [path for path, _ in weights] == ["first", "second"]
+    scales = jnp.exp(jr.normal(jr.key(9), (64,)))
+    moved = found.scaled(weights, scales)
+    for path, axes in weights:
+        wanted = found[path].value[0] * scales[:, None] * scales[None]
+        np.testing.assert_allclose(moved[path].value[0], wanted, rtol=1e-5)
+    q = eqq.tree_quantize(
+        split, "int4", stats=found, method=eqq.AWQ(), example=x, min_size=0
+    )
+    for a, b in zip(q(x), split(x), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.1 * np.abs(b).max())
+
+
 def test_errors(model, stats):
+    wider = Net(
+        eqx.nn.LayerNorm(128), eqx.nn.Linear(128, 96, key=jr.key(0)), model.down
+    )
+    with pytest.raises(ValueError, match="`up.weight`: `gram`"):
+        quantize(wider, stats, eqq.AWQ())
     with pytest.raises(ValueError, match="`tries`"):
         eqq.AWQ(tries=0)
     with pytest.raises(ValueError, match="`then` should be a method"):

@@ -151,6 +151,7 @@ class Changed(eqx.Module):
 
     norm: jax.Array
     linear: jax.Array
+    other: jax.Array
     how: str = eqx.field(static=True)
 
     def __call__(self, x):
@@ -181,6 +182,11 @@ class Changed(eqx.Module):
             return lax.cond(x[0] > 0, lambda: self.linear @ y, lambda: 2 * y)
         if self.how == "loop":
             return lax.fori_loop(0, 2, lambda _, z: self.linear @ z, y)
+        if self.how == "in a concatenation":
+            both = jnp.concatenate([y, jnp.sin(x) * self.other])
+            return self.linear @ y + jnp.sum(both)
+        if self.how == "as integers":
+            return self.linear @ y.astype(jnp.int32).astype(jnp.float32)
         if self.how == "other":
             return self.linear @ (y + x)
         assert self.how == "plain"
@@ -189,12 +195,13 @@ class Changed(eqx.Module):
 
 hows = ("residual", "returned", "nonlinear", "one more", "summed", "used again")
 hows += ("twice", "weight used again", "weight in sight", "turned", "part", "branch")
-hows += ("loop", "other")
+hows += ("loop", "other", "in a concatenation", "as integers")
 
 
 @pytest.mark.parametrize("how", ("plain", *hows))
 def test_only_what_is_proved(how):
-    model = Changed(jr.normal(jr.key(0), (32,)), jr.normal(jr.key(1), (32, 32)), how)
+    shapes = ((32,), (32, 32), (32,))
+    model = Changed(*(jr.normal(jr.key(i), s) for i, s in enumerate(shapes)), how)
     try:
         found = folds(model, x)
     except ValueError as e:
@@ -224,3 +231,6 @@ def test_kept_with_statistics(tmp_path):
     eqq.save(tmp_path / "stats.safetensors", a.as_tree())
     tree = eqq.load(tmp_path / "stats.safetensors")
     assert eqq.Statistics.from_tree(tree).folds == a.folds
+    for other in ([a], {"values": 1}):
+        with pytest.raises(ValueError, match="`tree` should come from"):
+            eqq.Statistics.from_tree(other)
