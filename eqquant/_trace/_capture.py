@@ -299,6 +299,11 @@ class Capture:
         return outs, [joint(each) or () for each in zip(*found, strict=True)]
 
     def _shard_map(self, eqn, values, views):
+        if self._lanes is not None:
+            raise ValueError(
+                "`fn` applies weights in a `shard_map`, which `Sequential` does not "
+                "follow. Pass the statistics of `eqquant.calibrate`."
+            )
         params = eqn.params
         names = tuple(sorted(params["newly_manual_axes"]))
         jaxpr = params["jaxpr"]

@@ -25,7 +25,7 @@ class Sequential(eqx.Module):
     For each group of weights that share their inputs, all batches go through the model
     twice: as it was, and as it is quantized so far. The layers of a stack, in a scan,
     come one after another, too. (Of the experts of a layer, each meets the inputs that
-    it met in the model as it was.)
+    it met in the model as it was. Weights in a `shard_map` are an error.)
 
     !!! Example
 

@@ -43,3 +43,21 @@ def test_on_a_mesh(kind, how):
         # (Sums in another order may round a number to the next point.)
         assert np.mean(np.abs(a - b) > 1e-5) < 0.01
     np.testing.assert_allclose(y, fn(alone, x), atol=0.05)
+
+
+def test_weights_in_a_shard_map():
+    devices = mesh("auto", 8)
+
+    def call(model, x):
+        arrays, static = eqx.partition(model, eqx.is_array)
+        apply = lambda arrays, x: fn(eqx.combine(arrays, static), x)
+        specs = P(), P("a")
+        return jax.shard_map(apply, mesh=devices, in_specs=specs, out_specs=P("a"))(
+            arrays, x
+        )
+
+    found, wanted = (eqq.calibrate(f, model, [x]) for f in (call, fn))
+    for path in wanted:
+        np.testing.assert_allclose(found[path].value, wanted[path].value, atol=1e-3)
+    with pytest.raises(ValueError, match="`shard_map`, which `Sequential` does not"):
+        eqq.tree_quantize(model, "int4", min_size=0, stats=eqq.Sequential(call, [x]))
