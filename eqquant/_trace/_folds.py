@@ -158,7 +158,7 @@ class _Walk:
         for place, value in enumerate(values):
             if value == _nothing:
                 continue
-            if value.scaled is not None and not _is_kept(eqn):
+            if value.scaled is not None and not _stays_scaled(eqn):
                 self.lose(value)
                 continue
             kept = []
@@ -333,7 +333,7 @@ class _Walk:
         return [_nothing] * len(eqn.outvars)
 
 
-def _is_kept(eqn):
+def _stays_scaled(eqn):
     # Whether what is scaled before is scaled after. (A concatenation has further
     # numbers, and integers are rounded.)
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
