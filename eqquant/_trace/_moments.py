@@ -85,18 +85,17 @@ def _gram(x, y, columns, batch, diagonal):
         axes = tuple(range(len(batch), len(batch) + len(rest)))
         total = jnp.sum(x * y, axes)
         return _gathered(total).reshape(*lead, k)
-    explicit = _mesh(x)
+    n, m = len(batch), len(columns)
     gram = lax.dot_general(
         x,
         y,
         ((rest, rest), (batch, batch)),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
-        out_sharding=None if explicit is None else NamedSharding(explicit, _nowhere),
+        out_sharding=_whole(x, n + 2 * m),
     )
     # Free axes come out in the order in which they are in `x`.
     order = np.argsort(np.argsort(columns)).tolist()
-    n, m = len(batch), len(columns)
     first, second = [n + i for i in order], [n + m + i for i in order]
     return lax.transpose(gram, (*range(n), *first, *second)).reshape(*lead, k, k)
 
@@ -143,15 +142,14 @@ def _ragged(x, y, sizes, met, diagonal):
     )
 
 
-_nowhere = PartitionSpec()
-
-
-def _mesh(x):
+def _whole(x, rank):
+    # Where axes are sharded explicitly, JAX asks where those of a result should be.
+    # (Its maps want an entry for each axis.)
     mesh = jax.typeof(x).sharding.mesh
-    return mesh if mesh.explicit_axes else None
+    spec = PartitionSpec(*[None] * rank)
+    return NamedSharding(mesh, spec) if mesh.explicit_axes else None
 
 
 def _gathered(x):
-    # Where axes are sharded explicitly, JAX asks where reshaped axes should be.
-    mesh = _mesh(x)
-    return x if mesh is None else jax.sharding.reshard(x, NamedSharding(mesh, _nowhere))
+    whole = _whole(x, x.ndim)
+    return x if whole is None else jax.sharding.reshard(x, whole)
