@@ -141,24 +141,29 @@ class Capture:
 
     def _add(self, eqn, values, met: Meeting, view: View):
         slot = view.leaf, met.contracted
+        pick = next((index for index in view.at if index.many), None)
+        by = met if pick is None else met._replace(over=((pick.factor,),))
         if self._lanes is None:
             if slot in self.sums:
-                new = lambda diagonal: moments(eqn, values, met, diagonal)
-                self.sums[slot] = self._added(self.sums[slot], met, view, new)
+                new = lambda diagonal: moments(eqn, values, met, diagonal, pick=pick)
+                self.sums[slot] = self._added(self.sums[slot], by, view, new)
             return
         if slot not in self._lanes.turns:
             return
         turn = self._lanes.turns[slot]
         step = jnp.int32(0)
-        indices = {index.factor.axis: index.value for index in view.at}
+        indices = {index.factor.axis: index for index in view.at}
         for i in turn.axes:
             step = step * self.shapes[view.leaf][i] + _scalar(indices[i])
         x = values[met.other]
         second = self._mapped(lax.all_gather(x, self._lanes.name)[1])
-        if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+        ragged = eqn.primitive.name not in ("dot_general", "conv_general_dilated")
+        if ragged or pick is not None:
             values = [self._mapped(a) for a in values]
-        new = lambda diagonal: moments(eqn, values, met, diagonal, second)
-        add = lambda total: self._added(total, met, view, new)
+        if pick is not None:
+            pick = pick._replace(value=self._mapped(pick.value))
+        new = lambda diagonal: moments(eqn, values, met, diagonal, second, pick)
+        add = lambda total: self._added(total, by, view, new)
         total = self.sums[turn.sums]
         self.sums[turn.sums] = lax.cond(step == turn.step, add, lambda a: a, total)
 
@@ -170,7 +175,7 @@ class Capture:
         places = {f.axis: j for j, dim in enumerate(met.over) for f in dim}
         order = [places[i] for i in others if i in places]
         again = tuple(j for j in range(len(met.over)) if j not in order)
-        indices = {index.factor.axis: index.value for index in view.at}
+        indices = {i.factor.axis: i for i in view.at if not i.many}
         starts = [_scalar(indices[i]) if i in indices else 0 for i in others]
         sizes = [1 if i in indices else n for i, n in zip(others, total.rows.shape)]
 
@@ -336,4 +341,4 @@ def _after(order, again):
 
 
 def _scalar(index):
-    return jnp.reshape(jnp.asarray(index), ()).astype(jnp.int32)
+    return jnp.ravel(jnp.asarray(index.value))[index.column].astype(jnp.int32)

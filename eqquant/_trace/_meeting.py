@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn
 
-from ._view import Factor, merged, repeated, View
+from ._view import Factor, merged, picked, repeated, View
 
 
 class Meeting(NamedTuple):
@@ -16,6 +16,8 @@ class Meeting(NamedTuple):
         and those that are batch axes.
     - `over`: the factors of the leaf that each of `batch` meets.
     - `rows`: how many rows of the other operand meet one matrix.
+    - `free`: of a plain product, the factors of the axes of the view that are neither
+        contracted nor batch axes.
     """
 
     other: int
@@ -24,6 +26,7 @@ class Meeting(NamedTuple):
     batch: tuple[int, ...]
     over: tuple[tuple[Factor, ...], ...]
     rows: int
+    free: tuple[Factor, ...] | None = None
 
 
 products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged_dot")
@@ -65,10 +68,13 @@ def _dot(eqn, place, view, shape):
     rows = [n for i, n in enumerate(x) if i not in (*columns, *over)]
     found = tuple(view.dims[i] for i in batch[place])
     # Along a repeated axis, it is the same matrix that meets more rows.
-    again = [f.size for dim in found for f in dim if f.axis == repeated]
+    again = [f.size for dim in found for f in dim if f.axis in (repeated, picked)]
     columns = tuple(int(columns[i]) for i in order)
     over = tuple(int(i) for i in over)
-    return Meeting(1 - place, axes, columns, over, found, math.prod(rows + again))
+    used = {*contracted[place], *batch[place]}
+    free = tuple(f for i, dim in enumerate(view.dims) if i not in used for f in dim)
+    rows = math.prod(rows + again)
+    return Meeting(1 - place, axes, columns, over, found, rows, free)
 
 
 def _conv(eqn, view, shape):
@@ -113,10 +119,11 @@ def _axes(factors, shape):
 
 def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:
     """The axes of the leaf of which each index meets inputs of its own."""
-    over = {f.axis for dim in met.over for f in dim if f.size == shape[f.axis]}
+    each = [f for dim in met.over for f in dim if f.axis >= 0]
+    over = {f.axis for f in each if f.size == shape[f.axis]}
     left = {f.axis for dim in view.dims for f in dim}
     chosen = {index.factor.axis for index in view.at} - left
-    return tuple(sorted(i for i in over | chosen if i >= 0))
+    return tuple(sorted(over | chosen))
 
 
 def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -125,7 +132,11 @@ def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | No
     parts of it. `None` if the inputs cannot be told apart in this way."""
     sizes = {}
     found = [index.factor for index in view.at]
+    if any(index.many for index in view.at) and not _each_picked(met):
+        return None
     for dim in met.over:
+        if picked in {f.axis for f in dim}:
+            continue
         factors = [f for f in dim if f.axis != repeated]
         if len(factors) > 1 or len(factors) != len(dim):
             return None
@@ -134,7 +145,11 @@ def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | No
         if f.axis < 0 or f.axis in sizes or f.size * f.stride != shape[f.axis]:
             return None
         sizes[f.axis] = f.size
-    if any(index.value is None for index in view.at):
-        return None
     others = [i for i in range(len(shape)) if i not in met.contracted]
     return tuple(sizes.get(i, 1) for i in others)
+
+
+def _each_picked(met):
+    # Whether each row of the other operand meets what was picked for it, or repeated.
+    kinds = [{f.axis for f in dim} for dim in met.over]
+    return met.free is not None and all(k <= {repeated} or k == {picked} for k in kinds)

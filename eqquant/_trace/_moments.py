@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from ._meeting import Meeting
+from ._view import Index, picked
 
 
 # Sums over the rows of what enters a product: `x^T x`, or its diagonal. They are taken
@@ -23,23 +24,25 @@ def moments(
     met: Meeting,
     diagonal: bool,
     second: Any = None,
+    pick: Index | None = None,
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
     axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
-    `second`, or `x` if that is `None`."""
+    `second`, or `x` if that is `None`. If rows `pick` their matrices, there is one for
+    each index of the axis along which they do."""
     x = jnp.asarray(operands[met.other])
     y = x if second is None else second
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _moments(eqn, operands, met, diagonal, x, y)
+        return _moments(eqn, operands, met, diagonal, x, y, pick)
     # The weight is real, so that both parts are rows that it meets.
     (real, rows), (imaginary, _) = (
-        _moments(eqn, operands, met, diagonal, part(x), part(y))
+        _moments(eqn, operands, met, diagonal, part(x), part(y), pick)
         for part in (jnp.real, jnp.imag)
     )
     return real + imaginary, rows
 
 
-def _moments(eqn, operands, met, diagonal, x, y):
+def _moments(eqn, operands, met, diagonal, x, y, pick):
     name = eqn.primitive.name
     ragged = name not in ("dot_general", "conv_general_dilated")
     sizes = _gathered(jnp.asarray(operands[2])) if ragged else None
@@ -52,13 +55,18 @@ def _moments(eqn, operands, met, diagonal, x, y):
         return _gathered(x) if ragged else x
 
     x, y = rows_of(x), rows_of(y)
-    if name == "dot_general":
+    if pick is not None:
+        order, sizes = _by_pick(met, pick, x)
+        x, y = (_rows_of_picks(_gathered(a), met)[order] for a in (x, y))
+        gram = _ragged(x, y, sizes, 1, diagonal)
+    elif name == "dot_general":
         gram = _gram(x, y, met.columns, met.batch, diagonal)
     elif name == "conv_general_dilated":
         gram = _gram(x, y, (2,), (1,), diagonal)
         gram = gram if met.over else gram[0]
     else:
-        gram = _ragged(x, y, sizes, met, diagonal)
+        (column,) = met.columns
+        gram = _ragged(x, y, sizes, column, diagonal)
     if sizes is not None:
         return gram, sizes.astype(jnp.float32)
     lead = gram.shape[: len(met.over)]
@@ -118,8 +126,42 @@ def _patches(eqn, x):
     return jnp.moveaxis(patches, 1, -1).reshape(-1, groups, k)
 
 
-def _ragged(x, y, sizes, met, diagonal):
-    (column,) = met.columns
+def _rows_of_picks(x, met):
+    """The rows of the inputs, each as often as it meets something that was picked."""
+    rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
+    x = lax.transpose(x, (*met.batch, *rest, *met.columns))
+    lead = x.shape[: len(met.batch)]
+    k = math.prod(x.shape[x.ndim - len(met.columns) :])
+    x = x.reshape(math.prod(lead), 1, -1, k)
+    again = math.prod(f.size for f in met.free if f.axis == picked)
+    return jnp.broadcast_to(x, (x.shape[0], again, *x.shape[2:])).reshape(-1, k)
+
+
+def _by_pick(met, pick, x):
+    """In which order these rows are sorted by what they picked, and how many rows picked
+    each."""
+    # The indices, in the order of the axes that they have become.
+    over = [f for dim in met.over for f in dim]
+    factors = [f for f in (*over, *met.free) if f.axis == picked]
+    strides = np.argsort([-f.stride for f in factors])
+    chosen = _gathered(jnp.asarray(pick.value))[..., pick.column]
+    chosen = chosen.reshape([factors[i].size for i in strides])
+    chosen = lax.transpose(chosen, np.argsort(strides).tolist())
+    # Along batch axes where the same was picked again, and for all rows.
+    of_batch = iter(chosen.shape)
+    shape = [next(of_batch) if f.axis == picked else 1 for f in over]
+    again = math.prod(of_batch)
+    chosen = chosen.reshape(*shape, again)
+    chosen = jnp.broadcast_to(chosen, (*(f.size for f in over), again))
+    used = {*met.columns, *met.batch}
+    rest = math.prod(n for i, n in enumerate(x.shape) if i not in used)
+    chosen = jnp.repeat(chosen.reshape(-1), rest)
+    number = pick.factor.size
+    chosen = jnp.clip(chosen, 0, number - 1)
+    return jnp.argsort(chosen), jnp.bincount(chosen, length=number).astype(jnp.int32)
+
+
+def _ragged(x, y, sizes, column, diagonal):
     row = 1 - column
     groups = sizes.shape[0]
     if diagonal:

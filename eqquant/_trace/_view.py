@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 
 class Factor(NamedTuple):
     """A part of an axis of a leaf: `size` indices, `stride` apart. `axis` is negative
-    for what is no axis of the leaf: `repeated` or `joined`."""
+    for what is no axis of the leaf: `repeated`, `joined` or `picked`."""
 
     axis: int
     size: int
@@ -20,14 +20,21 @@ class Factor(NamedTuple):
 
 repeated = -1  # a broadcast: the same numbers again
 joined = -2  # a concatenation, in which the leaf is one part
+picked = -3  # a gather, in which each index chose its own part of the leaf
 
 
 class Index(NamedTuple):
-    """A choice along an axis of a leaf, or a part of one. `value` is the index where it
-    is one for the whole view; `None` where a gather chose one for each row."""
+    """A choice along an axis of a leaf, or a part of one.
+
+    - `value`: the index, of a gather in an array with one index for each of several
+        axes, of which this is in the place `column`.
+    - `many`: whether there is one for each index along the axes that are `picked`.
+    """
 
     factor: Factor
     value: Any
+    column: int = 0
+    many: bool = False
 
 
 class View(NamedTuple):
@@ -95,7 +102,7 @@ def chosen(view: View, dim: int, index: Any) -> View | None:
     factors = [f for f in view.dims[dim] if f.axis != repeated]
     if not factors:
         return view._replace(dims=rest)
-    if len(view.dims[dim]) != 1 or factors[0].axis == joined:
+    if len(view.dims[dim]) != 1 or factors[0].axis < 0:
         return None
     (factor,) = factors
     return view._replace(dims=rest, at=(*view.at, Index(factor, index)))
@@ -104,7 +111,7 @@ def chosen(view: View, dim: int, index: Any) -> View | None:
 def part(view: View, dim: int, size: int) -> View | None:
     """The view of some of the indices along an axis of the value."""
     factors = view.dims[dim]
-    if len(factors) != 1 or factors[0].axis == joined:
+    if len(factors) != 1 or factors[0].axis in (joined, picked):
         return None
     return _with_dim(view, dim, _dim(factors[0]._replace(size=size)))
 
@@ -177,7 +184,7 @@ def follow(
     if name == "unstack":
         return [chosen(view, params["axis"], i) for i in range(len(outs))]
     if name == "gather":
-        return [_gathered(view, eqn, operands)]
+        return [_gathered(view, eqn, operands, shape)]
     return lost
 
 
@@ -219,25 +226,35 @@ def _enough(view):
     return view if len(left) >= 2 else None
 
 
-def _gathered(view, eqn, operands):
+def _gathered(view, eqn, operands, shape):
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    if numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
+    parts = [i for i, n in enumerate(before) if sizes[i] != n]
+    parts = parts or [*numbers.collapsed_slice_dims]
+    if numbers.operand_batching_dims or len(parts) != 1 or sizes[parts[0]] != 1:
         return None
-    (axis,) = numbers.start_index_map
-    others = all(sizes[i] == n for i, n in enumerate(before) if i != axis)
-    if sizes[axis] != 1 or not others or numbers.collapsed_slice_dims != (axis,):
-        return None
-    batch = [i for i in range(len(after)) if i not in numbers.offset_dims]
-    index = operands[1] if math.prod(after[i] for i in batch) == 1 else None
-    found = _enough(chosen(view, axis, index))
+    (axis,) = parts
+    found = _enough(chosen(view, axis, operands[1]))
     if found is None:
         return None
-    rest = iter(found.dims)
-    dims = [
-        _dim(Factor(repeated, n, 0)) if i in batch else next(rest)
-        for i, n in enumerate(after)
-    ]
+    rest = [*found.dims]
+    if axis not in numbers.collapsed_slice_dims:
+        rest.insert(axis, ())
+    batch = [i for i in range(len(after)) if i not in numbers.offset_dims]
+    indices = math.prod(after[i] for i in batch)
+    kind, stride = repeated, 0
+    if len(found.at) > len(view.at):
+        *at, last = found.at
+        column, many = numbers.start_index_map.index(axis), indices > 1
+        found = found._replace(at=(*at, last._replace(column=column, many=many)))
+        if many:
+            if any(i.many for i in at) or last.factor.size != shape[last.factor.axis]:
+                return None
+            kind, stride = picked, indices
+    dims = []
+    for i, n in enumerate(after):
+        stride //= n if i in batch else 1
+        dims.append(_dim(Factor(kind, n, stride)) if i in batch else rest.pop(0))
     return found._replace(dims=tuple(dims))
 
 
