@@ -12,7 +12,15 @@ from jaxtyping import PyTree
 
 from .._array import as_dense, identity, QuantizedArray, sqnr
 from .._product import full_spec, names_of, spec_of
-from .._tree import decide, Decision, FilterSpec, LeafInfo, leaves_with_info, opened
+from .._tree import (
+    decide,
+    Decision,
+    Example,
+    FilterSpec,
+    LeafInfo,
+    leaves_with_info,
+    opened,
+)
 from ._parts import part_of
 from ._print import print_report, Row, Total
 from ._text import plain, short_array
@@ -49,7 +57,11 @@ class Report:
 
 
 def report(
-    model: PyTree, dense: PyTree | None = None, filter_spec: FilterSpec | None = None
+    model: PyTree,
+    dense: PyTree | None = None,
+    filter_spec: FilterSpec | None = None,
+    *,
+    example: Any = None,
 ) -> Report:
     """Lists what each array of a model costs and how it is quantized, or else why it is
     not.
@@ -69,6 +81,7 @@ def report(
         are dequantized one at a time for this.
     - `filter_spec`: that of the call of [`eqquant.tree_quantize`][], so that the
         reasons refer to it.
+    - `example`: likewise.
 
     **Returns:**
 
@@ -81,7 +94,8 @@ def report(
     """
     filter_spec = True if filter_spec is None else filter_spec
     model, dense = opened(model), opened(dense)
-    decisions = decide(model, filter_spec, strict=False)
+    called = None if example is None else Example(example)
+    decisions = decide(model, filter_spec, strict=False, example=called)
     arrays = [(d, d.info) for d in decisions if d.info is not None]
     before: list[Any] = [decision.leaf for decision, _ in arrays]
     if dense is not None:

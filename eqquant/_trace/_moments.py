@@ -138,8 +138,8 @@ def _rows_of_picks(x, met):
 
 
 def _by_pick(met, pick, x):
-    """In which order these rows are sorted by what they picked, and how many rows picked
-    each."""
+    """The order in which these rows are sorted by what they picked, and how many rows
+    picked each."""
     # The indices, in the order of the axes that they have become.
     over = [f for dim in met.over for f in dim]
     factors = [f for f in (*over, *met.free) if f.axis == picked]

@@ -206,8 +206,7 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
         reason = "an embedding, and what is tied to it" if tied else "an embedding"
         return Skip("embedding", reason, "Pass `embeddings=True`")
     if not info.known and info.multiplied is False:
-        reason = "not multiplied with inputs by the example"
-        return Skip("unknown owner", reason, rule)
+        return Skip("unknown owner", _not_multiplied(info.others), rule)
     if not info.known and caller is None:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         cls = type(info.owner)
@@ -215,6 +214,14 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
         name = f"{cls.__module__}.{owner}" if owner in vars(eqx.nn) else owner
         return Skip("unknown owner", f"{name} is not a known owner of weights", hint)
     return None
+
+
+def _not_multiplied(others):
+    if not others:
+        return "not multiplied with inputs by the example"
+    if any(name.startswith(("dot", "ragged_dot", "conv_")) for name in others):
+        return "multiplied by the example, but not over whole axes"
+    return f"not multiplied with inputs by the example, but used in `{others[0]}`"
 
 
 def _tied_to_embeddings(decisions, named):
@@ -268,7 +275,9 @@ def _as_used(info, use):
     if axes is None:
         # (Without an example, all matrices outside of modules are taken for weights.)
         known = info.known and info.owner is not None
-        return dataclasses.replace(info, multiplied=False, known=known)
+        return dataclasses.replace(
+            info, multiplied=False, known=known, others=use.others
+        )
     axis = axes[0] if len(axes) == 1 else axes
     return dataclasses.replace(info, multiplied=True, known=True, axis=axis)
 

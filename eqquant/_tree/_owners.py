@@ -75,6 +75,7 @@ class LeafInfo:
     - `ancestors`: all modules that contain it, from the root to the owner.
     - `multiplied`: whether an example multiplies inputs with it. `None` if there is no
         example.
+    - `others`: the names of what else an example does with it.
     """
 
     path: str
@@ -86,6 +87,7 @@ class LeafInfo:
     known: bool
     ancestors: tuple[eqx.Module, ...]
     multiplied: bool | None = None
+    others: tuple[str, ...] = ()
 
 
 def leaves_with_info(

@@ -287,3 +287,26 @@ def test_random_keys():
     assert row.dtype == "key<fry>"
     assert row.sqnr is None
     assert "key<fry>[]" in str(found)
+
+
+class Own(eqx.Module):
+    whole: Array
+    parts: Array
+    table: Array
+
+    def __call__(self, x):
+        halves = x[:, :16] @ self.parts[:16] + x[:, 16:] @ self.parts[16:]
+        return x @ self.whole + halves + jnp.sort(self.table)[:1]
+
+
+def test_example():
+    model = Own(*jr.normal(jr.key(0), (3, 32, 32)))
+    x = jnp.ones((5, 32))
+    with pytest.warns(match="multiplied by the example, but not over whole axes"):
+        q = eqq.tree_quantize(model, example=x, min_size=0)
+    found = eqq.report(q, model, example=x)
+    whole, parts, table = found.rows
+    assert whole.axis == -2
+    assert parts.reason == "multiplied by the example, but not over whole axes"
+    assert table.reason.endswith("by the example, but used in `sort`")
+    assert "not a known owner" in eqq.report(q, model).rows[1].reason
