@@ -131,11 +131,20 @@ def _statistics(args):
 
         return read_imatrix(args.imatrix)
     if args.statistics is not None:
-        from .._trace import Statistics
-        from ..interop import load
-
-        return Statistics.from_tree(load(args.statistics))
+        return _memory_mapped(args.statistics)
     return None
+
+
+def _memory_mapped(path):
+    from .._trace import Statistics
+    from ..interop import load_struct, open
+
+    tree, entries = load_struct(path), open(path).entries
+    for key in ("values", "rows"):
+        if isinstance(tree, dict) and isinstance(tree.get(key), list):
+            names = [f"{key}.{i}" for i in range(len(tree[key]))]
+            tree[key] = [entries[name].numpy() for name in names]
+    return Statistics.from_tree(tree)
 
 
 def _method(args):

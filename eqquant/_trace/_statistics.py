@@ -99,7 +99,7 @@ class Statistics(eqx.Module):
         multiplied by it, then the model would compute what it did.
     """
 
-    _values: tuple[Array, ...]
+    _values: tuple[Array | np.ndarray, ...]
     _rows: tuple[Array, ...]
     _places: Places = eqx.field(static=True)
     incomplete: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
@@ -121,7 +121,10 @@ class Statistics(eqx.Module):
                 f"`{path}` is not contracted along the axes {axes}, but along "
                 f"{' and '.join(map(str, kinds))}."
             )
-        return Gram(self._values[kinds[axes]], self._rows[kinds[axes]], axes)
+        return self._gram(kinds[axes], axes)
+
+    def _gram(self, i: int, axes: tuple[int, ...]) -> Gram:
+        return Gram(jnp.asarray(self._values[i]), self._rows[i], axes)
 
     def along(self, path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> Gram:
         """The Gram of a weight of this shape along some axes. Whether those of size one
@@ -142,7 +145,7 @@ class Statistics(eqx.Module):
     def scaled(self, weights: Paths, scales: Float[Array, "*steps k"]) -> "Statistics":
         """The statistics if the inputs of some weights were multiplied by scales."""
         each = {i for *place, i in self._places if tuple(place) in weights}
-        of = lambda i: Gram(self._values[i], self._rows[i], ()).scaled(scales).value
+        of = lambda i: self._gram(i, ()).scaled(scales).value
         values = (of(i) if i in each else a for i, a in enumerate(self._values))
         return Statistics(
             tuple(values), self._rows, self._places, self.incomplete, self.folds
@@ -201,8 +204,12 @@ class Statistics(eqx.Module):
 
     @staticmethod
     def from_tree(tree: Any) -> "Statistics":
-        """The inverse of `as_tree`."""
-        if not isinstance(tree, dict) or not {"values", "rows", "weights"} <= {*tree}:
+        """The inverse of `as_tree`. Sums that are NumPy arrays, such as memory maps of
+        a file, become JAX arrays one at a time, as they are asked for."""
+        kinds = {"values": list, "rows": list, "weights": dict}
+        if not isinstance(tree, dict) or not all(
+            isinstance(tree.get(key), kind) for key, kind in kinds.items()
+        ):
             got = sorted(tree) if isinstance(tree, dict) else type(tree).__name__
             raise ValueError(
                 f"`tree` should come from `Statistics.as_tree`. Got a tree of {got}."
@@ -221,7 +228,7 @@ class Statistics(eqx.Module):
             (_as_paths(fold["factors"]), _as_paths(fold["weights"]))
             for fold in tree.get("folds", ())
         )
-        values, rows = (tuple(map(jnp.asarray, tree[k])) for k in ("values", "rows"))
+        values, rows = tuple(tree["values"]), tuple(map(jnp.asarray, tree["rows"]))
         return Statistics(values, rows, places, incomplete, folds)
 
     def __repr__(self) -> str:
@@ -237,10 +244,10 @@ class Statistics(eqx.Module):
     def _line(self, axes: tuple[int, ...], i: int, same: str | None) -> str:
         if same is not None:
             return f"as {same}"
-        gram = Gram(self._values[i], self._rows[i], axes)
-        shape = ", ".join(map(str, gram.value.shape))
-        kind = "diagonals" if gram.is_diagonal else "float32"
-        return f"{kind}[{shape}] along {axes}{_rows(gram.rows)}"
+        value, rows = self._values[i], self._rows[i]
+        shape = ", ".join(map(str, value.shape))
+        kind = "diagonals" if value.ndim == rows.ndim + 1 else "float32"
+        return f"{kind}[{shape}] along {axes}{_rows(rows)}"
 
 
 def _as_lists(paths: Paths) -> dict[str, list[int]]:
