@@ -13,6 +13,7 @@ from .._solvers import AbstractMethod, squared_errors
 from .._trace import Gram, Statistics
 from .._tree import (
     check,
+    check_alone,
     decide,
     Decision,
     Example,
@@ -96,11 +97,13 @@ def sensitivity(
 
     A `ValueError` if no weight is found, if there are no formats, for a format that
     cannot hold a weight, for a skeleton of a model, for statistics of another model,
-    for a method that needs statistics if there are none, and if `loss` is not finite.
+    for a method that needs statistics if there are none, for `AWQ`, and if `loss` is
+    not finite.
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
         raise ValueError("`formats` should be some formats to choose from. Got none.")
+    check_alone(method)
     check(stats, method)
     called = None if example is None else Example(example)
     decisions = decide(

@@ -23,6 +23,11 @@ from ._quantize import (
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
 )
-from ._rounding import check as check, grams_of as grams_of, rounded as rounded
+from ._rounding import (
+    check as check,
+    check_alone as check_alone,
+    grams_of as grams_of,
+    rounded as rounded,
+)
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard

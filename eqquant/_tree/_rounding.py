@@ -99,6 +99,18 @@ def check_method(method: Any) -> None:
         )
 
 
+def check_alone(method: Any) -> None:
+    """Raises a `ValueError` for a method that changes other arrays of the model, too,
+    where weights are rounded one at a time."""
+    from .._solvers import AWQ
+
+    if isinstance(method, AWQ):
+        raise ValueError(
+            "`AWQ` scales other arrays, too, which takes a model: call "
+            f"`eqquant.tree_quantize`, or pass `method={method.then}`."
+        )
+
+
 def rounded(
     leaf: Any,
     format: AbstractFormat,

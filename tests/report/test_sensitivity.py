@@ -212,6 +212,8 @@ def test_errors():
         eqq.allocate(mlp, other)
     with pytest.raises(ValueError, match="`method` GPTQ.*needs what"):
         eqq.allocate(mlp, method=eqq.GPTQ())
+    with pytest.raises(ValueError, match="`AWQ` scales other.*method=ScaleSearch"):
+        eqq.allocate(mlp, method=eqq.AWQ())
     with pytest.raises(ValueError, match="Could not quantize `layers.0.weight`"):
         eqq.allocate(mlp, formats=[eqq.RSRBinary(8)])
 

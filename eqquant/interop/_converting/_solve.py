@@ -8,9 +8,9 @@ import numpy as np
 
 from ..._array import QuantizedArray, sqnr
 from ..._product import as_tuple
-from ..._solvers import AbstractMethod, AWQ, GPTQ, ScaleSearch, solved
+from ..._solvers import AbstractMethod, GPTQ, ScaleSearch, solved
 from ..._trace import Gram, Statistics
-from ..._tree import check
+from ..._tree import check, check_alone
 from ._plan import Planned
 
 
@@ -28,11 +28,7 @@ class Solver:
     ):
         check(stats, method)
         self.method = GPTQ() if method is None else method
-        if isinstance(self.method, AWQ):
-            raise ValueError(
-                "`AWQ` scales other arrays, too, which takes a model: call "
-                f"`eqquant.tree_quantize`, or pass {self.method.then}."
-            )
+        check_alone(self.method)
         self._stats = stats
         todo = [p for p in planned if self.takes(p)]
         refused = [p for p in planned if p.format is not None and not self.takes(p)]
