@@ -37,19 +37,18 @@ def integer_tiles(
         x = x * scale
     if problem.activation is None:
         large = outliers(x)
-        rest, number = jnp.where(large, x, 0), jnp.sum(jnp.any(large, axis=0))
-        apart = number <= _columns(x.shape[1])
+        rest = jnp.where(large, x, 0)
         x, unit = _two_digits(jnp.where(large, 0, x))
-        # If too many columns have outliers then their rows become NaN here, and
+        # Rows with outliers that are not apart become NaN here, and
         # `exact_where_not_finite` computes them again.
+        apart = _in_few_columns(rest) | (forward & _few_in_rows(rest))
         unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
         parts = (1, 1 / 254)
-        wanted = jnp.logical_and(number > 0, apart)
     else:
         assert isinstance(problem.activation, Int8)
         rounded = problem.activation.encode(x)
         x, unit = rounded["codes"][None], problem.activation.scales(rounded, 0)
-        rest, wanted, parts = None, None, (1,)
+        rest, parts = None, (1,)
         if problem.rows == 1:
             # XLA would rewrite the product of one row as a sum, and convert the whole
             # weight to wider integers. So there are two rows, which are averaged.
@@ -63,8 +62,13 @@ def integer_tiles(
 
     decode = lambda codes, part: _as_integers(codes, format)
     y = tiled(x, codes, decode, problem, per(format), finish)
-    if rest is not None and wanted is not None:
-        y = once(wanted, lambda y: y + _of_columns(rest, codes, problem), y)
+    if rest is not None:
+        there, few_columns = jnp.any(rest != 0), _in_few_columns(rest)
+        of_columns = lambda y: y + _of_columns(rest, codes, problem)
+        y = once(there & few_columns, of_columns, y)
+        if forward:
+            of_rows = lambda y: y + _of_rows(rest, codes, problem)
+            y = once(there & ~few_columns & _few_in_rows(rest), of_rows, y)
     return (y * scale if forward else y).astype(problem.dtype)
 
 
@@ -91,16 +95,25 @@ def _two_digits(x: Float[Array, "m k"]):
     return jnp.stack([first, second]).astype(jnp.int8), unit
 
 
-def _columns(k: int) -> int:
-    """The largest number of columns of inputs that are multiplied separately."""
+def _most_outliers(k: int) -> int:
+    """The largest number of columns with outliers, or of outliers in a row, which are
+    multiplied separately."""
     return min(k, max(16, k // 64))
+
+
+def _in_few_columns(x):
+    return jnp.sum(jnp.any(x != 0, axis=0)) <= _most_outliers(x.shape[1])
+
+
+def _few_in_rows(x):
+    return jnp.all(jnp.sum(x != 0, axis=1) <= _most_outliers(x.shape[1]))
 
 
 def _of_columns(
     x: Float[Array, "m k"], codes: Integer[Array, "j n"], problem: Problem
 ) -> Float[Array, "m _"]:
     """The product of inputs that are zero outside of a few columns, without scales."""
-    format, size = grid(problem), _columns(x.shape[1])
+    format, size = grid(problem), _most_outliers(x.shape[1])
     p, forward = per(format), problem.product == "matmul"
     filled = jnp.any(x != 0, axis=0)
     there, found = lax.top_k(filled.astype(jnp.float32), size)
@@ -114,6 +127,41 @@ def _of_columns(
         w = _as_integers(jnp.take(codes, found, axis=1, mode="clip"), format)
         w = w[: problem.k].T
     return jnp.matmul(x, w.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
+# Each step reads and writes all sums, so it adds several products to each.
+_per_step = 4
+
+
+def _of_rows(
+    x: Float[Array, "m _"], codes: Integer[Array, "j n"], problem: Problem
+) -> Float[Array, "m n"]:
+    """The product of inputs that are zero but for a few in each row, anywhere, without
+    scales."""
+    format, (m, k) = grid(problem), x.shape
+    p, most = per(format), _most_outliers(k)
+    # The first of those that are not zero.
+    order = jnp.where(x != 0, jnp.arange(k, 0, -1, dtype=jnp.float32), 0)
+    there, found = lax.top_k(order, most)
+    numbers = jnp.where(there > 0, jnp.take_along_axis(x, found, 1, mode="clip"), 0)
+    short = -most % _per_step
+    numbers, found = (jnp.pad(a, [(0, 0), (0, short)]) for a in (numbers, found))
+    used = jnp.max(jnp.sum(x != 0, axis=1))
+
+    def step(j, y):
+        at = lambda a: lax.dynamic_slice_in_dim(a, j * _per_step, _per_step, 1)
+        total = jnp.zeros((), y.dtype)
+        for number, i in zip(at(numbers).T, at(found).T):
+            w = _as_integers(jnp.take(codes, i // p, axis=0, mode="clip"), format)
+            if p > 1:
+                digit = (i % p)[:, None, None]
+                w = w.reshape(m, p, w.shape[1])
+                w = jnp.take_along_axis(w, digit, axis=1, mode="clip")[:, 0]
+            total = total + number[:, None] * w.astype(y.dtype)
+        return y + total
+
+    zeros = jnp.zeros((m, codes.shape[1]), x.dtype)
+    return lax.fori_loop(0, -(-used // _per_step), step, zeros)
 
 
 def _integers(problem: Problem) -> str | None:
