@@ -56,6 +56,9 @@ class QuantizedArray(AbstractArrayLike):
         weight-only products.
     - `dtype`: the dtype that it dequantizes to.
     - `inner`: the sizes of all contracted axes but the first.
+    - `writable`: whether [`eqquant.implicit`][] rounds to the format what a function
+        writes into the array, as into a cache. Otherwise such a function gets the
+        ordinary array.
 
     **Invariants:**
 
@@ -75,6 +78,7 @@ class QuantizedArray(AbstractArrayLike):
     activation: AbstractFormat | None = eqx.field(static=True)
     dtype: np.dtype = eqx.field(static=True)
     inner: tuple[int, ...] = eqx.field(static=True, default=())
+    writable: bool = eqx.field(static=True, default=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -273,6 +277,8 @@ class QuantizedArray(AbstractArrayLike):
             parts.insert(3, f"activation={self.activation}")
         if self.sharding is not None:
             parts.append(f"{spec_of(self.sharding)}")
+        if self.writable:
+            parts.append("writable")
         return wl.TextDoc(f"QuantizedArray({', '.join(parts)})")
 
 

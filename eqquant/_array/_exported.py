@@ -37,6 +37,7 @@ def _to_json(aux: Any) -> bytes:
         "row_axis": q.layout.row_axis,
         "dtype": q.dtype.name,
         "sharding": _sharding_to_json(q.sharding),
+        "writable": q.writable,
     }
     return json.dumps(written).encode()
 
@@ -58,6 +59,7 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
         "inner": tuple(static["inner"]),
         "dtype": _dtype_from_json(static["dtype"]),
         "sharding": _sharding_from_json(static["sharding"]),
+        "writable": static.get("writable", False),
     }
 
 

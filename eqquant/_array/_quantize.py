@@ -1,3 +1,4 @@
+import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable
@@ -42,6 +43,7 @@ def quantize(
     *,
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
+    writable: bool = False,
 ) -> QuantizedArray:
     """Quantizes an array: stores it in fewer bits.
 
@@ -64,6 +66,9 @@ def quantize(
         as for the filters of a convolution.
     - `activation`: the format in which products quantize the other operand, row by row
         (dynamic activation quantization). Weight-only by default.
+    - `writable`: whether [`eqquant.implicit`][] rounds to the format what a function
+        writes into the array, so that a cache stays packed. `axis` should be one that
+        is always written as a whole, such as the last one of keys and values.
 
     **Returns:**
 
@@ -80,7 +85,8 @@ def quantize(
     is not finite, or too large, becomes NaN, and a format of a few integers raises at
     run time.
     """
-    return quantized(w, format, encode_held, axis=axis, activation=activation)
+    q = quantized(w, format, encode_held, axis=axis, activation=activation)
+    return dataclasses.replace(q, writable=True) if writable else q
 
 
 def quantized(

@@ -7,8 +7,8 @@ May import `_ops` and the rooms below it.
 
 To add a rule, write a function `(interpreter, eqn, values) -> results` and decorate it
 with `add_rule(primitive)`, in the file of its kind (`_products`, `_structure`,
-`_gather`, ...). Code outside the package uses `eqquant.register_rule`, whose functions
-see the operands and parameters alone.
+`_gather`, `_writes`, ...). Code outside the package uses `eqquant.register_rule`, whose
+functions see the operands and parameters alone.
 """
 
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake

@@ -182,15 +182,15 @@ def _stack(interpreter, eqn, values):
     expanded = [_reshaped(q, shape) for q in values]
     if NotImplemented in expanded:
         return NotImplemented
-    return _concatenated([q for (q,) in expanded], axis)
+    return concatenated([q for (q,) in expanded], axis)
 
 
 @add_rule("concatenate")
 def _concatenate(interpreter, eqn, values):
-    return _concatenated(values, eqn.params["dimension"])
+    return concatenated(values, eqn.params["dimension"])
 
 
-def _concatenated(values, axis):
+def concatenated(values, axis):
     if not is_quantized(values[0]):
         return NotImplemented
     first, *rest = values
@@ -209,7 +209,7 @@ def _concatenated(values, axis):
 
 
 def _kind(q):
-    return q.layout, q.axis, q.activation, q.dtype, q.inner
+    return q.layout, q.axis, q.activation, q.dtype, q.inner, q.writable
 
 
 def _with_all_rows(q: QuantizedArray) -> QuantizedArray:

@@ -14,6 +14,7 @@ from . import (
     _scaling as _scaling,
     _shards as _shards,
     _structure as _structure,
+    _writes as _writes,
 )
 from ._interpreter import Interpreter
 from ._trace import trace
@@ -28,6 +29,11 @@ def implicit(fn: Callable) -> Callable:
     is dequantized, once and as late as possible. The result equals that of `fn` on
     dequantized arrays, up to rounding.
 
+    Writing into an array makes it dense, too, unless it is `writable`: then what is
+    written is rounded to its format, by `lax.dynamic_update_slice`, `.at[].set` and
+    `jnp.concatenate`. So a cache of keys and values stays packed, also in the carry of
+    a loop, of a model that knows nothing of this.
+
     !!! Example
 
         ```python
@@ -37,6 +43,12 @@ def implicit(fn: Callable) -> Callable:
             return jax.nn.dot_product_attention(q, k, v)
 
         attention(x, eqquant.quantize(w, "int8", axis=1))
+        ```
+
+        ```python
+        pack = lambda a: eqquant.quantize(a, "int8", axis=-1, writable=True)
+        cache = jax.tree.map(pack, (keys, values))
+        logits, cache = eqquant.implicit(model)(tokens, cache)
         ```
 
     **Arguments:**
@@ -52,8 +64,9 @@ def implicit(fn: Callable) -> Callable:
 
     Results are dense arrays, with this exception: where `fn` returns one of its
     arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of
-    it, as in `implicit(lambda w: 2 * w.T)(q)`, the result is a
-    [`eqquant.QuantizedArray`][]. (Rows of a matrix are dense, as those of `q[i]`.)
+    it, as in `implicit(lambda w: 2 * w.T)(q)`, or one that it has written into, the
+    result is a [`eqquant.QuantizedArray`][]. (Rows of a matrix are dense, as those of
+    `q[i]`.)
 
     **Raises:**
 

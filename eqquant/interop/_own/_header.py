@@ -13,7 +13,8 @@ from typing import Any
 # - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds. NumPy
 #   arrays and scalars also have "numpy", which is "array" or "scalar".
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
-#   "row_axis", "inner", "sharding", "stored"}}, of which "stored" is a tree.
+#   "row_axis", "inner", "sharding", "stored"}}, of which "stored" is a tree; and
+#   "writable" if that is true.
 #
 # A format is {"name", "fields"}. Stored arrays are as they lie in memory: "row_axis"
 # tells which of their last two axes is that of the rows. Version 1 has no "row_axis":

@@ -152,6 +152,7 @@ class _Writer:
             "inner": q.inner,
             "sharding": spec_to_json(q.sharding),
             "stored": self.node(q.stored, path),
+            **({"writable": True} if q.writable else {}),
         }
 
 

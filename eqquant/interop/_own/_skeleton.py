@@ -113,6 +113,7 @@ def _quantized(name, json, arrays, version):
         activation=None if activation is None else format_from_json(activation),
         dtype=as_dtype(json["dtype"]),
         inner=tuple(json["inner"]),
+        writable=json.get("writable", False),
     )
     if q.shape != tuple(json["shape"]):
         raise ValueError(
