@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from ._report import (
         allocate as allocate,
         audit as audit,
+        evaluate as evaluate,
+        Evaluation as Evaluation,
         explain as explain,
         report as report,
         Sensitivity as Sensitivity,
@@ -108,8 +110,8 @@ _later = {
     "interop": ("load", "save"),
     "train": ("straight_through",),
     "_report": (
-        *("allocate", "audit", "explain", "report"),
-        *("Sensitivity", "sensitivity"),
+        *("allocate", "audit", "evaluate", "Evaluation"),
+        *("explain", "report", "Sensitivity", "sensitivity"),
     ),
     "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "HQQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),

@@ -1,5 +1,6 @@
 """What a quantized model costs and how it computes: `report`, `audit`, `explain`, the
-table of formats, and what each weight loses in each format (`sensitivity`).
+table of formats, what each weight loses in each format (`sensitivity`), and what a
+language model does (`evaluate`).
 
 This room imports `train`, `_tree`, `_solvers` and the rooms below them, and rich where
 a table is printed.
@@ -7,6 +8,7 @@ a table is printed.
 
 from ._allocation import Sensitivity as Sensitivity, SensitivityRow as SensitivityRow
 from ._audit import Audit as Audit, audit as audit, Operand as Operand
+from ._evaluate import evaluate as evaluate, Evaluation as Evaluation
 from ._explain import explain as explain, Explanation as Explanation
 from ._formats import (
     format_table as format_table,

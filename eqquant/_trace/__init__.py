@@ -14,6 +14,7 @@ To follow a leaf through another primitive, add it to `follow` in `_view.py`.
 """
 
 from ._calibrate import calibrate as calibrate
+from ._calls import check_batches as check_batches
 from ._progress import watched as watched
 from ._sequential import InSequence as InSequence, Sequential as Sequential
 from ._statistics import (
