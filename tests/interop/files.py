@@ -19,6 +19,7 @@ _kinds = {
     "float32": "F32",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 
 
@@ -38,6 +39,23 @@ def save(path, tensors, config=None, metadata=None):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     if config is not None:
         path.with_name("config.json").write_text(json.dumps(config))
+
+
+def load(path):
+    """The tensors of a file of safetensors, and its metadata."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    metadata = header.pop("__metadata__", {})
+    dtypes = {
+        kind: np.dtype(getattr(ml_dtypes, name, name)) for name, kind in _kinds.items()
+    }
+    tensors = {}
+    for name, about in header.items():
+        first, last = (start + i for i in about["data_offsets"])
+        x = np.frombuffer(content[first:last], dtypes[about["dtype"]])
+        tensors[name] = x.reshape(about["shape"])
+    return tensors, metadata
 
 
 def stream(codes, bits):

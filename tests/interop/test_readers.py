@@ -352,14 +352,6 @@ def test_stacks_of_compressed_tensors(path):
     assert q.shape == (2, 40, 100) and q[1].shape == (40, 100)
 
 
-def test_torchao(path):
-    x = np.zeros((2, 32), np.int8)
-    arrays = {"a._weight_qdata": x, "a._weight_scale": np.ones(2, np.float32)}
-    files.save(path, arrays, metadata={"a.weight": "{}", "tensor_names": "[]"})
-    with pytest.raises(ValueError, match="'a.weight' is of torchao"):
-        interop.open(path)
-
-
 def test_what_is_beside(path):
     tensors, config, expected = files.gptq()
     dense = {
