@@ -1,5 +1,5 @@
 """Training with quantized weights: straight-through estimators, quantization-aware
-training, LoRA adapters and 8-bit optimizers.
+training, LoRA adapters, 8-bit optimizers, and activations that are kept in fewer bits.
 
 May import `_tree` and the rooms below it, and optax inside functions that make an
 optimizer. To add an estimator, write a function that ends in `estimate(value,
@@ -20,6 +20,7 @@ from ._lora_adapters import (
     with_lora as with_lora,
 )
 from ._lora_array import LoRA as LoRA
+from ._save_quantized import save_quantized as save_quantized
 from ._straight_through import straight_through as straight_through
 from ._tree_fake_quantize import (
     tree_fake_quantize as tree_fake_quantize,

@@ -1,0 +1,123 @@
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax import lax
+
+from .._array import as_dense, is_quantized, quantize
+from ..formats import AbstractExact, AbstractFormat, as_format, Int8
+
+
+def save_quantized(
+    fn: Callable[..., Any],
+    format: AbstractFormat | str = Int8(32),
+    *,
+    min_size: int = 1024,
+) -> Callable[..., Any]:
+    """As `jax.checkpoint`: of all that `fn` computes, only its arguments are kept for
+    the backward pass, which computes the rest again. But they are kept in fewer bits.
+
+    Results are those of `fn`. Gradients are those of `fn` at the arguments as they were
+    rounded.
+
+    !!! Example
+
+        ```python
+        def loss(model, x, y):
+            for layer in model.layers:
+                x = eqquant.train.save_quantized(jax.vmap(layer))(x)
+            return jnp.mean((x - y) ** 2)
+        ```
+
+    **Arguments:**
+
+    - `fn`: a function that JAX can trace, such as a layer. The arrays that it closes
+        over, and those of modules, be it `fn` itself or among its arguments, are kept
+        as they are, since they are there anyway.
+    - `format`: the format of what is kept, with blocks along the last axis.
+    - `min_size`: arguments with fewer elements are kept as they are, and so are those
+        that are not of a real floating-point dtype.
+
+    **Returns:**
+
+    A function of the same arguments. It has no forward-mode derivatives.
+
+    **Raises:**
+
+    A `ValueError` for a format of a few integers, such as [`eqquant.RSRBinary`][].
+
+    ??? cite "Reference"
+
+        ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed
+        Training. Chen et al., 2021.
+    """
+    format = as_format(format)
+    if isinstance(format, AbstractExact):
+        raise ValueError(
+            f"`format` should round any number. Got {format}, which stores "
+            f"{format.domain_text} only."
+        )
+    return eqx.module_update_wrapper(_SaveQuantized(fn, format, min_size))
+
+
+class _SaveQuantized(eqx.Module):
+    fn: Callable[..., Any]
+    format: AbstractFormat = eqx.field(static=True)
+    min_size: int = eqx.field(static=True)
+
+    @property
+    def __wrapped__(self):
+        return self.fn
+
+    def __get__(self, instance, owner):
+        # Binds methods to their instance.
+        return self if instance is None else eqx.Partial(self, instance)
+
+    def __call__(self, *args, **kwargs):
+        given = args, kwargs
+        # What `fn` closes over may be differentiated, too: it becomes part of a tree.
+        # (A function of no closure, but with defaults, would stay as it is.)
+        fn = lambda *args, **kwargs: self.fn(*args, **kwargs)
+        fn = eqx.filter_closure_convert(fn, *args, **kwargs)
+        packs = lambda x: _is_packed(x, self.min_size)
+        inputs, rest = eqx.partition(given, packs, is_leaf=_is_module)
+        floats, rest = eqx.partition((fn, rest), eqx.is_inexact_array)
+        others, static = eqx.partition(rest, eqx.is_array)
+        static_out: Any = None
+
+        def call(inputs, floats, others):
+            nonlocal static_out
+            fn, rest = eqx.combine(floats, others, static)
+            args, kwargs = eqx.combine(inputs, rest)
+            out, static_out = eqx.partition(fn(*args, **kwargs), eqx.is_array)
+            return out
+
+        def forward(inputs, floats, others):
+            packed = jtu.tree_map(lambda x: quantize(x, self.format, axis=-1), inputs)
+            return call(inputs, floats, others), (packed, floats, others)
+
+        def backward(residuals, cotangent):
+            packed, floats, others = residuals
+            # Otherwise XLA might decode them before they are needed.
+            packed, cotangent = lax.optimization_barrier((packed, cotangent))
+            inputs = jtu.tree_map(as_dense, packed, is_leaf=is_quantized)
+            fn = lambda inputs, floats: call(inputs, floats, others)
+            _, pullback = jax.vjp(fn, inputs, floats)
+            return *pullback(cotangent), None
+
+        saved = jax.custom_vjp(call)
+        saved.defvjp(forward, backward)
+        out = saved(inputs, floats, others)
+        return eqx.combine(out, static_out)
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, eqx.Module)
+
+
+def _is_packed(x: Any, min_size: int) -> bool:
+    is_float = eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    return is_float and x.ndim > 0 and x.size >= min_size
