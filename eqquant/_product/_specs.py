@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -256,8 +255,7 @@ def splits_evenly(
     # would begin another unit.
 
     def sizes(k):
-        w = jax.ShapeDtypeStruct((*lead, k), jnp.float32)
-        return [a.shape[-1] for a in jtu.tree_leaves(jax.eval_shape(format.encode, w))]
+        return [a.shape[-1] for a in jtu.tree_leaves(format.structs((*lead, k)))]
 
     return all(
         whole == 1 or after > before

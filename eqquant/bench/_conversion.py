@@ -18,6 +18,8 @@ from ..formats import (
     FP8,
     Int4,
     Int8,
+    IQ4_NL,
+    IQ4_XS,
     MXFP4,
     NF4,
     NVFP4,
@@ -41,6 +43,7 @@ caption = (
 )
 _formats = (Int8(), Int8(64), NF4(), Int4(), Ternary(), Binary(), FP8(), MXFP4())
 _formats += (NVFP4(), Q4_0(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K())
+_formats += (IQ4_NL(), IQ4_XS())
 
 
 @dataclasses.dataclass(frozen=True)

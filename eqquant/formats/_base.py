@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import wadler_lindig as wl
@@ -73,6 +74,10 @@ class AbstractFormat(eqx.Module):
         A dictionary of integer arrays. (Weight decay, a cast or a moving average would
         change a floating-point array, so scales are stored as their bits.)
         """
+
+    def structs(self, shape: tuple[int, ...]) -> Stored:
+        """The shapes and dtypes of the stored arrays of numbers of a shape."""
+        return jax.eval_shape(self.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
 
     @abc.abstractmethod
     def decode(self, stored: Stored, tail: int) -> Float[Array, "*b k"]:

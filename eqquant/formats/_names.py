@@ -15,7 +15,9 @@ def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
     while todo:
         cls = todo.pop(0)
         todo.extend(cls.__subclasses__())
-        if not inspect.isabstract(cls) and not cls.__name__.startswith("Abstract"):
+        # (Of a name that begins with an underscore is a part of another format.)
+        hidden = cls.__name__.startswith(("Abstract", "_"))
+        if not inspect.isabstract(cls) and not hidden:
             name, package = cls.__name__.lower(), __name__.split(".")[0]
             if name not in found or cls.__module__.split(".")[0] == package:
                 found[name] = cls

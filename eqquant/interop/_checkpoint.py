@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from .._array import quantize, QuantizedArray
+from .._array import quantized, QuantizedArray
 from .._product import Axis
 from ..formats import AbstractFormat
 from ._containers import MappedFile, RawTensor
@@ -74,7 +75,12 @@ def _struct(shape, dtype, format, axis):
     w = jax.ShapeDtypeStruct(shape, dtype)
     if format is None:
         return w
-    return jax.eval_shape(lambda w: quantize(w, format, axis=axis), w)
+    return jax.eval_shape(lambda w: quantized(w, format, _zeros, axis=axis), w)
+
+
+def _zeros(format, w):
+    # (Not what the format encodes: it may only be for reading.)
+    return jtu.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), format.structs(w.shape))
 
 
 class Checkpoint(Mapping[str, Any]):

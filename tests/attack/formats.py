@@ -81,6 +81,10 @@ def _nested(case):
 
 _plain = (
     eqq.MXFP8,
+    eqq.formats.IQ4_NL,
+    eqq.formats.IQ4_XS,
+    eqq.formats.Q1_0,
+    eqq.formats.Q2_0,
     eqq.formats.Q2_K,
     eqq.formats.Q3_K,
     eqq.formats.Q4_0,

@@ -1,5 +1,7 @@
 """GGUF's types against the `gguf` package, of the authors of ggml: byte for byte, and
-number for number."""
+number for number. What that package does not have is in samples made by ggml."""
+
+import pathlib
 
 import gguf
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+from eqquant.formats import AbstractGGUFBlocks
 
 from ..helpers import normal
 
@@ -30,7 +33,21 @@ searched = [
     eqq.formats.Q4_K(),
     eqq.formats.Q5_K(),
     eqq.formats.Q6_K(),
+    eqq.formats.IQ4_NL(),
+    eqq.formats.IQ4_XS(),
 ]
+# These cannot be encoded.
+read = [
+    eqq.formats.IQ1_M(),
+    eqq.formats.IQ1_S(),
+    eqq.formats.IQ2_S(),
+    eqq.formats.IQ2_XS(),
+    eqq.formats.IQ2_XXS(),
+    eqq.formats.IQ3_S(),
+    eqq.formats.IQ3_XXS(),
+]
+# And these the package does not know.
+newest = [eqq.formats.Q1_0(), eqq.formats.Q2_0()]
 
 
 def over(formats):
@@ -77,7 +94,7 @@ def test_encode(format):
     np.testing.assert_array_equal(ours, theirs)
 
 
-@over([*simple, *searched])
+@over([*simple, *searched, *read])
 def test_decode(format):
     # Any bytes there may be. (Those of scales, too: infinities and NaNs among them.)
     size = 8 * 256 // format.block_size * format.type_size
@@ -112,26 +129,76 @@ def test_a_last_block_that_is_short(format):
 
 # Of normal numbers, in decibels. (What weighs the errors is not their squares alone.)
 expected = {"Q2_K": 9.0, "Q3_K": 14.2, "Q4_K": 21.3, "Q5_K": 27.7, "Q6_K": 33.4}
+expected |= {"IQ4_NL": 21.0, "IQ4_XS": 20.9}
 
 
 @over(searched)
 def test_search(format):
     w = np.asarray(normal(64, 1024))
     stored = encode(format, w)
-    blocks = np.asarray(stored["blocks"])
+    blocks = np.asarray(format.to_blocks(stored, 0))
     decoded = gguf.quants.dequantize(blocks, type_of(format))
     noise = np.sum((decoded - w) ** 2)
     sqnr = 10 * np.log10(np.sum(np.square(w)) / noise)
     assert sqnr > expected[type(format).__name__]
     # Of numbers that are as small as float16 weights may be, and of large ones.
-    for size in (1e-6, 1e3):
+    # (Scales of `IQ4` types are a 127th of the largest number: these are zero first.)
+    least = 1e-4 if type(format).__name__ in ("IQ4_NL", "IQ4_XS") else 1e-6
+    for size in (least, 1e3):
         stored = encode(format, np.float32(size) * w[:4, :256])
         small = np.asarray(decode(format, stored, 0)) / size
         error = np.linalg.norm(small - w[:4, :256]) / np.linalg.norm(w[:4, :256])
         assert error < 1.5 * 10 ** (-sqnr / 20) + 0.1 * (size < 1)
 
 
-@over(searched)
+@over([format for format in searched if isinstance(format, AbstractGGUFBlocks)])
 def test_no_given_scales(format):
     with pytest.raises(ValueError, match="no one scale for each block"):
         format.encode(jnp.ones((2, 256)), jnp.ones((2, 1)))
+
+
+# Made by ggml, of llama.cpp in llama-cpp-python 0.3.36: for each type, rows of random
+# bytes with scales that are neither small nor large, and what its `dequantize_row_*`
+# decodes; and for those that can be encoded, what `ggml_quantize_chunk` makes of `w`.
+samples = pathlib.Path(__file__).parents[1] / "data" / "gguf_types.npz"
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return np.load(samples)
+
+
+@over([*newest, *read, *searched[-2:]])
+def test_decode_as_ggml(format, sample):
+    name = type(format).__name__
+    stored = format.from_blocks(jnp.asarray(sample[name]))
+    np.testing.assert_array_equal(decode(format, stored, 0), sample[f"{name}.numbers"])
+    np.testing.assert_array_equal(format.to_blocks(stored, 0), sample[name])
+
+
+@over([*newest, *searched[-2:]])
+def test_encode_as_ggml(format, sample):
+    w = sample["w"].astype(np.float32)
+    stored = encode(format, w)
+    theirs = sample[f"{type(format).__name__}.encoded"]
+    if format in newest:
+        np.testing.assert_array_equal(format.to_blocks(stored, 0), theirs)
+    error = lambda blocks: np.sum((format.decode(blocks, 0) - w) ** 2)
+    assert error(stored) < 1.001 * error(format.from_blocks(jnp.asarray(theirs)))
+
+
+@over(read)
+def test_cannot_be_encoded(format):
+    name = type(format).__name__
+    message = rf"{name}\(\) can be read, but .* Quantize in `IQ4_XS\(\)`"
+    w = normal(256, 32)
+    for quantize in (
+        lambda: eqq.quantize(w, format),
+        lambda: eqq.quantize(w, name.lower()),
+        lambda: jax.jit(lambda w: eqq.quantize(w, format))(w),
+        lambda: eqq.tree_quantize({"a": w}, format, min_size=0),
+        lambda: eqq.quantize(w, "nf4", activation=format),
+        lambda: eqq.straight_through(w, format),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantize()

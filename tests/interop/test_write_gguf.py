@@ -1,3 +1,5 @@
+import pathlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from .same import same
 
 
 _half = jnp.float16
+samples = pathlib.Path(__file__).parents[1] / "data" / "gguf_types.npz"
 
 _ggml = {
     "Q4_0": eqq.formats.Q4_0(),
@@ -90,6 +93,11 @@ def test_gguf_by_the_package(tmp_path):
         x[..., [0, 1, 2, 3] if name in ("Q4_K", "Q5_K") else [-4, -3, -2, -1]] = 0x31
         blocks[name] = x.reshape(8, 2 * size)
         writer.add_tensor(name, blocks[name], raw_dtype=type)
+    sample = np.load(samples)
+    for name in (name for name in sample if name.startswith("IQ") and "." not in name):
+        type = gguf.GGMLQuantizationType[name]
+        blocks[name] = sample[name]
+        writer.add_tensor(name, blocks[name], raw_dtype=type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -144,16 +152,17 @@ def test_gguf_of_nvfp4(tmp_path):
 def test_gguf_without_a_format(tmp_path):
     import gguf
 
-    path, kind = tmp_path / "a.gguf", gguf.GGMLQuantizationType.IQ4_NL
+    # (A type of intermediate results, which no model is stored in.)
+    path, kind = tmp_path / "a.gguf", gguf.GGMLQuantizationType.Q8_K
     writer = gguf.GGUFWriter(path, "test")
-    writer.add_tensor("a.weight", np.zeros((4, 36), np.uint8), raw_dtype=kind)
+    writer.add_tensor("a.weight", np.zeros((4, 292), np.uint8), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     checkpoint = interop.open(path)
     for read in (lambda: checkpoint["a.weight"], checkpoint.entries["a.weight"].numpy):
-        with pytest.raises(ValueError, match="of IQ4_NL, for which .* no format"):
+        with pytest.raises(ValueError, match="of Q8_K, for which .* no format"):
             read()
 
 

@@ -21,7 +21,7 @@ available = levels[: 0 if library.missing() else library.level()]
 # One of each packing, each kind of points, each offset.
 formats = (
     *(eqf.Q2_K(), eqf.Q3_K(), eqf.Q4_K(), eqf.Q5_K(), eqf.Q6_K()),
-    *(eqf.Q4_1(), eqf.Q5_0(), eqf.Q5_1(), eqf.Q8_0()),
+    *(eqf.IQ4_XS(), eqf.Q4_1(), eqf.Q5_0(), eqf.Q5_1(), eqf.Q8_0()),
     eqf.Int(2, 32, "minimum", scale_dtype=jnp.bfloat16),
     *(eqf.Int(3), eqf.Int(4, 48, "minimum"), eqf.Int(4, 64, "zero_point")),
     *(eqf.Int(5, 16), eqf.Int(6, None, "minimum"), eqf.Int(7, 80, "zero_point")),

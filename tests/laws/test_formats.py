@@ -49,8 +49,11 @@ def relative_error(decoded, w):
     return np.linalg.norm(decoded - w) / np.linalg.norm(w)
 
 
+_formats_of_ternary = (eqq.formats.Q2_0, eqq.formats.TQ1_0, eqq.formats.TQ2_0)
+
+
 def is_ternary(format):
-    return isinstance(format, eqq.formats.TQ1_0 | eqq.formats.TQ2_0)
+    return isinstance(format, _formats_of_ternary)
 
 
 def bound(format):

@@ -16,6 +16,7 @@ namespace {
 struct GGUFBlock {
   Packing packing;
   const uint8_t* byte;  // one after another
+  const float* points;
 
   static int64_t codes(Packing p) { return p >= Packing::kQ2_K ? 256 : 32; }
   static int64_t bytes(Packing p) {
@@ -27,6 +28,7 @@ struct GGUFBlock {
       case Packing::kQ3_K: return 110;
       case Packing::kQ4_K: return 144;
       case Packing::kQ5_K: return 176;
+      case Packing::kIQ4_XS: return 136;
       default: return 210;
     }
   }
@@ -55,6 +57,12 @@ struct GGUFBlock {
       case Packing::kQ4_K: return of_ranges(nibble(16 + k / 64 * 32 + i, j % 2), j);
       case Packing::kQ5_K:
         return of_ranges(nibble(48 + k / 64 * 32 + i, j % 2) + 16 * bit(16 + i, j), j);
+      case Packing::kIQ4_XS: {
+        const int steps =
+            nibble(4 + j / 2, j % 2) | (byte[2 + j / 4] >> (2 * (j % 4)) & 3) << 4;
+        return rounded(points[nibble(8 + 16 * j + low, k / 16 % 2)] *
+                       (half(0) * (steps - 32)));
+      }
       default: {
         const int64_t l = k % 128;
         const int code = nibble(k / 128 * 64 + l % 64, l / 64) |
@@ -141,7 +149,8 @@ class BlocksCase {
     const int64_t unit = k / unit_codes(), first = unit * unit_bytes();
     uint8_t bytes[256];
     for (int64_t b = 0; b < unit_bytes(); ++b) bytes[b] = codes_[(first + b) * n_ + i];
-    if (gguf_) return GGUFBlock{packing_, bytes}.number(k % unit_codes());
+    if (gguf_)
+      return GGUFBlock{packing_, bytes, points_.data()}.number(k % unit_codes());
     const int64_t start = k % unit_codes() * bits();
     int code = bytes[start / 8] >> start % 8;
     if (start % 8 + bits() > 8) code |= bytes[start / 8 + 1] << (8 - start % 8);
@@ -214,7 +223,8 @@ class BlocksCase {
     switch (packing_) {
       case Packing::kQ5_0:
       case Packing::kQ3_K:
-      case Packing::kQ6_K: return Offset::kNone;
+      case Packing::kQ6_K:
+      case Packing::kIQ4_XS: return Offset::kNone;
       default: return Offset::kMinimum;
     }
   }
@@ -226,10 +236,11 @@ class BlocksCase {
   }
 
   static Packing some_packing() {
-    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114};
-    return static_cast<Packing>(chance(0.5) ? between(1, 8) : gguf[between(0, 7)]);
+    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114, 123};
+    return static_cast<Packing>(chance(0.5) ? between(1, 8) : gguf[between(0, 8)]);
   }
   PointType some_points() const {
+    if (packing_ == Packing::kIQ4_XS) return PointType::kTable;
     if (gguf_ || chance(0.6)) return PointType::kIntegers;
     return static_cast<PointType>(packing_ == Packing::kBits8 ? between(1, 4) : 1);
   }

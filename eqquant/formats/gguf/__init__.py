@@ -16,6 +16,17 @@ from ._base import (
     AbstractGGUF as AbstractGGUF,
     AbstractGGUFBlocks as AbstractGGUFBlocks,
 )
+from ._iq1_m import IQ1_M as IQ1_M
+from ._iq1_s import IQ1_S as IQ1_S
+from ._iq2_s import IQ2_S as IQ2_S
+from ._iq2_xs import IQ2_XS as IQ2_XS
+from ._iq2_xxs import IQ2_XXS as IQ2_XXS
+from ._iq3_s import IQ3_S as IQ3_S
+from ._iq3_xxs import IQ3_XXS as IQ3_XXS
+from ._iq4_nl import IQ4_NL as IQ4_NL
+from ._iq4_xs import IQ4_XS as IQ4_XS
+from ._q1_0 import Q1_0 as Q1_0
+from ._q2_0 import Q2_0 as Q2_0
 from ._q2_k import Q2_K as Q2_K
 from ._q3_k import Q3_K as Q3_K
 from ._q4_0 import Q4_0 as Q4_0

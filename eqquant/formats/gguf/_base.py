@@ -15,7 +15,6 @@ from .._base import AbstractComposite, AbstractFormat, Stored
 from .._bit_fields import Code
 from .._blocks import merge, split
 from .._grid import AbstractGrid
-from .._int import Int
 from .._pieces import by_pieces
 from .._scale import all_within, from_bits, nearest_scale, poison, to_bits
 
@@ -114,17 +113,67 @@ class BlockFields(NamedTuple):
     signed: bool = False
 
 
-class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite, AbstractAdjustable):
+class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
     """A type whose blocks are stored as they are in the file: `stored["blocks"]`.
 
-    - `base`: the integers that a block consists of, as codes with a scale of their own
-      for each `base.block_size` numbers, and a minimum if its `offset` is that.
+    - `base`: the grid that a block consists of, as codes with a scale of their own for
+      each `base.block_size` numbers, and a minimum if its `offset` is that.
+    """
+
+    base: eqx.AbstractClassVar[AbstractGrid]
+
+    @abc.abstractmethod
+    def split_blocks(
+        self, blocks: UInt8[Array, "*b g t"]
+    ) -> tuple[
+        Integer[Array, "*b g s"], Float[Array, "*b g p"], Float[Array, "*b g p"] | None
+    ]:
+        """The codes, the scales and the minima of the parts that blocks consist of."""
+
+    def decode(self, stored, tail):
+        codes, scale, low = self._split(stored)
+        codes = codes.reshape(*scale.shape, self._part)
+        low = None if low is None else low[..., None]
+        points = self.base.to_points(codes)
+        numbers = in_rows(in_rows(self.base.numbers(points, scale[..., None], low)))
+        return numbers[..., : numbers.shape[-1] - tail]
+
+    def flat(self, stored, tail):
+        codes, scale, low = self._split(stored)
+        found = {"codes": self.base.pack(in_rows(codes)), "scale": _bits(scale)}
+        return found if low is None else found | {"minimum": _bits(low)}
+
+    def scales(self, stored, tail):
+        return in_rows(self._split(stored)[1])
+
+    @property
+    def _part(self) -> int:
+        size = self.base.block_size
+        assert size is not None
+        return size
+
+    def _split(self, stored):
+        return self.split_blocks(as_blocks(stored["blocks"], self.type_size))
+
+    def shape(self, stored, tail):
+        *lead, size = stored["blocks"].shape
+        return (*lead, size // self.type_size * self.block_size - tail)
+
+    def from_blocks(self, blocks):
+        return {"blocks": blocks}
+
+    def to_blocks(self, stored, tail):
+        return stored["blocks"]
+
+
+class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
+    """One whose blocks consist of bit fields.
+
     - `scale_at`: the byte of a block at which its scale begins, in float16.
     - `halves`: how many numbers in float16 begin there: two if there is a minimum.
     - `fields`: where the integers are.
     """
 
-    base: eqx.AbstractClassVar[Int]
     scale_at: eqx.AbstractClassVar[int]
     halves: eqx.AbstractClassVar[int]
     fields: eqx.AbstractClassVar[BlockFields]
@@ -132,14 +181,6 @@ class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite, AbstractAdjustable):
     @abc.abstractmethod
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:
         """Numbers to the bytes of blocks."""
-
-    @abc.abstractmethod
-    def split_blocks(
-        self, blocks: UInt8[Array, "*b g t"]
-    ) -> tuple[
-        UInt8[Array, "*b g s"], Float[Array, "*b g p"], Float[Array, "*b g p"] | None
-    ]:
-        """The codes, the scales and the minima of the parts that blocks consist of."""
 
     @abc.abstractmethod
     def join_blocks(
@@ -202,35 +243,6 @@ class AbstractGGUFBlocks(AbstractGGUF, AbstractComposite, AbstractAdjustable):
         nan = np.where((at == 0) | (at == 1), 255, 0).astype(np.uint8)
         nan = nan.reshape((1,) * (blocks.ndim - 1) + (self.type_size,))
         return jnp.where(where, blocks | nan, blocks)
-
-    def decode(self, stored, tail):
-        codes, scale, low = self._split(stored)
-        codes = codes.reshape(*scale.shape, self.base.block_size)
-        low = None if low is None else low[..., None]
-        points = self.base.to_points(codes)
-        numbers = in_rows(in_rows(self.base.numbers(points, scale[..., None], low)))
-        return numbers[..., : numbers.shape[-1] - tail]
-
-    def flat(self, stored, tail):
-        codes, scale, low = self._split(stored)
-        found = {"codes": self.base.pack(in_rows(codes)), "scale": _bits(scale)}
-        return found if low is None else found | {"minimum": _bits(low)}
-
-    def scales(self, stored, tail):
-        return in_rows(self._split(stored)[1])
-
-    def _split(self, stored):
-        return self.split_blocks(as_blocks(stored["blocks"], self.type_size))
-
-    def shape(self, stored, tail):
-        *lead, size = stored["blocks"].shape
-        return (*lead, size // self.type_size * self.block_size - tail)
-
-    def from_blocks(self, blocks):
-        return {"blocks": blocks}
-
-    def to_blocks(self, stored, tail):
-        return stored["blocks"]
 
 
 def _bits(x: Float[Array, "*b g p"]) -> Integer[Array, "*b _"]:

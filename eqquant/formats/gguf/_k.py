@@ -1,12 +1,13 @@
 """What GGUF's `K` types have in common: blocks of 256 numbers that consist of small
 ones, each with a scale of a few bits, and one with a least number of as many bits."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Shaped, UInt8
 
 from .._adjustable import Parameters
 from .._base import Stored
@@ -20,7 +21,7 @@ def small_blocks(x: Float[Array, "*b 256"], size: int) -> Float[Array, "*b g s"]
     return x.reshape(*x.shape[:-1], 256 // size, size)
 
 
-def large_block(x: Float[Array, "*b g s"]) -> Float[Array, "*b 256"]:
+def large_block(x: Shaped[Array, "*b g s"]) -> Shaped[Array, "*b 256"]:
     """The inverse of `small_blocks`."""
     return x.reshape(*x.shape[:-2], 256)
 
@@ -92,12 +93,21 @@ def fit_scales(
 ) -> tuple[UInt8[Array, "*b 256"], Stored]:
     """The codes, whose zero is `half_codes`, and the scales: those of large blocks, and
     those of the small ones, from `-half_scales` on."""
-    scales = _share_signed(
-        best_scale(_flat(x), half_codes).reshape(x.shape[:-1]), half_scales
-    )
-    scale = half(scales["step"]) * scales["steps"]
-    codes = rounded(x, scale[..., None], -half_codes, half_codes - 1)
+    best = lambda x: best_scale(x, half_codes)
+    scales, scale = shared_scales(x, best, half_scales)
+    codes = rounded(x, scale, -half_codes, half_codes - 1)
     return (large_block(codes) + half_codes).astype(jnp.uint8), scales
+
+
+def shared_scales(
+    x: Float[Array, "*b g s"],
+    best: Callable[[Float[Array, "*b s"]], Float[Array, "*b 1"]],
+    half_scales: int,
+) -> tuple[Stored, Float[Array, "*b g 1"]]:
+    """The scales that `best` finds for the small blocks, as they are stored, and as
+    they will be read."""
+    scales = _share_signed(best(_flat(x)).reshape(x.shape[:-1]), half_scales)
+    return scales, (half(scales["step"]) * scales["steps"])[..., None]
 
 
 def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:

@@ -5,6 +5,8 @@ All candidates are computed in one loop, whose innermost axis is the blocks of a
 sum over the numbers of a block adds up arrays, `_planes`, so that XLA:CPU computes it
 for several blocks at once."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
@@ -15,19 +17,36 @@ from .._scale import divided, reciprocal
 
 def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
     """The scale, of either sign, by which integers from `-half` to `half - 1` come
-    nearest to numbers. Their errors count by their squares.
+    nearest to numbers.
 
-    Tries scales around the one by which the largest number becomes `-half`, with the
-    best scale for the integers that each gives. (`make_qx_quants`.)
+    Tries scales around the one by which the largest number becomes `-half`.
+    (`make_qx_quants`.)
+    """
+    factors = half + np.float32(0.1) * np.arange(-9, 10, dtype=np.float32)
+    nearest = lambda x: jnp.clip(jnp.round(x), -half, half - 1)
+    return best_multiple(blocks, -factors, nearest)
+
+
+def best_multiple(
+    blocks: Float[Array, "*b s"],
+    factors: Float[np.ndarray, " c"],
+    nearest: Callable[[Float[Array, "..."]], Float[Array, "..."]],
+) -> Float[Array, "*b 1"]:
+    """The scale, of either sign, by which points come nearest to numbers. The square of
+    an error counts as often as the square of the number is large.
+
+    Tries the scales by which the largest number becomes each of the `factors`, with the
+    best scale for the points that each gives. The first of equally good ones is taken.
+
+    - `nearest`: rounds to the nearest point.
     """
     # So that no power of them is flushed to zero.
     largest = signed_largest(blocks)
     x = _planes(blocks * reciprocal(largest))
-    factors = half + np.float32(0.1) * np.arange(-9, 10, dtype=np.float32)
-    factors = _candidates(-factors, blocks)
-    codes = [jnp.clip(jnp.round(factors * a), -half, half - 1) for a in x]
-    product = _kept(_total([_rounded(a**2 * c * a) for c, a in zip(codes, x)]))
-    square = _kept(_total([_rounded(a**2 * c**2) for c, a in zip(codes, x)]))
+    tried = jnp.asarray(_candidates(factors, blocks))
+    points = [nearest(tried * a) for a in x]
+    product = _kept(_total([_rounded(a**2 * c * a) for c, a in zip(points, x)]))
+    square = _kept(_total([_rounded(a**2 * c**2) for c, a in zip(points, x)]))
     gain = _kept(product**2 * reciprocal(square))
     scale = _kept(product * reciprocal(square))
     zero = jnp.zeros_like(gain[..., :1, :])

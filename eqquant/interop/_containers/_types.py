@@ -83,6 +83,8 @@ ggml_types: dict[int, GGMLType] = {
     35: GGMLType("TQ2_0", 256, 66),
     39: GGMLType("MXFP4", 32, 17),
     40: GGMLType("NVFP4", 64, 36),
+    41: GGMLType("Q1_0", 128, 18),
+    42: GGMLType("Q2_0", 64, 18),
 }
 
 ggml_numbers: dict[str, int] = {type.name: i for i, type in ggml_types.items()}

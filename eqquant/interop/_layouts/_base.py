@@ -2,13 +2,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractFormat, encode, Layout
+from ...formats import AbstractFormat, Layout
 from .._containers import RawTensor
 
 
@@ -77,8 +76,7 @@ def to_quantized(
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
     rows = (int(np.prod(shape)),) if flat else shape
-    expected = _expected(format, rows)
-    _check_stored(stored, expected)
+    _check_stored(stored, format.structs(rows))
     layout = Layout(format).preferred(len(rows))
     stored = layout.from_rows(stored)
     return QuantizedArray(
@@ -91,11 +89,6 @@ def to_quantized(
         dtype=jnp.dtype(dtype),
         inner=shape[1:] if flat else (),
     )
-
-
-def _expected(format, shape):
-    w = jax.ShapeDtypeStruct(shape, np.float32)
-    return jax.eval_shape(lambda w: encode(w, format)[0], w)
 
 
 def _check_stored(stored, expected):

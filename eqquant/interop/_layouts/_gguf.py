@@ -19,6 +19,8 @@ from ._rows import kind_of, Rows
 
 # By the names of ggml's block types.
 block_formats: dict[str, AbstractFormat] = {
+    "Q1_0": formats.Q1_0(),
+    "Q2_0": formats.Q2_0(),
     "Q4_0": formats.Q4_0(),
     "Q4_1": formats.Q4_1(),
     "Q5_0": formats.Q5_0(),
@@ -29,6 +31,15 @@ block_formats: dict[str, AbstractFormat] = {
     "Q4_K": formats.Q4_K(),
     "Q5_K": formats.Q5_K(),
     "Q6_K": formats.Q6_K(),
+    "IQ1_S": formats.IQ1_S(),
+    "IQ1_M": formats.IQ1_M(),
+    "IQ2_XXS": formats.IQ2_XXS(),
+    "IQ2_XS": formats.IQ2_XS(),
+    "IQ2_S": formats.IQ2_S(),
+    "IQ3_XXS": formats.IQ3_XXS(),
+    "IQ3_S": formats.IQ3_S(),
+    "IQ4_NL": formats.IQ4_NL(),
+    "IQ4_XS": formats.IQ4_XS(),
     "TQ1_0": formats.TQ1_0(),
     "TQ2_0": formats.TQ2_0(),
     "MXFP4": formats.MXFP4(),

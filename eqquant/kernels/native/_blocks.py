@@ -11,6 +11,7 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
+    IQ4_XS,
     per_byte,
     Q2_K,
     Q3_K,
@@ -38,6 +39,7 @@ _packings = {
     Q4_K: 112,
     Q5_K: 113,
     Q6_K: 114,
+    IQ4_XS: 123,
 }
 _scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
 _offsets = {None: 0, "zero_point": 1, "minimum": 2}

@@ -33,6 +33,7 @@ struct Together {
       case Packing::kQ4_K: return {256, 144};
       case Packing::kQ5_K: return {256, 176};
       case Packing::kQ6_K: return {256, 210};
+      case Packing::kIQ4_XS: return {256, 136};
       default: break;
     }
     if (packing < 1 || packing > 8) return {0, 0};

@@ -114,6 +114,7 @@ enum class Packing : int32_t {
   kQ4_K = 112,
   kQ5_K = 113,
   kQ6_K = 114,
+  kIQ4_XS = 123,
 };
 
 // What codes stand for: integers, points of a table of 256, or of 8 bits, floats with 3

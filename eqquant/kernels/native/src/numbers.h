@@ -134,6 +134,7 @@ class Numbers {
       EQQUANT_PACKING(kQ4_K)
       EQQUANT_PACKING(kQ5_K)
       EQQUANT_PACKING(kQ6_K)
+      EQQUANT_PACKING(kIQ4_XS)
 #undef EQQUANT_PACKING
     }
   }
@@ -204,7 +205,7 @@ class Numbers {
     const auto set_run = [&](int64_t r, int v, auto scale, auto minimum) {
       set(piece, r, v, {r * P::kBlock, (r + 1) * P::kBlock}, scale, base, minimum);
     };
-    if constexpr (P::kCodes == P::kBlock) {
+    if constexpr (P::kSlices == 1) {
       for (int v = 0; v < 4; ++v) set_run(0, v, step[v], low[v]);
     } else {
       S::each(unit, slice, [&](int64_t r, auto steps, auto lows) {

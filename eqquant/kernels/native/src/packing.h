@@ -253,5 +253,22 @@ struct Packed<Packing::kQ6_K> {
   }
 };
 
+template <>
+struct Packed<Packing::kIQ4_XS> {
+  static constexpr int kSlices = 8, kCodes = 32, kBytes = 136, kBlock = 32;
+  static constexpr int kDigit = 4;
+  static constexpr Places places(int64_t slice) { return {8 + 16 * slice, 16, 1}; }
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
+                     UnpackedCodes<B> put) {
+    for (int64_t i = 0; i < 16; ++i) {
+      const auto c = unit[8 + 16 * slice + i];
+      put(i, moved<B, 0, 4>(c));
+      put(16 + i, moved<B, 4, 4>(c));
+    }
+  }
+};
+
 }  // namespace
 }  // namespace eqquant

@@ -71,6 +71,21 @@ struct Parts<Packing::kQ6_K> {
   }
 };
 
+template <>
+struct Parts<Packing::kIQ4_XS> {
+  static constexpr int kStep = 0, kLow = -1;
+
+  template <class B, bool part, class Found>
+  static void each(const Unit<B, part>& unit, int64_t slice, Found found) {
+    unrolled<8>([&](auto i) {
+      if (i != slice) return;
+      const auto low = moved<B, i % 2 * 4, 4>(unit[4 + i / 2]);
+      const auto high = moved<B, i % 4 * 2, 2, 4>(unit[2 + i / 4]);
+      found(0, B::minus(B::either(low, high), B::all(32)), B::all(0));
+    });
+  }
+};
+
 // Of eight scales and eight minima, the first four of each are six bits of a byte,
 // above which are two bits of the others.
 struct SixBitParts {

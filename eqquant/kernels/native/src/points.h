@@ -73,7 +73,8 @@ struct Type {
 // Calls `f` with the type of what the codes of a weight stand for.
 template <class V, class F>
 void with_points(const Blocks& w, F f) {
-  const bool few = static_cast<int32_t>(w.packing) <= 4;
+  const bool few =
+      static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
   switch (w.point_type) {
     case PointType::kIntegers:
       if (w.packing == Packing::kBits8) return f(Type<WideIntegerPoints<V, false>>());

@@ -1,0 +1,74 @@
+"""The sixteen points that the numbers of GGUF's `IQ4` types are multiples of."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+from .._adjustable import Parameters
+from .._blocks import absmax
+from .._candidates import scales_around
+from .._grid import AbstractGrid
+from .._scale import reciprocal
+from ._search import best_multiple
+
+
+_codebook = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    np.float32,
+)
+_edges = (_codebook[1:] + _codebook[:-1]) / 2
+# Those of ggml: the largest number becomes the first point, or a number around it, or
+# what lies opposite.
+_factors = np.array([127, *range(-134, -119)], np.float32)
+
+
+class _IQ4(AbstractGrid):
+    """A point for each code, times a scale in float32 for each 32 of them. Zero is not
+    among the points, and the two ends are not equally far from it."""
+
+    block_size: ClassVar[int] = 32
+    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
+    levels: ClassVar[int] = 16
+    mirrored: ClassVar[bool] = True
+
+    def fit(self, blocks, size):
+        # The scale by which the largest number, if it is positive, becomes -127.
+        return absmax(blocks) / -127
+
+    def to_codes(self, blocks, size, scale):
+        return iq4_codes(blocks, scale)
+
+    def to_points(self, codes):
+        return jnp.asarray(_codebook).at[codes].get(mode="promise_in_bounds")
+
+    def candidates(self, blocks, size):
+        # Up to those that lead from the other end of the grid to the largest number.
+        return Parameters(scales_around(self, blocks, size, most=1.15), None)
+
+
+iq4 = _IQ4()
+
+
+def iq4_codes(
+    blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
+) -> UInt8[Array, "*b s"]:
+    """The codes of the nearest points. Ties go to the higher one."""
+    unit = blocks * reciprocal(scale)
+    code = jnp.zeros(unit.shape, jnp.uint8)
+    for edge in _edges:
+        code += (unit >= edge).astype(jnp.uint8)
+    return code
+
+
+def best_iq4_scale(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
+    """The scale, of either sign, with which the points come nearest to numbers."""
+    return best_multiple(blocks, _factors, _nearest_point)
+
+
+def _nearest_point(x):
+    point = jnp.full(x.shape, _codebook[0])
+    for edge, next in zip(_edges, _codebook[1:], strict=True):
+        point = jnp.where(x >= edge, next, point)
+    return point

@@ -1,0 +1,54 @@
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._adjustable import Parameters
+from ._base import AbstractGGUFGrid, cut, planes, to_planes
+from ._iq4 import best_iq4_scale, iq4, iq4_codes
+
+
+class IQ4_NL(AbstractGGUFGrid):
+    """GGUF's `IQ4_NL`: sixteen points from -127 to 113, which are denser around zero,
+    times a scale in float16 for each 32 of them. Zero is not among the points, but
+    comes back exactly in blocks of zeros. 4.5 bits.
+
+    Of 16 scales for a block, of either sign, that one is taken whose errors are the
+    least, each weighted by the square of the number.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.formats.IQ4_NL())
+        ```
+
+    ??? cite "Reference"
+
+        `quantize_iq4_nl` and `dequantize_row_iq4_nl` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
+    levels: ClassVar[int] = 16
+    type_size: ClassVar[int] = 18
+    mirrored: ClassVar[bool] = True
+
+    def fit(self, blocks, size):
+        return best_iq4_scale(blocks)
+
+    def to_codes(self, blocks, size, scale):
+        return iq4_codes(blocks, scale)
+
+    def to_points(self, codes):
+        return iq4.to_points(codes)
+
+    def candidates(self, blocks, size):
+        around = iq4.candidates(blocks, size).scale
+        return Parameters(jnp.concatenate([self.fit(blocks, size)[None], around]), None)
+
+    def split_block(self, blocks):
+        scale, packed = cut(blocks, (2, 16))
+        return scale, planes(packed, 4, 16)
+
+    def join_block(self, scale, codes):
+        return jnp.concatenate([scale, to_planes(codes, 4, 16)], axis=-1)

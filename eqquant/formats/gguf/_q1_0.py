@@ -1,0 +1,50 @@
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._blocks import steady_sum
+from .._scale import nearest_scale
+from ._base import AbstractGGUFGrid, cut, planes, to_planes
+
+
+class Q1_0(AbstractGGUFGrid):
+    """GGUF's `Q1_0`: the sign of each number (that of zero is positive) times the mean
+    absolute value of 128 of them, in float16. 1.125 bits.
+
+    This is for weights that were trained to be binary. Most of the information in other
+    weights is lost.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.formats.Q1_0())
+        ```
+
+    ??? cite "Reference"
+
+        `quantize_row_q1_0_ref` and `dequantize_row_q1_0` of ggml.
+    """
+
+    block_size: ClassVar[int] = 128
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
+    levels: ClassVar[int] = 2
+    type_size: ClassVar[int] = 18
+
+    def fit(self, blocks, size):
+        # Divided first: a sum of large numbers may overflow.
+        mean = steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
+        return nearest_scale(mean, self.scale_dtype)
+
+    def to_codes(self, blocks, size, scale):
+        return (blocks >= 0).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        return 2 * codes.astype(jnp.float32) - 1
+
+    def split_block(self, blocks):
+        scale, packed = cut(blocks, (2, 16))
+        return scale, planes(packed, 1, 1)
+
+    def join_block(self, scale, codes):
+        return jnp.concatenate([scale, to_planes(codes, 1, 1)], axis=-1)

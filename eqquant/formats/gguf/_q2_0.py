@@ -1,0 +1,52 @@
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._blocks import absmax
+from .._scale import reciprocal
+from ._base import AbstractGGUFGrid, cut, planes, to_planes
+from ._search import half_away
+
+
+class Q2_0(AbstractGGUFGrid):
+    """GGUF's `Q2_0`: -1, 0, 1 or 2, times a scale in float16 for each 64 of them: the
+    largest absolute value. So no number becomes twice the scale, although a file may
+    have such numbers. 2.25 bits.
+
+    This is for weights that are ternary already, with one absolute value in each block.
+    Other weights lose most of their information: see [`eqquant.Ternary`][].
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.formats.Q2_0())
+        ```
+
+    ??? cite "Reference"
+
+        `quantize_row_q2_0_ref` and `dequantize_row_q2_0` of ggml.
+    """
+
+    block_size: ClassVar[int] = 64
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
+    levels: ClassVar[int] = 4
+    type_size: ClassVar[int] = 18
+    mirrored: ClassVar[bool] = True
+
+    def fit(self, blocks, size):
+        return absmax(blocks)
+
+    def to_codes(self, blocks, size, scale):
+        codes = 1 + half_away(blocks * reciprocal(scale))
+        return jnp.clip(codes, 0, 3).astype(jnp.uint8)
+
+    def to_points(self, codes):
+        return codes.astype(jnp.float32) - 1
+
+    def split_block(self, blocks):
+        scale, packed = cut(blocks, (2, 16))
+        return scale, planes(packed, 2, 1)
+
+    def join_block(self, scale, codes):
+        return jnp.concatenate([scale, to_planes(codes, 2, 1)], axis=-1)
