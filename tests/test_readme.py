@@ -3,10 +3,13 @@
 import csv
 import pathlib
 import re
+from types import ModuleType
 
 import jax
 import pytest
 
+import eqquant as eqq
+import eqquant.bench
 from eqquant._implicit import _table as rules
 from eqquant.interop._layouts import layouts
 from eqquant.kernels import _table as kernels
@@ -98,3 +101,35 @@ def test_figure_of_speed():
         xla = re.findall(rf"^{name}, XLA +(\d+\.\d\d) ", part, re.M)
         xla = xla or re.findall(rf"^{name}, +(\d+\.\d\d) .*\nXLA", part, re.M)
         assert [native, *xla] == [row["native"], row["xla"]]
+
+
+# So does the other, but for what is chosen within a budget.
+def test_figure_of_loss():
+    text = texts["notebooks/calibrating.md"]
+    columns = ("to nearest", "ScaleSearch()", "GPTQ()", "Sequential")
+    table = (root / "notebooks/figures/loss.csv").read_text().splitlines()
+    found = {}
+    for row in csv.DictReader(table):
+        if row["method"] in columns:
+            losses = found.setdefault(row["format"], [])
+            losses.append(f"{float(row['change']):+.4f}".replace("+0.", "+."))
+    assert len(found) == 7
+    for format, losses in found.items():
+        assert f"| `{format}` | {' | '.join(losses)} |" in text
+
+
+# Every public name has a place on the pages of the API.
+def test_api_is_complete():
+    shown = set(re.findall(r"^::: (eqquant\.\S+)", "\n".join(texts.values()), re.M))
+    rooms = (eqq.train, eqq.interop, eqq.formats, eqquant.bench)
+    missing = {
+        f"{room.__name__}.{name}"
+        for room in rooms
+        for name, thing in vars(room).items()
+        if not name.startswith("_")
+        and getattr(thing, "__module__", "").startswith("eqquant.")
+        and not hasattr(eqq, name)
+    }
+    public = {name for name in dir(eqq) if getattr(eqq, name).__class__ != ModuleType}
+    missing |= {f"eqquant.{name}" for name in public if not name.startswith("_")}
+    assert missing - shown == {"eqquant.TYPE_CHECKING"}
