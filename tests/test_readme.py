@@ -1,32 +1,65 @@
+"""What the README and the pages show is what runs, and what they link to is there."""
+
+import csv
 import pathlib
 import re
+from types import ModuleType
 
 import jax
 import pytest
 
+import eqquant as eqq
+import eqquant.bench
+from eqquant._implicit import _table as rules
+from eqquant.interop._layouts import layouts
+from eqquant.kernels import _table as kernels
 
-readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+
+root = pathlib.Path(__file__).parents[1]
+paths = [root / "README.md", *sorted(root.glob("notebooks/**/*.md"))]
+texts = {str(path.relative_to(root)): path.read_text() for path in paths}
+readme = texts["README.md"]
 
 
-# What the README shows is what runs, from the first line to the last.
-def test_code(tmp_path, monkeypatch, capsys):
+def _blocks(text):
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+# Recipes enter kernels, rules and layouts into tables of the package.
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.setattr(kernels, "_table", dict(kernels._table))
+    monkeypatch.setattr(rules, "_rules", {k: [*v] for k, v in rules._rules.items()})
+    known = set(layouts)
+    yield
+    for name in set(layouts) - known:
+        del layouts[name]
+
+
+# Each page is a program, from its first block to its last.
+@pytest.mark.parametrize("name", [name for name in texts if _blocks(texts[name])])
+def test_code(name, tmp_path, monkeypatch, capsys, tables):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 14
-    names: dict = {"__name__": "readme"}
+    names: dict = {"__name__": "page"}
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
-        for block in blocks:
-            exec(compile(block, "README.md", "exec"), names)
+        for block in _blocks(texts[name]):
+            exec(compile(block, name, "exec"), names)
     printed = capsys.readouterr().out
-    (shown,) = re.findall(r"^# (QuantizedArray.*)$", readme, re.MULTILINE)
-    assert shown in printed
-    assert repr(names["w"]).startswith("QuantizedArray(f32[512,512], Int2(")
-    assert names["w"].bits_per_weight == 2.5
+    for shown in re.findall(r"^# (\w+\(.*\))$", texts[name], re.MULTILINE):
+        assert shown in printed
+    if "Int2" in names:
+        assert repr(names["w"]).startswith("QuantizedArray(f32[512,512], Int2(")
+        assert names["w"].bits_per_weight == 2.5
+
+
+def test_pages_have_code():
+    assert sum(len(_blocks(text)) for text in texts.values()) >= 30
 
 
 # The eight lines that a format takes are eight.
 def test_format_is_short():
-    (body,) = re.findall(r"^(class Int2.*?)\n\n", readme, re.DOTALL | re.MULTILINE)
+    text = texts["notebooks/formats.md"]
+    (body,) = re.findall(r"^(class Int2.*?)\n\n", text, re.DOTALL | re.MULTILINE)
     assert len(body.splitlines()) == 8
 
 
@@ -34,3 +67,69 @@ def test_format_is_short():
 def test_commands_are_one_line(name):
     (command,) = re.findall(rf"<!-- {name} -->\n```sh\n(.*?)```", readme, re.DOTALL)
     assert len(command.splitlines()) == 1
+
+
+def test_readme_is_short():
+    assert len(readme.splitlines()) <= 220
+
+
+@pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert anchor in [_anchor(title) for title in titles], link
+
+
+def _anchor(title):
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+# The figure shows the ratios that the page prints.
+def test_figure_of_speed():
+    text = texts["notebooks/speed.md"]
+    table = (root / "notebooks/figures/speed.csv").read_text().splitlines()
+    for row in csv.DictReader(table):
+        (part,) = re.findall(rf"^x\[{row['rows']}, 4096\].*?\n\n", text, re.M | re.S)
+        name = re.escape(row["format"])
+        (native,) = re.findall(rf"^{name} +(\d+\.\d\d) ", part, re.M)
+        xla = re.findall(rf"^{name}, XLA +(\d+\.\d\d) ", part, re.M)
+        xla = xla or re.findall(rf"^{name}, +(\d+\.\d\d) .*\nXLA", part, re.M)
+        assert [native, *xla] == [row["native"], row["xla"]]
+
+
+# So does the other, but for what is chosen within a budget.
+def test_figure_of_loss():
+    text = texts["notebooks/calibrating.md"]
+    columns = ("to nearest", "ScaleSearch()", "GPTQ()", "Sequential")
+    table = (root / "notebooks/figures/loss.csv").read_text().splitlines()
+    found = {}
+    for row in csv.DictReader(table):
+        if row["method"] in columns:
+            losses = found.setdefault(row["format"], [])
+            losses.append(f"{float(row['change']):+.4f}".replace("+0.", "+."))
+    assert len(found) == 7
+    for format, losses in found.items():
+        assert f"| `{format}` | {' | '.join(losses)} |" in text
+
+
+# Every public name has a place on the pages of the API.
+def test_api_is_complete():
+    shown = set(re.findall(r"^::: (eqquant\.\S+)", "\n".join(texts.values()), re.M))
+    rooms = (eqq.train, eqq.interop, eqq.formats, eqquant.bench)
+    missing = {
+        f"{room.__name__}.{name}"
+        for room in rooms
+        for name, thing in vars(room).items()
+        if not name.startswith("_")
+        and getattr(thing, "__module__", "").startswith("eqquant.")
+        and not hasattr(eqq, name)
+    }
+    public = {name for name in dir(eqq) if getattr(eqq, name).__class__ != ModuleType}
+    missing |= {f"eqquant.{name}" for name in public if not name.startswith("_")}
+    assert missing - shown == {"eqquant.TYPE_CHECKING"}

@@ -1,0 +1,164 @@
+"""Draws `loss.svg` and `speed.svg` from the tables beside this file.
+
+`loss.csv` was written by `eqquant demo --calibrate`. `speed.csv` holds the ratios of
+medians that `eqquant bench` printed, which are in `../speed.md`. The figures have no
+background, and one grey that can be read on white and on black.
+"""
+
+import csv
+import pathlib
+
+import matplotlib
+from matplotlib.figure import Figure
+
+
+here = pathlib.Path(__file__).parent
+grey = "#808080"
+matplotlib.rcParams.update(
+    {
+        "axes.edgecolor": grey,
+        "axes.labelcolor": grey,
+        "font.size": 11,
+        "svg.hashsalt": "eqquant",
+        "text.color": grey,
+        "xtick.color": grey,
+        "ytick.color": grey,
+    }
+)
+
+
+def _read(name):
+    with open(here / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _save(figure, name):
+    figure.savefig(here / name, transparent=True, metadata={"Date": None})
+
+
+def _axes(axes):
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("bits per weight, scales included")
+    axes.minorticks_off()
+    return axes
+
+
+def draw_loss():
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = _axes(figure.subplots())
+    axes.set_ylabel("loss above float32, nats per byte")
+    axes.set_yscale("log")
+    rows = [
+        (
+            row["method"],
+            row["format"],
+            float(row["bits_per_weight"]),
+            float(row["change"]),
+        )
+        for row in _read("loss.csv")
+    ]
+    styles = {
+        "to nearest": dict(label="rounded to nearest", marker="o", color="#e5534b"),
+        "GPTQ()": dict(label="GPTQ", marker="^", color="#2ea043"),
+        "Sequential": dict(label="GPTQ, Sequential", marker="D", color="#4184e4"),
+        "formats by loss": dict(
+            label="GPTQ, formats chosen\nwithin a budget",
+            marker=".",
+            color="#986ee2",
+            linestyle="-",
+        ),
+    }
+    for method, style in styles.items():
+        points = [(bits, loss) for name, _, bits, loss in rows if name == method]
+        axes.plot(*zip(*points), **{"linestyle": "", **style})
+    labels = {
+        "Ternary(64)": (0, "Ternary(64)"),
+        'Int(2, offset="minimum")': (0, "Int(2), minima"),
+        "Int(3)": (0, "Int(3)"),
+        'Int(3, offset="minimum")': (4, "Int(3), minima"),
+        "NF4()": (4, "NF4(), Int4()"),
+    }
+    for method, name, bits, loss in rows:
+        if method == "to nearest" and name in labels:
+            lift, label = labels[name]
+            axes.annotate(
+                label,
+                (bits, loss),
+                xytext=(0, 8 + lift),
+                textcoords="offset points",
+                ha="center",
+            )
+    axes.set_xlim(1.8, 5)
+    axes.set_ylim(7e-4, 3)
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="upper right")
+    _save(figure, "loss.svg")
+
+
+# The color of each format in the figure of speed; how far right its point is moved,
+# since NF4 and Int4 have the same bits; and where its label stands.
+places = {
+    "Binary()": ("#986ee2", 0, (7, 0), "left"),
+    "Ternary()": ("#2ea043", 0, (7, 0), "left"),
+    "NF4()": ("#e5534b", -0.12, (4, 11), "right"),
+    "Int4()": ("#d4772b", 0.12, (7, 0), "left"),
+    "Int8()": ("#4184e4", 0, (7, 0), "left"),
+    "Int8(), x Int8()": ("#4184e4", 0, (-7, 0), "right"),
+}
+
+
+def draw_speed():
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, m in zip(panels, ("1", "128")):
+        _axes(axes).set_title("1 row" if m == "1" else f"{m} rows", fontsize=11)
+        axes.set_yscale("log", base=2)
+        axes.axhline(1, color=grey, linewidth=1)
+        for row in _read("speed.csv"):
+            if row["rows"] != m:
+                continue
+            bits, native, xla = (
+                float(row[key]) for key in ("bits_per_weight", "native", "xla")
+            )
+            color, shift, offset, side = places[row["format"]]
+            axes.plot(bits + shift, native, "o", color=color)
+            axes.plot(bits + shift, xla, "o", color=color, fillstyle="none")
+            axes.annotate(
+                row["format"],
+                (bits + shift, native),
+                xytext=offset,
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                fontsize=10,
+            )
+        axes.annotate(
+            "float32, 32 bits",
+            (10, 1),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="right",
+            fontsize=10,
+        )
+        axes.set_xlim(0, 10)
+        axes.set_xticks([1, 2, 4, 8])
+        axes.set_ylim(0.8, 34)
+        axes.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        axes.minorticks_off()
+    panels[0].set_ylabel("times as fast as float32")
+    handles = [
+        matplotlib.lines.Line2D(
+            [], [], marker="o", linestyle="", color=grey, fillstyle=fill, label=label
+        )
+        for fill, label in (
+            ("full", "with the native library"),
+            ("none", "without it: kernels in XLA"),
+        )
+    ]
+    panels[1].legend(handles=handles, frameon=False, loc="upper right")
+    _save(figure, "speed.svg")
+
+
+if __name__ == "__main__":
+    draw_loss()
+    draw_speed()
