@@ -1,8 +1,9 @@
 """`QuantizedArray`, which takes the place of an array (`_array`), with the members that
 any such class shares (`_array_like`): how it is made (`_quantize`), indexed (`_index`),
 reshaped along leading axes (`_leading`) and repacked for the kernels of a platform
-(`_prepack`); which mapped axes are errors (`_stored`), how implicit dequantization is
-traced and warned about (`_provenance`), and how `jax.export` writes it (`_exported`).
+(`_prepack`); which mapped axes are errors (`_stored`), how functions are fields of
+modules (`_held`), how implicit dequantization is traced and warned about
+(`_provenance`), and how `jax.export` writes it (`_exported`).
 
 This room imports `_product` and the rooms below it.
 """
@@ -17,6 +18,7 @@ from ._array import (
     QuantizedArray as QuantizedArray,
 )
 from ._array_like import AbstractArrayLike as AbstractArrayLike, dense_for as dense_for
+from ._held import held as held
 from ._json import (
     spec_from_json as spec_from_json,
     spec_to_json as spec_to_json,

@@ -5,7 +5,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._array import as_mapped, is_quantized
+from .._array import as_mapped, held, is_quantized
 from . import (
     _calls as _calls,
     _gather as _gather,
@@ -86,7 +86,7 @@ def implicit(fn: Callable) -> Callable:
         A cast of a quantized array to a wider dtype casts the exact decoded numbers,
         which are not rounded to the narrower dtype first.
     """
-    return eqx.module_update_wrapper(_Implicit(fn))
+    return eqx.module_update_wrapper(_Implicit(held(fn)))
 
 
 class _Implicit(eqx.Module):

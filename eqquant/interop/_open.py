@@ -39,8 +39,9 @@ def open(
         folder with one of these.
     - `layout`: the library that wrote it: `"gguf"`, `"gptq"`, `"awq"`,
         `"bitsandbytes"`, `"compressed-tensors"`, `"mlx"`, `"bitnet"`, `"mxfp4"`
-        (gpt-oss), or a name given to [`eqquant.interop.register_layout`][]. By default,
-        the names and shapes of the tensors decide, and a file may have several layouts.
+        (gpt-oss), `"torchao"`, or a name given to
+        [`eqquant.interop.register_layout`][]. By default, the names and shapes of the
+        tensors decide, and a file may have several layouts.
     - `hints`: what neither `config.json` nor the shapes of the tensors tell; these
         override `config.json`:
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 
-from .._array import as_dense, is_quantized, quantize
+from .._array import as_dense, held, is_quantized, quantize
 from ..formats import AbstractExact, AbstractFormat, as_format, Int8
 
 
@@ -60,7 +60,7 @@ def save_quantized(
             f"`format` should round any number. Got {format}, which stores "
             f"{format.domain_text} only."
         )
-    return eqx.module_update_wrapper(_SaveQuantized(fn, format, min_size))
+    return eqx.module_update_wrapper(_SaveQuantized(held(fn), format, min_size))
 
 
 class _SaveQuantized(eqx.Module):

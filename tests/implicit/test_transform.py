@@ -48,6 +48,13 @@ def test_trees_and_static_leaves():
     assert call.__name__ == "<lambda>"
 
 
+# Equinox's warning of such fields is for those who keep them.
+def test_mapped_layer():
+    layer = eqq.tree_quantize(eqx.nn.Linear(64, 64, key=jax.random.key(0)), "int8")
+    x = normal(3, 64)
+    np.testing.assert_array_equal(eqq.implicit(jax.vmap(layer))(x), jax.vmap(layer)(x))
+
+
 def test_methods():
     class Layer(eqx.Module):
         weight: jax.Array | eqq.QuantizedArray

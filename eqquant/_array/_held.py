@@ -1,0 +1,14 @@
+import functools as ft
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+
+
+def held(fn: Callable[..., Any]) -> Any:
+    """The function, as a field of a module that transforms it. (Equinox warns of fields
+    such as `jax.vmap(layer)`, which are no trees, since the arrays in them would not
+    train. Here they are those of the caller, who transformed it so.)"""
+    if isinstance(fn, eqx.Module) or not hasattr(fn, "__wrapped__"):
+        return fn
+    return ft.update_wrapper(ft.partial(fn), fn)
