@@ -37,6 +37,8 @@ def test_cases(kind):
 # Each format of this library is drawn.
 def test_every_format():
     own = {cls for cls in known_formats().values() if cls in vars(eqq.formats).values()}
+    # (Nothing can be quantized in these.)
+    own -= {cls for cls in own if cls.__name__.startswith(("IQ1", "IQ2", "IQ3"))}
     assert own == set(families)
 
 

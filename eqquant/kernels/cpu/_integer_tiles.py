@@ -76,13 +76,19 @@ def _as_integers(
     codes: Integer[Array, "j n"], format: AbstractGrid
 ) -> Int8Array[Array, "_ n"]:
     """The points of all codes, one in each row."""
+    if codes.dtype != jnp.int8:
+        codes = codes_of(codes, radix(format), per(format))
+    return _points(codes, format)
+
+
+def _points(codes: Integer[Array, "..."], format: AbstractGrid):
     if codes.dtype == jnp.int8:
         return codes
     step = integer_step(format)
     assert step is not None
     a, b = map(np.int8, step)
     # (Overflow wraps around twice and cancels, since all points fit into 8 bits.)
-    return codes_of(codes, radix(format), per(format)).astype(jnp.int8) * a + b
+    return codes.astype(jnp.int8) * a + b
 
 
 def _two_digits(x: Float[Array, "m k"]):
@@ -147,18 +153,18 @@ def _of_rows(
     short = -most % _per_step
     numbers, found = (jnp.pad(a, [(0, 0), (0, short)]) for a in (numbers, found))
     used = jnp.max(jnp.sum(x != 0, axis=1))
+    powers = np.array([radix(format) ** i for i in range(p)], np.uint8)
 
     def step(j, y):
         at = lambda a: lax.dynamic_slice_in_dim(a, j * _per_step, _per_step, 1)
-        total = jnp.zeros((), y.dtype)
-        for number, i in zip(at(numbers).T, at(found).T):
-            w = _as_integers(jnp.take(codes, i // p, axis=0, mode="clip"), format)
-            if p > 1:
-                digit = (i % p)[:, None, None]
-                w = w.reshape(m, p, w.shape[1])
-                w = jnp.take_along_axis(w, digit, axis=1, mode="clip")[:, 0]
-            total = total + number[:, None] * w.astype(y.dtype)
-        return y + total
+        number, i = at(numbers), at(found)
+        w = jnp.take(codes, i // p, axis=0, mode="clip")
+        if p > 1:
+            # One digit of each byte.
+            power = jnp.asarray(powers).at[i % p].get(mode="promise_in_bounds")
+            w = w // power[..., None] % np.uint8(radix(format))
+        w = _points(w, format).astype(y.dtype)
+        return y + jnp.sum(number[..., None] * w, axis=1)
 
     zeros = jnp.zeros((m, codes.shape[1]), x.dtype)
     return lax.fori_loop(0, -(-used // _per_step), step, zeros)
