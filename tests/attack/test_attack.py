@@ -34,9 +34,10 @@ def test_cases(kind):
     assert case.met["check", ""] > 0
 
 
-# Each format of this library is drawn.
+# Each format of this library is drawn, but for those that are only read.
 def test_every_format():
     own = {cls for cls in known_formats().values() if cls in vars(eqq.formats).values()}
+    own = {cls for cls in own if not issubclass(cls, eqq.formats.AbstractCodebook)}
     assert own == set(families)
 
 

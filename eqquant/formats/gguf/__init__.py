@@ -15,7 +15,9 @@ To add a type: write a subclass of `AbstractGGUFBlocks` (`encode_blocks` and
 from ._base import (
     AbstractGGUF as AbstractGGUF,
     AbstractGGUFBlocks as AbstractGGUFBlocks,
+    AbstractGGUFBytes as AbstractGGUFBytes,
 )
+from ._codebook import AbstractCodebook as AbstractCodebook
 from ._iq1_m import IQ1_M as IQ1_M
 from ._iq1_s import IQ1_S as IQ1_S
 from ._iq2_s import IQ2_S as IQ2_S

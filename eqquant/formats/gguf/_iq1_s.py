@@ -13,7 +13,7 @@ from ._codebook import (
     with_high,
     words16,
 )
-from ._codebooks import iq1
+from ._codebooks import Codebook, iq1
 
 
 class IQ1_S(AbstractCodebook):
@@ -38,11 +38,12 @@ class IQ1_S(AbstractCodebook):
 
     type_size: ClassVar[int] = 50
     base: ClassVar[Int8] = Int8(32)
+    codebook: ClassVar[Codebook] = iq1
 
     def split_blocks(self, blocks):
         step, low, rest = cut(blocks, (2, 32, 16))
         words = words16(rest)
-        levels = iq1.levels(with_high(low, in_rows(fields(words, 3))))
+        levels = self.codebook.levels(with_high(low, in_rows(fields(words, 3))))
         negative = jnp.repeat(words >> np.uint16(15), 4, axis=-1)
         codes = in_eighths(levels, negative.astype(bool))
         steps = (words >> np.uint16(12)) & np.uint16(7)

@@ -9,7 +9,7 @@ from ._codebook import (
     signed,
     with_high,
 )
-from ._codebooks import iq2_s
+from ._codebooks import Codebook, iq2_s
 
 
 class IQ2_S(AbstractCodebook):
@@ -33,9 +33,10 @@ class IQ2_S(AbstractCodebook):
 
     type_size: ClassVar[int] = 82
     base: ClassVar[Int8] = Int8(16)
+    codebook: ClassVar[Codebook] = iq2_s
 
     def split_blocks(self, blocks):
         step, low, signs, high, steps = cut(blocks, (2, 32, 32, 8, 8))
         index = with_high(low, planes(high, 2, 1))
-        codes = signed(from_levels2(iq2_s.levels(index)), signs)
+        codes = signed(from_levels2(self.codebook.levels(index)), signs)
         return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1 / 8), None

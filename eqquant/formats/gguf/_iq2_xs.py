@@ -12,7 +12,7 @@ from ._codebook import (
     signed,
     words16,
 )
-from ._codebooks import iq2_xs
+from ._codebooks import Codebook, iq2_xs
 
 
 class IQ2_XS(AbstractCodebook):
@@ -37,10 +37,11 @@ class IQ2_XS(AbstractCodebook):
 
     type_size: ClassVar[int] = 74
     base: ClassVar[Int8] = Int8(16)
+    codebook: ClassVar[Codebook] = iq2_xs
 
     def split_blocks(self, blocks):
         step, packed, steps = cut(blocks, (2, 64, 8))
         words = words16(packed)
-        magnitudes = from_levels2(iq2_xs.levels(words & np.uint16(511)))
+        magnitudes = from_levels2(self.codebook.levels(words & np.uint16(511)))
         codes = signed(magnitudes, eight_signs(words >> np.uint16(9)))
         return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1 / 8), None

@@ -5,7 +5,7 @@ import numpy as np
 from .._int8 import Int8
 from ._base import cut, in_rows, planes
 from ._codebook import AbstractCodebook, odd_multiples, signed, with_high
-from ._codebooks import iq3_s
+from ._codebooks import Codebook, iq3_s
 
 
 class IQ3_S(AbstractCodebook):
@@ -29,10 +29,11 @@ class IQ3_S(AbstractCodebook):
 
     type_size: ClassVar[int] = 110
     base: ClassVar[Int8] = Int8(32)
+    codebook: ClassVar[Codebook] = iq3_s
 
     def split_blocks(self, blocks):
         step, low, high, signs, steps = cut(blocks, (2, 64, 8, 32, 4))
-        levels = iq3_s.levels(with_high(low, planes(high, 1, 1)))
+        levels = self.codebook.levels(with_high(low, planes(high, 1, 1)))
         magnitudes = np.uint8(2) * levels + np.uint8(1)
         codes = signed(magnitudes.reshape(*signs.shape, 8), signs)
         return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1.0), None

@@ -13,7 +13,7 @@ from ._codebook import (
     signed,
     words32,
 )
-from ._codebooks import iq3_xxs
+from ._codebooks import Codebook, iq3_xxs
 
 
 class IQ3_XXS(AbstractCodebook):
@@ -38,10 +38,11 @@ class IQ3_XXS(AbstractCodebook):
 
     type_size: ClassVar[int] = 98
     base: ClassVar[Int8] = Int8(32)
+    codebook: ClassVar[Codebook] = iq3_xxs
 
     def split_blocks(self, blocks):
         step, index, rest = cut(blocks, (2, 64, 32))
-        words, levels = words32(rest), iq3_xxs.levels(index)
+        words, levels = words32(rest), self.codebook.levels(index)
         last = (levels == 7).astype(jnp.uint8)
         magnitudes = np.uint8(4) + np.uint8(8) * levels + np.uint8(2) * last
         signs = eight_signs(in_rows(fields(words, 7)))

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from ...formats import (
     AbstractFormat,
-    AbstractGGUFBlocks,
+    AbstractGGUFBytes,
     AbstractGrid,
     Int4,
     Int8,
@@ -98,7 +98,7 @@ def _has_integers(problem):
 
 
 for _type, _activation in it.product(
-    (AbstractGrid, Int4, AbstractGGUFBlocks), (None, AbstractFormat)
+    (AbstractGrid, Int4, AbstractGGUFBytes), (None, AbstractFormat)
 ):
     _register = ft.partial(register_kernel, format_type=_type, activation=_activation)
     _register("matmul", priority=8, supports=refuse)(native_decoded)
