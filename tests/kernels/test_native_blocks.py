@@ -97,6 +97,10 @@ def test_weights_that_are_nearly_zero(bits):
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
         (dict(packing=np.int32(9)), "unknown packing"),
         (dict(packing=np.int32(112)), "room for 64 codes"),
+        (
+            dict(packing=np.int32(117), codes=jnp.zeros((74, 16), jnp.uint8)),
+            "codebook of 512 points",
+        ),
         (dict(block=np.int64(0)), "not be empty"),
         (dict(block=np.int64(24)), "multiple of 16"),
         (dict(point_type=np.int32(2)), "8 bits"),

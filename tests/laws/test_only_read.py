@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqquant as eqq
 import eqquant.kernels._table as table
+import eqquant.kernels.native._library as library
 from eqquant import interop
 
 from ..helpers import error, normal, trees_equal
@@ -86,8 +87,8 @@ def test_products(name, weights):
         for w, expected in ((q, dense), (q.T, dense.T)):
             x = normal(m, w.shape[0], seed=m)
             problem = eqq.explain(x, w).problem
-            if m < 32:
-                assert table.choose(problem).kernel.name != "reference"
+            if library.missing() is None:
+                assert table.choose(problem).kernel.name == "native_decoded"
             for kernel in table._candidates(problem):
                 if table._refusal(kernel, problem) is not None:
                     continue

@@ -43,9 +43,9 @@ class AbstractCodebook(AbstractGGUFBytes):
 
     def encode(self, w, scale=None):
         raise ValueError(
-            f"{self} can be read, but nothing can be quantized in it: its codebook is "
-            "for a search that knows how much each input counts, which llama.cpp has. "
-            "Quantize in `IQ4_XS()`, `Q3_K()` or `Q2_K()`, say."
+            f"Nothing can be quantized in {self}, which is for reading files: its "
+            "codebook needs a search by an importance matrix, as `llama-quantize` of "
+            "llama.cpp does. Quantize in `IQ4_XS()`, `Q3_K()` or `Q2_K()` instead."
         )
 
     def structs(self, shape):

@@ -18,10 +18,10 @@ from ._codebooks import Codebook, iq1
 
 
 class IQ1_M(AbstractCodebook):
-    """GGUF's `IQ1_M`: each eight numbers are one of 2048 points whose
-    coordinates are -1, 0 or 1, to all of which an eighth is added, or subtracted. Times
-    a scale for each 16 numbers: an odd multiple, of 3 bits, of one in float16 for each
-    256. 1.75 bits.
+    """GGUF's `IQ1_M`: each eight numbers are one of 2048 points whose coordinates are
+    -1, 0 or 1, to all of which an eighth is added, or subtracted. Times a scale for
+    each 16 numbers: an odd multiple, of 3 bits, of one in float16 for each 256. 1.75
+    bits.
 
     Files of this type are read, multiplied and written again. Nothing can be quantized
     in it.

@@ -17,10 +17,10 @@ from ._codebooks import Codebook, iq1
 
 
 class IQ1_S(AbstractCodebook):
-    """GGUF's `IQ1_S`: each eight numbers are one of 2048 points whose
-    coordinates are -1, 0 or 1. An eighth is added to those of each 32 numbers, or
-    subtracted. Times a scale for as many: an odd multiple, of 3 bits, of one in float16
-    for each 256. 1.5625 bits.
+    """GGUF's `IQ1_S`: each eight numbers are one of 2048 points whose coordinates are
+    -1, 0 or 1. An eighth is added to those of each 32 numbers, or subtracted. Times a
+    scale for as many: an odd multiple, of 3 bits, of one in float16 for each 256.
+    1.5625 bits.
 
     Files of this type are read, multiplied and written again. Nothing can be quantized
     in it.

@@ -17,10 +17,10 @@ from ._codebooks import Codebook, iq3_xxs
 
 
 class IQ3_XXS(AbstractCodebook):
-    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points whose
-    coordinates are among eight, from 4 to 62. Of eight, the product of the signs is
-    positive. Times a scale for each 32 numbers: an odd multiple, of 4 bits, of one in
-    float16 for each 256. 3.0625 bits.
+    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points whose coordinates are
+    among eight, from 4 to 62. Of eight, the product of the signs is positive. Times a
+    scale for each 32 numbers: an odd multiple, of 4 bits, of one in float16 for each
+    256. 3.0625 bits.
 
     Files of this type are read, multiplied and written again. Nothing can be quantized
     in it.
