@@ -78,8 +78,10 @@ from ._rsr import (
 from ._scale import from_bits as from_bits, reciprocal as reciprocal, to_bits as to_bits
 from ._ternary import Ternary as Ternary
 from .gguf import (
+    AbstractCodebook as AbstractCodebook,
     AbstractGGUF as AbstractGGUF,
     AbstractGGUFBlocks as AbstractGGUFBlocks,
+    AbstractGGUFBytes as AbstractGGUFBytes,
     IQ1_M as IQ1_M,
     IQ1_S as IQ1_S,
     IQ2_S as IQ2_S,

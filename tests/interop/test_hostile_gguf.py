@@ -51,6 +51,12 @@ _list = struct.Struct("<IQ").pack
         (_gguf([_info(shape=(1, 1, 1, 1, 1))]), "'a' should have 4 axes"),
         (_gguf([_info(type=4)]), "'a' has an unknown type, 4"),
         (_gguf([_info(type=2)]), "'a' should have rows of a multiple of 32.*Q4_0"),
+        *(
+            (_gguf([_info(shape=(128,), type=type)]), "a multiple of 256.*IQ")
+            for type in (16, 17, 18, 19, 21, 22, 23, 29)
+        ),
+        (_gguf([_info(type=20)]), "a multiple of 32.*IQ4_NL"),
+        (_gguf([_info(shape=(64,), type=41)]), "a multiple of 128.*Q1_0"),
         (_gguf([_info(offset=1)]), "'a' should lie at a multiple of 32"),
         (_gguf([_info(offset=64)]), "'a' should lie in the file"),
         (_gguf([_info(offset=2**64 - 32)]), "'a' should lie in the file"),

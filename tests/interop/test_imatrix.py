@@ -186,16 +186,25 @@ def test_files_are_weighed(files, format):
 
 # Made by ggml's `ggml_quantize_chunk`, with an importance matrix: sixteen rows of a
 # Student's t-distribution. (From the library that gpt4all 2.8.2 ships.)
-samples = pathlib.Path(__file__).parents[1] / "data" / "imatrix_ggml.npz"
+data = pathlib.Path(__file__).parents[1] / "data"
+samples = data / "imatrix_ggml.npz"
+# Of the same rows, by the ggml of llama-cpp-python 0.3.36.
+newer_samples = data / "gguf_types.npz"
+iq4 = ("iq4_nl", "iq4_xs")
 
 
 @pytest.mark.parametrize(
-    "name", ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1")
+    "name",
+    (
+        *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1"),
+        *iq4,
+    ),
 )
 def test_errors_are_those_of_ggml(name):
-    sample = np.load(samples)
+    sample, newer = np.load(samples), np.load(newer_samples)
     w, inputs = sample["w"].astype(np.float32), sample["imatrix"]
-    theirs = gguf.dequantize(sample[name], gguf.GGMLQuantizationType[name.upper()])
+    blocks = newer[f"{name.upper()}.weighted"] if name in iq4 else sample[name]
+    theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name.upper()])
     format = eqq.formats.as_format(name)
     stored = eqq.ScaleSearch().solve(jnp.asarray(w), format, jnp.asarray(inputs))
     error = lambda x: np.sum((np.asarray(x, np.float64) - w) ** 2 * inputs)

@@ -17,6 +17,7 @@ struct GGUFBlock {
   Packing packing;
   const uint8_t* byte;  // one after another
   const float* points;
+  const uint16_t* codebook;
 
   static int64_t codes(Packing p) { return p >= Packing::kQ2_K ? 256 : 32; }
   static int64_t bytes(Packing p) {
@@ -29,6 +30,13 @@ struct GGUFBlock {
       case Packing::kQ4_K: return 144;
       case Packing::kQ5_K: return 176;
       case Packing::kIQ4_XS: return 136;
+      case Packing::kIQ1_S: return 50;
+      case Packing::kIQ1_M: return 56;
+      case Packing::kIQ2_XXS: return 66;
+      case Packing::kIQ2_XS: return 74;
+      case Packing::kIQ2_S: return 82;
+      case Packing::kIQ3_XXS: return 98;
+      case Packing::kIQ3_S: return 110;
       default: return 210;
     }
   }
@@ -63,6 +71,51 @@ struct GGUFBlock {
         return rounded(points[nibble(8 + 16 * j + low, k / 16 % 2)] *
                        (half(0) * (steps - 32)));
       }
+      case Packing::kIQ1_S: {
+        const int high = word(34 + 2 * j), add = high >> 15 ? -1 : 1;
+        const int index = byte[2 + k / 8] | (high >> (3 * (k / 8 % 4)) & 7) << 8;
+        return (digit(index, k % 8, 2) - 1 + add / 8.0) * half(0) *
+               (2 * (high >> 12 & 7) + 1);
+      }
+      case Packing::kIQ1_M: {
+        const int high = nibble(32 + k / 16, k / 8 % 2), add = high >> 3 ? -1 : 1;
+        const int index = byte[k / 8] | (high & 7) << 8;
+        int scale = 0;
+        for (int i = 0; i < 4; ++i) scale |= word(48 + 2 * i) >> 12 << 4 * i;
+        const int steps = word(48 + k / 64 * 2) >> (3 * (k / 16 % 4)) & 7;
+        return (digit(index, k % 8, 2) - 1 + add / 8.0) *
+               float16_to_double(static_cast<uint16_t>(scale)) * (2 * steps + 1);
+      }
+      case Packing::kIQ2_XXS: {
+        const int64_t at = 2 + 8 * j;
+        const int64_t last = word(at + 4) | int64_t{word(at + 6)} << 16;
+        return sign(parity(last >> (7 * (k / 8 % 4)) & 127), k % 8) *
+               iq2(byte[at + k / 8 % 4], k % 8) * half(0) * (0.5 + (last >> 28)) / 4;
+      }
+      case Packing::kIQ2_XS: {
+        const int both = word(2 + k / 8 * 2);
+        return sign(parity(both >> 9), k % 8) * iq2(both & 511, k % 8) * half(0) *
+               (0.5 + nibble(66 + j, k / 16 % 2)) / 4;
+      }
+      case Packing::kIQ2_S: {
+        const int index = byte[2 + k / 8] | (byte[66 + j] >> (2 * (k / 8 % 4)) & 3)
+                                                << 8;
+        return sign(byte[34 + k / 8], k % 8) * iq2(index, k % 8) * half(0) *
+               (0.5 + nibble(74 + j, k / 16 % 2)) / 4;
+      }
+      case Packing::kIQ3_XXS: {
+        const int64_t at = 66 + 4 * j;
+        const int64_t last = word(at) | int64_t{word(at + 2)} << 16;
+        const int sizes[] = {4, 12, 20, 28, 36, 44, 52, 62};
+        return sign(parity(last >> (7 * (k / 8 % 4)) & 127), k % 8) *
+               sizes[digit(byte[2 + k / 4], k % 4, 4)] * half(0) *
+               (0.5 + (last >> 28)) / 2;
+      }
+      case Packing::kIQ3_S: {
+        const int index = byte[2 + k / 4] | bit(66 + j, k / 4 % 8) << 8;
+        return sign(byte[74 + k / 8], k % 8) * (2 * digit(index, k % 4, 4) + 1) *
+               half(0) * (2 * nibble(106 + j / 2, j % 2) + 1);
+      }
       default: {
         const int64_t l = k % 128;
         const int code = nibble(k / 128 * 64 + l % 64, l / 64) |
@@ -75,6 +128,21 @@ struct GGUFBlock {
  private:
   int nibble(int64_t at, int64_t which) const { return byte[at] >> (4 * which) & 15; }
   int bit(int64_t at, int64_t which) const { return byte[at] >> which & 1; }
+  int word(int64_t at) const { return byte[at] | byte[at + 1] << 8; }
+  int digit(int index, int64_t i, int64_t bits) const {
+    return codebook[index] >> (bits * i) & ((1 << bits) - 1);
+  }
+  int iq2(int index, int64_t i) const {
+    const int sizes[] = {8, 25, 43};
+    return sizes[digit(index, i, 2)];
+  }
+  static int sign(int64_t signs, int64_t i) { return signs >> i & 1 ? -1 : 1; }
+  // With an eighth bit, so that the number of ones is even.
+  static int64_t parity(int64_t signs) {
+    int64_t ones = 0;
+    for (int i = 0; i < 7; ++i) ones += signs >> i & 1;
+    return signs | ones % 2 << 7;
+  }
   // (Products are exact in float32; sums are not.)
   static double rounded(double x) { return static_cast<float>(x); }
   double half(int64_t at) const {
@@ -109,7 +177,8 @@ class BlocksCase {
         codes_(units_ * unit_bytes() * n_, place_),
         scales_(4 * blocks() * columns_, place_),
         offsets_(4 * blocks() * n_, place_),
-        points_(256, place_) {
+        points_(256, place_),
+        codebook_(larger(1, codebook_points(packing_)), place_) {
     for (size_t i = 0; i < codes_.size(); ++i)
       codes_[static_cast<int64_t>(i)] = static_cast<uint8_t>(between(0, 255));
     // Finite scales, most of the time.
@@ -117,6 +186,13 @@ class BlocksCase {
       for (size_t i = 0; i < codes_.size(); ++i)
         codes_[static_cast<int64_t>(i)] &= 0xbf;
     for (int64_t i = 0; i < 256; ++i) points_[i] = normal();
+    const bool few = packing_ == Packing::kIQ3_XXS || packing_ == Packing::kIQ3_S;
+    for (int64_t i = 0; i < codebook_points(packing_); ++i) {
+      int point = 0;
+      for (int d = 0; d < 16; d += few ? 4 : 2)
+        point |= static_cast<int>(between(0, few ? 7 : 2)) << d;
+      codebook_[i] = static_cast<uint16_t>(point);
+    }
     for (int64_t i = 0; i < blocks() * columns_; ++i)
       put(scales_, i, std::exp(normal()) * (chance(0.1) ? -1 : 1));
     if (chance(0.2)) put(scales_, between(0, blocks() * columns_ - 1), strange());
@@ -141,7 +217,8 @@ class BlocksCase {
             {scale_type_, offsets_.data(), n_},
             point_type_,
             gguf_ ? base_of_gguf() : static_cast<int32_t>(base_),
-            points_.data()};
+            points_.data(),
+            codebook_.data()};
   }
 
   // The number `k` of the row `i`.
@@ -150,7 +227,8 @@ class BlocksCase {
     uint8_t bytes[256];
     for (int64_t b = 0; b < unit_bytes(); ++b) bytes[b] = codes_[(first + b) * n_ + i];
     if (gguf_)
-      return GGUFBlock{packing_, bytes, points_.data()}.number(k % unit_codes());
+      return GGUFBlock{packing_, bytes, points_.data(), codebook_.data()}.number(
+          k % unit_codes());
     const int64_t start = k % unit_codes() * bits();
     int code = bytes[start / 8] >> start % 8;
     if (start % 8 + bits() > 8) code |= bytes[start / 8 + 1] << (8 - start % 8);
@@ -220,6 +298,7 @@ class BlocksCase {
   }
 
   Offset offset_of_gguf() const {
+    if (codebook_points(packing_) > 0) return Offset::kNone;
     switch (packing_) {
       case Packing::kQ5_0:
       case Packing::kQ3_K:
@@ -236,8 +315,9 @@ class BlocksCase {
   }
 
   static Packing some_packing() {
-    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114, 123};
-    return static_cast<Packing>(chance(0.5) ? between(1, 8) : gguf[between(0, 8)]);
+    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114,
+                            116, 117, 118, 119, 121, 122, 123, 129};
+    return static_cast<Packing>(chance(0.5) ? between(1, 8) : gguf[between(0, 15)]);
   }
   PointType some_points() const {
     if (packing_ == Packing::kIQ4_XS) return PointType::kTable;
@@ -282,6 +362,7 @@ class BlocksCase {
   int64_t base_, columns_;
   Buffer<uint8_t> codes_, scales_, offsets_;
   Buffer<float> points_;
+  Buffer<uint16_t> codebook_;
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ adjustable = [k for k, f in checked.items() if isinstance(f, AbstractAdjustable)
 main = (
     *(*few, "int8", "q4_0", "binary-128", "fp8-e5m2-tensor", "dynamic8", "q5_1"),
     *("q4_k", "q6_k", "mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double"),
+    *("iq4_nl", "iq4_xs"),
 )
 # Some of what is stored belongs to all rows: then their sum is no worse.
 shared = ("fp8-e5m2-tensor", "ternary-tensor", "bnb-double")

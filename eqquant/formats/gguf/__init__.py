@@ -1,21 +1,27 @@
 """The types of quantized tensors in GGUF files. Decoding gives the numbers of ggml, bit
 for bit. So does encoding, except in the types for which ggml searches for scales,
-`Q2_K` to `Q6_K`: there, sums are in another order.
+`Q2_K` to `Q6_K`, `IQ4_NL` and `IQ4_XS`: there, sums are in another order.
 
-`Q4_0`, `Q8_0`, `TQ1_0` and `TQ2_0` are grids, whose codes and scales are stored apart.
-The others are stored as the bytes of the file, and are composites: `flat` gives the
-codes, scales and minima that the blocks consist of. `from_blocks` and `to_blocks`
-convert from and to the bytes of a file.
+`Q1_0`, `Q2_0`, `Q4_0`, `Q8_0`, `IQ4_NL`, `TQ1_0` and `TQ2_0` are grids, whose codes and
+scales are stored apart. The others are stored as the bytes of the file, and are
+composites: `flat` gives the codes, scales and minima that the blocks consist of.
+`from_blocks` and `to_blocks` convert from and to the bytes of a file.
+
+The types `IQ1_S` to `IQ3_S` have a codebook of points of four or eight dimensions
+(`_codebook`), and can only be decoded.
 
 To add a type: write a subclass of `AbstractGGUFBlocks` (`encode_blocks` and
 `split_blocks`), export it here and in `eqquant.formats`, enter it in the table of
-`tests/helpers.py`, and name it in the reader of GGUF files in `eqquant.interop`.
+`tests/helpers.py`, and name it in the reader of GGUF files in `eqquant.interop`. The
+native library multiplies it once `kernels/native` knows its packing.
 """
 
 from ._base import (
     AbstractGGUF as AbstractGGUF,
     AbstractGGUFBlocks as AbstractGGUFBlocks,
+    AbstractGGUFBytes as AbstractGGUFBytes,
 )
+from ._codebook import AbstractCodebook as AbstractCodebook
 from ._iq1_m import IQ1_M as IQ1_M
 from ._iq1_s import IQ1_S as IQ1_S
 from ._iq2_s import IQ2_S as IQ2_S

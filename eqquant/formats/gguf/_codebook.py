@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from jaxtyping import (
 
 from .._int8 import Int8
 from ._base import AbstractGGUFBytes, half, planes
+from ._codebooks import Codebook
 
 
 class AbstractCodebook(AbstractGGUFBytes):
@@ -27,10 +29,13 @@ class AbstractCodebook(AbstractGGUFBytes):
     are computed from.
 
     Such types can be decoded, but not encoded.
+
+    - `codebook`: the points.
     """
 
     block_size: ClassVar[int] = 256
-    base: ClassVar[Int8]
+    base: eqx.AbstractClassVar[Int8]
+    codebook: eqx.AbstractClassVar[Codebook]
 
     @property
     def bits(self) -> float:
@@ -38,9 +43,9 @@ class AbstractCodebook(AbstractGGUFBytes):
 
     def encode(self, w, scale=None):
         raise ValueError(
-            f"{self} can be read, but nothing can be quantized in it: its codebook is "
-            "for a search that knows how much each input counts, which llama.cpp has. "
-            "Quantize in `IQ4_XS()`, `Q3_K()` or `Q2_K()`, say."
+            f"Nothing can be quantized in {self}, which is for reading files: its "
+            "codebook needs a search by an importance matrix, as `llama-quantize` of "
+            "llama.cpp does. Quantize in `IQ4_XS()`, `Q3_K()` or `Q2_K()` instead."
         )
 
     def structs(self, shape):

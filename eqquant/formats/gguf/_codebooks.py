@@ -23,12 +23,17 @@ class Codebook(NamedTuple):
     number: int
     text: str
 
+    @property
+    def points(self) -> UInt16[np.ndarray, " p"]:
+        """The integers of the points."""
+        return _points(self.text)
+
     def levels(self, index: Integer[Array, "*b"]) -> UInt8[Array, "*b d"]:
         """The levels of the points at these indices."""
         bits = 16 // self.number
         shifts = np.arange(0, 16, bits, dtype=np.uint16)
         shifts = shifts.reshape((1,) * index.ndim + (-1,))
-        points = jnp.asarray(_points(self.text))
+        points = jnp.asarray(self.points)
         point = points.at[index].get(mode="promise_in_bounds")[..., None]
         return ((point >> shifts) & np.uint16(2**bits - 1)).astype(jnp.uint8)
 

@@ -12,14 +12,13 @@ from ._codebook import (
     signed,
     words16,
 )
-from ._codebooks import iq2_xs
+from ._codebooks import Codebook, iq2_xs
 
 
 class IQ2_XS(AbstractCodebook):
-    """GGUF's `IQ2_XS`: each eight numbers are one of 512 points whose
-    coordinates are 8, 25 or 43, with signs whose product is positive. Times a scale for
-    each 16 numbers: an odd multiple, of 4 bits, of one in float16 for each 256. 2.3125
-    bits.
+    """GGUF's `IQ2_XS`: each eight numbers are one of 512 points whose coordinates are
+    8, 25 or 43, with signs whose product is positive. Times a scale for each 16
+    numbers: an odd multiple, of 4 bits, of one in float16 for each 256. 2.3125 bits.
 
     Files of this type are read, multiplied and written again. Nothing can be quantized
     in it.
@@ -37,10 +36,11 @@ class IQ2_XS(AbstractCodebook):
 
     type_size: ClassVar[int] = 74
     base: ClassVar[Int8] = Int8(16)
+    codebook: ClassVar[Codebook] = iq2_xs
 
     def split_blocks(self, blocks):
         step, packed, steps = cut(blocks, (2, 64, 8))
         words = words16(packed)
-        magnitudes = from_levels2(iq2_xs.levels(words & np.uint16(511)))
+        magnitudes = from_levels2(self.codebook.levels(words & np.uint16(511)))
         codes = signed(magnitudes, eight_signs(words >> np.uint16(9)))
         return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1 / 8), None

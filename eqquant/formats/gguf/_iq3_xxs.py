@@ -13,14 +13,14 @@ from ._codebook import (
     signed,
     words32,
 )
-from ._codebooks import iq3_xxs
+from ._codebooks import Codebook, iq3_xxs
 
 
 class IQ3_XXS(AbstractCodebook):
-    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points whose
-    coordinates are among eight, from 4 to 62. Of eight, the product of the signs is
-    positive. Times a scale for each 32 numbers: an odd multiple, of 4 bits, of one in
-    float16 for each 256. 3.0625 bits.
+    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points whose coordinates are
+    among eight, from 4 to 62. Of eight, the product of the signs is positive. Times a
+    scale for each 32 numbers: an odd multiple, of 4 bits, of one in float16 for each
+    256. 3.0625 bits.
 
     Files of this type are read, multiplied and written again. Nothing can be quantized
     in it.
@@ -38,10 +38,11 @@ class IQ3_XXS(AbstractCodebook):
 
     type_size: ClassVar[int] = 98
     base: ClassVar[Int8] = Int8(32)
+    codebook: ClassVar[Codebook] = iq3_xxs
 
     def split_blocks(self, blocks):
         step, index, rest = cut(blocks, (2, 64, 32))
-        words, levels = words32(rest), iq3_xxs.levels(index)
+        words, levels = words32(rest), self.codebook.levels(index)
         last = (levels == 7).astype(jnp.uint8)
         magnitudes = np.uint8(4) + np.uint8(8) * levels + np.uint8(2) * last
         signs = eight_signs(in_rows(fields(words, 7)))

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._adjustable import Parameters
-from .._blocks import absmax
+from .._scale import all_within
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
 from ._iq4 import best_iq4_scale, iq4, iq4_codes
 
@@ -35,10 +35,9 @@ class IQ4_NL(AbstractGGUFGrid):
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):
-        # (The search divides by the largest number, whose reciprocal may be flushed to
-        # zero. Far smaller ones have no scale in float16 either.)
-        too_large = absmax(blocks) > 1e30
-        return jnp.where(too_large, jnp.inf, best_iq4_scale(blocks))
+        # No scale in float16 holds what is larger; and its reciprocal may be zero.
+        held = all_within(blocks, np.float32(2.0**40))
+        return jnp.where(held, best_iq4_scale(blocks), jnp.inf)
 
     def to_codes(self, blocks, size, scale):
         return iq4_codes(blocks, scale)

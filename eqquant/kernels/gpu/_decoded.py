@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from ...formats import (
     AbstractFormat,
-    AbstractGGUFBlocks,
+    AbstractGGUFBytes,
     AbstractGrid,
     round_trip,
     Stored,
@@ -48,7 +48,7 @@ def _supports(problem: Problem) -> str | None:
 
 for _product, _type, _activation in it.product(
     ("matmul", "matmul_transposed"),
-    (AbstractGGUFBlocks, AbstractGrid),
+    (AbstractGGUFBytes, AbstractGrid),
     (None, AbstractFormat),
 ):
     register_kernel(

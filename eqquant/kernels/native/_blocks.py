@@ -8,9 +8,17 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, Shaped
 
 from ...formats import (
+    AbstractCodebook,
     AbstractFormat,
-    AbstractGGUFBlocks,
+    AbstractGGUFBytes,
     AbstractGrid,
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_XS,
     per_byte,
     Q2_K,
@@ -39,7 +47,14 @@ _packings = {
     Q4_K: 112,
     Q5_K: 113,
     Q6_K: 114,
+    IQ2_XXS: 116,
+    IQ2_XS: 117,
+    IQ3_XXS: 118,
+    IQ1_S: 119,
+    IQ3_S: 121,
+    IQ2_S: 122,
     IQ4_XS: 123,
+    IQ1_M: 129,
 }
 _scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
 _offsets = {None: 0, "zero_point": 1, "minimum": 2}
@@ -50,8 +65,8 @@ class Blocks(NamedTuple):
     """A weight of any format of blocks, as the functions of the native library that
     decode it take it.
 
-    - `operands`: the codes, the scales, the zero-points or minima, and a table of
-      points.
+    - `operands`: the codes, the scales or a codebook, the zero-points or minima, and a
+      table of points.
     - `attributes`: the static attributes of the FFI call.
     """
 
@@ -63,9 +78,12 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
     """The operands and attributes of a weight."""
     format = problem.format
     none = jnp.zeros((0, 0), jnp.uint8)
-    if isinstance(format, AbstractGGUFBlocks):
+    if isinstance(format, AbstractGGUFBytes):
         base, packing = format.base, _packings[type(format)]
         operands = stored["blocks"], none, none
+        if isinstance(format, AbstractCodebook):
+            codebook = jnp.asarray(format.codebook.points)[None]
+            operands = stored["blocks"], codebook, none
     else:
         assert isinstance(format, AbstractGrid)
         base, packing = format, _bits(format)
@@ -73,6 +91,9 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         operands = stored["codes"], stored["scale"], offset
     assert packing is not None
     kind, zero, table = _points(base)
+    if isinstance(format, AbstractCodebook):
+        # Of unsigned bytes in memory.
+        kind = _integers
     attributes = dict(
         packing=np.int32(packing),
         block=np.int64(base.block_size or problem.k),
@@ -135,7 +156,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def _refuse_format(format: AbstractFormat) -> str | None:
-    if isinstance(format, AbstractGGUFBlocks):
+    if isinstance(format, AbstractGGUFBytes):
         known = type(format) in _packings
         return None if known else f"does not know how {format} packs its codes"
     assert isinstance(format, AbstractGrid)

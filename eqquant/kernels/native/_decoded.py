@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...formats import (
+    AbstractCodebook,
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
@@ -98,7 +99,7 @@ def _has_integers(problem):
 
 
 for _type, _activation in it.product(
-    (AbstractGrid, Int4, AbstractGGUFBlocks), (None, AbstractFormat)
+    (AbstractGrid, Int4, AbstractGGUFBlocks, AbstractCodebook), (None, AbstractFormat)
 ):
     _register = ft.partial(register_kernel, format_type=_type, activation=_activation)
     _register("matmul", priority=8, supports=refuse)(native_decoded)

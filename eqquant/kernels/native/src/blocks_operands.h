@@ -11,7 +11,8 @@
 namespace eqquant {
 namespace {
 
-// The operands and attributes of a weight, as XLA passes them.
+// The operands and attributes of a weight, as XLA passes them. In place of scales,
+// types with a codebook have that.
 struct BlocksOperands {
   ffi::AnyBuffer codes, scale, offset;
   ffi::Buffer<ffi::F32> points;
@@ -33,7 +34,14 @@ struct Together {
       case Packing::kQ4_K: return {256, 144};
       case Packing::kQ5_K: return {256, 176};
       case Packing::kQ6_K: return {256, 210};
+      case Packing::kIQ2_XXS: return {256, 66};
+      case Packing::kIQ2_XS: return {256, 74};
+      case Packing::kIQ3_XXS: return {256, 98};
+      case Packing::kIQ1_S: return {256, 50};
+      case Packing::kIQ3_S: return {256, 110};
+      case Packing::kIQ2_S: return {256, 82};
       case Packing::kIQ4_XS: return {256, 136};
+      case Packing::kIQ1_M: return {256, 56};
       default: break;
     }
     if (packing < 1 || packing > 8) return {0, 0};
@@ -85,6 +93,10 @@ class BlocksWeights {
       if (number != codes_.number)
         return "there should be as many weights in each operand, got " +
                std::to_string(number) + " and " + std::to_string(codes_.number);
+    const int64_t points = codebook_points(static_cast<Packing>(o_.packing));
+    if (points > 0 &&
+        (o_.scale.element_type() != ffi::U16 || scale_.each() != points))
+      return "there should be a codebook of " + std::to_string(points) + " points";
     if (is_gguf()) return "";
     if (o_.block < o_.k && o_.block % 16 != 0)
       return "blocks should have a multiple of 16 codes";
@@ -114,6 +126,9 @@ class BlocksWeights {
         static_cast<PointType>(o_.point_type),
         o_.base,
         o_.points.typed_data() + i * points_.each(),
+        codebook_points(static_cast<Packing>(o_.packing)) == 0
+            ? nullptr
+            : static_cast<const uint16_t*>(o_.scale.untyped_data()) + i * scale_.each(),
     };
   }
 

@@ -114,8 +114,29 @@ enum class Packing : int32_t {
   kQ4_K = 112,
   kQ5_K = 113,
   kQ6_K = 114,
+  kIQ2_XXS = 116,
+  kIQ2_XS = 117,
+  kIQ3_XXS = 118,
+  kIQ1_S = 119,
+  kIQ3_S = 121,
+  kIQ2_S = 122,
   kIQ4_XS = 123,
+  kIQ1_M = 129,
 };
+
+// The number of points that a packing may index; 0 if it has no codebook.
+constexpr int64_t codebook_points(Packing packing) {
+  switch (packing) {
+    case Packing::kIQ2_XXS:
+    case Packing::kIQ3_XXS: return 256;
+    case Packing::kIQ2_XS:
+    case Packing::kIQ3_S: return 512;
+    case Packing::kIQ2_S: return 1024;
+    case Packing::kIQ1_S:
+    case Packing::kIQ1_M: return 2048;
+    default: return 0;
+  }
+}
 
 // What codes stand for: integers, points of a table of 256, or of 8 bits, floats with 3
 // or 2 bits of mantissa (`float8_e4m3fn` and `float8_e5m2`) or integers with a sign.
@@ -153,6 +174,9 @@ struct Blocks {
   PointType point_type;
   int32_t base;         // of integers: the code that stands for zero
   const float* points;  // the table
+  // Of types with a codebook: the levels of its points, the first the lowest. As many
+  // as their indices can be; null for other types.
+  const uint16_t* codebook;
 };
 
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks

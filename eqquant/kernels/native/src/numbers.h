@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "codebooks.h"
 #include "kernels.h"
 #include "packing.h"
 #include "parts.h"
@@ -134,7 +135,14 @@ class Numbers {
       EQQUANT_PACKING(kQ4_K)
       EQQUANT_PACKING(kQ5_K)
       EQQUANT_PACKING(kQ6_K)
+      EQQUANT_PACKING(kIQ2_XXS)
+      EQQUANT_PACKING(kIQ2_XS)
+      EQQUANT_PACKING(kIQ3_XXS)
+      EQQUANT_PACKING(kIQ1_S)
+      EQQUANT_PACKING(kIQ3_S)
+      EQQUANT_PACKING(kIQ2_S)
       EQQUANT_PACKING(kIQ4_XS)
+      EQQUANT_PACKING(kIQ1_M)
 #undef EQQUANT_PACKING
     }
   }
@@ -154,7 +162,7 @@ class Numbers {
                      _MM_HINT_T0);
       return;
     }
-    const UnpackedCodes<B> found = {piece.codes, piece.zero};
+    const UnpackedCodes<B> found = {piece.codes, piece.zero, w_.codebook};
     const int64_t slice = i % P::kSlices;
     if (count == kRows)
       P::unpack(Unit<B, false>{at, w_.n, count}, slice, piece.number, found);
@@ -200,7 +208,17 @@ class Numbers {
     using S = Parts<packing>;
     const auto base = V::all(static_cast<float>(w_.base));
     typename V::Floats step[4], low[4];
-    halves(unit, S::kStep, step);
+    if constexpr (packing == Packing::kIQ1_M) {
+      alignas(64) uint8_t first[kRows], last[kRows];
+      S::step_bytes(unit, first, last);
+      halves(first, last, step);
+    } else {
+      halves(unit, S::kStep, step);
+    }
+    if constexpr (unit_of(packing) != 1) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) step[v] = V::mul(step[v], V::all(unit_of(packing)));
+    }
     halves(unit, S::kLow, low);
     const auto set_run = [&](int64_t r, int v, auto scale, auto minimum) {
       set(piece, r, v, {r * P::kBlock, (r + 1) * P::kBlock}, scale, base, minimum);
@@ -234,6 +252,12 @@ class Numbers {
       B::store(low, unit[at]);
       B::store(high, unit[at + 1]);
     }
+    halves(low, high, found);
+  }
+
+  // From the lower and the upper byte of each.
+  static void halves(const uint8_t* low, const uint8_t* high,
+                     typename V::Floats* found) {
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v)
       found[v] = V::from_half(

@@ -36,6 +36,7 @@ template <class B>
 struct UnpackedCodes {
   uint8_t* codes;
   const uint8_t* zero;
+  const uint16_t* codebook;  // see `Blocks`
 
   void operator()(int64_t k, typename B::Vector code) const {
     const auto less = B::load(zero + k / 16 * B::lanes);

@@ -33,6 +33,7 @@ struct Bytes256 {
     return _mm256_and_si256(x, all(y));
   }
   static Vector either(Vector x, Vector y) { return _mm256_or_si256(x, y); }
+  static Vector differing(Vector x, Vector y) { return _mm256_xor_si256(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm256_sub_epi8(x, y); }
   // Shifts pairs of bytes: bits move into the neighbour.
   template <int bits>

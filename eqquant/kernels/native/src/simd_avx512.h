@@ -25,6 +25,7 @@ struct Bytes512 {
     return _mm512_and_si512(x, all(y));
   }
   static Vector either(Vector x, Vector y) { return _mm512_or_si512(x, y); }
+  static Vector differing(Vector x, Vector y) { return _mm512_xor_si512(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm512_sub_epi8(x, y); }
   // Shifts pairs of bytes: bits move into the neighbour.
   template <int bits>
