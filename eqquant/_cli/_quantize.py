@@ -96,7 +96,11 @@ def add_to(commands: Any) -> Parser:
         help="for llama.cpp, the folder of Hugging Face, or the GGUF file, with the "
         "hyperparameters and the tokenizer (default: IN, if it has a config.json)",
     )
-    add_flag(bare, "--bare", "write a GGUF file of arrays alone, by their names in IN")
+    bare.add_argument(
+        "--bare",
+        action="store_true",
+        help="write a GGUF file of arrays alone, by their names in IN",
+    )
     add_flag(quantize, "--fresh", "start over, even if there is an OUT.partial")
     return quantize
 

@@ -53,7 +53,11 @@ _kinds = {
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         "smollm",
     ),
-    "mistral": ("Mistral", {"sliding_window": 64, "head_dim": 32}, "pieces"),
+    "mistral": (
+        "Mistral",
+        {"sliding_window": 64, "head_dim": 32, "num_attention_heads": 8},
+        "pieces",
+    ),
     "nemo": ("Mistral", {"sliding_window": None, "head_dim": 128}, "tekken"),
     "qwen2": ("Qwen2", {"rope_parameters": _theta(1e6)}, "qwen2"),
     "qwen2-yarn": (
@@ -108,7 +112,7 @@ def make(kind: str, folder: pathlib.Path) -> None:
     name = name.removesuffix("Text")
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     for path, x in model.named_parameters():
-        size = 0.5 if x.ndim == 1 else 2 * x.shape[-1] ** -0.5
+        size = 0.3 if x.ndim == 1 else x.shape[-1] ** -0.5
         x.data += size * torch.randn_like(x) if "embed" not in path else 0
     model.save_pretrained(folder)
 

@@ -1,6 +1,7 @@
-"""Logits and tokens, to compare: `python run.py llama_cpp FILE.gguf TEXTS OUT` of
-llama.cpp, and `python run.py transformers FOLDER TEXTS OUT` of transformers. TEXTS is a
-list in JSON, and OUT a file for `numpy.load`: `tokens.0`, `logits.0`, ..."""
+"""Logits and tokens, to compare: `python run.py llama_cpp FILE.gguf BLOCK TEXTS OUT`
+of llama.cpp, and `python run.py transformers FOLDER BLOCK TEXTS OUT` of transformers,
+with the inputs of products rounded to 8 bits in blocks of so many numbers, if not 0.
+TEXTS is a list in JSON, and OUT a file for `numpy.load`: `logits`, `tokens.0`, ..."""
 
 import json
 import pathlib
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 
 
-def llama_cpp(path, texts):
+def llama_cpp(path, block, texts):
     import llama_cpp
 
     # Keys and values in float32, too.
@@ -35,7 +36,7 @@ def llama_cpp(path, texts):
     return found | {"logits": model.scores[: len(numbers)]}
 
 
-def transformers(folder, texts):
+def transformers(folder, block, texts):
     import tokenizers
     import torch
     import transformers
@@ -55,10 +56,21 @@ def transformers(folder, texts):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
+    for layer in model.modules():
+        if block > 0 and isinstance(layer, torch.nn.Linear):
+            layer.register_forward_pre_hook(lambda layer, x: (rounded(x[0], block),))
     numbers = probe(len(texts), model.config.vocab_size)
     with torch.inference_mode():
         logits = model(torch.tensor([numbers])).logits[0].numpy()
     return found | {"logits": logits}
+
+
+def rounded(x, block):
+    """Numbers rounded as llama.cpp does it before it multiplies quantized weights."""
+    blocks = x.unflatten(-1, (-1, block))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    stored = scale.half().float() if block == 32 else scale
+    return ((blocks / scale.clamp(min=1e-30)).round() * stored).flatten(-2)
 
 
 def probe(seed, size):
@@ -67,6 +79,6 @@ def probe(seed, size):
 
 
 if __name__ == "__main__":
-    kind, path, texts, out = sys.argv[1:]
+    kind, path, block, texts, out = sys.argv[1:]
     run = {"llama_cpp": llama_cpp, "transformers": transformers}[kind]
-    np.savez(out, **run(path, json.loads(texts)))
+    np.savez(out, **run(path, int(block), json.loads(texts)))

@@ -96,8 +96,9 @@ def convert(
     **Raises:**
 
     A `ValueError` if an array cannot be read, quantized or written, if `stats` are of
-    other arrays, if llama.cpp could not run the model, or if `OUT.partial` is from a call with other arguments. A
-    `FileExistsError` if `out` exists, or if `OUT.partial` has other files.
+    other arrays, if llama.cpp could not run the model, or if `OUT.partial` is from a
+    call with other arguments. A `FileExistsError` if `out` exists, or if `OUT.partial`
+    has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")

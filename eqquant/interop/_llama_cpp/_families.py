@@ -3,7 +3,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._rename import inverse_tables
-from ._hyperparameters import gemma, gemma2, gemma3, Hyperparameters, llama, qwen
+from ._hyperparameters import (
+    gemma,
+    gemma2,
+    gemma3,
+    Hyperparameters,
+    llama,
+    most_layers,
+    qwen,
+)
 from ._values import Values
 
 
@@ -75,7 +83,8 @@ class Family:
         head = {"output.weight": "ve"} if self.has_head else {}
         factors = {"rope_freqs.weight": "r"} if self.has_factors else {}
         needed = {"token_embd.weight": "ve", "output_norm.weight": "e"}
-        layers = range(self._values(metadata).count(f"{self.architecture}.block_count"))
+        key = f"{self.architecture}.block_count"
+        layers = range(self._values(metadata).count(key, most=most_layers))
         needed |= {f"blk.{i}.{k}": x for i in layers for k, x in self.block.items()}
         maybe = head | factors
         maybe |= {f"blk.{i}.{k}": x for i in layers for k, x in self.optional.items()}
@@ -112,9 +121,7 @@ def _shapes(tensors, sizes):
 _llama = Family(
     "llama", llama, _block, _biases | _other_biases, _names, has_factors=True
 )
-_gemma = Family(
-    "gemma", gemma, _block, {}, _names, has_head=False, is_shifted=True
-)
+_gemma = Family("gemma", gemma, _block, {}, _names, has_head=False, is_shifted=True)
 # By the architecture in the configuration.
 families: dict[str, Family] = {
     "LlamaForCausalLM": _llama,

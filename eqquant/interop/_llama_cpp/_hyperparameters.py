@@ -9,6 +9,9 @@ from ._values import Values
 # Each gives the metadata of a configuration, by keys without the architecture's prefix.
 Hyperparameters: TypeAlias = Callable[[Values], dict[str, Any]]
 
+# Of llama.cpp.
+most_layers = 512
+
 
 def llama(config: Values) -> dict[str, Any]:
     """Those of Llama and Mistral. A file's context is as long as the window of its
@@ -42,7 +45,7 @@ def gemma2(config: Values) -> dict[str, Any]:
     found = _common(config, theta=1e4)
     _check_activation(config, "gelu_pytorch_tanh", "hidden_activation")
     _check_scale(config, 46)
-    layers = config.count("num_hidden_layers")
+    layers = config.count("num_hidden_layers", most=most_layers)
     return (
         found
         | _softcaps(config, "attn_logit_softcapping", "final_logit_softcapping")
@@ -64,8 +67,10 @@ def gemma3(config: Values) -> dict[str, Any]:
         found |= _softcaps(config, "final_logit_softcapping")
     if config.get("sliding_window") is None:
         return found
+    if config.flag("use_bidirectional_attention", False):
+        raise config.wrong("use_bidirectional_attention", "false, as llama.cpp,", True)
     period = config.count("sliding_window_pattern", 6)
-    layers = config.count("num_hidden_layers")
+    layers = config.count("num_hidden_layers", most=most_layers)
     local = rope_values(config, "sliding_attention")
     is_whole = config.get("rope_parameters") is None
     theta = config.number("rope_local_base_freq", 1e4)
@@ -87,7 +92,7 @@ def _common(config, theta):
     if size % 2 == 1:
         raise config.wrong("head_dim", "an even number", size)
     return {
-        "block_count": config.count("num_hidden_layers"),
+        "block_count": config.count("num_hidden_layers", most=most_layers),
         "context_length": config.count("max_position_embeddings"),
         "embedding_length": config.count("hidden_size"),
         "feed_forward_length": config.count("intermediate_size"),
@@ -118,7 +123,7 @@ def _check_activation(config, wanted, key="hidden_act"):
 def _check_scale(config, largest):
     # llama.cpp knows the largest model, of other scores, by the number of its layers.
     size = head_size(config)
-    if config.count("num_hidden_layers") == largest:
+    if config.count("num_hidden_layers", most=most_layers) == largest:
         size = config.count("hidden_size") // config.count("num_attention_heads")
     found = config.number("query_pre_attn_scalar", size)
     if not math.isclose(found, size):
@@ -131,16 +136,11 @@ def _windows(config, default, period):
     # Which layers attend to a window.
     found = {"attention.sliding_window": config.count("sliding_window")}
     kinds = config.items("layer_types")
-    if not kinds:
-        windows = default
-    elif len(kinds) == len(default) and {"full_attention", "sliding_attention"}.issuperset(kinds):
-        windows = [kind == "sliding_attention" for kind in kinds]
-    else:
-        raise config.wrong(
-            "layer_types",
-            "'full_attention' or 'sliding_attention' for each layer",
-            kinds,
-        )
+    windows = [kind == "sliding_attention" for kind in kinds] or default
+    wrong = any(kind not in ("sliding_attention", "full_attention") for kind in kinds)
+    if wrong or len(windows) != len(default):
+        wanted = "'full_attention' or 'sliding_attention' for each layer"
+        raise config.wrong("layer_types", wanted, kinds)
     usual = [(i + 1) % period != 0 for i in range(len(windows))]
     if windows != usual:
         found["attention.sliding_window_pattern"] = windows

@@ -9,12 +9,13 @@ from .._containers import Part
 from .._layouts import gguf_parts
 from .._rename import renamed
 from ._describe import describe
+from ._families import Family
 from ._file_type import file_type
 
 
-_factors = "rope_freqs.weight"
+_head, _factors = "output.weight", "rope_freqs.weight"
 _prefixes = ("model.", "lm_head.")
-# Transformers has these in older files, and computes them from the configuration.
+# Older files have these, and all others compute them from the configuration.
 _computed = "rotary_emb.inv_freq"
 
 
@@ -43,25 +44,25 @@ class ModelFile:
 
         A `ValueError` if something is missing, damaged, or unknown to llama.cpp.
         """
-        overrides = {} if overrides is None else dict(overrides)
-        self._family, metadata, self._factors, tied = describe(config, overrides)
-        self._rename, self._is_tied = rename, tied
-        self.metadata = metadata
+        overrides = dict(overrides or {})
+        description = describe(config, overrides)
+        self._family, self.metadata = description.family, description.metadata
+        self._factors, self._rename = description.factors, rename
+        self._is_tied = description.is_tied is True
         self._needed, self._optional = {}, {}
         if self._family is not None:
-            self._needed, self._optional = self._family.shapes(metadata)
-            if tied is False:
-                head = "output.weight"
-                self._needed[head] = self._optional.pop(head)
+            self._needed, self._optional = self._family.shapes(self.metadata)
+            if description.is_tied is False:
+                self._needed[_head] = self._optional.pop(_head)
+        # The array with which to write the factors.
         self._bearer = None
         found = {name: self.parts(name, x) for name, x in arrays.items()}
-        written = {key for parts in found.values() for key in parts}
-        self._check_complete(written)
-        if self._factors is not None and _factors not in written:
-            self._bearer = next(name for name, parts in found.items() if parts)
-            found[self._bearer] = self.parts(self._bearer, arrays[self._bearer])
-        kinds = [part for parts in found.values() for part in parts.values()]
-        self.metadata = metadata | file_type(kinds) | overrides
+        if self._family is not None:
+            self._check_complete(self._family, found)
+        if not any(_factors in parts for parts in found.values()):
+            self._bearer = next((name for name in found if found[name]), None)
+        parts = [part for parts in found.values() for part in parts.values()]
+        self.metadata |= file_type(parts) | overrides
 
     def parts(self, name: str, x: Any) -> dict[str, Part]:
         """The tensors of an array: none if llama.cpp does not have it.
@@ -72,23 +73,22 @@ class ModelFile:
         """
         found: dict[str, Part] = {}
         for new in renamed(name, self._rename, inverse=True):
-            found |= self._parts(new, x)
-        if name == self._bearer:
-            factors = self._factors
+            if self._family is None:
+                found |= gguf_parts(new, x, self.metadata)
+            else:
+                found |= self._parts(self._family, new, x)
+        factors = self._factors
+        if name == self._bearer and factors is not None:
             found[_factors] = Part("F32", factors.shape, lambda: factors)
         return found
 
-    def _parts(self, name, x):
-        family = self._family
-        if family is None:
-            return gguf_parts(name, x, self.metadata)
-        if name in self._needed or name in self._optional:
-            place, shift = name, False
-        else:
+    def _parts(self, family: Family, name, x):
+        place, is_shifted = name, False
+        if name not in self._needed and name not in self._optional:
             full = name if name.startswith(_prefixes) else f"model.{name}"
-            (place,) = renamed(full, family.names) or (None,)
-            shift = family.is_shifted and place.endswith("norm.weight")
-        if place == "output.weight" and self._is_tied or name.endswith(_computed):
+            (place,) = renamed(full, family.names)
+            is_shifted = family.is_shifted and place.endswith("norm.weight")
+        if name.endswith(_computed) or place == _head and self._is_tied:
             return {}
         shape = self._needed.get(place, self._optional.get(place))
         if shape is None:
@@ -103,25 +103,27 @@ class ModelFile:
                 f"{tuple(x.shape)}."
             )
         parts = gguf_parts(place, x, self.metadata)
-        return {key: _as_needed(part, shift) for key, part in parts.items()}
+        return {key: _as_needed(part, is_shifted) for key, part in parts.items()}
 
-    def _check_complete(self, written):
+    def _check_complete(self, family: Family, found):
+        written = {key for parts in found.values() for key in parts}
         missing = [name for name in self._needed if name not in written]
-        if not missing:
-            return
-        names = {new: old for old, new in self._family.names.items()}
-        tables = {new: old for new, old in names.items() if isinstance(new, str)}
-        (old,) = renamed(missing[0], tables)
-        more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise ValueError(
-            f"There should be {missing[0]!r} ({old!r} in Hugging Face){more}, as the "
-            "configuration has it."
-        )
+        if missing:
+            (old,) = renamed(
+                missing[0], {new: old for old, new in family.names.items()}
+            )
+            more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
+            raise ValueError(
+                f"There should be {old!r} ({missing[0]!r} in llama.cpp){more}, by the "
+                "configuration."
+            )
 
 
-def _as_needed(part, shift):
+def _as_needed(part, is_shifted):
     # llama.cpp adds vectors, and multiplies by them, in float32.
-    if part.kind != "F64" and (len(part.shape) > 1 or part.kind == "F32" and not shift):
+    if part.kind != "F64" and len(part.shape) > 1:
         return part
-    one = np.float32(1 if shift else 0)
-    return Part("F32", part.shape, lambda: part.make().astype(np.float32) + one)
+    if part.kind == "F32" and not is_shifted:
+        return part
+    more = np.float32(1 if is_shifted else 0)
+    return Part("F32", part.shape, lambda: part.make().astype(np.float32) + more)

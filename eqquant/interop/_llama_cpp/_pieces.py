@@ -4,6 +4,7 @@ from typing import Any
 
 from ._bytes import merges_of, tokens_of
 from ._sentencepiece import read_sentencepiece
+from ._special import special_key
 from ._values import Values
 from ._vocabulary import byte, normal, Token, unknown, user_defined, Vocabulary
 
@@ -23,6 +24,7 @@ def add_pieces(
     Their metadata.
     """
     prefix = tokenizer is not None and _has_prefix(tokenizer)
+    special = {}
     if model is not None:
         found = read_sentencepiece(model, "'tokenizer.model'")
         for i, token in enumerate(found.tokens):
@@ -30,12 +32,14 @@ def add_pieces(
                 token = token._replace(text=token.text.replace(space, " "))
             vocabulary.add(i, token)
         prefix = found.space_prefix if tokenizer is None else prefix
+        special = {special_key(kind): i for kind, i in found.special.items()}
     elif tokenizer is not None:
         _add_from_merges(tokenizer, vocabulary)
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.add_space_prefix": prefix,
+        **special,
     }
 
 

@@ -1,16 +1,21 @@
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._vocabulary import byte, control, normal, Token, unknown, unused, user_defined
 
 
 class SentencePiece(NamedTuple):
-    """A `tokenizer.model`: its tokens in order, and whether text gets a space at its
-    beginning."""
+    """A `tokenizer.model`.
+
+    - `tokens`: in order.
+    - `space_prefix`: whether text gets a space at its beginning.
+    - `special`: the numbers of tokens by their kinds.
+    """
 
     tokens: list[Token]
     space_prefix: bool
+    special: dict[str, int]
 
 
 def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
@@ -29,32 +34,36 @@ def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
     A `ValueError` if it is damaged, or a model that merges no pairs.
     """
     try:
-        pieces, kind, space_prefix = _model(memoryview(data))
+        pieces, trainer, normalizer = _model(memoryview(data))
         tokens = [_token(piece) for piece in pieces]
     except (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError):
         raise ValueError(f"{what} is no model of SentencePiece, or damaged.") from None
+    kind = trainer.get(3, 1)
     if kind != 2:
         raise ValueError(
             f"{what} should be a model of SentencePiece that merges pairs (BPE), as "
             f"llama.cpp has it for these architectures. Got model type {kind}."
         )
-    return SentencePiece(tokens, space_prefix)
+    found = {name: trainer.get(key, i) for name, (key, i) in _special.items()}
+    special = {name: i for name, i in found.items() if i in range(len(tokens))}
+    return SentencePiece(tokens, bool(normalizer.get(3, True)), special)
 
 
 # The types of pieces, and what llama.cpp calls them.
 _types = {1: normal, 2: unknown, 3: control, 4: user_defined, 5: unused, 6: byte}
 
+# The fields with the numbers of special tokens, and what these are by default.
+_special = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
+
 
 def _model(data):
-    pieces, kind, space_prefix = [], 1, True
+    pieces, settings = [], {2: {}, 3: {}}
     for number, value in _fields(data):
         if number == 1:
             pieces.append(value)
-        elif number == 2:
-            kind = dict(_fields(value)).get(3, kind)
-        elif number == 3:
-            space_prefix = bool(dict(_fields(value)).get(3, space_prefix))
-    return pieces, kind, space_prefix
+        elif number in settings:
+            settings[number] = dict(_fields(value))
+    return pieces, settings[2], settings[3]
 
 
 def _token(piece):
@@ -64,7 +73,7 @@ def _token(piece):
     return Token(text, score if score == score else 0.0, _types[values.get(3, 1)])
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
     # The fields of a message of protocol buffers.
     position = 0
     while position < len(data):

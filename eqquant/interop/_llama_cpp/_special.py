@@ -1,4 +1,5 @@
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from ._values import read_bytes, read_values, Values
@@ -9,12 +10,19 @@ from ._vocabulary import Vocabulary
 _kinds = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
+def special_key(kind: str) -> str:
+    """The metadata with the number of a token: of `"bos"`, `"eos"`, `"unk"` or
+    `"pad"`."""
+    return f"tokenizer.ggml.{_kinds[kind]}_token_id"
+
+
 def special_tokens(
     folder: pathlib.Path,
     config: Values,
     tokenizer: Values | None,
     settings: Values,
     vocabulary: Vocabulary,
+    known: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The metadata about special tokens: which they are, which are added to text, and
     the template of chats.
@@ -22,6 +30,7 @@ def special_tokens(
     **Arguments:**
 
     - `tokenizer`, `settings`: `tokenizer.json` and `tokenizer_config.json`.
+    - `known`: metadata for what these do not tell.
 
     **Raises:**
 
@@ -35,13 +44,13 @@ def special_tokens(
             numbers[kind] = vocabulary.number(_content(more.get(f"{kind}_token")))
         if numbers[kind] is None:
             numbers[kind] = _first(config.get(f"{kind}_token_id"), len(vocabulary))
+        if numbers[kind] is None:
+            numbers[kind] = _first(known.get(special_key(kind)), len(vocabulary))
     if numbers["unk"] is None and tokenizer is not None:
         unknown = tokenizer.below("model").get("unk_token")
         numbers["unk"] = vocabulary.number(unknown)
     found: dict[str, Any] = {
-        f"tokenizer.ggml.{name}_token_id": numbers[kind]
-        for kind, name in _kinds.items()
-        if numbers[kind] is not None
+        special_key(kind): i for kind, i in numbers.items() if i is not None
     }
     for kind, adds in _added(tokenizer, settings, vocabulary, numbers).items():
         if adds and numbers[kind] is None:
@@ -64,11 +73,9 @@ def _first(number, size):
 
 def _added(tokenizer, settings, vocabulary, numbers):
     """Whether a token is added at the beginning (bos), and at the end (eos)."""
-    processor = Values({}, "") if tokenizer is None else tokenizer.below("post_processor")
-    steps = [processor]
-    if processor.get("type") == "Sequence":
-        steps = processor.objects("processors")
-    for step in steps:
+    whole = Values({}, "") if tokenizer is None else tokenizer.below("post_processor")
+    is_sequence = whole.get("type") == "Sequence"
+    for step in whole.objects("processors") if is_sequence else [whole]:
         if step.get("type") == "TemplateProcessing":
             return _of_template(step, vocabulary, numbers)
     # Without a `tokenizer.json`, the classes of SentencePiece add the first one.

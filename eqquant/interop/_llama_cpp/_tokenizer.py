@@ -36,10 +36,7 @@ def tokenizer_metadata(
             "For a file without a tokenizer, pass the metadata "
             '{"tokenizer.ggml.model": "none"}.'
         )
-    size = config.count("vocab_size")
-    if size > _largest:
-        raise config.wrong("vocab_size", f"a number up to {_largest}", size)
-    vocabulary = Vocabulary(size)
+    vocabulary = Vocabulary(config.count("vocab_size", most=_largest))
     try:
         if tokenizer is not None and is_of_bytes(tokenizer):
             found = add_bytes(tokenizer, vocabulary, overrides)
@@ -47,7 +44,7 @@ def tokenizer_metadata(
             found = add_pieces(tokenizer, model, vocabulary)
         _add_others(tokenizer, settings, vocabulary)
         found |= vocabulary.metadata(scores=found["tokenizer.ggml.model"] == "llama")
-        found |= special_tokens(folder, config, tokenizer, settings, vocabulary)
+        found |= special_tokens(folder, config, tokenizer, settings, vocabulary, found)
     except ValueError as e:
         raise ValueError(f"Could not read the tokenizer of {str(folder)!r}: {e}") from e
     return found

@@ -24,7 +24,7 @@ class Values:
         """A value of any kind. `None` if there is none."""
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
         """A positive integer.
 
         **Raises:**
@@ -32,14 +32,17 @@ class Values:
         A `ValueError` if it is missing without a `default`, or if it is another value.
         """
         found = self._or(key, default)
-        if type(found) is not int or not 0 < found < 2**31:
+        if type(found) is not int or found < 1:
             raise self.wrong(key, "a positive integer", found)
+        if found > most:
+            raise self.wrong(key, f"a number up to {most}", found)
         return found
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | int | None = None) -> float:
         """A positive number."""
         found = self._or(key, default)
-        if type(found) not in (int, float) or not 0 < found < 2**63:
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not is_number or not 0 < found < 2**63:
             raise self.wrong(key, "a positive number", found)
         return float(found)
 
@@ -82,7 +85,7 @@ class Values:
         got = "It has none" if found is None else f"Got {short(found)}"
         return ValueError(f"{self.where} should have {wanted} for {key!r}. {got}.")
 
-    def _or(self, key, default):
+    def _or(self, key: str, default: Any) -> Any:
         found = self._values.get(key)
         return default if found is None else found
 
