@@ -138,10 +138,12 @@ def _check_format(kind, format, folders, tmp_path, capsys):
     found = _compared(file, dense, tmp_path, _has_specials(folder), block)
     _say(capsys, kind, format, found)
     # Where a number lies between two of 8 bits, it may go to either, and the positions
-    # after it differ from there on. (GELU is never quite the same.)
+    # after it differ from there on. (GELU is never quite the same; nor are types with
+    # minima, for which llama.cpp also rounds the sums of inputs.)
     _, usual, best, same = found
     assert usual < 0.05 and same > 0.85
-    assert best < (2e-2 if "gemma" in kind else 1e-3)
+    is_close = "gemma" in kind or format in ("Q4_1", "Q5_1")
+    assert best < (3e-2 if is_close else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
