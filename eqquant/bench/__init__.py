@@ -21,6 +21,11 @@ from ._formats import (
     default_formats as default_formats,
     Quantization as Quantization,
 )
+from ._generation import (
+    Generation as Generation,
+    measure_generation as measure_generation,
+    run_generation as run_generation,
+)
 from ._gpu_measure import GPUMeasurement as GPUMeasurement, measure_gpu as measure_gpu
 from ._gpu_run import gpu_table as gpu_table, read_gpu as read_gpu, run_gpu as run_gpu
 from ._measure import measure as measure
