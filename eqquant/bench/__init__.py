@@ -3,7 +3,7 @@ they take, next to float32 and to other libraries.
 
 May import every room but `_cli`, and rich and matplotlib. To add a product of another
 library, write a function from a weight to a `Candidate` in `_peers_*.py`, and list it
-in `_peers.py`.
+in `_peers.py`. Whole models run in processes of their own, in `_generation*.py`.
 """
 
 from ._clock import Times as Times

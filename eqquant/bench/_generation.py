@@ -3,6 +3,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from ..formats import AbstractFormat, as_format
@@ -146,28 +148,27 @@ def run_generation(
 _caption = (
     "Tokens per second of a transformer of Llama's architecture with random weights: "
     "for reading texts of some lengths, and for continuing some texts at once, each of "
-    "128 tokens, by 32. MB: of the file; resident, of the whole process after that, and "
-    "below it before the model is read. "
-    "Error: the largest difference of logits from those in float32, relative to the "
-    "largest logit; it is of the rounding of weights, and in llama.cpp also of inputs."
+    "128 tokens, by 32. MB: of the file; resident, of the whole process after that, "
+    "and, below, before the model is read. Error: the largest difference of logits "
+    "from those in float32, relative to the largest logit: that of rounded weights, "
+    "and in llama.cpp also of rounded inputs."
 )
 
 
-def generation_table(rows: Sequence[Generation]):
+def generation_table(rows: Sequence[Generation]) -> Table:
     """The table of how fast models read and generate text."""
     first = rows[0]
     headings = [f"read\n{n}" for n in first.prefill]
     headings += [f"continue\n{n}" for n in first.decode]
     table = plain_table(
         "Tokens per second",
-        ("format,\n  library", *headings, "MB", "resi-\ndent") + ("error",),
+        ("format,\n  library", *headings, "MB", "resi-\ndent", "error"),
     )
     for row in rows:
         name = Text(row.format).append(f"\n  {row.library}", "dim")
         speeds = [*row.prefill.values(), *row.decode.values()]
-        resident = (
-            "" if row.resident_bytes is None else f"{row.resident_bytes / 1e6:.0f}"
-        )
+        resident = Text(megabytes(row.resident_bytes))
+        resident.append(f"\n{megabytes(row.idle_bytes)}", "dim")
         table.add_row(
             name,
             *(f"{x:.0f}" for x in speeds),
@@ -181,9 +182,11 @@ def generation_table(rows: Sequence[Generation]):
 def llama_cpp_python() -> str | None:
     """A Python that has llama.cpp, if there is one."""
     named = os.environ.get("EQQUANT_LLAMA_CPP")
+    if named is not None and shutil.which(named) is None:
+        return None
     if named is not None:
-        code = subprocess.run([named, "-c", "import llama_cpp"], capture_output=True)
-        return named if code.returncode == 0 else None
+        done = subprocess.run([named, "-c", "import llama_cpp"], capture_output=True)
+        return named if done.returncode == 0 else None
     return None if importlib.util.find_spec("llama_cpp") is None else sys.executable
 
 
