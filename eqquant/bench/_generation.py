@@ -36,8 +36,8 @@ class Generation:
       continued.
     - `resident_bytes`, `most_bytes`, `idle_bytes`: the memory of the process after
       that, at most, and before the model is read. `None` if unknown.
-    - `error`: the largest difference from the logits of the first row, which is in
-      float32, relative to the largest logit.
+    - `error`: the largest difference of a thousand logits from those of the first row,
+      which is in float32, relative to the largest of them.
     """
 
     library: str

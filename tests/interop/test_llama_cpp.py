@@ -516,6 +516,7 @@ def test_command(tmp_path):
     (folder / "tokenizer.json").unlink()
     code, error = run(folder, tmp_path / "e.gguf")
     assert code == 2 and "should have a 'tokenizer.json' or a 'tokenizer.mod" in error
+    assert "--bare" in error and not (tmp_path / "e.gguf").exists()
 
 
 def test_metadata_overrides(tmp_path):

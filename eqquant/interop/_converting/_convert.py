@@ -136,7 +136,15 @@ def _converted(
     structs = {p.name: _struct(p, kind) for p in planned}
     metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
     index_name = f"{stem}.safetensors.index.json"
-    aim = target(kind, structs, metadata, index_name, config)
+    try:
+        aim = target(kind, structs, metadata, index_name, config)
+    except ValueError as e:
+        if config is None:
+            raise
+        raise ValueError(
+            f"{e} (With `config=False`, or --bare, it becomes a file of arrays alone, "
+            "which llama.cpp does not load.)"
+        ) from e
     files = shards(aim, structs, stem, most)
     packed = {n: x for n, x in structs.items() if isinstance(x, QuantizedArray)}
     found = aim.config({name: x.format for name, x in packed.items()})
