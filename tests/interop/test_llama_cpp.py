@@ -312,6 +312,25 @@ def test_tokenizer_model_alone(tmp_path):
     assert found["tokenizer.chat_template"] == "{{ b }}"
 
 
+def test_templates(tmp_path):
+    folder = folders.write(tmp_path / "a", "Llama")
+    templates = [{"name": "tools", "template": "a"}, {"name": "default"}]
+    templates[1]["template"] = "b"
+    # The first token is known from the template alone.
+    folders.write_json(folder / "tokenizer_config.json", {"chat_template": templates})
+    found = _fields(_written(folder))
+    assert found["tokenizer.chat_template"] == "b"
+    assert found["tokenizer.ggml.bos_token_id"] == 9
+    assert "tokenizer.ggml.eos_token_id" not in found
+    for wrong in ([{"name": []}, 3], 4, {}):
+        folders.write_json(folder / "tokenizer_config.json", {"chat_template": wrong})
+        with pytest.raises(ValueError, match="(objects|text) for 'chat_template'"):
+            _written(folder)
+    folders.write_json(folder / "tokenizer_config.json", {})
+    folders.write_json(folder / "chat_template.json", {"chat_template": "c"})
+    assert _fields(_written(folder))["tokenizer.chat_template"] == "c"
+
+
 def test_tokenizer_model_that_is_cut_short():
     from eqquant.interop._llama_cpp._sentencepiece import read_sentencepiece
 

@@ -97,14 +97,13 @@ def _yarn(config, rope, factor):
             raise rope.wrong(key, "no number, as llama.cpp has none,", rope.get(key))
     if not rope.flag("truncate", True):
         raise rope.wrong("truncate", "true, as llama.cpp does that,", False)
-    length = rope.get("original_max_position_embeddings")
     whole = config.count("max_position_embeddings")
+    length = rope.count("original_max_position_embeddings", whole)
     # llama.cpp multiplies by this one in any case.
     usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-    found = {
-        "rope.scaling.original_context_length": int(length or whole),
+    return {
+        "rope.scaling.original_context_length": length,
         "rope.scaling.attn_factor": rope.number("attention_factor", usual) / usual,
         "rope.scaling.yarn_beta_fast": rope.number("beta_fast", 32.0),
         "rope.scaling.yarn_beta_slow": rope.number("beta_slow", 1.0),
     }
-    return found

@@ -49,10 +49,11 @@ def special_tokens(
     if numbers["unk"] is None and tokenizer is not None:
         unknown = tokenizer.below("model").get("unk_token")
         numbers["unk"] = vocabulary.number(unknown)
+    added = _added(tokenizer, settings, vocabulary, numbers)
     found: dict[str, Any] = {
         special_key(kind): i for kind, i in numbers.items() if i is not None
     }
-    for kind, adds in _added(tokenizer, settings, vocabulary, numbers).items():
+    for kind, adds in added.items():
         if adds and numbers[kind] is None:
             raise settings.wrong(f"{kind}_token", "a token of the vocabulary", None)
         found[f"tokenizer.ggml.add_{kind}_token"] = adds
@@ -94,8 +95,10 @@ def _of_template(step, vocabulary, numbers):
     found = {"bos": place > 0, "eos": place < len(parts) - 1}
     for kind, around in (("bos", parts[:place]), ("eos", parts[place + 1 :])):
         names = [part.below("SpecialToken").get("id") for part in around]
-        wanted = [] if not names else [numbers[kind]]
-        if [vocabulary.number(name) for name in names] != wanted:
+        those = [vocabulary.number(name) for name in names]
+        if len(those) == 1 and numbers[kind] is None:
+            numbers[kind] = those[0]
+        if those and (those != [numbers[kind]] or those == [None]):
             raise step.wrong("single", f"the {kind} token, as llama.cpp,", names)
     return found
 
@@ -103,8 +106,9 @@ def _of_template(step, vocabulary, numbers):
 def _template(folder, settings):
     found = settings.get("chat_template")
     if isinstance(found, list):
-        named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
-        found = named.get("default")
+        named = settings.objects("chat_template")
+        own = [x.get("template") for x in named if x.get("name") == "default"]
+        found = own[0] if own else None
     if found is None:
         data = read_bytes(folder / "chat_template.jinja")
         found = None if data is None else data.decode()
