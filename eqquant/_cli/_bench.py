@@ -52,6 +52,12 @@ def add_to(commands: Any) -> Parser:
     )
     add_flag(
         bench,
+        "--llama",
+        "measure how fast a model of Llama's architecture reads and generates text, "
+        "beside llama.cpp where that is installed, instead of products",
+    )
+    add_flag(
+        bench,
         "--quick",
         "take half a minute: a smaller shape, fewer rounds, no decoding",
     )
@@ -65,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         as_quantization,
         run,
         run_conversions,
+        run_generation,
         run_memory,
     )
 
@@ -73,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.quantize:
         run_conversions()
+        return 0
+    if args.llama:
+        try:
+            run_generation(args.formats)
+        except ValueError as e:
+            return user_error("bench", str(e))
         return 0
     if args.out.exists() and not args.out.is_dir():
         return user_error("bench", f"--out should be a folder. Got the file {args.out}")

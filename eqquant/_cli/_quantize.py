@@ -88,6 +88,19 @@ def add_to(commands: Any) -> Parser:
         help="how to round (default: to nearest; with statistics: gptq; with an "
         "importance matrix: scale-search)",
     )
+    bare = quantize.add_mutually_exclusive_group()
+    bare.add_argument(
+        "--config",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="for llama.cpp, the folder of Hugging Face, or the GGUF file, with the "
+        "hyperparameters and the tokenizer (default: IN, if it has a config.json)",
+    )
+    bare.add_argument(
+        "--bare",
+        action="store_true",
+        help="write a GGUF file of arrays alone, by their names in IN",
+    )
     add_flag(quantize, "--fresh", "start over, even if there is an OUT.partial")
     return quantize
 
@@ -115,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
                 fresh=args.fresh,
                 stats=stats,
                 method=method,
+                config=False if args.bare else args.config,
                 progress=bar.update,
             )
     except (OSError, ValueError) as e:

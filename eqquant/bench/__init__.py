@@ -3,7 +3,7 @@ they take, next to float32 and to other libraries.
 
 May import every room but `_cli`, and rich and matplotlib. To add a product of another
 library, write a function from a weight to a `Candidate` in `_peers_*.py`, and list it
-in `_peers.py`.
+in `_peers.py`. Whole models run in processes of their own, in `_generation*.py`.
 """
 
 from ._clock import Times as Times
@@ -20,6 +20,11 @@ from ._formats import (
     as_quantization as as_quantization,
     default_formats as default_formats,
     Quantization as Quantization,
+)
+from ._generation import (
+    Generation as Generation,
+    measure_generation as measure_generation,
+    run_generation as run_generation,
 )
 from ._gpu_measure import GPUMeasurement as GPUMeasurement, measure_gpu as measure_gpu
 from ._gpu_run import gpu_table as gpu_table, read_gpu as read_gpu, run_gpu as run_gpu

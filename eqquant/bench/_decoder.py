@@ -24,7 +24,7 @@ class Size:
 
 
 class Decoder(eqx.Module):
-    """A transformer of Llama's architecture that generates one token at a time."""
+    """A transformer of Llama's architecture that reads and generates text."""
 
     embedding: eqx.nn.Embedding
     blocks: list["Block"]
@@ -44,12 +44,21 @@ class Decoder(eqx.Module):
         past: list[Float[Array, "2 h s c"]],
     ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
         """The logits of the next token, and the keys and values including this one."""
-        x = self.embedding(token)
+        return self.read(token[None], position, past)
+
+    def read(
+        self,
+        tokens: Int[Array, " t"],
+        start: Int[Array, ""],
+        past: list[Float[Array, "2 h s c"]],
+    ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
+        """The same after several tokens, at the positions from `start`."""
+        x = jax.vmap(self.embedding)(tokens)
         new = []
         for block, cache in zip(self.blocks, past):
-            x, cache = block(x, position, cache)
+            x, cache = block(x, start, cache)
             new.append(cache)
-        return self.head(self.norm(x)), new
+        return self.head(self.norm(x[-1])), new
 
 
 class Block(eqx.Module):
@@ -81,20 +90,25 @@ class Block(eqx.Module):
 
     def __call__(
         self,
-        x: Float[Array, " d"],
-        position: Int[Array, ""],
+        x: Float[Array, "t d"],
+        start: Int[Array, ""],
         past: Float[Array, "2 h s c"],
-    ) -> tuple[Float[Array, " d"], Float[Array, "2 h s c"]]:
-        y = self.norm1(x)
-        q, k, v = [f(y).reshape(self.heads, 1, -1) for f in (self.q, self.k, self.v)]
-        q, k = rotate(q, position[None]), rotate(k, position[None])
-        past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), position, 2)
-        mask = jnp.arange(past.shape[2])[None, :] <= position
+    ) -> tuple[Float[Array, "t d"], Float[Array, "2 h s c"]]:
+        y = jax.vmap(self.norm1)(x)
+        q, k, v = [
+            jax.vmap(f)(y).reshape(len(x), self.heads, -1).swapaxes(0, 1)
+            for f in (self.q, self.k, self.v)
+        ]
+        positions = start + jnp.arange(len(x))
+        q, k = rotate(q, positions), rotate(k, positions)
+        past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), start, 2)
+        mask = jnp.arange(past.shape[2])[None, :] <= positions[:, None]
         k, v = past
         y = jax.vmap(attend, in_axes=(0, 0, 0, None))(q, k, v, mask)
-        x = x + self.out(y.reshape(-1))
-        y = self.norm2(x)
-        return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y)), past
+        x = x + jax.vmap(self.out)(y.swapaxes(0, 1).reshape(len(x), -1))
+        y = jax.vmap(self.norm2)(x)
+        y = jax.nn.silu(jax.vmap(self.gate)(y)) * jax.vmap(self.up)(y)
+        return x + jax.vmap(self.down)(y), past
 
 
 def random_decoder(size: Size, seed: int) -> Decoder:

@@ -39,7 +39,7 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
         group = list(group)
         read = not math.isnan(group[0].memory)
         rate = f"; memory: {group[0].memory / 1e9:.1f} GB/s" if read else ""
-        table = _table(
+        table = plain_table(
             f"x[{m}, {k}] @ w[{k}, {n}]{rate}",
             ("format,\n  kernel", *_times, *(["% of\nmem."] if read else []))
             + ("bits", "temp.\nMB", "error,\noutlier", "com-\npile"),
@@ -53,11 +53,11 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
             table.add_row(
                 name,
                 *_cells(row.times),
-                *([_number(100 * row.bandwidth, ".0f")] if read else []),
-                _number(row.bits_per_weight, ".2f"),
-                _megabytes(row.temporary_bytes),
+                *([number(100 * row.bandwidth, ".0f")] if read else []),
+                number(row.bits_per_weight, ".2f"),
+                megabytes(row.temporary_bytes),
                 _errors(row),
-                _number(row.compile_seconds, ".1f"),
+                number(row.compile_seconds, ".1f"),
             )
         made.append(table)
     return made
@@ -65,7 +65,7 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
 
 def decoding_table(rows: Sequence[Decoding]) -> Table:
     """The table of the decoding speeds of a model."""
-    table = _table(
+    table = plain_table(
         f"Decoding, {rows[0].parameters / 1e6:.0f} million parameters",
         ("format", *_times, "tokens\nper s", "bits", "MB", "temp.\nMB", "error")
         + ("com-\npile",),
@@ -74,17 +74,17 @@ def decoding_table(rows: Sequence[Decoding]) -> Table:
         table.add_row(
             Text(row.name),
             *_cells(row.times),
-            _number(row.tokens_per_second, ".1f"),
-            _number(row.bits_per_weight, ".2f"),
+            number(row.tokens_per_second, ".1f"),
+            number(row.bits_per_weight, ".2f"),
             f"{row.nbytes / 1e6:.0f}",
-            _megabytes(row.temporary_bytes),
-            _number(row.error, ".0e"),
-            _number(row.compile_seconds, ".1f"),
+            megabytes(row.temporary_bytes),
+            number(row.error, ".0e"),
+            number(row.compile_seconds, ".1f"),
         )
     return table
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def plain_table(title: str, columns: Sequence[str]) -> Table:
     table = Table(
         title=Text(title),
         title_justify="left",
@@ -113,15 +113,15 @@ def _cells(times: Times) -> list[Text | str]:
 
 
 def _errors(row: Measurement) -> Text:
-    outlier = f"\n{_number(row.outlier_error, '.0e')}"
-    return Text(_number(row.error, ".0e")).append(outlier, "dim")
+    outlier = f"\n{number(row.outlier_error, '.0e')}"
+    return Text(number(row.error, ".0e")).append(outlier, "dim")
 
 
-def _number(x: float | None, spec: str) -> str:
+def number(x: float | None, spec: str) -> str:
     return "" if x is None or math.isnan(x) else f"{x:{spec}}"
 
 
-def _megabytes(nbytes: int | None) -> str:
+def megabytes(nbytes: int | None) -> str:
     return "" if nbytes is None else _rounded(nbytes / 1e6)
 
 

@@ -11,6 +11,7 @@ from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
 from ._layouts import gguf_parts, layouts, parts_of, writers
+from ._llama_cpp import ModelFile
 from ._nodes import dotted, is_data, leaves, python_scalar
 from ._rename import renamed
 from ._replacing import make_folder, replacing
@@ -22,8 +23,9 @@ def write_gguf(
     metadata: dict[str, Any] | None = None,
     *,
     rename: Any = None,
+    config: str | os.PathLike[str] | Checkpoint | None = None,
 ) -> None:
-    """Writes a GGUF file, version 3.
+    """Writes a GGUF file, version 3. With a `config`, it is one that llama.cpp loads.
 
     !!! Example
 
@@ -32,6 +34,9 @@ def write_gguf(
         weights = {"blk.0.ffn_up.weight": w}
         metadata = {"general.architecture": "llama", "llama.block_count": 1}
         eqquant.interop.write_gguf("model.gguf", weights, metadata)
+
+        # A whole model, with what llama.cpp has to know from a folder of Hugging Face.
+        eqquant.interop.write_gguf("model.gguf", model, config="folder")
         ```
 
     **Arguments:**
@@ -48,18 +53,26 @@ def write_gguf(
     - `rename`: from the names of `tensors` to those in the file, as for
         [`eqquant.interop.load_into`][]; but `"llama"`, `"mistral"` and `"qwen"` turn
         the names of Hugging Face into those of llama.cpp.
+    - `config`: where the hyperparameters and the tokenizer are: a folder of Hugging
+        Face, with `config.json` and `tokenizer.json` (or `tokenizer.model`); or a GGUF
+        file. It may be of Llama, Mistral, Qwen 2 or 3, or Gemma 1, 2 or 3. The file is
+        then as llama.cpp has this architecture: names of Hugging Face, be it without
+        the first `model.`, become its own, norms and biases are stored in float32, and
+        the weights of Gemma's norms with one added. `metadata` overrides what is found;
+        `{"tokenizer.ggml.model": "none"}` leaves out the tokenizer.
 
     **Raises:**
 
-    A `ValueError` if an array, or a value, cannot be written.
+    A `ValueError` if an array, or a value, cannot be written; with a `config`, also if
+    an array is missing or has the wrong shape, or if llama.cpp could not run the model
+    as it is, and why.
     """
-    metadata = {} if metadata is None else metadata
-
-    def parts_of(name, x):
-        names = renamed(name, rename, inverse=True)
-        each = [gguf_parts(name, x, metadata) for name in names]
-        return ft.reduce(operator.or_, each, {})
-
+    if config is not None:
+        model = ModelFile(config, dict(_structs(tensors)), metadata, rename)
+        parts_of, metadata = model.parts, model.metadata
+    else:
+        metadata = {} if metadata is None else metadata
+        parts_of = ft.partial(_gguf_parts, metadata, rename)
     parts = _parts(tensors, parts_of)
     _write(path, tensors, parts_of, parts, gguf_layout(parts, metadata))
 
@@ -127,6 +140,12 @@ write_mlx = ft.partial(write, layout="mlx")
 write_compressed_tensors = ft.partial(write, layout="compressed-tensors")
 write_gptq = ft.partial(write, layout="gptq")
 write_bitsandbytes = ft.partial(write, layout="bitsandbytes")
+
+
+def _gguf_parts(metadata, rename, name, x):
+    names = renamed(name, rename, inverse=True)
+    each = [gguf_parts(name, x, metadata) for name in names]
+    return ft.reduce(operator.or_, each, {})
 
 
 def _parts(tensors, parts_of):

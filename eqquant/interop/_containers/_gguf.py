@@ -29,6 +29,9 @@ scalars: dict[int, np.dtype] = {
 string, array = 8, 9
 _numbers_of = {dtype: number for number, dtype in scalars.items()}
 
+# Lists that llama.cpp reads only if their numbers have a sign.
+_signed = ("tokenizer.ggml.token_type", "tokenizer.ggml.suppress_tokens")
+
 _default_alignment = 32
 
 # Enough for vocabularies of half a million words, with scores, types and merges.
@@ -142,6 +145,8 @@ def _to_bytes(key: str, value: Any) -> bytes:
     start, end = _u32(array), len(value).to_bytes(8, "little")
     if len(value) > 0 and all(isinstance(x, str) for x in value):
         return start + _u32(string) + end + b"".join(map(_text, value))
+    if key in _signed and not isinstance(value, np.ndarray):
+        value = np.array(value, np.int32)
     numbers = _numbers(key, value)
     return start + _u32(_numbers_of[numbers.dtype]) + end + numbers.tobytes()
 

@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any, Literal, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ def convert(
     fresh: bool = False,
     stats: "Statistics | None" = None,
     method: "AbstractMethod | None" = None,
+    config: str | os.PathLike[str] | Literal[False] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Outcome]:
     """Quantizes a model from files to files, one array at a time, so that it need not
@@ -81,6 +82,10 @@ def convert(
     - `stats`, `method`: as of [`eqquant.tree_quantize`][]. The paths in `stats` are the
         names of the arrays: those that [`eqquant.interop.read_imatrix`][] reads are the
         names of GGUF files.
+    - `config`: for a GGUF file that llama.cpp loads, as for
+        [`eqquant.interop.write_gguf`][]. By default it is the folder of a source whose
+        `config.json` names an architecture. `False` writes the arrays alone, under the
+        names that they have.
     - `progress`: called with the number of bytes that are done, that of all bytes, and
         the name of the array.
 
@@ -91,8 +96,9 @@ def convert(
     **Raises:**
 
     A `ValueError` if an array cannot be read, quantized or written, if `stats` are of
-    other arrays, or if `OUT.partial` is from a call with other arguments. A
-    `FileExistsError` if `out` exists, or if `OUT.partial` has other files.
+    other arrays, if llama.cpp could not run the model, or if `OUT.partial` is from a
+    call with other arguments. A `FileExistsError` if `out` exists, or if `OUT.partial`
+    has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     is_file = out.suffix in (".safetensors", ".gguf")
@@ -116,6 +122,7 @@ def convert(
             planned,
             solver,
             kind,
+            _config(config, source, checkpoint, kind),
             out.stem if is_file else "model",
             None if is_file else shard_size or 5 * 10**9,
             fresh,
@@ -124,19 +131,27 @@ def convert(
 
 
 def _converted(
-    checkpoint, source, out, planned, solver, kind, stem, most, fresh, progress
+    checkpoint, source, out, planned, solver, kind, config, stem, most, fresh, progress
 ):
     structs = {p.name: _struct(p, kind) for p in planned}
     metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
     index_name = f"{stem}.safetensors.index.json"
-    aim = target(kind, structs, metadata, index_name)
+    try:
+        aim = target(kind, structs, metadata, index_name, config)
+    except ValueError as e:
+        if config is None:
+            raise
+        raise ValueError(
+            f"{e} (With `config=False`, or --bare, it becomes a file of arrays alone, "
+            "which llama.cpp does not load.)"
+        ) from e
     files = shards(aim, structs, stem, most)
     packed = {n: x for n, x in structs.items() if isinstance(x, QuantizedArray)}
-    config = aim.config({name: x.format for name, x in packed.items()})
+    found = aim.config({name: x.format for name, x in packed.items()})
     if most is not None:
-        others = beside(source, checkpoint.config, config)
+        others = beside(source, checkpoint.config, found)
     else:
-        others = {f"{stem}.config.json": as_json(config)} if config else {}
+        others = {f"{stem}.config.json": as_json(found)} if found else {}
     index = index_of(aim, files)
     if index is not None:
         others[index_name] = index.encode()
@@ -157,6 +172,20 @@ def _converted(
             outcomes.append(outcome(p, nbytes, line["sqnr"]))
         output.finish(others)
     return outcomes
+
+
+def _config(config, source, checkpoint, kind):
+    # Where the description for llama.cpp is, if the output has one.
+    if config is False:
+        return None
+    if config is not None:
+        if kind != "gguf":
+            raise ValueError(f"`config` is for GGUF files. The output is {kind!r}.")
+        return config
+    folder = source if source.is_dir() else source.parent
+    is_known = checkpoint.config.get("architectures") and checkpoint.kind != "gguf"
+    is_there = is_known and (folder / "config.json").is_file()
+    return folder if is_there and kind == "gguf" else None
 
 
 class _Advance:

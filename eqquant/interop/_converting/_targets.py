@@ -1,4 +1,5 @@
 import functools as ft
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from ...formats import AbstractFormat
 from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
 from .._layouts import gguf_parts, layouts, parts_of, writers
+from .._llama_cpp import file_type, ModelFile
 from .._own import described, to_part
 from .._tensors import to_tensor
 
@@ -37,7 +39,11 @@ def check_kind(to: str) -> None:
 
 
 def target(
-    kind: str, structs: Mapping[str, Any], metadata: dict[str, Any], index: str
+    kind: str,
+    structs: Mapping[str, Any],
+    metadata: dict[str, Any],
+    index: str,
+    config: str | os.PathLike[str] | None = None,
 ) -> Target:
     """How to write files of a kind.
 
@@ -47,9 +53,19 @@ def target(
     - `structs`: all arrays, without their numbers.
     - `metadata`: of the source.
     - `index`: the name of the index of several files.
+    - `config`: of a file that llama.cpp loads, as for
+        [`eqquant.interop.write_gguf`][].
     """
+    if kind == "gguf" and config is not None:
+        model = ModelFile(config, structs)
+        return _gguf(model.metadata, model.parts)
     if kind == "gguf":
-        return _gguf(metadata)
+        metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
+        parts = ft.partial(gguf_parts, metadata=metadata)
+        if "general.file_type" in metadata:
+            every = [part for k, x in structs.items() for part in parts(k, x).values()]
+            metadata |= file_type(every)
+        return _gguf(metadata, parts)
     if kind == "eqquant":
         return _own(structs, index)
     library = layouts[kind]
@@ -62,7 +78,7 @@ def _layout(parts, metadata):
     return safetensors_layout({k: part.type for k, part in parts.items()}, metadata)
 
 
-def _gguf(metadata):
+def _gguf(metadata, parts):
     def layout(parts, i, number, total):
         if number == 1:
             return gguf_layout(parts, metadata)
@@ -73,8 +89,6 @@ def _gguf(metadata):
         own["split.tensors.count"] = np.int32(total)
         return gguf_layout(parts, own)
 
-    metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
-    parts = ft.partial(gguf_parts, metadata=metadata)
     return Target(".gguf", parts, layout, lambda formats: {}, None)
 
 

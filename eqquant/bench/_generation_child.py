@@ -1,0 +1,90 @@
+"""Measures how fast a model reads and generates text, in a process of its own:
+`python -m eqquant.bench._generation_child` with a JSON object. It prints another."""
+
+import functools as ft
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int
+
+from ._decoder import Decoder, empty_past, Size
+from ._generation_file import read_model
+
+
+@ft.partial(jax.jit, static_argnames="number", donate_argnames="past")
+def generate(
+    model: Decoder, token: Int[Array, " b"], start: Any, past: Any, number: int
+) -> tuple[Int[Array, "n b"], Any]:
+    """The most likely next tokens of several texts. One program does all steps, and
+    writes keys and values where they are."""
+
+    def step(state, i):
+        token, past = state
+        logits, past = jax.vmap(model, in_axes=(0, None, 0))(token, start + i, past)
+        token = jnp.argmax(logits, axis=-1).astype(token.dtype)
+        return (token, past), token
+
+    (_, past), tokens = lax.scan(step, (token, past), jnp.arange(number))
+    return tokens, past
+
+
+def main(path: str, size: dict[str, int], prompts, streams, number, seconds) -> dict:
+    found: dict[str, Any] = {"prefill": {}, "decode": {}, "first": []}
+    jnp.zeros(1).block_until_ready()
+    found["idle"] = memory()["resident"]
+    model = read_model(pathlib.Path(path), Size(**size))
+    token = lambda n: jnp.asarray(np.arange(n) * 7 % size["vocabulary"], jnp.int32)
+    read = jax.jit(lambda model, *args: model.read(*args), donate_argnums=3)
+    for n in prompts:
+        empty = ft.partial(empty_past, Size(**size | {"positions": n}))
+        begin = lambda n=n, empty=empty: read(model, token(n), jnp.asarray(0), empty())
+        logits, _ = begin()
+        found["first"].append(np.asarray(logits)[:1000].tolist())
+        found["prefill"][n] = n / _median(begin, seconds)
+    length = prompts[0]
+    past = empty_past(Size(**size | {"positions": length + number}))
+    _, past = read(model, token(length), jnp.asarray(0), past)
+    for b in streams:
+        many = jtu.tree_map(lambda x, b=b: jnp.stack([x] * b), past)
+        state = [many]
+
+        def call(b=b, state=state):
+            tokens, past = generate(model, token(b), length, state.pop(), number)
+            state.append(past)
+            return tokens
+
+        call()
+        found["decode"][b] = b * number / _median(call, seconds)
+    return found | memory()
+
+
+def _median(call: Callable[[], Any], seconds: float) -> float:
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < 3:
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def memory() -> dict[str, int | None]:
+    """The bytes of memory that this process has now, and that it had at most. `None`
+    if the system does not tell."""
+    status = pathlib.Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    values = dict(line.split(":", 1) for line in lines)
+    bytes = lambda key: int(values[key].split()[0]) * 1024 if key in values else None
+    return {"resident": bytes("VmRSS"), "most": bytes("VmHWM")}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(**json.loads(sys.argv[1]))))

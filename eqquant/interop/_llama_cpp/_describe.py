@@ -1,0 +1,111 @@
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._checkpoint import Checkpoint
+from .._open import open
+from ._families import architectures, families, Family
+from ._hyperparameters import head_size
+from ._rope import rope_factors
+from ._tokenizer import tokenizer_metadata
+from ._values import read_values, Values
+
+
+class Description(NamedTuple):
+    """What llama.cpp has to know about a model besides its weights.
+
+    - `family`: `None` if it is of an architecture that is only known to llama.cpp.
+    - `metadata`: the hyperparameters and the tokenizer.
+    - `factors`: of rotary frequencies, if there are any.
+    - `is_tied`: whether the embedding is the matrix for the output, too. `None` if
+      unknown.
+    """
+
+    family: Family | None
+    metadata: dict[str, Any]
+    factors: np.ndarray | None
+    is_tied: bool | None
+
+
+def describe(
+    config: str | os.PathLike[str] | Checkpoint, overrides: Mapping[str, Any]
+) -> Description:
+    """Reads the description of a model.
+
+    **Arguments:**
+
+    - `config`: a folder of Hugging Face; or a GGUF file, opened or not.
+    - `overrides`: metadata that replaces what is found.
+
+    **Raises:**
+
+    A `ValueError` if something is missing, damaged, or unknown to llama.cpp.
+    """
+    if isinstance(config, Checkpoint):
+        return _from_gguf(config, overrides)
+    path = pathlib.Path(config)
+    if path.is_dir() and (path / "config.json").exists():
+        return _from_folder(path, overrides)
+    if path.is_dir() and not any(path.glob("*.gguf")):
+        raise ValueError(f"{str(path)!r} should have a 'config.json'.")
+    with open(path) as checkpoint:
+        return _from_gguf(checkpoint, overrides)
+
+
+def _from_gguf(checkpoint, overrides):
+    if checkpoint.kind != "gguf":
+        raise ValueError(
+            "`config` should be a folder with a 'config.json', or a GGUF file. Got "
+            f"{checkpoint}."
+        )
+    metadata = {
+        key: value
+        for key, value in checkpoint.metadata.items()
+        if not key.startswith("split.") and key not in _of_types
+    } | overrides
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ValueError(
+            "`config` should have the metadata 'general.architecture'. Got "
+            f"{architecture!r}."
+        )
+    factors = None
+    if "rope_freqs.weight" in checkpoint:
+        factors = checkpoint.entries["rope_freqs.weight"].numpy().copy()
+    return Description(architectures.get(architecture), metadata, factors, None)
+
+
+# They are computed for each file.
+_of_types = ("general.file_type", "general.quantization_version")
+
+
+def _from_folder(folder, overrides):
+    config = read_values(folder / "config.json") or Values({}, "its configuration")
+    names = config.items("architectures")
+    name = names[0] if len(names) == 1 else None
+    if not isinstance(name, str) or name not in families:
+        wanted = f"one of {', '.join(families)}, as far as this library knows llama.cpp"
+        raise config.wrong("architectures", wanted, names or None)
+    family = families[name]
+    try:
+        found = family.hyperparameters(config)
+    except ValueError as e:
+        raise ValueError(f"Could not read the configuration of a {name}: {e}") from e
+    metadata: dict[str, Any] = {
+        "general.architecture": family.architecture,
+        "general.name": folder.resolve().name,
+        **{f"{family.architecture}.{key}": value for key, value in found.items()},
+    }
+    if "tokenizer.ggml.model" not in overrides:
+        metadata |= tokenizer_metadata(folder, config, overrides)
+    metadata[f"{family.architecture}.vocab_size"] = config.count("vocab_size")
+    factors = rope_factors(config, head_size(config), 1e4)
+    if factors is not None and not family.has_factors:
+        raise config.wrong("rope_type", "no llama3, which llama.cpp lacks here,", name)
+    is_tied = config.flag("tie_word_embeddings", family.is_shifted)
+    if not is_tied and not family.has_head:
+        raise config.wrong("tie_word_embeddings", "true, as llama.cpp,", False)
+    return Description(family, metadata | overrides, factors, is_tied)

@@ -1,0 +1,67 @@
+from typing import Any
+
+from .._containers import short
+from ._values import Values
+
+
+_words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_rest_of_tekken = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_start = r"[^\r\n\p{L}\p{N}]?"
+_upper, _lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_llama3 = rf"{_words}|{_start}\p{{L}}+|\p{{N}}{{1,3}}|{_rest}"
+_qwen2 = rf"{_words}|{_start}\p{{L}}+|\p{{N}}|{_rest}"
+_tekken = (
+    rf"{_start}{_upper}*{_lower}+|{_start}{_upper}+{_lower}*|\p{{N}}|{_rest_of_tekken}"
+)
+_gpt4o = (
+    rf"{_start}{_upper}*{_lower}+{_words}?|{_start}{_upper}+{_lower}*{_words}?"
+    rf"|\p{{N}}{{1,3}}|{_rest_of_tekken}"
+)
+
+# The steps that split text, and whether whole words are looked up before pairs are
+# merged; and the name of what does the same in llama.cpp.
+_names: dict[tuple[tuple[Any, ...], bool], str] = {
+    ((("Split", _llama3), ("ByteLevel", False)), True): "llama-bpe",
+    ((("Split", _llama3), ("ByteLevel", False)), False): "dbrx",
+    ((("Split", _qwen2), ("ByteLevel", False)), False): "qwen2",
+    ((("Split", _tekken), ("ByteLevel", False)), True): "tekken",
+    ((("Split", _gpt4o), ("ByteLevel", False)), False): "gpt-4o",
+    ((("ByteLevel", True),), False): "gpt-2",
+    ((("Digits", True), ("ByteLevel", True)), False): "smollm",
+}
+
+
+def pre_tokenizer(tokenizer: Values) -> str:
+    """The name that llama.cpp has for the way in which a `tokenizer.json` of bytes
+    splits text into words.
+
+    **Raises:**
+
+    A `ValueError` if it is none of those that are known here.
+    """
+    whole = tokenizer.below("pre_tokenizer")
+    is_sequence = whole.get("type") == "Sequence"
+    steps = whole.objects("pretokenizers") if is_sequence else [whole]
+    ignores = tokenizer.below("model").flag("ignore_merges", False)
+    key = tuple(_step(step) for step in steps), ignores
+    if key not in _names:
+        raise ValueError(
+            f"{whole.where} splits text in a way that is none of "
+            f"{', '.join(_names.values())}: {short(key)}. If llama.cpp has a name for "
+            "it, pass it as the metadata 'tokenizer.ggml.pre'."
+        )
+    return _names[key]
+
+
+def _step(step):
+    kind = step.get("type")
+    if kind == "Split" and not step.flag("invert", False):
+        pattern = step.below("pattern").get("Regex")
+        if step.get("behavior") == "Isolated" and isinstance(pattern, str):
+            return kind, pattern
+    if kind == "ByteLevel" and not step.flag("add_prefix_space", True):
+        return kind, step.flag("use_regex", True)
+    if kind == "Digits":
+        return kind, step.flag("individual_digits", False)
+    return repr(kind), None
