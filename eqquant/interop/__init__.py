@@ -36,7 +36,12 @@ from ._open import (
     read_mxfp4 as read_mxfp4,
 )
 from ._own import load as load, load_struct as load_struct, save as save
-from ._rename import renamed as renamed
+from ._renaming import (
+    Join as Join,
+    renamed as renamed,
+    Split as Split,
+    Transposed as Transposed,
+)
 from ._write_to import (
     write as write,
     write_bitsandbytes as write_bitsandbytes,

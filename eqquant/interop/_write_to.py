@@ -13,7 +13,7 @@ from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
 from ._layouts import gguf_parts, layouts, parts_of, writers
 from ._llama_cpp import ModelFile
 from ._nodes import dotted, is_data, leaves, python_scalar
-from ._rename import renamed
+from ._renaming import renamed
 from ._replacing import make_folder, replacing
 
 

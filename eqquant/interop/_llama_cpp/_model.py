@@ -7,7 +7,7 @@ import numpy as np
 from .._checkpoint import Checkpoint
 from .._containers import Part
 from .._layouts import gguf_parts
-from .._rename import renamed
+from .._renaming import renamed
 from ._describe import describe
 from ._families import Family
 from ._file_type import file_type
