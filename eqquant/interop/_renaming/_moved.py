@@ -1,8 +1,7 @@
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from . import _piece
 from ._patterns import fields_of, filled, Match, matched
@@ -110,9 +109,11 @@ class _Group:
                 )
         numbers = {tuple(map(int, index)): index for index in self._members}
         lead = tuple(max(axis) + 1 for axis in zip(*numbers))
-        # (Of a name with a large number, not as many indices as that.)
-        most = 2 * len(numbers) + 3
-        wanted = (i for i, _ in zip(np.ndindex(*lead), range(most)))
+        if len(numbers) < len(self._members):
+            raise ValueError("two of them have the same numbers")
+        # (A large number in a name does not make as many indices as that.)
+        most = min(math.prod(lead), len(numbers) + 4)
+        wanted = (_unraveled(i, lead) for i in range(most))
         return lead, [numbers.get(i, tuple(map(str, i))) for i in wanted]
 
     def _fields(self, index):
@@ -129,15 +130,18 @@ def _by_patterns(found, rule, shapes, problems):
             continue
         pattern, which, wildcards = match
         for j, new in enumerate(as_names(rule[pattern])):
-            stacked = _stacked_fields(_first_of(pattern), new)
-            fields = [x for x in wildcards.fields.items() if x[0] not in stacked]
-            key = (pattern, j, wildcards.stars, *sorted(fields))
-            if not stacked and not isinstance(pattern, Join):
-                key = (pattern, j, len(kept))
-            if key not in groups:
-                groups[key] = _Group(pattern, new, wildcards)
-                kept.append(groups[key])
-            groups[key].add(which, wildcards, name, piece)
+            try:
+                each = list(_unstacked(piece, wildcards, new))
+            except ValueError as e:
+                problems.append(f"{name!r} cannot become {_text(new)}: {e}.")
+                continue
+            for full, part in each:
+                key = _key(pattern, full, new) or (len(kept),)
+                key = (pattern, j, *key)
+                if key not in groups:
+                    groups[key] = _Group(pattern, new, full)
+                    kept.append(groups[key])
+                groups[key].add(which, full, name, part)
     result = []
     for item in kept:
         if not isinstance(item, _Group):
@@ -146,27 +150,46 @@ def _by_patterns(found, rule, shapes, problems):
         try:
             result += _placed(item, shapes)
         except ValueError as e:
-            problems.append(f"{_text(item)}: {e}.")
+            more = f" and {len(item.names) - 3} more" if len(item.names) > 3 else ""
+            names = ", ".join(map(repr, item.names[:3])) + more
+            problems.append(f"{names} cannot become {_text(item.new)}: {e}.")
     return result
+
+
+def _unstacked(piece, match, new):
+    # The arrays of a stack, if the new name has fields for their places.
+    added = [f for f in fields_of(_names_of(new)[0]) if f not in match.fields]
+    if not added:
+        yield match, piece
+        return
+    for index, part in _piece.picked(piece, len(added)):
+        fields = match.fields | dict(zip(added, map(str, index)))
+        yield match._replace(fields=fields), part
+
+
+def _key(pattern, match, new):
+    # The same for all that becomes one array. (None of an array that stays one: if it
+    # gets the name of another, that is found where arrays find their places.)
+    stacked = _stacked_fields(_first_of(pattern), new)
+    if not stacked and not isinstance(pattern, Join):
+        return None
+    fields = sorted(x for x in match.fields.items() if x[0] not in stacked)
+    return match.stars, *fields
 
 
 def _placed(group, shapes):
     piece, new, match = group.piece(), group.new, group.match
     if isinstance(new, Transposed):
         piece = _piece.transposed(piece)
-    names = _names_of(new)
-    added = [f for f in fields_of(names[0]) if f not in match.fields]
-    for index, part in _piece.picked(piece, len(added)) if added else [((), piece)]:
-        fields = match.fields | dict(zip(added, map(str, index)))
-        paths = [filled(n, match.stars, fields, group.patterns[0]) for n in names]
-        if not isinstance(new, Split):
-            yield paths[0], part
-            continue
-        sizes = new.sizes
-        if sizes is None:
-            along = part.output_axis(new.axis)
-            sizes = [_size(path, along, shapes) for path in paths]
-        yield from zip(paths, _piece.parts(part, sizes, new.axis, new.groups))
+    pattern = group.patterns[0]
+    paths = [filled(n, match.stars, match.fields, pattern) for n in _names_of(new)]
+    if not isinstance(new, Split):
+        return [(paths[0], piece)]
+    sizes = new.sizes
+    if sizes is None:
+        along = piece.output_axis(new.axis)
+        sizes = [_size(path, along, shapes) for path in paths]
+    return zip(paths, _piece.parts(piece, sizes, new.axis, new.groups))
 
 
 def _size(path, axis, shapes):
@@ -186,6 +209,14 @@ def near(name: str, names: Any) -> str:
     """A hint about the name that is the most similar."""
     found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f". Is it {found[0]!r}?" if found else ""
+
+
+def _unraveled(i, shape):
+    index = []
+    for size in reversed(shape):
+        i, last = divmod(i, size)
+        index.append(last)
+    return tuple(reversed(index))
 
 
 def _first_match(rule, name):
@@ -213,8 +244,5 @@ def _names_of(new):
     return (new.name if isinstance(new, Transposed) else new,)
 
 
-def _text(group):
-    names = group.names
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    new = ", ".join(map(repr, _names_of(group.new)))
-    return f"{', '.join(map(repr, names[:3]))}{more} cannot become {new}"
+def _text(new):
+    return ", ".join(map(repr, _names_of(new)))

@@ -227,7 +227,9 @@ def _check_alike(pieces):
 
 def _differs(pieces, kind):
     # One array for each value.
-    found = {str(getattr(piece, kind)): piece.names[0] for piece in reversed(pieces)}
+    found: dict[str, str] = {}
+    for piece in pieces:
+        found.setdefault(str(getattr(piece, kind)), piece.names[0])
     text = " and ".join(f"{value} of {name!r}" for value, name in found.items())
     return ValueError(f"they have another {kind} each: {text}")
 
