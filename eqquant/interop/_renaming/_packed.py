@@ -34,7 +34,7 @@ def joined(reads: Reads, sizes: Sequence[int], axis: int, groups: int) -> Any:
         if first is None:
             first = x
             rooms = [_room(a, along, size, sum(sizes)) for a in leaves]
-        for room, a in zip(rooms, leaves, strict=True):
+        for i, (room, a) in enumerate(zip(rooms, leaves, strict=True)):
             if a.shape[along] == size:
                 _grouped(room, along, groups, start, size)[...] = _grouped(
                     a, along, groups, 0, size
@@ -42,7 +42,8 @@ def joined(reads: Reads, sizes: Sequence[int], axis: int, groups: int) -> Any:
             elif start == 0:
                 room[...] = a
             elif not np.array_equal(room, a):
-                raise Different("their groups are in different orders")
+                (key, *_), _ = jtu.tree_leaves_with_path(x.stored)[i]
+                raise Different(f"each has one {key.key!r} for all of its rows")
         start += size
     return _with(first, rooms)
 
