@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._nodes import dotted, is_data, leaves, python_scalar
+from ._nodes import by_name, dotted, is_data, leaves, python_scalar
 from ._own import named_sharding
 from ._renaming import evaluated, moved, near, Piece, sources
 
@@ -34,26 +34,43 @@ def load_into(
             checkpoint,
             rename=["llama", {"model.*": "*", "lm_head.*": "head.*"}],
         )
+
+        # One layer of attention, whose projections are one, for all layers.
+        qkv = Join(*(f"layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"))
+        rename = {
+            qkv: "layers.qkv.weight",
+            "layers.{i}.self_attn.o_proj.weight": "layers.output.weight",
+            "layers.{i}.mlp.experts.{e}.{x}.weight": "layers.experts.{x}.weight",
+        }
         ```
 
     **Arguments:**
 
     - `model`: a PyTree, with its arrays or, as `eqx.filter_eval_shape` makes it,
-        without. An array that is quantized in `tree` is quantized in the result.
-        Matrices have to be `(out, in)`, as in `eqx.nn.Linear`.
+        without: then no dense copy of it is ever made. An array that is quantized in
+        `tree` is quantized in the result. Matrices are `(out, in)`, as in
+        `eqx.nn.Linear`.
     - `tree`: a [`eqquant.interop.Checkpoint`][], of which one array at a time is read;
         or a PyTree of arrays, whose names are the paths of keys, joined by dots.
     - `rename`: maps the names of `tree` to the paths of `model`, such as
         `"layers.0.attention.q_proj.weight"`. One of these, or a list of them, applied
         in turn:
 
-        - a dictionary from patterns to names. The first pattern that matches counts;
-          each `*` matches any text, which replaces the `*` in the name. `None` leaves
-          the array out, and a tuple of names puts it in several places.
+        - a dictionary from patterns to names. The first pattern that matches counts.
+          In it, each `*` matches any text, and each `{field}` text without dots; the
+          name has the same `*` and fields. `None` leaves the array out, and a tuple of
+          names puts it in several places.
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
         - `"llama"`, `"mistral"` or `"qwen"`: from the names of llama.cpp to those of
           Hugging Face, for models of this family.
+
+        Dictionaries and pairs also make one array of several, and several of one. A
+        field that the name lacks is a number: the arrays are stacked in this order,
+        along new axes in front. A field that only the name has is a place in such a
+        stack. A pattern may be a [`eqquant.interop.Join`][], and a name a
+        [`eqquant.interop.Split`][] or a [`eqquant.interop.Transposed`][]. Packed codes
+        are copied, and never decoded.
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
         one of `tree` is not used. If false, this is a warning, and arrays that are
         missing stay as they are.
@@ -65,11 +82,11 @@ def load_into(
 
     **Raises:**
 
-    A `ValueError` that lists all differences: each array that is missing, not used, or
-    of another shape.
+    A `ValueError` that lists all differences: each array that is missing, not used, of
+    another shape, or that cannot be joined with others, with the most similar names.
     """
     found = _found(tree)
-    places = _by_name(model, "model", _is_array)
+    places = by_name(model, "model", _is_array)
     read = tree.__getitem__ if isinstance(tree, Checkpoint) else found.__getitem__
     shapes = {path: leaf.shape for path, leaf in places.items()}
     named, problems = moved(sources(found, read), rename, shapes)
@@ -111,21 +128,7 @@ def load_into(
 def _found(tree):
     if isinstance(tree, Checkpoint):
         return tree.entries
-    return _by_name(tree, "tree", is_data)
-
-
-def _by_name(tree, argument, wanted):
-    found = {}
-    for path, leaf in leaves(tree):
-        name = dotted(path)
-        if wanted(leaf) and name in found:
-            raise ValueError(
-                f"`{argument}` should have different names for all arrays. Got "
-                f"{name!r} twice, since one of its keys has a dot."
-            )
-        if wanted(leaf):
-            found[name] = leaf
-    return found
+    return by_name(tree, "tree", is_data)
 
 
 def _is_array(leaf):

@@ -14,14 +14,18 @@ Named = tuple[str, Piece]
 
 
 def moved(
-    pieces: Sequence[Piece], rename: Any, shapes: Mapping[str, tuple[int, ...]]
+    pieces: Sequence[Piece],
+    rename: Any,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    inverse: bool = False,
 ) -> tuple[list[Named], list[str]]:
     """Applies rules to the arrays of a checkpoint.
 
     **Arguments:**
 
     - `rename`: as for [`eqquant.interop.load_into`][].
-    - `shapes`: of the arrays of the model, by their names.
+    - `shapes`: of the arrays of the model, by their names, if there is one.
+    - `inverse`: as for [`eqquant.interop.renamed`][].
 
     **Returns:**
 
@@ -33,7 +37,7 @@ def moved(
     """
     found = [(piece.names[0], piece) for piece in pieces]
     problems: list[str] = []
-    rules = rules_of(rename)
+    rules = rules_of(rename, inverse)
     for i, rule in enumerate(rules):
         if isinstance(rule, Mapping):
             known = shapes if i + 1 == len(rules) else None
@@ -195,8 +199,8 @@ def _placed(group, shapes):
 def _size(path, axis, shapes):
     if shapes is None:
         raise ValueError(
-            "`sizes` of its `Split` should be given, since there are other rules after "
-            "it"
+            "`sizes` of its `Split` should be given, where no model tells them: this "
+            "is not the last rule, or it is for a file"
         )
     if path not in shapes:
         raise ValueError(f"there is no {path!r} in `model`{near(path, shapes)}")

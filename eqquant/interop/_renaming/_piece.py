@@ -8,7 +8,7 @@ import numpy as np
 from ..._array import is_quantized
 from ..._product import Axis
 from ...formats import AbstractFormat
-from .._checkpoint import Entry
+from .._checkpoint import Entry, struct_of
 from . import _packed
 
 
@@ -22,6 +22,7 @@ class Piece:
     - `place`: that of the first of these in the checkpoint.
     - `parents`: what it is made of.
     - `make`: makes it, given a function for each of the parents, which reads that.
+    - `known`: the entry, or the array, that it is; `None` if it is made of others.
     """
 
     names: tuple[str, ...]
@@ -32,6 +33,13 @@ class Piece:
     place: int
     parents: tuple["Piece", ...]
     make: Callable[[Sequence[Callable[[], Any]]], Any] = dataclasses.field(repr=False)
+    known: Any = dataclasses.field(default=None, repr=False)
+
+    def struct(self) -> Any:
+        """The array without its numbers, or with them where these are in memory."""
+        if self.known is None:
+            return struct_of(self.shape, self.dtype, self.format, self.axis)
+        return self.known.struct() if isinstance(self.known, Entry) else self.known
 
     def output_axis(self, axis: int | None) -> int:
         """The axis to join or split, counted from the end.
@@ -66,7 +74,8 @@ def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]
         packed = x.format is not None if isinstance(x, Entry) else is_quantized(x)
         format, axis = (x.format, x.axis) if packed else (None, -1)
         make = lambda _: read(name)
-        return Piece((name,), tuple(x.shape), x.dtype, format, axis, place, (), make)
+        shape = tuple(x.shape)
+        return Piece((name,), shape, x.dtype, format, axis, place, (), make, x)
 
     return [piece(place, name) for place, name in enumerate(found)]
 
