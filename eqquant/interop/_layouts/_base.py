@@ -1,7 +1,9 @@
+import functools as ft
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -76,12 +78,11 @@ def to_quantized(
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
     rows = (int(np.prod(shape)),) if flat else shape
-    _check_stored(stored, format.structs(rows))
+    _check_stored(stored, _structs(format, rows))
     layout = Layout(format).preferred(len(rows))
     stored = layout.from_rows(stored)
     return QuantizedArray(
-        # A copy: a memory map changes with its file.
-        stored=jtu.tree_map(lambda x: jnp.array(x, copy=True), stored),
+        stored=jtu.tree_map(_copied, stored),
         layout=layout.trimmed(stored, rows[-1]),
         axis=axes if flat else -2 if transposed else -1,
         sharding=None,
@@ -89,6 +90,21 @@ def to_quantized(
         dtype=jnp.dtype(dtype),
         inner=shape[1:] if flat else (),
     )
+
+
+@ft.lru_cache(maxsize=256)
+def _structs(format, shape):
+    return format.structs(shape)
+
+
+def _copied(x):
+    if isinstance(x, jax.Array):
+        return x
+    if x.flags.c_contiguous:
+        # A memory map changes with its file.
+        return jnp.array(x, copy=True)
+    # JAX transposes on the way, several times as fast as NumPy.
+    return jax.device_put(x)
 
 
 def _check_stored(stored, expected):
