@@ -80,7 +80,7 @@ def to_quantized(
     rows = (int(np.prod(shape)),) if flat else shape
     _check_stored(stored, _structs(format, rows))
     layout = Layout(format).preferred(len(rows))
-    stored = layout.from_rows(stored)
+    stored = layout.from_rows(jtu.tree_map(_on_host, stored))
     return QuantizedArray(
         stored=jtu.tree_map(_copied, stored),
         layout=layout.trimmed(stored, rows[-1]),
@@ -97,13 +97,19 @@ def _structs(format, shape):
     return format.structs(shape)
 
 
+def _on_host(x):
+    # On a CPU this is the same memory.
+    is_array = isinstance(x, jax.Array)
+    return np.asarray(x) if is_array and x.device.platform == "cpu" else x
+
+
 def _copied(x):
     if isinstance(x, jax.Array):
         return x
     if x.flags.c_contiguous:
         # A memory map changes with its file.
         return jnp.array(x, copy=True)
-    # JAX transposes on the way, several times as fast as NumPy.
+    # The last two axes are swapped on the way, which is faster than a program for it.
     return jax.device_put(x)
 
 
