@@ -6,7 +6,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
@@ -144,6 +144,7 @@ def test_cond(name):
         assert_same(fn, jnp.asarray(i), q)
 
 
+@pytest.mark.examples(2)
 @some_formats
 @pytest.mark.parametrize("spec", (P(), P("d"), P(None, "d")))
 def test_shard_map(name, spec):

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, normal
 from .same import assert_close, assert_same, assert_same_gradient

@@ -4,7 +4,7 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit, qeinsum, qtake
+from eqquant import implicit, qeinsum, qtake
 
 from ..helpers import formats, main_formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
@@ -68,6 +68,7 @@ def taken(w, ids):
     return w[ids], jnp.take(w, jnp.abs(2 * ids), axis=0)
 
 
+@pytest.mark.examples(3)
 @main_formats
 def test_gathered_experts(format):
     q = eqq.quantize(normal(4, 64, 48), format)

@@ -4,7 +4,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, normal
 from .same import assert_close

@@ -23,6 +23,7 @@ def model():
 _rename = ["llama", {"model.*": "*"}]
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "format",
     [

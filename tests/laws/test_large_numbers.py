@@ -56,6 +56,7 @@ def test_traced_narrow(format):
     assert_held_or_nan(format)
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "format, what",
     [

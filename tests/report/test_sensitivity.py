@@ -120,6 +120,7 @@ def test_no_other_choice_is_better(seed):
         assert error <= min(allowed) * (1 + 1e-5)
 
 
+@pytest.mark.thorough
 def test_a_model_for_a_number_of_bits():
     mlp = model()
     # What follows is met with larger inputs.
