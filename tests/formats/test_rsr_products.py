@@ -19,7 +19,7 @@ def both_products(x, z, q):
     return x @ q, z @ q.T
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(4)
 @every_format
 def test_exact_for_integers(format):
     w = draw(format, 37, 50)
@@ -47,6 +47,7 @@ def test_exact_for_integers_of_any_size(format, shape, kernel):
 
 
 # All sums stay below 2**24, up to which float32 has every integer.
+@pytest.mark.examples(4)
 @kernels
 @some_formats
 @pytest.mark.parametrize("m", [1, 5])

@@ -83,7 +83,7 @@ def packed_by_all(w):
     return {name: fn(w) for name, fn in packed.items()}
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 def test_packed_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format, axis=-1)

@@ -95,6 +95,7 @@ steps = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=14)
 @given(
     program=st.lists(

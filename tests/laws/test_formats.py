@@ -74,6 +74,7 @@ def test_round_trip(format):
 
 
 # A format does not know what is contracted.
+@pytest.mark.examples(3)
 @kinds
 def test_several_axes_as_one(format):
     _round_trip(normal(4, 3, 20, dtype=jnp.bfloat16), format, (0, 2))
@@ -183,6 +184,7 @@ def test_product_in_tiles(name):
     assert error(eqq.qmatmul(x, q.T, kernel="reference"), x, w.T) < 1e-5
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_stacks(format):
     stack = eqq.quantize(normal(3, 300, 5), format)
@@ -216,6 +218,7 @@ def test_quantize_mapped(name):
     np.testing.assert_allclose(mapped[1].dequantize(), one.dequantize(), atol=0.05)
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_rows(format):
     q, dense = quantized(format)
