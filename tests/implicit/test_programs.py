@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
