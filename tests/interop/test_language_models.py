@@ -149,6 +149,7 @@ def _weight(name):
     return f"{name}.weight"
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("layout", layouts)
 def test_layouts(layout, tmp_path):
     tensors, dense = {}, {}
