@@ -29,7 +29,7 @@ _keys = {
 # The experts of a layer are one array.
 _experts = "model.layers.{i}.mlp.experts"
 _stacks = {f"{_experts}.{{e}}.{{x}}.weight": f"{_experts}.{{x}}.weight"}
-_head, _embedding = "lm_head.weight", "model.embed_tokens.weight"
+_head = "lm_head.weight"
 
 
 def load_model(path: pathlib.Path, config: pathlib.Path | None) -> Any:

@@ -1,6 +1,7 @@
 import difflib
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _piece
@@ -11,6 +12,8 @@ from ._rules import Join, Split, Transposed
 
 
 Named = tuple[str, Piece]
+# Comparing takes long.
+_most_compared = 2000
 
 
 def moved(
@@ -209,9 +212,10 @@ def _size(path, axis, shapes):
     return shapes[path][axis]
 
 
-def near(name: str, names: Any) -> str:
+def near(name: str, names: Iterable[str]) -> str:
     """A hint about the name that is the most similar."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    some = itertools.islice(names, _most_compared)
+    found = difflib.get_close_matches(name, some, n=1, cutoff=0.6)
     return f". Is it {found[0]!r}?" if found else ""
 
 

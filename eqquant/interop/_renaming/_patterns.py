@@ -16,6 +16,7 @@ _token = re.compile(r"(\*|\{[^{}]*\})")
 _longest = 1000
 
 
+@ft.lru_cache(maxsize=1000)
 def fields_of(pattern: str) -> tuple[str, ...]:
     """The fields of a pattern, each once, in order.
 
@@ -55,7 +56,7 @@ def matched(pattern: str, name: str) -> Match | None:
     return Match(stars, fields)
 
 
-@ft.cache
+@ft.lru_cache(maxsize=1000)
 def _regex(pattern):
     known: set[str] = set()
 
