@@ -99,8 +99,10 @@ def _structs(format, shape):
 
 def _on_host(x):
     # On a CPU this is the same memory.
-    is_array = isinstance(x, jax.Array)
-    return np.asarray(x) if is_array and x.device.platform == "cpu" else x
+    if not isinstance(x, jax.Array):
+        return x
+    on_cpu = all(device.platform == "cpu" for device in x.devices())
+    return np.asarray(x) if on_cpu else x
 
 
 def _copied(x):
