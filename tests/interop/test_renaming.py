@@ -144,6 +144,7 @@ def test_sharded():
     np.testing.assert_array_equal(found[0].dequantize()[32:], parts["0.k"].dequantize())
 
 
+_q4 = eqq.Int4(32)
 _w = numbers(4, 8)
 _q = eqq.quantize(normal(32, 64), "nf4", axis=-1)
 
@@ -296,3 +297,34 @@ def test_rules_that_are_none():
     assert interop.renamed("l.3.w.b", {"l.{i}.{x}": "{x}.{i}"}) == ("l.3.w.b",)
     assert interop.renamed("3.3.a.b", {"{i}.{i}.*": "*.{i}"}) == ("a.b.3",)
     assert interop.renamed("3.4.a", {"{i}.{i}.*": "*.{i}"}) == ("3.4.a",)
+
+
+def test_written(tmp_path):
+    # By the same rules, whose parts have given sizes.
+    tree = {
+        f"l.{i}.qk": eqq.quantize(normal(48, 64, seed=i), _q4, axis=-1)
+        for i in range(2)
+    }
+    tree |= {"norm.weight": normal(8)}
+    rename = {"l.{i}.qk": Split("l.{i}.q.weight", "l.{i}.k.weight", sizes=(32, 16))}
+    interop.write(tmp_path, tree, "compressed-tensors", rename=rename)
+    with interop.open(tmp_path) as checkpoint:
+        assert checkpoint.entries["l.1.k.weight"].format == _q4
+        found = dict(checkpoint)
+    assert len(found) == 5
+    np.testing.assert_array_equal(found["norm.weight"], tree["norm.weight"])
+    for i in range(2):
+        w = np.asarray(tree[f"l.{i}.qk"].dequantize())
+        np.testing.assert_array_equal(found[f"l.{i}.q.weight"].dequantize(), w[:32])
+        np.testing.assert_array_equal(found[f"l.{i}.k.weight"].dequantize(), w[32:])
+    # And experts that become one array of a file for llama.cpp.
+    tree = {f"e.{i}.w": numbers(4, 8, seed=i) for i in range(3)}
+    interop.write_gguf(tmp_path / "a.gguf", tree, rename={"e.{e}.w": "blk.0.w"})
+    w = interop.open(tmp_path / "a.gguf")["blk.0.w"]
+    np.testing.assert_array_equal(w, np.stack(list(tree.values())))
+    for rename, words in (
+        ({"e.0.w": Split("a", "b")}, "`sizes` of its `Split` should be given"),
+        (lambda name: "w", "'e.0.w' and 'e.1.w' would both be written"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            interop.write_gguf(tmp_path / "b.gguf", tree, rename=rename)
