@@ -2,8 +2,9 @@
 
 This room imports `_tree` and the rooms below it. Within it, `_containers` reads and
 writes safetensors and GGUF files, `_layouts` has the layouts of libraries in these,
-`_own` the files of `save`, `_llama_cpp` what llama.cpp has to know about a model, and
-`_converting` goes from files to files.
+`_own` the files of `save`, `_llama_cpp` what llama.cpp has to know about a model,
+`_renaming` the rules by which arrays get other names, and are joined, split and
+stacked, and `_converting` goes from files to files.
 
 To add a library's layout, write one file in `_layouts` with a function that finds the
 library's arrays among the tensors of a file, and one that gives the tensors of an
