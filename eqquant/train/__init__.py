@@ -20,8 +20,11 @@ from ._lora_adapters import (
     with_lora as with_lora,
 )
 from ._lora_array import LoRA as LoRA
+from ._low_precision import LowPrecision as LowPrecision
 from ._save_quantized import save_quantized as save_quantized
+from ._stochastic import Stochastic as Stochastic
 from ._straight_through import straight_through as straight_through
+from ._tree_compute import tree_compute as tree_compute, tree_preround as tree_preround
 from ._tree_fake_quantize import (
     tree_fake_quantize as tree_fake_quantize,
     tree_freeze as tree_freeze,

@@ -1,0 +1,135 @@
+import functools as ft
+import math
+import operator
+from typing import Any, Literal, TypeAlias
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from ._operand import as_operand, Operand, rounded, Rounding, same_kind
+from ._stochastic import Stochastic
+
+
+# The products of a training step: of a dense array with an operand that was rounded
+# before. That is the weight `W[*b, n, k]`, or the inputs `X[*b, *r, k]`.
+#
+#   along    x[*b, *r, k] with W   ->  y[*b, *r, n]   the layer
+#   across   y[*b, *r, n] with W   ->  x[*b, *r, k]   its transpose
+#   spread   w[*b, n, k]  with X   ->  y[*b, *r, n]   the layer, as a function of `w`
+#   outer    y[*b, *r, n] with X   ->  w[*b, n, k]    its transpose
+Kind: TypeAlias = Literal["along", "across", "spread", "outer"]
+transposes: dict[Kind, Kind] = {
+    "along": "across",
+    "across": "along",
+    "spread": "outer",
+    "outer": "spread",
+}
+
+# The largest number of products of two integers up to 127 whose sum fits into 32 bits.
+_most = (2**31 - 1) // 127**2
+
+
+def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
+    """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
+    dims = _dims("along", len(x.shape), stack)
+    a, b = x.narrow, w.narrow
+    if a is None or b is None or a[0].dtype.kind != b[0].dtype.kind:
+        return _floats(x.decode(), w.decode(), dims, dtype)
+    y = _narrow(a[0], b[0], dims)
+    return (y * a[1][..., None] * _of_last(b[1], y.ndim, stack)).astype(dtype)
+
+
+def contract(
+    kind: Kind,
+    x: Float[Array, "..."],
+    operand: Operand,
+    stack: int,
+    rounding: Rounding,
+    dtype: Any,
+) -> Float[Array, "..."]:
+    """One of the four products, in a dtype. `x` is rounded along what the product
+    contracts. If both then have 8 bits, they are multiplied as they are. For that, the
+    scales of the operand along what is contracted are multiplied into `x` before it is
+    rounded."""
+    rows = (len(operand.shape) if kind == "outer" else x.ndim) - stack - 1
+    if kind == "outer" and rows > 0 and rounding is not None:
+        return _outer(x, operand, stack, rounding, dtype)
+    dims = _dims(kind, len(operand.shape) if kind == "spread" else x.ndim, stack)
+    if rounding is None or rows == 0 and kind == "outer":
+        y, w = x, operand.decode()
+        return _floats(*((w, y) if kind == "spread" else (y, w)), dims, dtype)
+    if isinstance(rounding, np.dtype):
+        x, w = x.astype(rounding), operand.decode().astype(rounding)
+        return _dot(x, w, dims, jnp.float32).astype(dtype)
+    narrow = operand.narrow
+    format = rounding.format if isinstance(rounding, Stochastic) else rounding
+    if narrow is None or not same_kind(format, operand.layout.format):
+        x = rounded(x, rounding).astype(x.dtype)
+        return _floats(x, operand.decode(), dims, dtype)
+    codes, scale = narrow
+    x = as_operand(x.astype(jnp.float32) * _of_last(scale, x.ndim, stack), rounding)
+    assert x.narrow is not None
+    y = _narrow(x.narrow[0], codes, dims)
+    return (y * x.narrow[1][..., None]).astype(dtype)
+
+
+def _outer(y, operand, stack, rounding, dtype):
+    # `y[*b, n, r] @ X[*b, r, k]`: what is contracted, several axes perhaps, becomes one
+    # axis, and the last one of `y`.
+    rows = y.ndim - stack - 1
+    lead, k = operand.shape[:-1], operand.shape[-1]
+    merged = (*lead[:stack], math.prod(lead[stack:]))
+
+    def merge(a):
+        a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
+        return a.reshape(*merged, a.shape[-1])
+
+    operand = Operand(jtu.tree_map(merge, operand.stored), operand.layout)
+    assert operand.shape == (*merged, k)
+    y = y.reshape(*merged, y.shape[-1]).mT
+    return contract("across", y, operand, stack, rounding, dtype)
+
+
+def _dims(kind: Kind, ndim: int, stack: int):
+    """The dimension numbers of a product, whose `y` or `X` has so many axes."""
+    last, batch = ndim - 1, tuple(range(stack))
+    contracted = {
+        "along": ((last,), (stack + 1,)),
+        "across": ((last,), (stack,)),
+        "spread": ((last,), (stack + 1,)),
+        "outer": (tuple(range(stack, last)), tuple(range(stack, last))),
+    }
+    return contracted[kind], (batch, batch)
+
+
+def _dot(a, b, dims, wide):
+    return lax.dot_general(a, b, dims, preferred_element_type=wide)
+
+
+def _floats(a, b, dims, dtype):
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return _dot(a.astype(dtype), b.astype(dtype), dims, wide).astype(dtype)
+
+
+def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], dims):
+    """The product of 8-bit numbers, in float32."""
+    if a.dtype != jnp.int8:
+        return _dot(a, b, dims, jnp.float32)
+    ((i,), (j,)), _ = dims
+    size = a.shape[i]
+    cut = lambda x, axis, start: lax.slice_in_dim(
+        x, start, min(start + _most, size), axis=axis
+    )
+    parts = [
+        _dot(cut(a, i, start), cut(b, j, start), dims, jnp.int32).astype(jnp.float32)
+        for start in range(0, max(size, 1), _most)
+    ]
+    return ft.reduce(operator.add, parts)
+
+
+def _of_last(scale: Float[Array, "*b n"], ndim: int, stack: int):
+    """With axes of size one, so that it multiplies the last of so many axes."""
+    return lax.expand_dims(scale, range(stack, ndim - 1))
