@@ -9,8 +9,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from ._operand import as_operand, Operand, rounded, Rounding, same_kind
-from ._stochastic import Stochastic
+from .._product import transposed
+from ._operand import (
+    as_operand,
+    is_same_kind,
+    narrow_columns,
+    Operand,
+    rounded,
+    Rounding,
+)
 
 
 # The products of a training step: of a dense array with an operand that was rounded
@@ -64,12 +71,10 @@ def contract(
     if isinstance(rounding, np.dtype):
         x, w = x.astype(rounding), operand.decode().astype(rounding)
         return _dot(x, w, dims, jnp.float32).astype(dtype)
-    narrow = operand.narrow
-    format = rounding.format if isinstance(rounding, Stochastic) else rounding
-    if narrow is None or not same_kind(format, operand.layout.format):
+    if not is_same_kind(rounding, operand):
         x = rounded(x, rounding).astype(x.dtype)
         return _floats(x, operand.decode(), dims, dtype)
-    codes, scale = narrow
+    codes, scale = operand.narrow
     x = as_operand(x.astype(jnp.float32) * _of_last(scale, x.ndim, stack), rounding)
     assert x.narrow is not None
     y = _narrow(x.narrow[0], codes, dims)
@@ -77,20 +82,22 @@ def contract(
 
 
 def _outer(y, operand, stack, rounding, dtype):
-    # `y[*b, n, r] @ X[*b, r, k]`: what is contracted, several axes perhaps, becomes one
-    # axis, and the last one of `y`.
-    rows = y.ndim - stack - 1
-    lead, k = operand.shape[:-1], operand.shape[-1]
+    # What is contracted, several axes perhaps, becomes one axis.
+    lead = operand.shape[:-1]
     merged = (*lead[:stack], math.prod(lead[stack:]))
+    y = y.reshape(*merged, y.shape[-1])
 
     def merge(a):
         a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
         return a.reshape(*merged, a.shape[-1])
 
     operand = Operand(jtu.tree_map(merge, operand.stored), operand.layout)
-    assert operand.shape == (*merged, k)
-    y = y.reshape(*merged, y.shape[-1]).mT
-    return contract("across", y, operand, stack, rounding, dtype)
+    if isinstance(rounding, np.dtype) or not is_same_kind(rounding, operand):
+        return contract("across", y.mT, operand, stack, rounding, dtype)
+    codes, scale = operand.narrow
+    y, unit = narrow_columns(y.astype(jnp.float32) * scale[..., None], rounding)
+    w = _narrow(transposed(y), codes, _dims("across", y.ndim, stack))
+    return (w * unit[..., None]).astype(dtype)
 
 
 def _dims(kind: Kind, ndim: int, stack: int):
