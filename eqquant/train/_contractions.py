@@ -42,11 +42,11 @@ _most = (2**31 - 1) // 127**2
 def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
     """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
     dims = _dims("along", len(x.shape), stack)
-    a, b = x.narrow, w.narrow
-    if a is None or b is None or a[0].dtype.kind != b[0].dtype.kind:
+    if not is_same_kind(x.layout.format, w):
         return _floats(x.decode(), w.decode(), dims, dtype)
-    y = _narrow(a[0], b[0], dims)
-    return (y * a[1][..., None] * _of_last(b[1], y.ndim, stack)).astype(dtype)
+    (a, of_rows), (b, of_channels) = x.narrow, w.narrow
+    y = _narrow(a, b, dims) * of_rows[..., None]
+    return (y * _of_last(of_channels, y.ndim, stack)).astype(dtype)
 
 
 def contract(
@@ -75,10 +75,9 @@ def contract(
         x = rounded(x, rounding).astype(x.dtype)
         return _floats(x, operand.decode(), dims, dtype)
     codes, scale = operand.narrow
-    x = as_operand(x.astype(jnp.float32) * _of_last(scale, x.ndim, stack), rounding)
-    assert x.narrow is not None
-    y = _narrow(x.narrow[0], codes, dims)
-    return (y * x.narrow[1][..., None]).astype(dtype)
+    x = x.astype(jnp.float32) * _of_last(scale, x.ndim, stack)
+    left, unit = as_operand(x, rounding).narrow
+    return (_narrow(left, codes, dims) * unit[..., None]).astype(dtype)
 
 
 def _outer(y, operand, stack, rounding, dtype):

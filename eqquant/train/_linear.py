@@ -71,13 +71,13 @@ def _compiled(**params):
 
 @linear_p.def_abstract_eval
 def _abstract(x, *leaves, fn, sharding):
-    operand = fn.treedef.unflatten(leaves).shape
-    shape = result(fn.kind, fn.stack, x.shape, operand)
+    operand = fn.treedef.unflatten(leaves)
+    shape = result(fn.kind, fn.stack, x.shape, operand.shape)
     y = x.update(shape=shape, dtype=fn.dtype, weak_type=False)
     if not x.sharding.mesh.explicit_axes:
         return y
     if sharding is None:
-        sharding = result_sharding(fn.kind, fn.stack, x, codes_of(leaves))
+        sharding = result_sharding(fn.kind, fn.stack, x, codes_of(operand.stored))
     return y.update(sharding=sharding)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
-from .._array import AbstractArrayLike, dense_for
+from .._array import AbstractArrayLike, dense_for, quantize, QuantizedArray
 from .._product import full_spec, placed
-from ._low_precision_product import Compute, product, rounded_weight
+from ._low_precision_product import product, rounded_weight, Roundings
 from ._operand import Operand
 
 
@@ -26,13 +26,13 @@ class LowPrecision(AbstractArrayLike):
     - `rounded`: the weight as products read it, if [`eqquant.train.tree_preround`][]
         has rounded it before. Otherwise `None`.
     - `axis`: the axis that the layer contracts, -1 or -2.
-    - `compute`: how products are rounded.
+    - `roundings`: how products are rounded.
     """
 
     weight: Float[Array, "..."]
     rounded: Operand | None
     axis: int = eqx.field(static=True)
-    compute: Compute = eqx.field(static=True)
+    roundings: Roundings = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,10 +65,16 @@ class LowPrecision(AbstractArrayLike):
         del reason
         return self.weight
 
+    def freeze(self) -> QuantizedArray:
+        """The weight as products read it, packed. With it, products quantize their
+        inputs to the same format."""
+        format = self.roundings.forward
+        return quantize(self.weight, format, axis=self.axis, activation=format)
+
     def preround(self) -> "LowPrecision":
         """Rounds the weight for all products along `axis`."""
         w = self.weight if self.axis == -1 else self.weight.mT
-        rounded = rounded_weight(w, self.compute.weight)
+        rounded = rounded_weight(w, self.roundings.forward)
         return dataclasses.replace(self, rounded=rounded)
 
     def __matmul__(self, x: Any) -> Array:
@@ -85,13 +91,13 @@ class LowPrecision(AbstractArrayLike):
         x = jnp.asarray(x)
         if x.ndim == 0 or x.shape[-1] != self.shape[-2]:
             raise ValueError(
-                "A matrix product contracts the last axis of the first operand with the "
-                f"last but one of the second. Got shapes {x.shape} and {self.shape}."
+                "A matrix product contracts the last axis of its first operand and the "
+                f"last but one of its second. Got shapes {x.shape} and {self.shape}."
             )
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(self.dtype)
         rounded = self.rounded if self.axis == -2 else None
-        return _matmul(x, self.weight.mT, rounded, self.compute)
+        return _matmul(x, self.weight.mT, rounded, self.roundings)
 
     def __getitem__(self, index: Any) -> "Array | LowPrecision":
         """Integers and slices along the stack axes give a `LowPrecision`. Any other
@@ -103,16 +109,16 @@ class LowPrecision(AbstractArrayLike):
         return jax.tree.map(lambda a: a[index], self)
 
 
-def _matmul(x, w, rounded, compute):
+def _matmul(x, w, rounded, roundings):
     # `x @ w.mT`, whose leading axes broadcast as in `jnp.matmul`.
     stack = w.ndim - 2
     if stack == 0:
-        return product(x, w, rounded, 0, compute)
+        return product(x, w, rounded, 0, roundings)
     rows = x[None] if x.ndim == 1 else x
     lead = jnp.broadcast_shapes(rows.shape[:-2], w.shape[:-2])
     stacked = lambda a: jnp.broadcast_to(a, (*lead, *a.shape[-2:]))
     w, rounded = stacked(w), jtu.tree_map(stacked, rounded)
-    y = product(stacked(rows), w, rounded, len(lead), compute)
+    y = product(stacked(rows), w, rounded, len(lead), roundings)
     return jnp.squeeze(y, -2) if x.ndim == 1 else y
 
 

@@ -13,19 +13,17 @@ from ._contractions import layer
 from ._linear import linear
 from ._operand import as_operand, Operand, Rounding
 from ._results import result_sharding
-from ._stochastic import Stochastic
 
 
-class Compute(eqx.Module):
-    """How the products of a layer are computed, in three roundings.
+class Roundings(eqx.Module):
+    """How the products of a layer round.
 
-    - `weight`, `input`: those of the operands of the forward pass.
-    - `to_input`, `to_weight`: those of the cotangent, in the two products of the
+    - `forward`: the format of the weight and of the inputs.
+    - `to_input`, `to_weight`: the rounding of the cotangent in the two products of the
         backward pass: for the gradient of the input, and of the weight.
     """
 
-    weight: AbstractFormat = eqx.field(static=True)
-    input: AbstractFormat | Stochastic = eqx.field(static=True)
+    forward: AbstractFormat = eqx.field(static=True)
     to_input: Rounding = eqx.field(static=True)
     to_weight: Rounding = eqx.field(static=True)
 
@@ -35,15 +33,15 @@ def product(
     w: Float[Array, "*b n k"],
     packed: Operand | None,
     stack: int,
-    compute: Compute,
+    roundings: Roundings,
 ) -> Float[Array, "... n"]:
     """`x @ w.T`, by rounded operands. The derivatives are those of the product of the
     rounded operands, straight through the rounding."""
     if packed is None:
-        packed = rounded_weight(w, compute.weight)
-    inputs = as_operand(lax.stop_gradient(x), compute.input)
+        packed = rounded_weight(w, roundings.forward)
+    inputs = as_operand(lax.stop_gradient(x), roundings.forward)
     inputs = checkpoint_name(inputs, "eqquant_inputs")
-    return _product(x, w, inputs, packed, stack, compute)
+    return _product(x, w, inputs, packed, stack, roundings)
 
 
 def rounded_weight(w: Float[Array, "*b n k"], format: AbstractFormat) -> Operand:
@@ -52,7 +50,7 @@ def rounded_weight(w: Float[Array, "*b n k"], format: AbstractFormat) -> Operand
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _product(x, w, inputs, weight, stack, compute):
+def _product(x, w, inputs, weight, stack, roundings):
     del w
     fn = lambda a, b: layer(a, b, stack, x.dtype)
     typed = result_sharding("along", stack, x, codes_of(weight.stored))
@@ -60,10 +58,10 @@ def _product(x, w, inputs, weight, stack, compute):
 
 
 @ft.partial(_product.defjvp, symbolic_zeros=True)
-def _jvp(stack, compute, primals, tangents):
+def _jvp(stack, roundings, primals, tangents):
     x, w, inputs, weight = primals
     dx, dw, _, _ = tangents
-    y = _product(x, w, inputs, weight, stack, compute)
+    y = _product(x, w, inputs, weight, stack, roundings)
     dy = []
     if not isinstance(dx, SymbolicZero):
         dy.append(
@@ -72,7 +70,7 @@ def _jvp(stack, compute, primals, tangents):
                 weight,
                 kind="along",
                 stack=stack,
-                cotangent=compute.to_input,
+                cotangent=roundings.to_input,
                 dtype=x.dtype,
             )
         )
@@ -83,7 +81,7 @@ def _jvp(stack, compute, primals, tangents):
                 inputs,
                 kind="spread",
                 stack=stack,
-                cotangent=compute.to_weight,
+                cotangent=roundings.to_weight,
                 dtype=x.dtype,
             )
         )

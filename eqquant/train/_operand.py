@@ -1,6 +1,5 @@
 import functools as ft
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
@@ -21,7 +20,6 @@ from ..formats import (
     Layout,
     reciprocal,
     Stored,
-    to_bits,
 )
 from ._points import points
 from ._stochastic import at_random, dither, Stochastic
@@ -45,32 +43,35 @@ class Operand(eqx.Module):
         return self.layout.shape(self.stored)
 
     @property
-    def narrow(self) -> "tuple[Shaped[Array, '*r k'], Float[Array, '...']] | None":
-        """Numbers of 8 bits, and the scale of each row, if this is what is stored.
-        Otherwise `None`."""
-        format = self.layout.format
-        if not is_narrow(format):
-            return None
-        codes = _as_numbers(self.stored["codes"], format)
-        return codes, from_bits(self.stored["scale"], format.scale_dtype)[..., 0]
+    def narrow(self) -> tuple[Shaped[Array, "*r k"], Float[Array, "..."]]:
+        """The 8-bit numbers, and the scale of each row, of a narrow format."""
+        format = as_narrow(self.layout.format)
+        assert format is not None
+        scale = from_bits(self.stored["scale"], format.scale_dtype)[..., 0]
+        return _as_numbers(self.stored["codes"], format), scale
 
     def decode(self) -> Float[Array, "*r k"]:
         """The numbers, in float32."""
         return self.layout.decode(self.stored)
 
 
-def is_narrow(format: AbstractFormat) -> bool:
-    """Whether a format is one of 8-bit numbers with one scale for each row, or for the
-    whole matrix."""
-    return isinstance(format, Int8 | FP8) and format.block_size is None
+def format_of(rounding: AbstractFormat | Stochastic) -> AbstractFormat:
+    return rounding.format if isinstance(rounding, Stochastic) else rounding
+
+
+def as_narrow(rounding: AbstractFormat | Stochastic) -> Int8 | FP8 | None:
+    """The format, if it is narrow: one of 8-bit numbers with one scale for each row, or
+    for the whole matrix."""
+    format = format_of(rounding)
+    narrow = isinstance(format, Int8 | FP8) and format.block_size is None
+    return format if narrow else None
 
 
 def is_same_kind(rounding: AbstractFormat | Stochastic, operand: Operand) -> bool:
     """Whether what is rounded like this can be multiplied with an operand in 8 bits:
     both are narrow, and both are integers or both floats."""
-    a = rounding.format if isinstance(rounding, Stochastic) else rounding
-    b = operand.layout.format
-    return is_narrow(a) and is_narrow(b) and isinstance(a, FP8) == isinstance(b, FP8)
+    a, b = as_narrow(rounding), as_narrow(operand.layout.format)
+    return a is not None and b is not None and isinstance(a, FP8) == isinstance(b, FP8)
 
 
 def as_operand(
@@ -78,7 +79,7 @@ def as_operand(
 ) -> Operand:
     """Rounds an array, which has its contracted axis last. Numbers that are not finite
     make their row NaN."""
-    format = rounding.format if isinstance(rounding, Stochastic) else rounding
+    format = format_of(rounding)
     layout = Layout(format).trimmed(format.structs(x.shape), x.shape[-1])
     fn = ft.partial(_encode, rounding=rounding)
     sharding = jax.typeof(x).sharding
@@ -95,12 +96,12 @@ def as_operand(
 @ft.partial(jax.jit, static_argnames="rounding", inline=True)
 def _encode(x, rounding):
     x = x.astype(jnp.float32)
-    format = rounding.format if isinstance(rounding, Stochastic) else rounding
-    stored = encode_held(format, x)
-    if not isinstance(rounding, Stochastic):
+    stored = encode_held(format_of(rounding), x)
+    format = as_narrow(rounding)
+    if not isinstance(rounding, Stochastic) or format is None:
         return stored
     scale = from_bits(stored["scale"], format.scale_dtype)
-    return stored | {"codes": _codes(x, scale, rounding)}
+    return stored | {"codes": _codes(x, scale, format, True)}
 
 
 def narrow_columns(
@@ -109,20 +110,21 @@ def narrow_columns(
     """As the numbers and the scales of `as_operand(x.mT, rounding)`, but the numbers
     are in the order of `x`. (On a CPU, transposing 8-bit numbers afterwards takes less
     time.)"""
-    format = rounding.format if isinstance(rounding, Stochastic) else rounding
+    format = as_narrow(rounding)
+    assert format is not None
     x = x.astype(jnp.float32)
     size = jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf)
     largest = jnp.max(size, axis=-2, initial=0)[..., None]
     bits = encode_held(format, largest)["scale"]
     scale = from_bits(bits, format.scale_dtype)[..., 0]
-    codes = _codes(x, scale[..., None, :], rounding)
+    random = isinstance(rounding, Stochastic)
+    codes = _codes(x, scale[..., None, :], format, random)
     return _as_numbers(codes, format), scale
 
 
-def _codes(x, scale, rounding):
-    if not isinstance(rounding, Stochastic):
-        return rounding.to_codes(x, np.ones(()), scale)
-    format = rounding.format
+def _codes(x, scale, format, random):
+    if not random:
+        return format.to_codes(x, np.ones(()), scale)
     unit = x * reciprocal(scale)
     if isinstance(format, FP8):
         info = jnp.finfo(format.dtype)
@@ -143,8 +145,7 @@ def rounded(
     x: Float[Array, "*r k"], rounding: AbstractFormat | Stochastic
 ) -> Float[Array, "*r k"]:
     """The numbers that an array becomes, in float32."""
-    random = isinstance(rounding, Stochastic)
-    if not random or is_narrow(rounding.format):
+    if not isinstance(rounding, Stochastic) or as_narrow(rounding):
         return as_operand(x, rounding).decode()
     x, operand = x.astype(jnp.float32), as_operand(x, rounding.format)
     return at_points(x, points(operand.stored, operand.layout), dither(x))

@@ -17,9 +17,7 @@ def result(kind: Kind, stack: int, x: tuple, operand: tuple) -> tuple:
     return (*x[:-1], operand[-2 if kind == "along" else -1])
 
 
-def result_sharding(
-    kind: Kind, stack: int, x: Any, codes: Any
-) -> NamedSharding | None:
+def result_sharding(kind: Kind, stack: int, x: Any, codes: Any) -> NamedSharding | None:
     """The sharding of the result of a product, if the types of its arguments carry
     theirs: as they are sharded along the axes that remain, where no other axis takes
     the same axes of the mesh."""

@@ -29,7 +29,8 @@ class Stochastic(eqx.Module):
     !!! Example
 
         ```python
-        model = eqquant.train.tree_compute(model, backward=eqquant.train.Stochastic("int8"))
+        backward = eqquant.train.Stochastic("int8")
+        model = eqquant.train.tree_compute(model, backward=backward)
         ```
 
     ??? cite "Reference"
@@ -41,8 +42,8 @@ class Stochastic(eqx.Module):
 
 
 def dither(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Numbers that are uniform in `[0, 1)`, one for each of `x`, in float32. They depend
-    on the bits of `x` alone."""
+    """Numbers that are uniform in `[0, 1)`, one for each of `x`, in float32. They
+    depend on the bits of `x` alone."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     position = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
