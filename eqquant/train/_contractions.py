@@ -1,6 +1,4 @@
-import functools as ft
 import math
-import operator
 from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
@@ -9,7 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from .._product import transposed
+from .._product import transposed, vary_together
+from ..kernels import integer_product
 from ._operand import (
     as_operand,
     is_same_kind,
@@ -35,9 +34,6 @@ transposes: dict[Kind, Kind] = {
     "outer": "spread",
 }
 
-# The largest number of products of two integers up to 127 whose sum fits into 32 bits.
-_most = (2**31 - 1) // 127**2
-
 
 def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
     """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
@@ -45,7 +41,7 @@ def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]
     if not is_same_kind(x.layout.format, w):
         return _floats(x.decode(), w.decode(), dims, dtype)
     (a, of_rows), (b, of_channels) = x.narrow, w.narrow
-    y = _narrow(a, b, dims) * of_rows[..., None]
+    y = _narrow(a, b, stack, False) * of_rows[..., None]
     return (y * _of_last(of_channels, y.ndim, stack)).astype(dtype)
 
 
@@ -77,7 +73,7 @@ def contract(
     codes, scale = operand.narrow
     x = x.astype(jnp.float32) * _of_last(scale, x.ndim, stack)
     left, unit = as_operand(x, rounding).narrow
-    return (_narrow(left, codes, dims) * unit[..., None]).astype(dtype)
+    return (_narrow(left, codes, stack, True) * unit[..., None]).astype(dtype)
 
 
 def _outer(y, operand, stack, rounding, dtype):
@@ -95,7 +91,7 @@ def _outer(y, operand, stack, rounding, dtype):
         return contract("across", y.mT, operand, stack, rounding, dtype)
     codes, scale = operand.narrow
     y, unit = narrow_columns(y.astype(jnp.float32) * scale[..., None], rounding)
-    w = _narrow(transposed(y), codes, _dims("across", y.ndim, stack))
+    w = _narrow(transposed(y), codes, stack, True)
     return (w * unit[..., None]).astype(dtype)
 
 
@@ -120,20 +116,13 @@ def _floats(a, b, dims, dtype):
     return _dot(a.astype(dtype), b.astype(dtype), dims, wide).astype(dtype)
 
 
-def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], dims):
-    """The product of 8-bit numbers, in float32."""
-    if a.dtype != jnp.int8:
-        return _dot(a, b, dims, jnp.float32)
-    ((i,), (j,)), _ = dims
-    size = a.shape[i]
-    cut = lambda x, axis, start: lax.slice_in_dim(
-        x, start, min(start + _most, size), axis=axis
-    )
-    parts = [
-        _dot(cut(a, i, start), cut(b, j, start), dims, jnp.int32).astype(jnp.float32)
-        for start in range(0, max(size, 1), _most)
-    ]
-    return ft.reduce(operator.add, parts)
+def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across: bool):
+    """The product of 8-bit numbers, along or across `b`, in float32."""
+    if a.dtype == jnp.int8:
+        a, b = vary_together(a, b)
+        return integer_product(a, b, stack=stack, across=across)
+    dims = _dims("across" if across else "along", a.ndim, stack)
+    return _dot(a, b, dims, jnp.float32)
 
 
 def _of_last(scale: Float[Array, "*b n"], ndim: int, stack: int):

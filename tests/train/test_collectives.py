@@ -1,5 +1,3 @@
-import functools as ft
-
 import jax
 import jax.numpy as jnp
 import numpy as np
