@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
@@ -32,6 +33,8 @@ class Linear:
     treedef: Any
 
     def __call__(self, x: Array, *leaves: Array) -> Array:
+        # Otherwise XLA might decode the operand in the forward pass, and keep that.
+        x, leaves = lax.optimization_barrier((x, leaves))
         operand = self.treedef.unflatten(leaves)
         return contract(self.kind, x, operand, self.stack, self.rounding, self.dtype)
 

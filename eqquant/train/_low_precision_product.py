@@ -53,7 +53,8 @@ def rounded_weight(w: Float[Array, "*b n k"], format: AbstractFormat) -> Operand
 def _product(x, w, inputs, weight, stack, roundings):
     del w
     fn = lambda a, b: layer(a, b, stack, x.dtype)
-    typed = result_sharding("along", stack, x, codes_of(weight.stored))
+    codes = jax.typeof(codes_of(weight.stored))
+    typed = result_sharding("along", stack, jax.typeof(x), codes)
     return by_types(fn, typed)(inputs, weight)
 
 

@@ -106,7 +106,7 @@ def _encode(x, rounding):
 
 def narrow_columns(
     x: Float[Array, "*b r n"], rounding: AbstractFormat | Stochastic
-) -> tuple[Shaped[Array, "*b r n"], Float[Array, "*b n"]]:
+) -> tuple[Shaped[Array, "*b r n"], Float[Array, "*b _"]]:
     """As the numbers and the scales of `as_operand(x.mT, rounding)`, but the numbers
     are in the order of `x`. (On a CPU, transposing 8-bit numbers afterwards takes less
     time.)"""

@@ -1,6 +1,5 @@
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._product import full_spec, names_of
@@ -18,16 +17,13 @@ def result(kind: Kind, stack: int, x: tuple, operand: tuple) -> tuple:
 
 
 def result_sharding(kind: Kind, stack: int, x: Any, codes: Any) -> NamedSharding | None:
-    """The sharding of the result of a product, if the types of its arguments carry
-    theirs: as they are sharded along the axes that remain, where no other axis takes
-    the same axes of the mesh."""
-    sharding = jax.typeof(x).sharding
+    """The sharding of the result of a product, if the types of its arguments, `x` and
+    `codes`, carry theirs: as they are sharded along the axes that remain, where no
+    other axis takes the same axes of the mesh."""
+    sharding = x.sharding
     if not sharding.mesh.explicit_axes:
         return None
-    specs = [
-        tuple(full_spec(a.sharding.spec, a.ndim))
-        for a in (jax.typeof(x), jax.typeof(codes))
-    ]
+    specs = [tuple(full_spec(a.sharding.spec, a.ndim)) for a in (x, codes)]
     taken, entries = set(), []
     for entry in result(kind, stack, *specs):
         names = set(names_of(entry))

@@ -24,8 +24,8 @@ def integer_product(
     stack: int = 0,
     across: bool = False,
 ) -> Float[Array, "..."]:
-    """The product of 8-bit integers `x[*b, *r, k]` with `w[*b, n, k]`; or `x[*b, *r, n]`
-    with that, if it is `across`. It is exact, but for rounding to float32. `*b` are
+    """The product of 8-bit integers `x[*b, *r, k]` with `w[*b, n, k]`; or of `x[*b, *r,
+    n]` with that, if it is `across`. It is exact, but for rounding to float32. `*b` are
     `stack` axes.
 
     XLA computes it; or on a CPU, before JAX 0.11, the native library, since XLA would
