@@ -73,6 +73,9 @@ def tree_compute(
     **Returns:**
 
     `model`, with a [`eqquant.train.LowPrecision`][] in place of each selected array.
+    Arrays that are quantized, or that have an adapter, are unchanged. (The frozen
+    weight of an adapter need not be one in floating point: see `activation` of
+    [`eqquant.tree_quantize`][].)
 
     **Raises:**
 

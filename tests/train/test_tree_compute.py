@@ -16,6 +16,7 @@ from eqquant.train import LowPrecision, Stochastic, tree_compute, tree_preround
 
 from ..helpers import normal
 from ..raises import raises
+from ..test_layers import all_layers
 
 
 x, w, ct = normal(24, 48), normal(40, 48, seed=1), normal(24, 40, seed=2)
@@ -79,7 +80,7 @@ def test_against_float64(forward, backward):
 
 def products(fn, *args):
     """The dtypes of what the products of a program multiply, and of their results."""
-    text = jax.jit(fn).lower(*args).as_text()
+    text = jax.jit(fn).trace(*args).lower(lowering_platforms=("tpu",)).as_text()
     line = re.compile(
         r"dot_general .*: \(tensor<.*x(\w+)>, tensor<.*x(\w+)>\) -> .*x(\w+)>"
     )
@@ -111,19 +112,17 @@ def test_the_compiled_program_multiplies_8_bits():
     model = low(w, backward=Stochastic("int8"))
     loss = lambda m, x: jnp.sum(jax.vmap(lambda x: m @ x)(x) ** 2)
     program = jax.jit(jax.grad(loss, (0, 1))).lower(model, jnp.asarray(x)).compile()
-    dots = re.findall(r"= s32\[[\d,]*\]\S* dot\(", program.as_text())
-    assert len(dots) == 3
+    integers = r"= s32\[[\d,]*\]\S* dot\(|target=\"eqquant_rounded\""
+    assert len(re.findall(integers, program.as_text())) == 3
 
 
 formats = {
     "int8": ("int8", "int8"),
     "fp8": (eqq.FP8(), eqq.FP8("e5m2")),
     "fp8-tensor": (eqq.FP8(scale="tensor"), eqq.FP8("e5m2", scale="tensor")),
-    "int8-blocks": (eqq.Int8(16), eqq.Int8(16)),
     "mx": ("mxfp8", eqq.MXFP8("e5m2")),
-    "nvfp4": ("nvfp4", "nvfp4"),
 }
-errors = dict(zip(formats, (0.02, 0.1, 0.1, 0.02, 0.15, 0.4)))
+errors = dict(zip(formats, (0.02, 0.1, 0.1, 0.15)))
 
 
 # Near the product in float32, and of the same values under every transformation.
@@ -154,7 +153,7 @@ def test_transformations(name):
     for near, other, exact in zip(plain, random, wanted, strict=True):
         assert 0 < relative(near, exact) < errors[name]
         assert relative(near, exact) <= relative(other, exact) < 2 * errors[name]
-    if name not in ("fp8-tensor", "nvfp4"):  # There a row is a tensor, under `vmap`.
+    if name != "fp8-tensor":  # There a row is a tensor, under `vmap`.
         for a, b in zip(plain, mapped, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     for a, b in zip(plain, experts, strict=True):
@@ -301,6 +300,24 @@ def test_training():
     )
 
 
+# Equinox's layers, whose code knows nothing of this.
+@all_layers
+def test_layers_are_untouched(make, call, number):
+    del number
+    layer = make()
+    model = tree_compute(layer, backward="int8")
+    assert type(model) is type(layer)
+    data = normal(7, 64)
+    y, wanted = eqx.filter_jit(lambda a, b: (call(a, data), call(b, data)))(
+        model, layer
+    )
+    assert y.dtype == wanted.dtype
+    assert np.linalg.norm(y - wanted) < 0.03 * np.linalg.norm(wanted)
+    is_low = lambda x: isinstance(x, LowPrecision)
+    if any(map(is_low, jtu.tree_leaves(model, is_leaf=is_low))):
+        assert not np.array_equal(y, wanted)
+
+
 def test_narrow_inputs_and_not_finite():
     y, dx, dw = pullback(
         *[jnp.asarray(a, jnp.bfloat16) for a in (x, w, ct)], "int8", Stochastic("int8")
@@ -323,6 +340,15 @@ def test_many_rows():
     ones, w = jnp.ones((rows, 16)), jnp.ones((16, 16))
     _, _, dw = pullback_jit(ones, w, ones, "int8", "int8")
     np.testing.assert_allclose(dw, rows, rtol=1e-5)
+
+
+# What has a way of its own to be multiplied keeps it.
+def test_adapters_are_left_alone():
+    model = {"w": jnp.asarray(w), "v": eqq.quantize(w, "int8", axis=-1)}
+    adapted, _ = eqq.train.lora(model, rank=4, min_size=0, key=jr.key(0))
+    assert tree_compute(adapted, min_size=0) == adapted
+    found = tree_compute(model, min_size=0)
+    assert isinstance(found["w"], LowPrecision) and found["v"] is model["v"]
 
 
 def test_bad_input():
