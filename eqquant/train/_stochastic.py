@@ -49,10 +49,10 @@ def dither(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
     for axis, size in enumerate(x.shape):
         step = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         position = position * np.uint32(size % 2**32) + step
-    # (Integer sums wrap around, and do not depend on the order of what is summed. Each
-    # number is hashed with its position first, or pairs that cancel would be lost.)
-    seed = jnp.sum(_hash(bits ^ position * np.uint32(0x9E3779B9)), dtype=jnp.uint32)
-    random = _hash(position * np.uint32(0x9E3779B9) + seed)
+    mark = position * np.uint32(0x9E3779B9)
+    # (Integer sums wrap around, and do not depend on the order of what is summed.)
+    seed = _hash(jnp.sum(bits ^ mark, dtype=jnp.uint32))
+    random = _hash(mark + seed)
     return (random >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)
 
 
