@@ -1,3 +1,4 @@
+import collections
 import hashlib
 import importlib.metadata
 import os
@@ -8,6 +9,8 @@ import shutil
 
 # Before JAX is imported: sharding is tested on eight devices that one machine plays.
 flags = ["--xla_force_host_platform_device_count=8"]
+# Each worker has one processor.
+flags.append("--xla_cpu_parallel_codegen_split_count=1")
 # Until JAX 0.10, XLA has a second way to compile fusions, which takes half as long.
 # (With `XLA_FLAGS` in the environment, and be they empty, it is the way of users.)
 jax_version = importlib.metadata.version("jax").split(".")
@@ -71,9 +74,27 @@ def pytest_runtest_setup(item):
         jax.clear_caches()
 
 
-# Together, and last: what was compiled before is of no use to them.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    _leave_examples(items)
+    # Together, and last: what was compiled before is of no use to them.
     items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+
+
+def _leave_examples(items):
+    """Of a test with many parameters, marked `examples(n)`, all but `n` are `thorough`:
+    those that stay are spread evenly over the others."""
+    families = collections.defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("examples")
+        if marker is not None and item.get_closest_marker("thorough") is None:
+            families[item.nodeid.partition("[")[0], *marker.args].append(item)
+    for (_, number), family in families.items():
+        step = (len(family) - 1) / max(number - 1, 1)
+        stay = {round(i * step) for i in range(number)}
+        for i, item in enumerate(family):
+            if i not in stay:
+                item.add_marker("thorough")
 
 
 # What is compiled is mapped into memory, some maps for each program. Linux lets a

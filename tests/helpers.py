@@ -1,5 +1,3 @@
-import os
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +6,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+from eqquant.formats import AbstractGrid
 
 
 # The one table of formats: every law is run over it. First those that weights are
@@ -65,29 +64,44 @@ _foreign = {
 }
 formats = _native | _foreign
 
-# One of each kind of stored arrays, and of kernels.
-_kinds = (
-    *("nf4", "int8", "int8-32", "int4", "int4-affine", "ternary", "ternary-tensor"),
-    *("binary", "nested", "int-3-minimum", "int-4-ordered", "fp8-e5m2-tensor"),
-    *("bnb-fp4", "bnb-double", "mxfp4", "nvfp4", "q4_0", "q4_1", "q4_k", "tq1_0"),
+# One of each kind of stored arrays, and of kernels. Tests of the others are `thorough`.
+kinds_of_formats = (
+    *("nf4", "int8", "int4-affine", "ternary", "binary", "nested", "int-3-minimum"),
+    *("fp8-e5m2-tensor", "mxfp4", "q4_0", "q4_k"),
 )
 
-# What laws are run over. `EQQUANT_FORMATS=kinds` in the environment, say for a second
-# version of JAX, leaves one of each kind.
-_few = os.environ.get("EQQUANT_FORMATS") == "kinds"
-checked = {name: formats[name] for name in (_kinds if _few else formats)}
+
+def each(names):
+    """Names of formats, as parameters of a test."""
+
+    def parameter(name):
+        marks = () if name in kinds_of_formats else pytest.mark.thorough
+        return pytest.param(name, id=name, marks=marks)
+
+    return list(map(parameter, names))
 
 
-def _over(names):
-    each = [pytest.param(formats[name], id=name) for name in names]
-    return pytest.mark.parametrize("format", each)
+def over(names):
+    """Runs a test over formats, which it calls `format`."""
+    return pytest.mark.parametrize(
+        "format",
+        [p._replace(values=(formats[p.id],)) for p in each(names)],
+    )
 
 
-all_formats = _over(checked)
-native_formats = _over([name for name in _native if name in checked])
+all_formats = over(formats)
+native_formats = over(_native)
+grids = over([n for n, f in formats.items() if isinstance(f, AbstractGrid)])
+
+# For tests that put many formats into one program, or one file.
+many_at_once = pytest.mark.parametrize(
+    "names",
+    [kinds_of_formats, pytest.param(tuple(formats), marks=pytest.mark.thorough)],
+    ids=("kinds", "all"),
+)
 
 # For what takes long to compile and does not depend on the details.
-main_formats = _over(
+main_formats = over(
     ("nf4", "int8", "int8-32", "int4", "int4-affine", "ternary", "binary", "nested")
 )
 

@@ -146,6 +146,7 @@ def test_few_rows(model):
 
 
 # Whether an axis of size one is contracted makes no difference.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("groups, size", [(1, 1), (16, 3)])
 def test_axes_of_size_one(groups, size):
     model = eqx.nn.Conv1d(16, 16, size, groups=groups, key=jr.key(0))

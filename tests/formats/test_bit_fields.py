@@ -29,6 +29,7 @@ def test_streams(bits):
     np.testing.assert_array_equal(found, codes)
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "name", [n for n, f in formats.items() if isinstance(f, AbstractGGUFBlocks)]
 )

@@ -84,6 +84,7 @@ def weights():
     return w
 
 
+@pytest.mark.examples(3)
 @over(simple)
 def test_encode(format):
     w = weights()
@@ -94,6 +95,7 @@ def test_encode(format):
     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.examples(8)
 @over([*simple, *searched, *read])
 def test_decode(format):
     # Any bytes there may be. (Those of scales, too: infinities and NaNs among them.)
@@ -115,6 +117,7 @@ def test_decode(format):
         np.testing.assert_array_equal(again, blocks)
 
 
+@pytest.mark.examples(3)
 @over([*simple, *searched])
 def test_a_last_block_that_is_short(format):
     k = 300
@@ -132,6 +135,7 @@ expected = {"Q2_K": 9.0, "Q3_K": 14.2, "Q4_K": 21.3, "Q5_K": 27.7, "Q6_K": 33.4}
 expected |= {"IQ4_NL": 21.0, "IQ4_XS": 20.9}
 
 
+@pytest.mark.examples(1)
 @over(searched)
 def test_search(format):
     w = np.asarray(normal(64, 1024))
@@ -168,6 +172,7 @@ def sample():
     return np.load(samples)
 
 
+@pytest.mark.examples(4)
 @over([*newest, *read, *searched[-2:]])
 def test_decode_as_ggml(format, sample):
     name = type(format).__name__
@@ -176,6 +181,7 @@ def test_decode_as_ggml(format, sample):
     np.testing.assert_array_equal(format.to_blocks(stored, 0), sample[name])
 
 
+@pytest.mark.examples(1)
 @over([*newest, *searched[-2:]])
 def test_encode_as_ggml(format, sample):
     w = sample["w"].astype(np.float32)

@@ -29,6 +29,7 @@ def from_bits_of(packed, bits, k):
     return np.sum(stream * 2 ** np.arange(bits), axis=-1)
 
 
+@pytest.mark.examples(3)
 @every_width
 def test_packing(bits):
     for k in (1, 7, 8, 40):
@@ -76,6 +77,7 @@ def test_largest_is_half_a_step_lower(size, expected):
     assert abs(np.mean(blocks)) < 0.005
 
 
+@pytest.mark.examples(4)
 @every_width
 @pytest.mark.parametrize("offset", [None, "zero_point", "minimum"])
 def test_values(bits, offset):

@@ -17,6 +17,7 @@ def test_codes_per_byte(levels, number):
     assert per_byte(levels) == number
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("levels", range(2, 17))
 def test_every_byte(levels):
     p = per_byte(levels)

@@ -49,6 +49,7 @@ def assert_accurate(q, w):
     assert abs(ours - theirs) <= decibel * theirs + np.sum((1e-6 * w) ** 2)
 
 
+@pytest.mark.examples(2)
 @native_formats
 @settings(max_examples=6)
 @given(
@@ -86,6 +87,7 @@ def test_empty(format, shape):
         assert q.size == 0
 
 
+@pytest.mark.examples(2)
 @native_formats
 def test_float64(format):
     with jax.enable_x64(True):
@@ -125,6 +127,7 @@ def test_small_float16_weights(format, bound):
     assert np.linalg.norm(decoded - w) < bound * np.linalg.norm(w)
 
 
+@pytest.mark.examples(2)
 @native_formats
 def test_tiny(format):
     # Subnormal numbers are flushed, those of scales included.
@@ -139,6 +142,7 @@ def test_tiny(format):
         assert np.max(np.abs(decoded - small)) <= 1.01 * size * error + flushed
 
 
+@pytest.mark.examples(2)
 @native_formats
 def test_huge(format):
     w = np.random.default_rng(0).uniform(-1, 1, (130, 5)).astype(np.float32)
@@ -190,6 +194,7 @@ def test_again_absmean(format, array, seed):
     assert np.all(scales(new) <= scales(q) * (1 + rounding(q)))
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format", [eqq.Ternary(128, rule="threshold"), eqq.Binary(), eqq.Binary(128)]
 )

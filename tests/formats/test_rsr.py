@@ -15,6 +15,7 @@ from .rsr import draw, every_format, every_kind, integers, some_formats
 
 # Each code is a number written in base two or three, the first digit the lowest. Those
 # that are missing from the last code are zeros.
+@pytest.mark.examples(8)
 @every_format
 def test_codes(format):
     k = 37
@@ -44,6 +45,7 @@ dtypes = st.sampled_from(
 )
 
 
+@pytest.mark.examples(1)
 @every_kind
 @settings(max_examples=12)
 @given(array=shapes, dtype=dtypes, k=st.integers(1, 12), concrete=st.booleans())
@@ -84,6 +86,7 @@ def test_empty(format):
     assert (jnp.ones((2, 3)) @ eqq.quantize(jnp.zeros((3, 0)), format)).shape == (2, 0)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_layout(format):
     w = draw(format, 4, 37, 20)

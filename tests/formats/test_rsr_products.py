@@ -19,6 +19,7 @@ def both_products(x, z, q):
     return x @ q, z @ q.T
 
 
+@pytest.mark.examples(4)
 @every_format
 def test_exact_for_integers(format):
     w = draw(format, 37, 50)
@@ -30,6 +31,7 @@ def test_exact_for_integers(format):
     np.testing.assert_array_equal(transposed, exact(z, w.T))
 
 
+@pytest.mark.examples(3)
 @kernels
 @some_formats
 @pytest.mark.parametrize("shape", [(1, 1), (83, 5), (50, 600)])
@@ -45,6 +47,7 @@ def test_exact_for_integers_of_any_size(format, shape, kernel):
 
 
 # All sums stay below 2**24, up to which float32 has every integer.
+@pytest.mark.examples(4)
 @kernels
 @some_formats
 @pytest.mark.parametrize("m", [1, 5])
@@ -65,6 +68,7 @@ def test_exact_for_large_integers(format, m, kernel):
 
 
 # Whole codes are looked up where there are fewer of them than rows, else their halves.
+@pytest.mark.examples(4)
 @kernels
 @pytest.mark.parametrize("n", [3, 5000])
 @pytest.mark.parametrize(
@@ -78,6 +82,7 @@ def test_many_codes(format, n, kernel):
     np.testing.assert_array_equal(eqq.qmatmul(z, q.T, kernel=kernel), exact(z, w.T))
 
 
+@pytest.mark.examples(12)
 @kernels
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("axis", [-1, -2])
@@ -97,6 +102,7 @@ def test_product(format, axis, dtype, kernel):
 
 
 # In float32 a long sum of equal numbers drifts, all of it to the same side.
+@pytest.mark.examples(1)
 @every_kind
 def test_long_sums(kind):
     w = jnp.ones((20000, 3))
@@ -131,6 +137,7 @@ def test_float64(format):
             np.testing.assert_allclose(y, x @ w, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_vectors_and_stacks(format):
     w, x = np.asarray(draw(format, 3, 37, 20)), integers(37)
@@ -186,6 +193,7 @@ def test_derivatives(format):
         assert grads.stored["codes"] is None
 
 
+@pytest.mark.examples(1)
 @some_formats
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_sharded(format, axis_type):

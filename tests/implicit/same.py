@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 from eqquant._report._uses import Use, uses
 
 

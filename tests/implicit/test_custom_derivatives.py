@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
@@ -48,6 +48,7 @@ def _(primals, tangents):
     return with_jvp(x, w, n), (3.0 * dx @ w + x @ dw, dn)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_custom_derivatives(name):
     q = matrix(name)

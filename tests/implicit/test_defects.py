@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import error, formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
@@ -90,6 +90,7 @@ def test_code_book():
 
 
 # Shapes that change by being used, and transposes that lose.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int8", "ternary", "binary"))
 def test_shapes(name):
     q = quantized(3, 10, 36, name=name)

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import normal
 from .same import assert_close, assert_same_gradient
@@ -113,6 +113,7 @@ def nothing_is_compiled():
     assert [event for event in compiled if "backend_compile" in event] == []
 
 
+@pytest.mark.examples(6)
 @every_program
 def test_second_call_compiles_nothing(name):
     fn, q, other = programs[name], stack(), 2 * x
@@ -133,6 +134,7 @@ def closed_over(fn, constant):
 
 
 # (All programs at once: to collect garbage takes long.)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_nothing_is_kept(compiled):
     q = stack()

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import normal
 from .same import assert_close, traced_implicit, uses_in
@@ -107,6 +107,7 @@ models = {
 }
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", models)
 def test_model(name):
     dense, axis, shape = models[name]

@@ -1,9 +1,10 @@
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, main_formats, native_formats, normal
 from .same import assert_same
@@ -51,6 +52,7 @@ def computed(w):
     return [computes[name](w) for name in eformer]
 
 
+@pytest.mark.examples(3)
 @main_formats
 def test_computes_in_every_format(format):
     assert_same(computed, eqq.quantize(normal(48, 80), format))
@@ -81,6 +83,7 @@ def packed_by_all(w):
     return {name: fn(w) for name, fn in packed.items()}
 
 
+@pytest.mark.examples(2)
 @native_formats
 def test_packed_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format, axis=-1)
@@ -99,6 +102,7 @@ def products(x, w, images, filters):
     }
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_products_in_every_format(format):
     w = eqq.quantize(normal(48, 80), format, axis=-1)
@@ -112,6 +116,7 @@ def both_ways(x, z, w):
 
 
 # A multiple by a constant has other scales.
+@pytest.mark.examples(3)
 @native_formats
 def test_multiples_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format)

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit, qdot_general, qeinsum
+from eqquant import implicit, qdot_general, qeinsum
 
 from ..helpers import error, formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
@@ -34,6 +34,7 @@ def products(draw):
     return tuple(sizes), axis, tuple(shape), numbers, draw(st.booleans())
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int4-affine", "ternary-tensor"))
 @settings(max_examples=8)
 @given(case=products())
@@ -104,6 +105,7 @@ def test_both_quantized(axes):
     assert_same(lambda a, b: (a @ b, b.T @ a.T, a @ a.T), a, b, read=3)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "subscripts, shape, axis, x_shape",
     (

@@ -1,10 +1,11 @@
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import eqquant as eqq
-from eqquant._implicit import implicit
+from eqquant import implicit
 
 from ..helpers import formats, normal
 from .same import assert_close
@@ -95,6 +96,7 @@ steps = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=14)
 @given(
     program=st.lists(

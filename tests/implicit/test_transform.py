@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 
 import eqquant as eqq
 import eqquant._implicit._table as table
-from eqquant._implicit import implicit, register_rule
+from eqquant import implicit, register_rule
 
 from ..helpers import normal
 from .same import assert_close, assert_same, traced_implicit, uses_in

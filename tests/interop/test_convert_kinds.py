@@ -154,6 +154,7 @@ def test_for_others(to, format, source, tmp_path):
     assert not (tmp_path / "other.partial").exists()
 
 
+@pytest.mark.thorough
 def test_from_gguf(tmp_path):
     # Of the llama architecture, whose rows of queries and keys change places.
     model = llama.Llama(jr.key(0))

@@ -25,11 +25,6 @@ from ..helpers import normal
 from .same import same
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.safetensors"
-
-
 tree = {
     "w": eqq.quantize(normal(2, 4), "int8", axis=-1),
     "x": jnp.arange(3, dtype=jnp.bfloat16),

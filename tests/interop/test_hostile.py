@@ -19,6 +19,7 @@ def _raises(path, match=""):
     return pytest.raises(ValueError, match=re.compile(f"{name}.*{match}", re.DOTALL))
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("kind", fuzz.kinds)
 def test_changed_at_random(kind):
     opened, _ = fuzz.run(kind, 200, seed=1, reads=0.05)
@@ -28,11 +29,6 @@ def test_changed_at_random(kind):
 #
 # Safetensors
 #
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.safetensors"
 
 
 def _entry(dtype="F32", shape=(2,), offsets=(0, 8)):

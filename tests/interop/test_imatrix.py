@@ -159,6 +159,7 @@ def files(tmp_path):
     return tmp_path, w, size[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("format", ("q4_k", "q2_k", "q6_k"))
 def test_files_are_weighed(files, format):
     folder, w, size = files
@@ -193,6 +194,7 @@ newer_samples = data / "gguf_types.npz"
 iq4 = ("iq4_nl", "iq4_xs")
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "name",
     (

@@ -23,6 +23,7 @@ def model():
 _rename = ["llama", {"model.*": "*"}]
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format",
     [

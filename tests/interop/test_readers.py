@@ -3,7 +3,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import mlx.core as mx
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -15,12 +14,12 @@ from ..helpers import normal
 from . import files
 
 
-def _dense(x):
+def dense(x):
     x = x.astype(jnp.float32)
     return np.asarray(x.dequantize() if eqq.is_quantized(x) else x)
 
 
-def _check(path, made, read, format, exact=True):
+def check(path, made, read, format, exact=True):
     tensors, config, expected = made
     files.save(path, tensors, config)
     for checkpoint in (interop.open(path), read(path)):
@@ -33,15 +32,10 @@ def _check(path, made, read, format, exact=True):
             assert (struct.shape, struct.dtype) == (q.shape, q.dtype)
             assert (struct.axis, struct.format) == (q.axis, q.format)
             if exact:
-                np.testing.assert_array_equal(_dense(q), w)
+                np.testing.assert_array_equal(dense(q), w)
             else:
-                np.testing.assert_allclose(_dense(q), w, rtol=2e-7, atol=1e-7)
+                np.testing.assert_allclose(dense(q), w, rtol=2e-7, atol=1e-7)
     return q
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.safetensors"
 
 
 _samples = pathlib.Path(__file__).parent / "samples"
@@ -57,16 +51,17 @@ def test_samples(sample):
     q = checkpoint[name]
     with np.load(sample.with_suffix(".npz")) as arrays:
         exact = arrays["dequant_f32"] if "dequant_f32" in arrays else arrays["dequant"]
-    w = _dense(q)
+    w = dense(q)
     if q.dtype == jnp.bfloat16:
         # As the package gives it.
-        w = _dense(q.dequantize())
+        w = dense(q.dequantize())
     np.testing.assert_array_equal(w, exact)
     # And it multiplies, packed.
     x = normal(q.shape[-1], 3)
-    np.testing.assert_allclose(q @ x, _dense(q) @ x, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(q @ x, dense(q) @ x, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize(
     "kwargs",
@@ -79,7 +74,7 @@ def test_samples(sample):
 )
 def test_gptq(bits, kwargs, path):
     made = files.gptq(bits=bits, **{"n": 32, **kwargs})
-    q = _check(path, made, interop.read_gptq, (eqq.Int, eqq.Int4))
+    q = check(path, made, interop.read_gptq, (eqq.Int, eqq.Int4))
     assert q.axis == -1 and q.bits_per_weight < bits + 4
 
 
@@ -93,7 +88,7 @@ def test_largest_zero_point_of_gptq(path):
     q = interop.read_gptq(path)[name]
     codes = np.asarray(q.layout.to_rows(q.stored)["codes"])
     expected = (codes.astype(np.float32) - 256) * np.asarray(q.scale, np.float32)
-    np.testing.assert_array_equal(_dense(q), expected)
+    np.testing.assert_array_equal(dense(q), expected)
 
 
 def test_gptq_without_configuration(path):
@@ -101,9 +96,9 @@ def test_gptq_without_configuration(path):
     files.save(path, tensors)
     ((name, w),) = expected.items()
     q = interop.read_gptq(path, version=2)[name]
-    np.testing.assert_array_equal(_dense(q), w)
+    np.testing.assert_array_equal(dense(q), w)
     # Of version 1, by default: the zero-points are one more.
-    other = _dense(interop.open(path)[name])
+    other = dense(interop.open(path)[name])
     np.testing.assert_allclose(w - other, np.asarray(q.scale).repeat(32, 1), rtol=1e-5)
     bare = {k: x for k, x in tensors.items() if not k.endswith(("qzeros", "g_idx"))}
     files.save(path, bare)
@@ -120,9 +115,10 @@ def test_gptq_without_configuration(path):
     [dict(), dict(size=-1), dict(n=8, k=160, dtype=jnp.bfloat16), dict(k=33, size=-1)],
 )
 def test_awq(kwargs, path):
-    _check(path, files.awq(**kwargs), interop.read_awq, eqq.Int4)
+    check(path, files.awq(**kwargs), interop.read_awq, eqq.Int4)
 
 
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize(
     "kwargs",
@@ -147,13 +143,13 @@ def test_bitsandbytes(kind, kwargs, path):
         files.save(path, made[0])
         assert interop.open(path)[name].dtype == dtype
     formats = (eqq.NF4, eqq.formats.BnbFP4) if "nested" not in kwargs else eqq.Nested
-    _check(path, made, interop.read_bitsandbytes, formats)
+    check(path, made, interop.read_bitsandbytes, formats)
 
 
 def test_bitsandbytes_of_scales_that_are_quantized(path):
     # Whose blocks are of a row and a half, and are not all whole.
     made = files.bitsandbytes((33, 11008), nested=256)
-    q = _check(path, made, interop.read_bitsandbytes, eqq.Nested)
+    q = check(path, made, interop.read_bitsandbytes, eqq.Nested)
     assert q.axis == -1 and q.bits_per_weight < 4.16
     again = path.with_name("again.safetensors")
     interop.write_bitsandbytes(again, interop.open(path))
@@ -172,9 +168,10 @@ def test_bitsandbytes_of_scales_that_are_quantized(path):
 
 def test_bitsandbytes_8_bit(path):
     made = files.bitsandbytes8()
-    _check(path, made, interop.read_bitsandbytes, eqq.Int8)
+    check(path, made, interop.read_bitsandbytes, eqq.Int8)
 
 
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
     "kwargs",
@@ -187,7 +184,7 @@ def test_bitsandbytes_8_bit(path):
 )
 def test_compressed_tensors(bits, kwargs, path):
     made = files.compressed(bits=bits, **kwargs)
-    _check(path, made, interop.read_compressed_tensors, (eqq.Int, eqq.Int4))
+    check(path, made, interop.read_compressed_tensors, (eqq.Int, eqq.Int4))
 
 
 @pytest.mark.parametrize("kind", ["int", "float"])
@@ -199,7 +196,7 @@ def test_compressed_tensors_of_8_bits(kind, shape, path):
         made = tensors, config, expected
     else:
         made = files.compressed8(shape, kind=kind, dtype=jnp.bfloat16)
-    _check(path, made, interop.read_compressed_tensors, (eqq.Int8, eqq.FP8))
+    check(path, made, interop.read_compressed_tensors, (eqq.Int8, eqq.FP8))
 
 
 @pytest.mark.parametrize("shape", [(1,), (40, 3), (3, 2)])
@@ -216,7 +213,7 @@ def test_zero_points_of_8_bits(shape, path):
     codes, scale = tensors["q.weight"].astype(np.float32), tensors["q.weight_scale"]
     expected = {"q.weight": (codes - spread(low)) * spread(scale)}
     made = tensors, config, expected
-    _check(path, made, interop.read_compressed_tensors, eqq.Int)
+    check(path, made, interop.read_compressed_tensors, eqq.Int)
 
 
 def test_one_zero_point_of_all(path):
@@ -225,10 +222,10 @@ def test_one_zero_point_of_all(path):
     low = np.array([-3], np.int8)
     tensors |= {"q.weight_scale": scale, "q.weight_zero_point": low}
     files.save(path, tensors, config)
-    w = _dense(interop.open(path)["q.weight"])
+    w = dense(interop.open(path)["q.weight"])
     del tensors["q.weight_zero_point"]
     files.save(path, tensors, config)
-    symmetric = _dense(interop.open(path)["q.weight"])
+    symmetric = dense(interop.open(path)["q.weight"])
     np.testing.assert_array_equal(w, symmetric + 3 * scale)
 
 
@@ -244,7 +241,7 @@ def test_blocks_of_rows_and_columns(suffix, path):
     tensors, config, expected = files.compressed8((3, 2), kind="float", n=48)
     tensors[f"q.{suffix}"] = tensors.pop("q.weight_scale")
     made = tensors, config, expected
-    _check(path, made, interop.read_compressed_tensors, eqq.FP8)
+    check(path, made, interop.read_compressed_tensors, eqq.FP8)
 
 
 @pytest.mark.parametrize("shape", [(40, 1), (40, 3), (1, 1), (5, 3)])
@@ -254,90 +251,26 @@ def test_stacks_of_8_bits(shape, path):
     tensors = {name: np.stack([x, second[name]]) for name, x in first.items()}
     expected = {name: np.stack([w, other[name]]) for name, w in dense.items()}
     made = tensors, config, expected
-    q = _check(path, made, interop.read_compressed_tensors, eqq.FP8)
-    np.testing.assert_array_equal(_dense(q[1]), expected["q.weight"][1])
+    q = check(path, made, interop.read_compressed_tensors, eqq.FP8)
+    np.testing.assert_array_equal(dense(q[1]), expected["q.weight"][1])
 
 
 def test_nvfp4(path):
     made = files.nvfp4()
-    _check(path, made, interop.read_compressed_tensors, eqq.NVFP4, exact=False)
+    check(path, made, interop.read_compressed_tensors, eqq.NVFP4, exact=False)
 
 
 def test_mxfp4(path):
-    q = _check(path, files.mxfp4(), interop.read_mxfp4, eqq.MXFP4)
+    q = check(path, files.mxfp4(), interop.read_mxfp4, eqq.MXFP4)
     assert q.axis == -2 and q.shape == (3, 64, 24)
     x = normal(3, 2, 64)
-    np.testing.assert_allclose(x @ q, x @ _dense(q), rtol=1e-3, atol=1)
+    np.testing.assert_allclose(x @ q, x @ dense(q), rtol=1e-3, atol=1)
 
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_bitnet(divides, path):
-    q = _check(path, files.bitnet(divides=divides), interop.read_bitnet, eqq.Ternary)
+    q = check(path, files.bitnet(divides=divides), interop.read_bitnet, eqq.Ternary)
     assert q.format.scale == "tensor"
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-@pytest.mark.parametrize("size", [32, 64, 128])
-def test_mlx(bits, size, path):
-    dtype = {32: mx.float32, 64: mx.float16, 128: mx.bfloat16}[size]
-    w = mx.random.normal((2, 8, 256), key=mx.random.key(bits)).astype(dtype)
-    weight, scales, biases = mx.quantize(w, group_size=size, bits=bits)
-    arrays = {"a.weight": weight, "a.scales": scales, "a.biases": biases}
-    mx.save_safetensors(str(path), arrays, {"format": "mlx"})
-    config = {"quantization": {"group_size": 64, "bits": 4}}
-    if (size, bits) != (64, 4):
-        config["quantization"]["a"] = {"group_size": size, "bits": bits}
-    path.with_name("config.json").write_text(json.dumps(config))
-    q = interop.open(path)["a.weight"]
-    assert q.shape == (2, 8, 256) and q.format.bits == bits and q.block_size == size
-    exact = mx.dequantize(weight, scales.astype(mx.float32), biases.astype(mx.float32),
-                          group_size=size, bits=bits)  # fmt: skip
-    np.testing.assert_allclose(_dense(q), np.array(exact), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
-def test_mlx_floating_point(mode, path):
-    w = mx.random.normal((8, 128), key=mx.random.key(0))
-    weight, scales = mx.quantize(w, mode=mode)
-    mx.save_safetensors(str(path), {"a.weight": weight, "a.scales": scales})
-    q = interop.read_mlx(path)["a.weight"]
-    exact = mx.dequantize(weight, scales, mode=mode, dtype=mx.float32)
-    np.testing.assert_array_equal(_dense(q), np.array(exact))
-
-
-def test_mlx_without_configuration(path):
-    rows = np.zeros((2, 16), np.uint32)
-    scales = np.ones((2, 2), np.float32)
-    files.save(path, {"a.weight": rows, "a.scales": scales, "a.biases": scales})
-    # As MLX has it if it is not told otherwise.
-    assert interop.open(path).entries["a.weight"].shape == (2, 128)
-    q = interop.read_mlx(path, bits=8, group_size=32)["a.weight"]
-    assert q.shape == (2, 64) and q.format.bits == 8
-    files.save(path, {"a.weight": rows[:, :8], "a.scales": scales, "a.biases": scales})
-    with pytest.raises(ValueError, match="'a.weight' has 128 bits to a scale.*config"):
-        interop.open(path)
-    assert interop.read_mlx(path, bits=2, group_size=64)["a.weight"].shape == (2, 128)
-
-
-def test_mlx_with_a_scale_of_all(path):
-    w = mx.random.normal((8, 128), key=mx.random.key(0))
-    one = mx.array(300.0)
-    weight, scales = mx.quantize(w, mode="nvfp4", global_scale=one)
-    parts = {"a.weight": weight, "a.scales": scales, "a.global_scale": one}
-    mx.save_safetensors(str(path), parts)
-    with pytest.raises(ValueError, match="'a.weight' .*, and no other.*'a.global_sc"):
-        interop.open(path)
-
-
-def test_mlx_of_one_bit(path):
-    w = mx.random.normal((4, 256), key=mx.random.key(0))
-    parts = mx.quantize(w, bits=1, group_size=64)
-    arrays = dict(zip(("a.weight", "a.scales", "a.biases"), parts))
-    mx.save_safetensors(str(path), arrays)
-    with pytest.raises(ValueError, match=r"64 bits to a scale.*\(2, 32\), \(1, 64\)"):
-        interop.open(path)
-    with pytest.raises(ValueError, match="'a.weight' is of 1 bit"):
-        interop.read_mlx(path, bits=1, group_size=64)
 
 
 def test_stacks_of_compressed_tensors(path):
@@ -348,7 +281,7 @@ def test_stacks_of_compressed_tensors(path):
     tensors[shape] = np.array([2, 40, 100])
     expected = {name: np.stack([w, other[name]]) for name, w in dense.items()}
     made = tensors, config, expected
-    q = _check(path, made, interop.read_compressed_tensors, eqq.Int)
+    q = check(path, made, interop.read_compressed_tensors, eqq.Int)
     assert q.shape == (2, 40, 100) and q[1].shape == (40, 100)
 
 
@@ -389,9 +322,7 @@ def test_several_layouts_in_one(path):
     assert checkpoint.kind == "gptq+bitsandbytes+awq+compressed-tensors"
     for _, _, expected in made:
         for name, w in expected.items():
-            np.testing.assert_allclose(
-                _dense(checkpoint[name]), w, rtol=1e-6, atol=1e-6
-            )
+            np.testing.assert_allclose(dense(checkpoint[name]), w, rtol=1e-6, atol=1e-6)
 
 
 def test_64_bit_numbers_are_not_narrowed(path):

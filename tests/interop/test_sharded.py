@@ -24,11 +24,6 @@ mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
 explicit = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.safetensors"
-
-
 def _tensors(path):
     with safetensors.safe_open(path, framework="numpy") as file:
         return {name: bits(file.get_tensor(name)) for name in file.keys()}
@@ -49,6 +44,7 @@ def _told(monkeypatch, module, name, size):
     return sizes
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("spec", (P("a", "b"), P(None, ("b", "a"))))
 @main_formats
 def test_part_by_part(format, spec, path, monkeypatch):

@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-from eqquant.formats import AbstractGrid
 
-from ..helpers import all_formats, checked, formats, normal
+from ..helpers import all_formats, formats, grids, normal
 from ..kernels.every import every_product, kernels
 from .test_not_finite import traced
 
@@ -77,11 +76,10 @@ def test_of_few_rows(format):
 
 
 # Those kernels that round are for many rows.
-@pytest.mark.parametrize(
-    "name", [n for n, f in checked.items() if isinstance(f, AbstractGrid)]
-)
-def test_of_many_rows(name):
-    check_both(weight(formats[name]), 33)
+@pytest.mark.examples(4)
+@grids
+def test_of_many_rows(format):
+    check_both(weight(format), 33)
 
 
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine"))

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 
-from ..helpers import formats, normal
+from ..helpers import formats, many_at_once, normal
 from ..interop.same import same
 
 
@@ -31,11 +31,10 @@ def _again(exported):
     return loaded
 
 
-def test_all_formats():
+@many_at_once
+def test_formats(names):
     arrays = jax.jit(
-        lambda w: {
-            name: eqq.quantize(w, format, axis=-1) for name, format in formats.items()
-        }
+        lambda w: {name: eqq.quantize(w, formats[name], axis=-1) for name in names}
     )(normal(32, 256))
 
     transposed = jax.jit(lambda qs: {name: q.mT for name, q in qs.items()})

@@ -14,7 +14,15 @@ from jax import lax
 import eqquant as eqq
 from eqquant.formats import as_format
 
-from ..helpers import all_formats, error, formats, normal, trees_equal
+from ..helpers import (
+    all_formats,
+    error,
+    formats,
+    many_at_once,
+    normal,
+    over,
+    trees_equal,
+)
 
 
 # The largest error of normal numbers, relative to their norm, by the bits of a code.
@@ -23,16 +31,12 @@ largest_error |= {7: 0.03, 8: 0.08}
 
 
 # One of each kind of stored arrays.
-kinds = pytest.mark.parametrize(
-    "format",
-    [
-        pytest.param(formats[name], id=name)
-        for name in (
-            *("ternary-tensor", "nested", "int-3-minimum", "int-4-ordered"),
-            *("fp8-e5m2-tensor", "bnb-fp4", "bnb-double", "mxfp4", "nvfp4"),
-            *("q4_0", "q4_1", "q4_k", "tq1_0"),
-        )
-    ],
+kinds = over(
+    (
+        *("ternary-tensor", "nested", "int-3-minimum", "int-4-ordered"),
+        *("fp8-e5m2-tensor", "bnb-fp4", "bnb-double", "mxfp4", "nvfp4"),
+        *("q4_0", "q4_1", "q4_k", "tq1_0"),
+    )
 )
 
 
@@ -70,6 +74,7 @@ def test_round_trip(format):
 
 
 # A format does not know what is contracted.
+@pytest.mark.examples(3)
 @kinds
 def test_several_axes_as_one(format):
     _round_trip(normal(4, 3, 20, dtype=jnp.bfloat16), format, (0, 2))
@@ -162,6 +167,7 @@ some_formats = pytest.mark.parametrize("name", ["int-4-ordered", "nvfp4", "q4_k"
 
 
 # Large enough for the reference to take some rows at a time.
+@pytest.mark.examples(1)
 @some_formats
 def test_product_in_tiles(name):
     q, _ = quantized(formats[name])
@@ -178,6 +184,7 @@ def test_product_in_tiles(name):
     assert error(eqq.qmatmul(x, q.T, kernel="reference"), x, w.T) < 1e-5
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_stacks(format):
     stack = eqq.quantize(normal(3, 300, 5), format)
@@ -200,6 +207,7 @@ def test_stacks(format):
     assert error(scanned, x[:1], dense) < 1e-5
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_quantize_mapped(name):
     w = normal(3, 300, 5)
@@ -210,6 +218,7 @@ def test_quantize_mapped(name):
     np.testing.assert_allclose(mapped[1].dequantize(), one.dequantize(), atol=0.05)
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_rows(format):
     q, dense = quantized(format)
@@ -237,8 +246,9 @@ def test_by_name(format):
     assert isinstance(as_format(name), type(format))
 
 
-def test_save(tmp_path):
-    tree = {name: quantized(format)[0] for name, format in formats.items()}
+@many_at_once
+def test_save(names, tmp_path):
+    tree = {name: quantized(formats[name])[0] for name in names}
     tree["again"] = eqq.quantize(normal(300, 5), "int8", activation=formats["mxfp8"])
     tree["mT"] = tree["q4_k"].mT
     path = tmp_path / "model.safetensors"

@@ -46,6 +46,7 @@ def assert_held_or_nan(format):
             raise AssertionError(size)
 
 
+@pytest.mark.examples(6)
 @all_formats
 def test_traced(format):
     assert_held_or_nan(format)
@@ -56,6 +57,7 @@ def test_traced_narrow(format):
     assert_held_or_nan(format)
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "format, what",
     [

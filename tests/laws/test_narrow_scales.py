@@ -30,6 +30,7 @@ def sqnr(w, decoded):
     return 10 * np.log10(np.sum(w**2) / np.sum((decoded - w) ** 2))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", narrow, ids=str)
 def test_as_the_reference(format):
     for power in powers:

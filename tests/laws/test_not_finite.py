@@ -6,7 +6,7 @@ import pytest
 import eqquant as eqq
 from eqquant.formats import AbstractGrid
 
-from ..helpers import checked, error, formats, normal
+from ..helpers import all_formats, error, formats, grids, normal
 from ..kernels.every import every_product, kernels
 
 
@@ -74,14 +74,19 @@ def check(y, x, w, bound):
     assert np.all(difference[finite] <= near[finite])
 
 
-@pytest.mark.parametrize(
-    "m, name",
-    [(2, name) for name in checked]
-    # Kernels for many rows.
-    + [(33, n) for n, f in checked.items() if isinstance(f, AbstractGrid)],
-)
-def test_as_of_the_decoded_weight(m, name):
-    q = weight(formats[name])
+@all_formats
+def test_as_of_the_decoded_weight(format):
+    _as_of_the_decoded_weight(2, format)
+
+
+# Kernels for many rows.
+@grids
+def test_of_many_rows(format):
+    _as_of_the_decoded_weight(33, format)
+
+
+def _as_of_the_decoded_weight(m, format):
+    q = weight(format)
     dense = np.asarray(q.dequantize())
     for q, w in ((q, dense), (q.T, dense.T)):
         x = inputs(q.shape[0], m)
@@ -124,9 +129,9 @@ def test_rows_are_apart():
 
 
 # `implicit` multiplies the scales of a weight by a constant.
-@pytest.mark.parametrize("name", checked)
-def test_multiples(name):
-    q = weight(formats[name])
+@all_formats
+def test_multiples(format):
+    q = weight(format)
     for fn in (lambda w: 0.5 * w, lambda w: -w, lambda w: w / 4):
         y = eqq.implicit(fn)(q)
         y = y.dequantize() if eqq.is_quantized(y) else y

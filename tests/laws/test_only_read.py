@@ -63,6 +63,7 @@ def weights(tmp_path_factory):
     return found
 
 
+@pytest.mark.examples(1)
 @every
 def test_decoding(name, weights):
     q, dense = weights[name][0]
@@ -80,6 +81,7 @@ def test_decoding(name, weights):
     np.testing.assert_array_equal(format.base.decode(flat, 0), dense)
 
 
+@pytest.mark.examples(1)
 @every
 def test_products(name, weights):
     q, dense = weights[name][0]
@@ -98,6 +100,7 @@ def test_products(name, weights):
             assert error(y, x, expected) < 1e-6
 
 
+@pytest.mark.examples(2)
 @every
 def test_transforms(name, weights):
     (q, dense), (other, other_dense) = weights[name]
@@ -119,6 +122,7 @@ def test_transforms(name, weights):
     assert trees_equal(stack[1].stored, other.stored)
 
 
+@pytest.mark.examples(2)
 @every
 def test_sharded(name, weights):
     q, dense = weights[name][0]

@@ -16,6 +16,7 @@ from ..helpers import formats, normal, trees_equal
 some = ("nf4", "int8", "int8-32", "int4-affine", "ternary-threshold", "binary", "q4_0")
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", [*some, "fp8", "mxfp4", "nvfp4", "q4_1"])
 def test_same_bits(name):
     w = normal(3, 130, 288)

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 import eqquant as eqq
-from eqquant import Problem
-from eqquant._report import explain
+from eqquant import explain, Problem
 from eqquant.formats import Layout
 from eqquant.kernels import _table
 

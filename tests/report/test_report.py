@@ -11,7 +11,7 @@ import pytest
 from jaxtyping import Array
 
 import eqquant as eqq
-from eqquant._report import report
+from eqquant import report
 
 from ..helpers import native_formats, normal
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+from eqquant import report
 from eqquant._array import squares_of_rows, unit_of
-from eqquant._report import report
 
 from ..helpers import native_formats, normal
 
@@ -23,6 +23,7 @@ def _sqnr(model, dense):
     return row.sqnr
 
 
+@pytest.mark.examples(4)
 @native_formats
 def test_formats(format):
     w = normal(48, 160)

@@ -30,6 +30,7 @@ sharded_formats = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
 @placements
 @sharded_formats

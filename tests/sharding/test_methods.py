@@ -26,6 +26,7 @@ hows = {
 }
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("how", hows)
 @pytest.mark.parametrize("kind", kinds)
 def test_on_a_mesh(kind, how):

@@ -65,6 +65,7 @@ def split_in(arrays):
     return {a.size // a.addressable_shards[0].data.size for a in arrays}
 
 
+@pytest.mark.examples(1)
 @both
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize("spec, shards", [(("a",), 2), ((("b", "a"),), 8)])
@@ -75,6 +76,7 @@ def test_split_along_the_first_axis(make, kind, spec, shards):
     assert sent == {}
 
 
+@pytest.mark.examples(2)
 @both
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize("spec, shards", [((None, "b"), 4), (("a", "b"), 8)])
@@ -84,6 +86,7 @@ def test_split_along_others(make, kind, spec, shards):
 
 
 # Ten blocks are split in two at most, and nine are not split.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize(
     "shape, spec, shards", [((64, 40), ("b", "a"), 2), ((48, 48), ("a",), 1)]
@@ -102,6 +105,7 @@ def test_moments_in_float32(make, kind):
 
 
 # What is read off types is known while this is compiled, too.
+@pytest.mark.examples(1)
 @both
 def test_compiled_on_an_explicit_mesh(make):
     on = mesh("explicit", 2, 4)
@@ -126,6 +130,7 @@ def test_moved_to_one_device():
 
 
 # Within `shard_map`, which checks what varies over the devices.
+@pytest.mark.examples(1)
 @both
 @pytest.mark.parametrize("axis_names", ({"a", "b"}, {"a"}))
 def test_shard_map(make, axis_names):

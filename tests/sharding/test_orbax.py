@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
@@ -33,6 +34,7 @@ def _restored(path, like):
         return checkpointer.restore(path, like)
 
 
+@pytest.mark.examples(1)
 @main_formats
 def test_to_another_mesh(format, tmp_path):
     def make():

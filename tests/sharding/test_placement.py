@@ -26,6 +26,7 @@ def _same(a, b):
     return trees_equal(jax.device_get(a.stored), jax.device_get(b.stored))
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "format, shape, wrong, right",
     (
@@ -63,11 +64,13 @@ def test_quantize_names_them_too(kind):
         eqq.quantize(w, eqq.NF4(128))
 
 
+@pytest.mark.examples(2)
 @native_formats
 def test_quantize(format):
     assert_quantized_in_place(format, "auto")
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_quantize_on_an_explicit_mesh(format):
     assert_quantized_in_place(format, "explicit")
@@ -135,6 +138,7 @@ def test_arrays_win():
 
 
 # Rows are looked up where they are, and only what is packed of them is sent.
+@pytest.mark.examples(2)
 @all_kinds
 @pytest.mark.parametrize("name", ("nf4", "int8"))
 def test_rows(name, kind):
@@ -151,6 +155,7 @@ def test_rows(name, kind):
 
 # `device_put` goes by the axes of the stored arrays. What it does not refuse has the
 # same numbers, and is placed as `placement` says, as by `with_sharding`.
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("name", ("nf4", "int8", "int8-32", "nested"))
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("spec", (P("a"), P(None, "b"), P("a", "b")))

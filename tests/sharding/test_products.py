@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import eqquant as eqq
 from eqquant._product._specs import splits_evenly
 
-from ..helpers import error, formats, normal
+from ..helpers import error, formats, many_at_once, normal
 from .meshes import collectives, kinds, mesh, put, run, shard
 
 
@@ -62,6 +62,7 @@ cases = {
 }
 
 
+@pytest.mark.examples(6)
 @all_kinds
 @pytest.mark.parametrize("name", ("nf4", "int8"))
 @pytest.mark.parametrize("case", cases)
@@ -81,6 +82,7 @@ def test_collectives(case, name, kind):
 
 
 # Fully sharded: the devices that have different rows send each other packed codes.
+@pytest.mark.examples(2)
 @all_kinds
 @pytest.mark.parametrize("w_spec", (("a",), ("a", "b")))
 def test_codes_are_gathered(w_spec, kind):
@@ -119,6 +121,7 @@ def test_reduce_scatter(spec):
     assert error(y, normal(m, k), q.dequantize()) < 1e-6
 
 
+@pytest.mark.examples(2)
 @all_kinds
 @pytest.mark.parametrize(
     "spec, sums", ((("a",), 0), (("a", None, "b"), 0), (("a", "b"), 1))
@@ -176,11 +179,13 @@ def test_a_mesh_that_is_set():
 
 
 # Law 6, for every format: in one program, as compiling takes the most of the time.
-def test_every_format():
+@many_at_once
+def test_every_format(names):
     on = mesh("auto", 4, 2)
     x, w = normal(4, 1280), normal(1280, 16)
     fits, sizes = {}, {}
-    for name, format in formats.items():
+    for name in names:
+        format = formats[name]
         # (Five codes of some are a byte.)
         fit = [size for size in (512, 960, 1280) if splits_evenly(format, (), size, 2)]
         fits[name], sizes[name] = bool(fit), fit[0] if fit else 512
@@ -188,8 +193,7 @@ def test_every_format():
     @jax.jit
     def quantized(w):
         return {
-            name: eqq.quantize(w[: sizes[name]], format)
-            for name, format in formats.items()
+            name: eqq.quantize(w[:size], formats[name]) for name, size in sizes.items()
         }
 
     fn = ft.partial(eqq.qmatmul, kernel="reference")

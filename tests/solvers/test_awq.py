@@ -56,6 +56,7 @@ def first_error(model, q):
     return np.sum((y @ w.T - z @ v.T) ** 2) / np.sum((y @ w.T) ** 2)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("then", (eqq.ScaleSearch(), eqq.GPTQ()))
 def test_large_inputs_lose_less(model, stats, then):
     plain = quantize(model, stats, then)
@@ -92,6 +93,7 @@ def test_scales_by_hand(model, stats):
     np.testing.assert_allclose(first_error(model, q), loss, rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_stacks_have_scales_of_their_own():
     model = LanguageModel(32, 3, 4, key=jr.key(0))
     large = jnp.exp(jr.normal(jr.key(1), (3, 32)))
@@ -130,6 +132,7 @@ def test_what_cannot_be_scaled(model, stats):
     )
 
 
+@pytest.mark.thorough
 def test_weights_of_one_fold_with_inputs_of_their_own():
     class Split(eqx.Module):
         norm: jax.Array

@@ -41,6 +41,7 @@ orders = [
 
 
 # Two algorithms: the paper's needs the inverse of the Gram. Scales are the solver's.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format, how", orders, ids=str)
 def test_the_codes_are_those_of_the_paper(format, how):
     h = oracle.gram(oracle.inputs("correlated", k))
@@ -61,6 +62,7 @@ def test_the_codes_are_those_of_the_paper(format, how):
 
 
 # No code can be changed for the better, nor is the best of all codes much better.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", [eqq.Int(2, None), eqq.Int(2, None, "zero_point")])
 def test_all_codes_of_short_rows(format):
     short = normal(64, 4, seed=1)
@@ -114,6 +116,7 @@ targets = [
 
 
 # On inputs that the Gram has not seen.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format, kind, most", targets, ids=str)
 def test_errors_of_products_fall(format, kind, most):
     k = 512
@@ -128,6 +131,7 @@ def test_errors_of_products_fall(format, kind, most):
     assert ratio <= most, ratio
 
 
+@pytest.mark.thorough
 def test_passes_improve():
     h = jnp.asarray(oracle.gram(oracle.inputs("correlated", k)))
     errors = []
