@@ -63,8 +63,9 @@ def as_narrow(rounding: AbstractFormat | Stochastic) -> Int8 | FP8 | None:
     """The format, if it is narrow: one of 8-bit numbers with one scale for each row, or
     for the whole matrix."""
     format = format_of(rounding)
-    narrow = isinstance(format, Int8 | FP8) and format.block_size is None
-    return format if narrow else None
+    if isinstance(format, Int8 | FP8) and format.block_size is None:
+        return format
+    return None
 
 
 def is_same_kind(rounding: AbstractFormat | Stochastic, operand: Operand) -> bool:
