@@ -94,6 +94,11 @@ class LowPrecision(AbstractArrayLike):
                 "A matrix product contracts the last axis of its first operand and the "
                 f"last but one of its second. Got shapes {x.shape} and {self.shape}."
             )
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise ValueError(
+                "Low-precision products round real numbers. Got inputs of dtype "
+                f"{x.dtype.name}: multiply their real and imaginary parts."
+            )
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(self.dtype)
         rounded = self.rounded if self.axis == -2 else None

@@ -126,6 +126,7 @@ errors = dict(zip(formats, (0.02, 0.1, 0.1, 0.15)))
 
 
 # Near the product in float32, and of the same values under every transformation.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", formats)
 def test_transformations(name):
     def relative(a, b):
@@ -301,6 +302,7 @@ def test_training():
 
 
 # Equinox's layers, whose code knows nothing of this.
+@pytest.mark.examples(4)
 @all_layers
 def test_layers_are_untouched(make, call, number):
     del number
@@ -365,5 +367,7 @@ def test_bad_input():
         Stochastic("q4_1")
     with raises(ValueError, "axis", "-3"):
         tree_compute({"w": normal(3, 8, 8)}, axis=-3, min_size=0)
+    with pytest.raises(ValueError, match="complex64"):
+        x.astype(jnp.complex64) @ low(w).mT
     with pytest.raises(ValueError, match=r"Got shapes \(24, 40\) and \(48, 40\)"):
         ct @ low(jnp.asarray(w)).mT

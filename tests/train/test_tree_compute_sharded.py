@@ -32,7 +32,11 @@ specs = [P("b", None), P(None, "b"), P("a", "b")]
 
 # The same numbers as on one device: also the random ones.
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
-@pytest.mark.parametrize("kwargs", [integers, floats], ids=["int8", "fp8"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [integers, pytest.param(floats, marks=pytest.mark.thorough)],
+    ids=["int8", "fp8"],
+)
 def test_sharded(kind, kwargs):
     wanted = jax.jit(lambda *args: step(*args, **kwargs))(x, w, ct)
     m = mesh(kind, 4, 2)
