@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of, vary_together
@@ -130,24 +131,25 @@ ad.primitive_transposes[linear_p] = _transpose
 
 
 def _batch(operands, axes, *, fn, sharding):
-    assert sharding is None, "transposes of products on Explicit meshes under `vmap`"
     x, *leaves = operands
     x_axis, *leaf_axes = axes
     stack = fn.stack
-    of_weight = fn.kind in ("along", "across")
-    if of_weight and all(axis is None for axis in leaf_axes):
-        # The weight is the same for all: they are more rows.
-        x = jnp.moveaxis(x, x_axis, stack)
-        return linear_p.bind(x, *leaves, fn=fn, sharding=None), stack
-    if fn.kind == "spread" and x_axis is None:
-        size = next(a.shape[i] for a, i in zip(leaves, leaf_axes) if i is not None)
-        leaves = [_moved(a, i, stack, size) for a, i in zip(leaves, leaf_axes)]
-        return linear_p.bind(x, *leaves, fn=fn, sharding=None), stack
-    # Otherwise they are products side by side.
     size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
-    operands = [_moved(a, i, 0, size) for a, i in zip(operands, axes)]
-    fn = dataclasses.replace(fn, stack=stack + 1)
-    return linear_p.bind(*operands, fn=fn, sharding=None), 0
+    out = 0
+    if fn.kind in ("along", "across") and all(axis is None for axis in leaf_axes):
+        # The weight is the same for all: they are more rows.
+        out, operands = stack, [jnp.moveaxis(x, x_axis, stack), *leaves]
+    elif fn.kind == "spread" and x_axis is None:
+        leaves = [_moved(a, i, stack, size) for a, i in zip(leaves, leaf_axes)]
+        out, operands = stack, [x, *leaves]
+    else:
+        # They are products side by side.
+        operands = [_moved(a, i, 0, size) for a, i in zip(operands, axes)]
+        fn = dataclasses.replace(fn, stack=stack + 1)
+    if sharding is not None:
+        spec = (*sharding.spec[:out], None, *sharding.spec[out:])
+        sharding = sharding.update(spec=PartitionSpec(*spec))
+    return linear_p.bind(*operands, fn=fn, sharding=sharding), out
 
 
 def _moved(a, axis, to, size):

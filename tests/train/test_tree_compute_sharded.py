@@ -74,3 +74,15 @@ def test_manual():
     )
     np.testing.assert_allclose(dw, sums, rtol=1e-4, atol=1e-4)
     assert jnp.linalg.norm(dw - ct.T @ x) < 0.05 * jnp.linalg.norm(ct.T @ x)
+
+
+# The gradients of each of some models, on a mesh whose types carry the sharding.
+def test_mapped():
+    m = mesh("explicit", 4, 2)
+    with jax.set_mesh(m):
+        both = lambda a, *spec: put(jnp.stack([a, 2 * a]), m, None, *spec)
+        args = both(x, "a"), both(w, "b"), both(ct, "a", "b")
+        y, dx, dw = jax.jit(jax.vmap(lambda *args: step(*args, forward="int8")))(*args)
+    for found, wanted in ((y, x @ w.T), (dx, ct @ w), (dw, ct.T @ x)):
+        np.testing.assert_allclose(found[1], 4 * found[0], rtol=1e-4, atol=1e-4)
+        assert jnp.linalg.norm(found[0] - wanted) < 0.02 * jnp.linalg.norm(wanted)
