@@ -116,7 +116,7 @@ def every(w):
     return {name: dense(members[name](w)) for name in traced}
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @every_kind
 @every_shape
 def test_members(kind, shape):

@@ -208,6 +208,7 @@ def test_sharding_constraint():
     assert_same(lambda w: lax.with_sharding_constraint(w, sharding), matrix())
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_vmap(name):
     q = stack(name)

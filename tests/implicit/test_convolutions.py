@@ -26,7 +26,7 @@ def arguments(params):
 
 
 # Of filters that are decoded at once, and in tiles: of 768 numbers, and of 86400.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("out, scale", ((12, 1), (150, 8)))
 @pytest.mark.parametrize("case", cases)
 def test_convolution(case, out, scale):

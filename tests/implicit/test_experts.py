@@ -69,7 +69,7 @@ def taken(w, ids):
     return w[ids], jnp.take(w, jnp.abs(2 * ids), axis=0)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_gathered_experts(format):
     q = eqq.quantize(normal(4, 64, 48), format)

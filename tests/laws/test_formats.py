@@ -64,6 +64,7 @@ def bound(format):
     return largest_error[1.6 if is_ternary(format) else format.bits]
 
 
+@pytest.mark.examples(8)
 @all_formats
 def test_round_trip(format):
     w = normal(300, 5, dtype=jnp.float16)
@@ -116,6 +117,7 @@ def decode_and_multiply(w, format):
     return q.dequantize(), q @ jnp.ones(w.shape[1])
 
 
+@pytest.mark.examples(6)
 @all_formats
 def test_not_finite(format):
     # (From 64 x 64 numbers, a maximum on CPU drops NaNs.)
@@ -263,6 +265,7 @@ _again = [
 ]
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("name", _again)
 def test_again(name):
     q, _ = quantized(formats[name])

@@ -63,7 +63,7 @@ of_all_kinds = ("nf4-bfloat16-scales", "int4-affine", "int-3-minimum", "q4_k", "
 composites = ("mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double", "ternary-tensor")
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", (*of_all_kinds, *composites))
 def test_no_row_is_worse_than_rounded_to_nearest(name):
     format, w, method = formats[name], with_outliers(5, 200), eqq.HQQ()
