@@ -212,6 +212,7 @@ def matrices(model, quantized):
     return sum(n for n, taken in some if taken), sum(n for n, _ in some)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("make", models)
 def test_models(make):
     model, x = make()
@@ -238,6 +239,7 @@ def test_models(make):
         )
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("make", models)
 def test_calibrated_models(make):
     model, x = make()

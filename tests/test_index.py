@@ -20,6 +20,7 @@ def same(a, b):
 
 
 # Matrices that were quantized one by one, or all at once.
+@pytest.mark.examples(2)
 @native_formats
 def test_stack(format):
     w = normal(3, 130, 5)
@@ -85,6 +86,7 @@ indices = st.sampled_from(
 )
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
 @settings(max_examples=18)
@@ -97,6 +99,7 @@ def test_index_of_a_matrix(name, axis, index):
     np.testing.assert_array_equal(picked, q.dequantize()[index])
 
 
+@pytest.mark.examples(2)
 @some_formats
 def test_index_of_rows(name):
     q = eqq.quantize(normal(9, 130), formats[name], axis=-1)

@@ -50,6 +50,7 @@ def _parts(x):
     return (x.real, x.imag) if np.iscomplexobj(x) else (x.astype(np.float64),)
 
 
+@pytest.mark.examples(3)
 @native_formats
 @settings(max_examples=5)
 @given(
@@ -70,6 +71,7 @@ def test_matrix(format, axis, left, rows, dtype):
         assert_product(x @ q, x, q)
 
 
+@pytest.mark.examples(2)
 @some_formats
 @settings(max_examples=5)
 @given(
@@ -116,6 +118,7 @@ def test_empty(name, shape, axis):
 
 # Large enough for the reference product to go over the weight in several steps, the
 # last of which is a short one.
+@pytest.mark.examples(3)
 @main_formats
 def test_large(format):
     q = eqq.quantize(normal(601, 699), format, axis=-1)
@@ -124,6 +127,7 @@ def test_large(format):
     assert_product(eqq.qmatmul(across, q, kernel="reference"), across, q)
 
 
+@pytest.mark.examples(2)
 @some_formats
 def test_large_stack(name):
     q = eqq.quantize(normal(3, 301, 299), formats[name])

@@ -67,6 +67,7 @@ layers = {
 all_layers = pytest.mark.parametrize("layer", layers)
 
 
+@pytest.mark.examples(5)
 @all_layers
 @some_formats
 def test_layers(layer, name):

@@ -23,6 +23,7 @@ def from_cpu(q):
     return eqq.tree_prepack(q, platform="cpu")
 
 
+@pytest.mark.examples(5)
 @native_formats
 @platforms
 def test_lossless(format, platform):
@@ -39,6 +40,7 @@ def product_and_gradient(x, w):
     return x @ w, jax.grad(lambda x: jnp.sum(jnp.sin(x @ w)))(x)
 
 
+@pytest.mark.examples(5)
 @main_formats
 @platforms
 def test_products(format, platform):
@@ -91,6 +93,7 @@ def test_model(platform):
     assert ys.shape == (3, 4, 32)
 
 
+@pytest.mark.examples(12)
 @pytest.mark.parametrize("name", sorted(formats))
 @platforms
 def test_files_are_canonical(name, platform, tmp_path):

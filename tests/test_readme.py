@@ -37,7 +37,14 @@ def tables(monkeypatch):
 
 
 # Each page is a program, from its first block to its last.
-@pytest.mark.parametrize("name", [name for name in texts if _blocks(texts[name])])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "README.md" else pytest.mark.thorough)
+        for name in texts
+        if _blocks(texts[name])
+    ],
+)
 def test_code(name, tmp_path, monkeypatch, capsys, tables):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "page"}

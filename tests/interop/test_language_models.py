@@ -101,7 +101,7 @@ def _logits(*models):
     return [model(jnp.asarray(families.tokens)) for model in models]
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("family", families.families)
 def test_logits(family, tmp_path):
     arrays = families.arrays(family)

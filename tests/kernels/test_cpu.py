@@ -52,6 +52,7 @@ def test_errors_are_as_declared(format, size, m, transposed, dtype):
     check(*((q.T, w.T) if transposed else (q, w)), m, dtype)
 
 
+@pytest.mark.examples(4)
 @main_formats
 @pytest.mark.parametrize(
     "size, m, dtype", [((1, 1), 3, jnp.float32), ((3, 2), 2, jnp.float16)]
@@ -73,7 +74,7 @@ def test_large_weights(format, m, dtype):
         assert names[0] != "reference" or isinstance(format, eqq.Nested)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 @pytest.mark.parametrize("m", (1, 2, 5))
 def test_rounded_activations(name, m):
@@ -104,7 +105,7 @@ def test_rows_are_apart(format):
 
 # What is far larger than the rest has no digits, but does not hide those of the rest:
 # be it in a few columns, anywhere in the rows, or too much for either.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 def test_outliers(name):
     w = normal(1024, 256).at[::128].set(0)
@@ -120,7 +121,7 @@ def test_outliers(name):
 
 
 # Outliers in a few columns are multiplied on their own, whichever axis is contracted.
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("transposed", (False, True))
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 def test_outliers_in_a_few_columns(name, transposed):
@@ -240,7 +241,7 @@ def test_not_the_reference(name):
 
 
 # Of sizes that divide into units, and of others: units are left over.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("k, m", ((1536, 1), (1210, 2), (1210, 5)))
 def test_units(name, k, m):
@@ -261,6 +262,7 @@ def test_permuted_blocks():
 
 
 # Numbers that are nearly zero, next to a minimum that is not.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("bits", (3, 4, 8))
 def test_minima(bits):
     w = np.full((512, 16), -1.0, np.float32)
@@ -273,6 +275,7 @@ def test_minima(bits):
             assert error(y, x[:m], dense(q)) < 1e-5, name
 
 
+@pytest.mark.examples(3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("m", (1, 16))

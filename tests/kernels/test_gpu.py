@@ -95,6 +95,7 @@ def test_rounded_activations(m, dtype):
     assert error(y, rounded, q.mT.dequantize()) < bound
 
 
+@pytest.mark.thorough
 @interpreted
 def test_rounded_activations_of_other_formats():
     q = prepacked(70, 128, eqq.NF4(64), eqq.Int8())

@@ -30,6 +30,7 @@ formats = (
 )
 
 
+@pytest.mark.examples(12)
 @pytest.mark.parametrize("level", available)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_products(format, level, monkeypatch):
@@ -58,6 +59,7 @@ def test_products(format, level, monkeypatch):
     assert error(jax.jit(lambda x, q: x @ q)(x, q), x, q.dequantize()) < chosen.error
 
 
+@pytest.mark.examples(5)
 @all_formats
 def test_none_is_left_to_the_reference_product(format):
     q = eqq.quantize(jnp.zeros((1024, 512)), format)

@@ -68,6 +68,7 @@ def check(x, q):
 
 
 # No tile divides these sizes, no block does, and no byte.
+@pytest.mark.examples(2)
 @native_formats
 def test_both_products(format):
     q = quantize(normal(331, 203), format)
@@ -92,6 +93,7 @@ def test_tiles(name, monkeypatch):
     assert check(normal(40, 300, seed=1), q.T)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("int8", "int8-32", "ternary"))
 @pytest.mark.parametrize("m", (2, 300))
 def test_int8_activations(name, m):
@@ -130,6 +132,7 @@ def test_rows_are_apart(name):
 
 # What is not finite comes out as of the decoded weight, and what is far larger than the
 # rest hides nothing.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int4", "int8", "nf4", "ternary-2-bits"))
 def test_wild_numbers(name):
     w = normal(130, 70).at[5].set(0)

@@ -36,6 +36,7 @@ comparisons = (
 
 
 # Whatever stands for an array is compared with others as that array is.
+@pytest.mark.examples(3)
 @all_stand_ins
 def test_comparisons(name):
     q = stand_ins[name]

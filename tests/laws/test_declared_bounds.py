@@ -70,6 +70,7 @@ def check(q, w, m, dtype=jnp.float32):
     return {kernel.name for kernel in kernels(x, q)}
 
 
+@pytest.mark.examples(5)
 @all_formats
 def test_of_few_rows(format):
     check_both(weight(format), 2)

@@ -100,6 +100,7 @@ def test_by_hand():
         np.testing.assert_allclose(error(q), error(np.asarray(wanted)), rtol=0.02)
 
 
+@pytest.mark.thorough
 def test_less_is_lost():
     model = eqx.nn.MLP(32, 32, 48, depth=3, key=jr.key(0))
     one_pass = quantize(model, eqq.calibrate(fn, model, batches))
@@ -111,6 +112,7 @@ def test_less_is_lost():
     assert jtu.tree_structure(whole) == jtu.tree_structure(one_pass)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("reverse", (False, True))
 def test_layers_of_a_scan_come_one_after_another(reverse):
     model = stack(reverse)
@@ -148,6 +150,7 @@ class Experts(eqx.Module):
         return y[jnp.argsort(order)]
 
 
+@pytest.mark.thorough
 def test_experts_meet_the_rows_that_they_met():
     keys = jr.split(jr.key(0), 3)
     shapes = ((32, 4), (4, 32, 48), (4, 48, 32))
@@ -188,6 +191,7 @@ def test_tied():
     assert q.first.weight is q.again.weight
 
 
+@pytest.mark.thorough
 def test_methods_and_what_is_not_known():
     model = eqx.nn.MLP(32, 16, 48, depth=1, key=jr.key(0))
     stats = eqq.Sequential(fn, batches)

@@ -86,6 +86,7 @@ def test_after_training(format, drop, dense, digits):
     assert got >= accuracy(dense, digits) - drop
 
 
+@pytest.mark.thorough
 def test_of_ternary(dense, untrained, digits):
     reference = accuracy(dense, digits)
     after = accuracy(quantized(dense, "ternary"), digits)

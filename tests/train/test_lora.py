@@ -213,6 +213,7 @@ def loss(model, x, y):
 
 
 # A whole loop: what is frozen stays to the bit, and has no state.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", (None, "nf4", "int4-affine", "nested"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_training(dora, name):

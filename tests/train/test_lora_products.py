@@ -95,6 +95,7 @@ def test_dtypes(dora, quantized):
     assert error(y, x, full.T) < 2e-6
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("dora", (False, True))
 def test_stacks(dora, axis):

@@ -228,6 +228,7 @@ def curve(optimiser, seed):
 
 
 # In no part they differ, on average, by what one seed does from the next.
+@pytest.mark.thorough
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     "ours, theirs, rate", [(adamw8bit, optax.adamw, 3e-3), (lion8bit, optax.lion, 1e-3)]
