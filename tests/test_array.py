@@ -49,6 +49,7 @@ def test_transpose(format):
 
 
 # Quantizing the transpose is transposing what was quantized.
+@pytest.mark.examples(2)
 @some_formats
 def test_transpose_before(name):
     w, format = normal(130, 5), formats[name]
@@ -106,6 +107,7 @@ binary = (
 )
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("op", binary)
 def test_arithmetic(op):
     q = eqq.quantize(abs(normal(70, 5)), eqq.Int8())

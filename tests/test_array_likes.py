@@ -116,6 +116,7 @@ def every(w):
     return {name: dense(members[name](w)) for name in traced}
 
 
+@pytest.mark.examples(1)
 @every_kind
 @every_shape
 def test_members(kind, shape):
@@ -174,6 +175,7 @@ def through_decoded(w, gradients):
     return {name: pullback(gradient)[0] for name, gradient in gradients.items()}
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("kind", [kind for kind in kinds if "quantized" not in kind])
 def test_derivatives(kind):
     w = kinds[kind](jnp.abs(normal(16, 32)) + 0.1)

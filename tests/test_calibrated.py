@@ -108,6 +108,7 @@ def test_errors(model, stats):
         eqq.tree_quantize(wider, "int4", min_size=0, stats=stats)
 
 
+@pytest.mark.thorough
 def test_a_weight_that_is_not_known(model):
     pair = {"a": model, "b": eqx.nn.Linear(32, 16, key=jr.key(1))}
     one = eqq.calibrate(lambda m, x: fn(m["a"], x), pair, [correlated(0, 100, 32)])
@@ -146,6 +147,7 @@ def test_few_rows(model):
 
 
 # Whether an axis of size one is contracted makes no difference.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("groups, size", [(1, 1), (16, 3)])
 def test_axes_of_size_one(groups, size):
     model = eqx.nn.Conv1d(16, 16, size, groups=groups, key=jr.key(0))

@@ -142,6 +142,7 @@ def test_values():
     assert nested == eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32))
 
 
+@pytest.mark.thorough
 def test_quantize_with_statistics(source, tmp_path, capsys):
     checkpoint = interop.open(source)
     names = [name for name in checkpoint if checkpoint[name].ndim == 2]

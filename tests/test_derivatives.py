@@ -53,6 +53,7 @@ def other_derivatives(w, x, v):
     )
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_first_derivatives(format):
     q = eqq.quantize(normal(70, 5), format)
@@ -61,6 +62,7 @@ def test_first_derivatives(format):
     assert_tree_close(first_derivatives(q, x, v), expected)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "name, axis", (("nf4", -1), ("int4-affine", -2), ("ternary-tensor", -1))
 )

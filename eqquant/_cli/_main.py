@@ -2,11 +2,14 @@ from collections.abc import Sequence
 
 import eqquant
 
-from . import _bench, _compare, _demo, _formats, _inspect, _quantize
+from . import _bench, _compare, _demo, _evaluate, _formats, _inspect, _quantize
 from ._parser import Parser
 
 
-_commands = (_demo, _bench, _formats, _quantize, _inspect, _compare)
+_commands = (
+    *(_demo, _bench, _formats, _quantize),
+    *(_inspect, _compare, _evaluate),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

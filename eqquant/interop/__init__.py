@@ -2,8 +2,9 @@
 
 This room imports `_tree` and the rooms below it. Within it, `_containers` reads and
 writes safetensors and GGUF files, `_layouts` has the layouts of libraries in these,
-`_own` the files of `save`, `_llama_cpp` what llama.cpp has to know about a model, and
-`_converting` goes from files to files.
+`_own` the files of `save`, `_llama_cpp` what llama.cpp has to know about a model,
+`_renaming` the rules by which arrays get other names, and are joined, split and
+stacked, and `_converting` goes from files to files.
 
 To add a library's layout, write one file in `_layouts` with a function that finds the
 library's arrays among the tensors of a file, and one that gives the tensors of an
@@ -36,7 +37,12 @@ from ._open import (
     read_mxfp4 as read_mxfp4,
 )
 from ._own import load as load, load_struct as load_struct, save as save
-from ._rename import renamed as renamed
+from ._renaming import (
+    Join as Join,
+    renamed as renamed,
+    Split as Split,
+    Transposed as Transposed,
+)
 from ._write_to import (
     write as write,
     write_bitsandbytes as write_bitsandbytes,

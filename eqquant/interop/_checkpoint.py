@@ -46,7 +46,7 @@ class Entry:
 
     def struct(self) -> jax.ShapeDtypeStruct | QuantizedArray:
         """The array without its numbers."""
-        return _struct(self.shape, self.dtype, self.format, self.axis)
+        return struct_of(self.shape, self.dtype, self.format, self.axis)
 
     def read(self) -> Shaped[Array, "..."] | QuantizedArray:
         """Reads the array."""
@@ -71,7 +71,10 @@ class Entry:
 
 
 @ft.cache
-def _struct(shape, dtype, format, axis):
+def struct_of(
+    shape: tuple[int, ...], dtype: Any, format: AbstractFormat | None, axis: Axis
+) -> jax.ShapeDtypeStruct | QuantizedArray:
+    """An array without its numbers."""
     w = jax.ShapeDtypeStruct(shape, dtype)
     if format is None:
         return w

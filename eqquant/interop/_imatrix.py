@@ -8,7 +8,7 @@ import numpy as np
 
 from .._trace import Statistics
 from ._containers import Cursor, gguf_magic, MappedFile, open_container
-from ._rename import renamed
+from ._renaming import renamed
 from ._write_to import write_gguf
 
 

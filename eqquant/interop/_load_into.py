@@ -1,4 +1,4 @@
-import difflib
+import re
 import warnings
 from typing import Any
 
@@ -9,13 +9,14 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._nodes import dotted, is_data, leaves, python_scalar
+from ._nodes import by_name, dotted, is_data, leaves, python_scalar
 from ._own import named_sharding
-from ._rename import renamed
+from ._renaming import evaluated, moved, near, Piece, sources
 
 
 # A hint compares a name with all paths.
 _most_hints = 10
+_number = re.compile(r"\d+")
 
 
 def load_into(
@@ -33,26 +34,43 @@ def load_into(
             checkpoint,
             rename=["llama", {"model.*": "*", "lm_head.*": "head.*"}],
         )
+
+        # One layer of attention, whose projections are one, for all layers.
+        qkv = Join(*(f"layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"))
+        rename = {
+            qkv: "layers.qkv.weight",
+            "layers.{i}.self_attn.o_proj.weight": "layers.output.weight",
+            "layers.{i}.mlp.experts.{e}.{x}.weight": "layers.experts.{x}.weight",
+        }
         ```
 
     **Arguments:**
 
     - `model`: a PyTree, with its arrays or, as `eqx.filter_eval_shape` makes it,
-        without. An array that is quantized in `tree` is quantized in the result.
-        Matrices have to be `(out, in)`, as in `eqx.nn.Linear`.
+        without: then no dense copy of it is ever made. An array that is quantized in
+        `tree` is quantized in the result. Matrices are `(out, in)`, as in
+        `eqx.nn.Linear`.
     - `tree`: a [`eqquant.interop.Checkpoint`][], of which one array at a time is read;
         or a PyTree of arrays, whose names are the paths of keys, joined by dots.
     - `rename`: maps the names of `tree` to the paths of `model`, such as
         `"layers.0.attention.q_proj.weight"`. One of these, or a list of them, applied
         in turn:
 
-        - a dictionary from patterns to names. The first pattern that matches counts;
-          each `*` matches any text, which replaces the `*` in the name. `None` leaves
-          the array out, and a tuple of names puts it in several places.
+        - a dictionary from patterns to names. The first pattern that matches counts.
+          In it, each `*` matches any text, and each `{field}` text without dots; the
+          name has the same `*` and fields. `None` leaves the array out, and a tuple of
+          names puts it in several places.
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
         - `"llama"`, `"mistral"` or `"qwen"`: from the names of llama.cpp to those of
           Hugging Face, for models of this family.
+
+        Dictionaries and pairs also make one array of several, and several of one. A
+        field that the name lacks is a number: the arrays are stacked in this order,
+        along new axes in front. A field that only the name has is a place in such a
+        stack. A pattern may be a [`eqquant.interop.Join`][], and a name a
+        [`eqquant.interop.Split`][] or a [`eqquant.interop.Transposed`][]. Packed codes
+        are copied, and never decoded.
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
         one of `tree` is not used. If false, this is a warning, and arrays that are
         missing stay as they are.
@@ -64,84 +82,90 @@ def load_into(
 
     **Raises:**
 
-    A `ValueError` that lists all differences: each array that is missing, not used, or
-    of another shape.
+    A `ValueError` that lists all differences: each array that is missing, not used, of
+    another shape, or that cannot be joined with others, with the most similar names.
     """
     found = _found(tree)
-    places = _by_name(model, "model", _is_array)
-    sources: dict[str, str] = {}
-    problems, loose = [], []
-    for name in found:
-        paths = renamed(name, rename)
-        for path in paths:
-            if path not in places:
-                becomes = "" if path == name else f", as {path!r}"
-                near = _near(path, places) if len(loose) < _most_hints else ""
-                loose.append(f"{name!r} is not used{becomes}.{near}")
-            elif path in sources:
-                problems.append(f"{path!r} is both {sources[path]!r} and {name!r}.")
-            else:
-                sources[path] = name
-                problems += _difference(path, places[path], name, found[name])
-    loose += [f"{path!r} is missing." for path in places if path not in sources]
+    places = by_name(model, "model", _is_array)
+    read = tree.__getitem__ if isinstance(tree, Checkpoint) else found.__getitem__
+    shapes = {path: leaf.shape for path, leaf in places.items()}
+    named, problems = moved(sources(found, read), rename, shapes)
+    pieces: dict[str, Piece] = {}
+    loose = []
+    for path, piece in named:
+        if path not in places:
+            loose.append(_not_used(path, piece, places, len(loose) < _most_hints))
+        elif path in pieces:
+            both = " and ".join(_names(x) for x in (pieces[path], piece))
+            problems.append(f"{path!r} is both {both}.")
+        else:
+            pieces[path] = piece
+            problems += _difference(path, places[path], piece)
+    unused = [path for path, _ in named if path not in places]
+    missing = [path for path in places if path not in pieces]
+    for i, path in enumerate(missing):
+        hint = near(path, unused) if i < _most_hints else ""
+        loose.append(f"{path!r} is missing{hint or '.'}")
     if problems or (loose and strict):
         raise ValueError(_message(loose + problems, found, rename))
     if loose:
         warnings.warn(_message(loose, found, rename), stacklevel=2)
-    read: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
+    paths = list(pieces)
 
-    def leaf(path, old):
-        name = sources.get(dotted(path)) if _is_array(old) else None
-        if name is None:
-            return old
-        if name not in read:
-            read[name] = tree[name] if isinstance(tree, Checkpoint) else found[name]
-        return _placed(read[name], old)
+    def use(i, x):
+        filled[paths[i]] = _placed(x, places[paths[i]])
 
-    filled = [leaf(path, old) for path, old in leaves(model)]
+    evaluated(list(pieces.values()), use)
+    new = [
+        filled.get(dotted(path), old) if _is_array(old) else old
+        for path, old in leaves(model)
+    ]
     treedef = jtu.tree_structure(model, is_leaf=is_quantized)
-    return jtu.tree_unflatten(treedef, filled)
+    return jtu.tree_unflatten(treedef, new)
 
 
 def _found(tree):
     if isinstance(tree, Checkpoint):
         return tree.entries
-    return _by_name(tree, "tree", is_data)
-
-
-def _by_name(tree, argument, wanted):
-    found = {}
-    for path, leaf in leaves(tree):
-        name = dotted(path)
-        if wanted(leaf) and name in found:
-            raise ValueError(
-                f"`{argument}` should have different names for all arrays. Got "
-                f"{name!r} twice, since one of its keys has a dot."
-            )
-        if wanted(leaf):
-            found[name] = leaf
-    return found
+    return by_name(tree, "tree", is_data)
 
 
 def _is_array(leaf):
     return is_data(leaf) and python_scalar(leaf) is None
 
 
-def _difference(path, leaf, name, found):
-    if found.shape != leaf.shape:
+def _difference(path, leaf, piece):
+    if piece.shape != leaf.shape:
         hint = ""
-        if found.shape == leaf.shape[::-1]:
-            hint = " It is transposed: pass its `.T`, or write the layer as `w @ x`."
+        if piece.shape == leaf.shape[::-1]:
+            hint = (
+                f" It is transposed: `rename` it to `Transposed({path!r})`, or write "
+                "the layer as `w @ x`."
+            )
         return [
-            f"{path!r} should have shape {leaf.shape}. Got {name!r} of shape "
-            f"{found.shape}.{hint}"
+            f"{path!r} should have shape {leaf.shape}. Got {_names(piece)} of shape "
+            f"{piece.shape}.{hint}"
         ]
-    both = (leaf.dtype, found.dtype)
-    if leaf.dtype != found.dtype and not all(
+    both = (leaf.dtype, piece.dtype)
+    if leaf.dtype != piece.dtype and not all(
         jnp.issubdtype(dtype, jnp.floating) for dtype in both
     ):
-        return [f"{path!r} should be of {leaf.dtype}. Got {name!r} of {found.dtype}."]
+        return [
+            f"{path!r} should be of {leaf.dtype}. Got {_names(piece)} of {piece.dtype}."
+        ]
     return []
+
+
+def _not_used(path, piece, places, has_hint):
+    becomes = "" if piece.names == (path,) else f", as {path!r}"
+    hint = near(path, places) if has_hint else ""
+    return f"{_names(piece)} is not used{becomes}{hint or '.'}"
+
+
+def _names(piece):
+    more = f" and {len(piece.names) - 3} more" if len(piece.names) > 3 else ""
+    return ", ".join(map(repr, piece.names[:3])) + more
 
 
 def _placed(x, leaf):
@@ -153,14 +177,20 @@ def _placed(x, leaf):
     return x if sharding is None else jax.device_put(x, sharding)
 
 
-def _near(path, paths):
-    near = difflib.get_close_matches(path, paths, n=1, cutoff=0.6)
-    return f" Is it {near[0]!r}?" if near else ""
-
-
 def _message(problems, found, rename):
     hint = ""
     if rename is None and any(name.startswith("blk.") for name in found):
         hint = " These are names of llama.cpp: see `rename`."
-    lines = "".join(f"\n- {problem}" for problem in problems)
+    lines = "".join(f"\n- {problem}" for problem in _once_each(problems))
     return f"`tree` does not fit `model`.{hint}{lines}"
+
+
+def _once_each(problems):
+    # Of sentences that are the same but for their numbers, such as those of all layers,
+    # the first.
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(_number.sub("#", problem), []).append(problem)
+    for first, *others in alike.values():
+        more = f" (And {len(others)} others but for their numbers.)" if others else ""
+        yield first + more

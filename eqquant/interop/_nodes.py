@@ -1,4 +1,4 @@
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
@@ -88,6 +88,28 @@ def kind_of_numpy(leaf: Any) -> Literal["array", "scalar"] | None:
 def dotted(path: Path) -> str:
     """A path as text: `"layers.0.weight"`."""
     return jtu.keystr(path, simple=True, separator=".")
+
+
+def by_name(
+    tree: PyTree, argument: str, wanted: Callable[[Any], bool]
+) -> dict[str, Any]:
+    """The leaves that are wanted, by their paths as text.
+
+    **Raises:**
+
+    A `ValueError` that names the `argument`, if two have the same.
+    """
+    found: dict[str, Any] = {}
+    for path, leaf in leaves(tree):
+        name = dotted(path)
+        if wanted(leaf) and name in found:
+            raise ValueError(
+                f"`{argument}` should have different names for all arrays. Got "
+                f"{name!r} twice, since one of its keys has a dot."
+            )
+        if wanted(leaf):
+            found[name] = leaf
+    return found
 
 
 def _name(key: Any) -> Hashable:

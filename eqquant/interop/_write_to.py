@@ -1,19 +1,18 @@
 import functools as ft
 import json
-import operator
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._containers import gguf_layout, parse, safetensors_layout, TensorFile
+from ._containers import gguf_layout, parse, Part, safetensors_layout, TensorFile
 from ._layouts import gguf_parts, layouts, parts_of, writers
 from ._llama_cpp import ModelFile
-from ._nodes import dotted, is_data, leaves, python_scalar
-from ._rename import renamed
+from ._nodes import by_name, is_data, python_scalar
+from ._renaming import evaluated, moved, Piece, sources
 from ._replacing import make_folder, replacing
 
 
@@ -67,17 +66,20 @@ def write_gguf(
     an array is missing or has the wrong shape, or if llama.cpp could not run the model
     as it is, and why.
     """
+    arrays = _Arrays(tensors, rename, inverse=True)
     if config is not None:
-        model = ModelFile(config, dict(_structs(tensors)), metadata, rename)
+        model = ModelFile(config, arrays.structs, metadata)
         parts_of, metadata = model.parts, model.metadata
     else:
         metadata = {} if metadata is None else metadata
-        parts_of = ft.partial(_gguf_parts, metadata, rename)
-    parts = _parts(tensors, parts_of)
-    _write(path, tensors, parts_of, parts, gguf_layout(parts, metadata))
+        parts_of = lambda name, x: gguf_parts(name, x, metadata)
+    parts = arrays.parts(parts_of)
+    _write(path, arrays, parts_of, parts, gguf_layout(parts, metadata))
 
 
-def write(path: str | os.PathLike[str], tensors: Any, layout: str) -> None:
+def write(
+    path: str | os.PathLike[str], tensors: Any, layout: str, *, rename: Any = None
+) -> None:
     """Writes a safetensors file as another library does, and its `config.json`.
 
     !!! Example
@@ -105,6 +107,9 @@ def write(path: str | os.PathLike[str], tensors: Any, layout: str) -> None:
         - `"bitsandbytes"` has `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
         - or a name given to [`eqquant.interop.register_layout`][].
 
+    - `rename`: from the names of `tensors` to those in the file, as for
+        [`eqquant.interop.load_into`][].
+
     **Raises:**
 
     A `ValueError` if an array cannot be written, or if there is no such layout.
@@ -122,15 +127,15 @@ def write(path: str | os.PathLike[str], tensors: Any, layout: str) -> None:
     else:
         beside = path.with_name(f"{path.stem}.config.json")
     each = ft.partial(parts_of, library)
-    parts = _parts(tensors, each)
-    config = library.config(
-        {name: x.format for name, x in _structs(tensors) if is_quantized(x)}
-    )
+    arrays = _Arrays(tensors, rename)
+    parts = arrays.parts(each)
+    packed = {name: x for name, x in arrays.structs.items() if is_quantized(x)}
+    config = library.config({name: x.format for name, x in packed.items()})
     if is_folder and beside.is_file():
         config = {**parse(beside.read_bytes(), repr(str(beside))), **config}
     make_folder(path)
     types = {key: part.type for key, part in parts.items()}
-    _write(path, tensors, each, parts, safetensors_layout(types, library.metadata))
+    _write(path, arrays, each, parts, safetensors_layout(types, library.metadata))
     if config:
         with _replacing(beside) as temporary:
             pathlib.Path(temporary).write_text(json.dumps(config, indent=2))
@@ -142,45 +147,65 @@ write_gptq = ft.partial(write, layout="gptq")
 write_bitsandbytes = ft.partial(write, layout="bitsandbytes")
 
 
-def _gguf_parts(metadata, rename, name, x):
-    names = renamed(name, rename, inverse=True)
-    each = [gguf_parts(name, x, metadata) for name in names]
-    return ft.reduce(operator.or_, each, {})
+class _Arrays:
+    """Arrays by their names in a file.
 
+    - `structs`: describe them.
+    """
 
-def _parts(tensors, parts_of):
-    parts, owners = {}, {}
-    for name, x in _structs(tensors):
-        for key, part in parts_of(name, x).items():
-            if key in parts:
+    def __init__(self, tensors: Any, rename: Any, inverse: bool = False):
+        found = (
+            tensors.entries
+            if isinstance(tensors, Checkpoint)
+            else by_name(tensors, "tensors", _is_array)
+        )
+        read = tensors.__getitem__ if isinstance(tensors, Checkpoint) else found.get
+        named, problems = moved(sources(found, read), rename, None, inverse)
+        if problems:
+            lines = "".join(f"\n- {problem}" for problem in problems)
+            raise ValueError(f"`rename` does not fit `tensors`.{lines}")
+        self._pieces: dict[str, Piece] = {}
+        for name, piece in named:
+            if name in self._pieces:
+                first, second = self._pieces[name].names[0], piece.names[0]
                 raise ValueError(
-                    f"{name!r} and {owners[key]!r} would both be written as {key!r}."
+                    f"{first!r} and {second!r} would both be written as {name!r}."
                 )
-            parts[key], owners[key] = part, name
-    return parts
+            self._pieces[name] = piece
+        self.structs = {name: piece.struct() for name, piece in self._pieces.items()}
+
+    def parts(self, parts_of: Callable[[str, Any], dict[str, Part]]):
+        """The tensors of all arrays."""
+        parts, owners = {}, {}
+        for name, x in self.structs.items():
+            for key, part in parts_of(name, x).items():
+                if key in parts:
+                    raise ValueError(
+                        f"{name!r} and {owners[key]!r} would both be written as "
+                        f"{key!r}."
+                    )
+                parts[key], owners[key] = part, name
+        return parts
+
+    def each(self, use: Callable[[str, Any], None]) -> None:
+        """Reads one after another."""
+        names = list(self._pieces)
+        evaluated(list(self._pieces.values()), lambda i, x: use(names[i], x))
 
 
-def _write(path, tensors, parts_of, parts, layout):
+def _write(path, arrays, parts_of, parts, layout):
     with _replacing(path) as temporary, TensorFile(temporary, parts, layout) as file:
-        for name, x in _arrays(tensors):
+
+        def write(name, x):
             for key, part in parts_of(name, x).items():
                 file.write(key, part.make())
+
+        arrays.each(write)
 
 
 def _replacing(path):
     return replacing(path, secrets.token_hex(4))
 
 
-def _structs(tensors: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tensors, Checkpoint):
-        return ((name, entry.struct()) for name, entry in tensors.entries.items())
-    return _arrays(tensors)
-
-
-def _arrays(tensors):
-    if isinstance(tensors, Checkpoint):
-        yield from tensors.items()
-        return
-    for path, leaf in leaves(tensors):
-        if is_data(leaf) and python_scalar(leaf) is None:
-            yield dotted(path), leaf
+def _is_array(leaf):
+    return is_data(leaf) and python_scalar(leaf) is None

@@ -28,3 +28,4 @@ from ._table import (
     platforms as platforms,
     register_kernel as register_kernel,
 )
+from .native import integer_product as integer_product

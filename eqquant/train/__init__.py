@@ -1,5 +1,10 @@
 """Training with quantized weights: straight-through estimators, quantization-aware
-training, LoRA adapters, 8-bit optimizers, and activations that are kept in fewer bits.
+training, LoRA adapters and 8-bit optimizers; and training in fewer bits: products
+(`_tree_compute`), activations (`_save_quantized`), and what devices send each other
+(`_collectives`).
+
+The products of a training step are four (`_contractions`), of which a primitive
+(`_linear`) makes derivatives and `vmap`.
 
 May import `_tree` and the rooms below it, and optax inside functions that make an
 optimizer. To add an estimator, write a function that ends in `estimate(value,
@@ -10,6 +15,12 @@ surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
 from .._tree import trainable_spec as trainable_spec
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet
+from ._collectives import (
+    quantized_all_gather as quantized_all_gather,
+    quantized_pmean as quantized_pmean,
+    quantized_psum as quantized_psum,
+    quantized_psum_scatter as quantized_psum_scatter,
+)
 from ._fake_quantized import FakeQuantized as FakeQuantized
 from ._learned_step_size import learned_step_size as learned_step_size
 from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit
@@ -20,8 +31,11 @@ from ._lora_adapters import (
     with_lora as with_lora,
 )
 from ._lora_array import LoRA as LoRA
+from ._low_precision import LowPrecision as LowPrecision
 from ._save_quantized import save_quantized as save_quantized
+from ._stochastic import Stochastic as Stochastic
 from ._straight_through import straight_through as straight_through
+from ._tree_compute import tree_compute as tree_compute, tree_preround as tree_preround
 from ._tree_fake_quantize import (
     tree_fake_quantize as tree_fake_quantize,
     tree_freeze as tree_freeze,

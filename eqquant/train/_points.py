@@ -6,13 +6,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ..formats import (
+    AbstractComposite,
     AbstractExact,
     AbstractFormat,
     AbstractGrid,
     AbstractScaled,
     as_format,
     Layout,
-    Nested,
     per_byte,
     reciprocal,
     spread,
@@ -80,7 +80,7 @@ def largest(format: AbstractFormat) -> float:
 
 
 def _grid(format: AbstractFormat) -> np.ndarray:
-    if isinstance(format, Nested):
+    if isinstance(format, AbstractComposite):
         return _grid(format.base)
     if (
         not isinstance(format, AbstractGrid)

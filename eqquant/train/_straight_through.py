@@ -97,7 +97,8 @@ def _passed_through(w, key, format, axis, clip):
     if key is None:
         value = layout.decode(stored)
     else:
-        value = _at_random(rows, points(stored, layout), key)
+        noise = jr.uniform(key, rows.shape)
+        value = at_random(rows, points(stored, layout), noise)
     surrogate = w
     if clip:
         inside = back(points(stored, layout).inside(rows), w, axis)
@@ -121,12 +122,14 @@ def back(rows: Array, w: Array, axis: Axis) -> Array:
     return contracted_back(rows, axis, tuple(inner))
 
 
-def _at_random(rows: Array, points: Points, key: PRNGKeyArray) -> Array:
+def at_random(rows: Array, points: Points, noise: Array) -> Array:
+    """Rounds each number to one of its two neighbouring points, with noise that is
+    uniform in `[0, 1)`."""
     grid = jnp.asarray(points.grid)
     unit = points.unit(rows)
     lower = jnp.clip(jnp.searchsorted(grid, unit, side="right") - 1, 0, grid.size - 2)
     below, above = grid[lower], grid[lower + 1]
-    rises = jr.uniform(key, unit.shape) * (above - below) < unit - below
+    rises = noise * (above - below) < unit - below
     value = (jnp.where(rises, above, below) - points.zero) * points.scale
     return jnp.where(jnp.isnan(unit), jnp.nan, value)
 

@@ -8,6 +8,7 @@ from .._product import Axis
 from .._tree import decide, Decision, FilterSpec
 from ..formats import AbstractFormat, NF4
 from ._fake_quantized import fake_quantized, FakeQuantized
+from ._low_precision import LowPrecision
 
 
 def tree_fake_quantize(
@@ -97,23 +98,26 @@ def tree_freeze(model: PyTree) -> PyTree:
 
     **Arguments:**
 
-    - `model`: any PyTree, as from [`eqquant.train.tree_fake_quantize`][].
+    - `model`: any PyTree, as from [`eqquant.train.tree_fake_quantize`][] or
+        [`eqquant.train.tree_compute`][].
 
     **Returns:**
 
     `model`, with a [`eqquant.QuantizedArray`][] in place of each
-    [`eqquant.train.FakeQuantized`][]. It decodes to the numbers that the forward pass
-    of the training used, bit for bit.
+    [`eqquant.train.FakeQuantized`][] and [`eqquant.train.LowPrecision`][]. It decodes
+    to the numbers that the forward pass of the training used, bit for bit.
 
     **Raises:**
 
     A `ValueError` if a weight is not finite.
     """
     return jtu.tree_map(
-        lambda x: x.freeze() if _is_fake_quantized(x) else x,
-        model,
-        is_leaf=_is_fake_quantized,
+        lambda x: x.freeze() if _is_frozen(x) else x, model, is_leaf=_is_frozen
     )
+
+
+def _is_frozen(x: Any) -> bool:
+    return isinstance(x, FakeQuantized | LowPrecision)
 
 
 def _is_fake_quantized(x: Any) -> bool:

@@ -22,7 +22,7 @@ def name(kind):
 
 
 # A case of each kind that does not take long to compile.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "kind",
     (products, programs, round_trips, sharding, adapters),

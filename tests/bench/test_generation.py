@@ -21,6 +21,7 @@ from eqquant.bench._generation_file import read_model, write_model
 _size = bench.Size(vocabulary=32, width=32, hidden=64, depth=2, heads=2, positions=12)
 
 
+@pytest.mark.thorough
 def test_several_tokens_at_once():
     model = random_decoder(_size, 0)
     tokens = jnp.asarray([3, 1, 4, 1, 5])
@@ -48,6 +49,7 @@ def test_generated_tokens():
             assert token == tokens[i, stream]
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format, kind", [(None, "gguf"), ("q8_0", "gguf"), ("nf4", "safetensors")]
 )

@@ -92,6 +92,7 @@ def test_rows_without_the_library(monkeypatch):
         assert row.bits_per_weight == found[0].bits_per_weight
 
 
+@pytest.mark.thorough
 def test_decoding_without_the_library(called):
     size = bench.Size(vocabulary=32, width=32, hidden=32, depth=1, heads=2, positions=4)
     kwargs = dict(size=size, budget=0, min_rounds=1)

@@ -180,6 +180,7 @@ def test_almost_ties():
     assert_by_the_rule(w)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("short", [1, 2, 3, 63, 64, 65])
 def test_short_rows(short):
     w = np.random.default_rng(0).standard_normal((50, short))

@@ -48,6 +48,7 @@ _formats = {
 }
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("name", _formats)
 def test_torchao(samples, name):
     stored, decoded = quantized(samples["w"], _formats[name])

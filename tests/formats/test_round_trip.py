@@ -49,7 +49,7 @@ def assert_accurate(q, w):
     assert abs(ours - theirs) <= decibel * theirs + np.sum((1e-6 * w) ** 2)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @native_formats
 @settings(max_examples=6)
 @given(
@@ -101,6 +101,7 @@ def test_float64(format):
         np.testing.assert_allclose(y, w.T @ decoded, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", [eqq.NF4(64), eqq.Int8(), eqq.Int4(64)])
 @settings(max_examples=8)
 @given(array=arrays, seed=seeds)
@@ -163,6 +164,7 @@ def again(format, array, seed):
     return q, eqq.quantize(q.dequantize(), format, axis=axis)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format", [eqq.NF4(64), eqq.NF4(32, jnp.bfloat16), eqq.NF4(None)]
 )
@@ -182,6 +184,7 @@ def test_again_integers(format, array, seed):
     np.testing.assert_array_max_ulp(scales(q), scales(new), 1)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format", [eqq.Ternary(), eqq.Ternary(48), eqq.Ternary(scale="tensor")]
 )

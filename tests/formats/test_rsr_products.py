@@ -19,7 +19,7 @@ def both_products(x, z, q):
     return x @ q, z @ q.T
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(2)
 @every_format
 def test_exact_for_integers(format):
     w = draw(format, 37, 50)
@@ -47,6 +47,7 @@ def test_exact_for_integers_of_any_size(format, shape, kernel):
 
 
 # All sums stay below 2**24, up to which float32 has every integer.
+@pytest.mark.examples(4)
 @kernels
 @some_formats
 @pytest.mark.parametrize("m", [1, 5])
@@ -67,7 +68,7 @@ def test_exact_for_large_integers(format, m, kernel):
 
 
 # Whole codes are looked up where there are fewer of them than rows, else their halves.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @kernels
 @pytest.mark.parametrize("n", [3, 5000])
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_many_codes(format, n, kernel):
     np.testing.assert_array_equal(eqq.qmatmul(z, q.T, kernel=kernel), exact(z, w.T))
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(6)
 @kernels
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("axis", [-1, -2])
@@ -125,6 +126,7 @@ def test_not_finite_inputs(format):
         assert np.all(np.isfinite(y[0])) and np.all(np.isnan(y[1]))
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_float64(format):
     with jax.enable_x64(True):
@@ -153,6 +155,7 @@ def test_vectors_and_stacks(format):
     np.testing.assert_array_equal(x[0, 0] @ one, exact(x[0, 0], w[0, :, 0]))
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_transformations(format):
     w = draw(format, 3, 37, 20)
@@ -178,6 +181,7 @@ def derivatives(x, dx, dy, q):
     return tangent, *pull(dy), jax.hessian(lambda x: jnp.sum((x @ q) ** 2))(x[0])
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_derivatives(format):
     w = draw(format, 37, 20)

@@ -34,6 +34,7 @@ def layer(x, w):
     return jnp.tanh(x @ w @ w.T)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_jit(name):
     fn = lambda x, w: jax.jit(layer)(jax.jit(layer)(x, w), w)
@@ -59,6 +60,7 @@ def test_jit_is_compiled_once():
     assert text.count("func.func private @_jitted") == 1
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_scan(name):
     def fn(x, ws):
@@ -85,6 +87,7 @@ def test_scan_over_rows_and_blocks():
     assert_same(lambda w: lax.scan(lambda c, w: (c, w @ x.T), 0.0, w[:0]), stack().mT)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_carries(name):
     q = matrix(name)
@@ -129,6 +132,7 @@ def test_while(name):
     assert_same(count, matrix(name))
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_cond(name):
     q = matrix(name)
@@ -204,6 +208,7 @@ def test_sharding_constraint():
     assert_same(lambda w: lax.with_sharding_constraint(w, sharding), matrix())
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_vmap(name):
     q = stack(name)

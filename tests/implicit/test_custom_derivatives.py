@@ -48,6 +48,7 @@ def _(primals, tangents):
     return with_jvp(x, w, n), (3.0 * dx @ w + x @ dw, dn)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_custom_derivatives(name):
     q = matrix(name)

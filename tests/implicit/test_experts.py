@@ -13,6 +13,7 @@ from .same import assert_close, assert_same, assert_same_gradient
 sizes = ((7, 0, 10), (0, 0, 0), (20, 0, 0), (1, 1, 1), (0, 13, 7))
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name, axis", (("nf4", -1), ("ternary-tensor", -2)))
 def test_ragged_dot(name, axis):
     q = eqq.quantize(normal(3, 64, 48), formats[name], axis=axis)
@@ -68,7 +69,7 @@ def taken(w, ids):
     return w[ids], jnp.take(w, jnp.abs(2 * ids), axis=0)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_gathered_experts(format):
     q = eqq.quantize(normal(4, 64, 48), format)

@@ -68,7 +68,7 @@ def check(fn, q, ids):
     assert_close(every(implicit(fn))(q), every(fn)(q.dequantize()), 1e-6)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "axis, dtype",
     [
@@ -142,7 +142,7 @@ def _step(rng, w, i):
             return jnp.moveaxis(w, axis, 0)[:: -1 if signed else 1, None]
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed):
     rng = np.random.default_rng(seed)

@@ -107,7 +107,7 @@ models = {
 }
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", models)
 def test_model(name):
     dense, axis, shape = models[name]

@@ -83,7 +83,7 @@ def packed_by_all(w):
     return {name: fn(w) for name, fn in packed.items()}
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @native_formats
 def test_packed_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format, axis=-1)
@@ -102,7 +102,7 @@ def products(x, w, images, filters):
     }
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 def test_products_in_every_format(format):
     w = eqq.quantize(normal(48, 80), format, axis=-1)

@@ -98,6 +98,7 @@ def test_precision_is_passed_on():
 
 
 # The larger one stays packed.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("axes", [*it.product((-1, -2), (-1, -2))])
 def test_both_quantized(axes):
     a = eqq.quantize(normal(16, 64), "nf4", axis=axes[0])

@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
@@ -95,6 +96,7 @@ steps = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=14)
 @given(
     program=st.lists(

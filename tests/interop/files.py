@@ -144,7 +144,7 @@ _maps = {"nf4": _nf4, "fp4": np.concatenate([_fp4, -_fp4])}
 
 def bitsandbytes(
     shape=(64, 96), size=64, *, kind="nf4", nested=None, dtype="float32", seed=0,
-    name="h.0.mlp.up_proj.weight",
+    name="h.0.mlp.up_proj.weight", table=None,
 ):  # fmt: skip
     rng = np.random.default_rng(seed)
     total = int(np.prod(shape))
@@ -164,7 +164,8 @@ def bitsandbytes(
     if nested is None:
         tensors[f"{name}.absmax"] = absmax
     else:
-        table = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+        if table is None:
+            table = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
         small = rng.integers(0, 256, number).astype(np.uint8)
         outer = rng.uniform(0.1, 1, -(-number // nested)).astype(np.float32)
         tensors[f"{name}.absmax"] = small

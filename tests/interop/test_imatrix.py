@@ -214,6 +214,7 @@ def test_errors_are_those_of_ggml(name):
     assert error(format.decode(stored, 0)) < min(1.06 * error(theirs), 0.8 * plain)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_keeps_to_its_statistics(files, monkeypatch):
     folder, w, size = files
     stats = read_imatrix(folder / "imatrix.gguf")
@@ -234,6 +235,7 @@ def test_an_interrupted_run_keeps_to_its_statistics(files, monkeypatch):
     assert all(x.format for x in convert(folder / "in.gguf", out, "q4_k", **how))
 
 
+@pytest.mark.thorough
 def test_statistics_of_other_arrays(files):
     folder, w, size = files
     stats = read_imatrix(folder / "imatrix.gguf")

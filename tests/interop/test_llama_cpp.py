@@ -30,6 +30,7 @@ def test_another_output_than_the_embedding(tmp_path):
         interop.write_gguf(path, arrays, config=folder)
 
 
+@pytest.mark.thorough
 def test_a_model_of_equinox(tmp_path):
     model = llama.Llama(jr.key(0))
     shape = {

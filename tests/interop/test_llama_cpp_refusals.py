@@ -156,7 +156,7 @@ def test_files_that_are_missing_or_damaged(tmp_path):
         interop.write_gguf(path, arrays, config=tmp_path / "nothing.gguf")
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma3"])
 def test_folders_that_were_changed(kind, tmp_path):
     rng = random.Random(kind)

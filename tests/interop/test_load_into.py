@@ -23,7 +23,7 @@ def model():
 _rename = ["llama", {"model.*": "*"}]
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format",
     [

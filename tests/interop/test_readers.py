@@ -247,9 +247,9 @@ def test_blocks_of_rows_and_columns(suffix, path):
 @pytest.mark.parametrize("shape", [(40, 1), (40, 3), (1, 1), (5, 3)])
 def test_stacks_of_8_bits(shape, path):
     made = [files.compressed8(shape, kind="float", seed=i) for i in range(2)]
-    (first, config, dense), (second, _, other) = made
+    (first, config, one), (second, _, other) = made
     tensors = {name: np.stack([x, second[name]]) for name, x in first.items()}
-    expected = {name: np.stack([w, other[name]]) for name, w in dense.items()}
+    expected = {name: np.stack([w, other[name]]) for name, w in one.items()}
     made = tensors, config, expected
     q = check(path, made, interop.read_compressed_tensors, eqq.FP8)
     np.testing.assert_array_equal(dense(q[1]), expected["q.weight"][1])

@@ -48,7 +48,7 @@ class Sixteen(eqq.AbstractFormat):
         return stored["codes"]["of"].shape
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 def test_formats(format, path):
     @jax.jit

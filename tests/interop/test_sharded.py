@@ -44,7 +44,7 @@ def _told(monkeypatch, module, name, size):
     return sizes
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("spec", (P("a", "b"), P(None, ("b", "a"))))
 @main_formats
 def test_part_by_part(format, spec, path, monkeypatch):

@@ -70,6 +70,7 @@ def test_gguf(tmp_path):
     assert (tmp_path / "b.gguf").stat().st_size == path.stat().st_size
 
 
+@pytest.mark.thorough
 def test_gguf_by_the_package(tmp_path):
     import gguf
 

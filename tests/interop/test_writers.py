@@ -76,6 +76,7 @@ def test_mlx_of_what_was_quantized_here(tmp_path):
 #
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("offset", [None, "zero_point"])
 def test_gptq(bits, offset, tmp_path):

@@ -40,6 +40,7 @@ def check(q, w, m, dtype):
 
 
 # Sizes that no block and no byte divides: blocks are left over, and bytes.
+@pytest.mark.examples(6)
 @native_formats
 @pytest.mark.parametrize(
     "size, m, transposed, dtype",
@@ -61,6 +62,7 @@ def test_smallest_sizes(format, size, m, dtype):
 
 
 # Weights of which there are several tiles, and parts of a sweep.
+@pytest.mark.examples(2)
 @main_formats
 @pytest.mark.parametrize("m, dtype", ((1, jnp.float32), (33, jnp.bfloat16)))
 def test_large_weights(format, m, dtype):
@@ -71,6 +73,7 @@ def test_large_weights(format, m, dtype):
         assert names[0] != "reference" or isinstance(format, eqq.Nested)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 @pytest.mark.parametrize("m", (1, 2, 5))
 def test_rounded_activations(name, m):
@@ -85,6 +88,7 @@ def test_rounded_activations(name, m):
 
 # The codes of others say nothing of a row: neither an outlier nor a number that is not
 # finite.
+@pytest.mark.examples(2)
 @native_formats
 def test_rows_are_apart(format):
     q = eqq.quantize(normal(130, 70), format)
@@ -100,6 +104,7 @@ def test_rows_are_apart(format):
 
 # What is far larger than the rest has no digits, but does not hide those of the rest:
 # be it in a few columns, anywhere in the rows, or too much for either.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 def test_outliers(name):
     w = normal(1024, 256).at[::128].set(0)
@@ -115,6 +120,7 @@ def test_outliers(name):
 
 
 # Outliers in a few columns are multiplied on their own, whichever axis is contracted.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("transposed", (False, True))
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 def test_outliers_in_a_few_columns(name, transposed):
@@ -172,6 +178,7 @@ def transformed(x, q):
     }
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "nested"))
 @pytest.mark.parametrize("m", (1, 4))
 def test_transformed(name, m):
@@ -223,6 +230,7 @@ packed = {
 }
 
 
+@pytest.mark.examples(12)
 @pytest.mark.parametrize("name", formats)
 def test_not_the_reference(name):
     q = eqx.filter_eval_shape(lambda: eqq.quantize(jnp.zeros((300, 16)), formats[name]))
@@ -232,6 +240,7 @@ def test_not_the_reference(name):
 
 
 # Of sizes that divide into units, and of others: units are left over.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("k, m", ((1536, 1), (1210, 2), (1210, 5)))
 def test_units(name, k, m):

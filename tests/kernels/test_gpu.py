@@ -56,6 +56,7 @@ def product(x, q):
 
 # Rows that fill no piece, channels that fill none, blocks and bytes that are left over,
 # parts of the contracted axis, and blocks that are shorter and longer than a step.
+@pytest.mark.examples(2)
 @interpreted
 @pytest.mark.parametrize(
     "m, n, k, format, dtype",
@@ -81,6 +82,7 @@ def test_errors_are_as_declared(m, n, k, format, dtype):
     assert error(y, np.asarray(x, np.float64), q.mT.dequantize()) < bound
 
 
+@pytest.mark.examples(1)
 @interpreted
 @pytest.mark.parametrize("m, dtype", ((1, jnp.float32), (130, jnp.bfloat16)))
 def test_rounded_activations(m, dtype):

@@ -54,6 +54,7 @@ def rsr(k, ternary):
 sizes = ((1, 1), (5, 3), (130, 67), (640, 530))
 
 
+@pytest.mark.examples(6)
 @every_level
 @pytest.mark.parametrize(
     "format",
@@ -109,6 +110,7 @@ class Evenly(eqq.AbstractGrid):
         return codes.astype(jnp.float32) * self.step + self.first
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "format",
     (Evenly(2, 0, 1), Evenly(2, -1, 2), Evenly(2, -3, 2), Evenly(3, 1, 1))

@@ -64,6 +64,7 @@ def bound(format):
     return largest_error[1.6 if is_ternary(format) else format.bits]
 
 
+@pytest.mark.examples(8)
 @all_formats
 def test_round_trip(format):
     w = normal(300, 5, dtype=jnp.float16)
@@ -74,6 +75,7 @@ def test_round_trip(format):
 
 
 # A format does not know what is contracted.
+@pytest.mark.examples(3)
 @kinds
 def test_several_axes_as_one(format):
     _round_trip(normal(4, 3, 20, dtype=jnp.bfloat16), format, (0, 2))
@@ -115,6 +117,7 @@ def decode_and_multiply(w, format):
     return q.dequantize(), q @ jnp.ones(w.shape[1])
 
 
+@pytest.mark.examples(6)
 @all_formats
 def test_not_finite(format):
     # (From 64 x 64 numbers, a maximum on CPU drops NaNs.)
@@ -183,6 +186,7 @@ def test_product_in_tiles(name):
     assert error(eqq.qmatmul(x, q.T, kernel="reference"), x, w.T) < 1e-5
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_stacks(format):
     stack = eqq.quantize(normal(3, 300, 5), format)
@@ -216,6 +220,7 @@ def test_quantize_mapped(name):
     np.testing.assert_allclose(mapped[1].dequantize(), one.dequantize(), atol=0.05)
 
 
+@pytest.mark.examples(3)
 @kinds
 def test_rows(format):
     q, dense = quantized(format)
@@ -260,6 +265,7 @@ _again = [
 ]
 
 
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("name", _again)
 def test_again(name):
     q, _ = quantized(formats[name])

@@ -46,11 +46,13 @@ def assert_held_or_nan(format):
             raise AssertionError(size)
 
 
+@pytest.mark.examples(4)
 @all_formats
 def test_traced(format):
     assert_held_or_nan(format)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("format", narrow, ids=str)
 def test_traced_narrow(format):
     assert_held_or_nan(format)

@@ -30,7 +30,7 @@ def sqnr(w, decoded):
     return 10 * np.log10(np.sum(w**2) / np.sum((decoded - w) ** 2))
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", narrow, ids=str)
 def test_as_the_reference(format):
     for power in powers:
@@ -73,6 +73,7 @@ def test_every_scale(dtype):
         assert np.all(np.isnan(found.view(dtype)))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", [eqq.Int8(32, jnp.float16), eqq.NF4(64, "float16")])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_products(format, rows):

@@ -29,6 +29,7 @@ def call(model, x):
 
 
 # What a weight loses is what its products lose, on the rows that it was met with.
+@pytest.mark.thorough
 def test_errors_of_products():
     mlp, x = model(), inputs()
     stats = eqq.calibrate(call, mlp, [x[:100], x[100:]])
@@ -167,6 +168,7 @@ def test_weights_that_stay_together():
     assert len(found.allocate(6.0).rules) == 4
 
 
+@pytest.mark.thorough
 def test_by_a_method():
     mlp = model()
     stats = eqq.calibrate(call, mlp, [inputs()])

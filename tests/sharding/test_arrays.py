@@ -30,7 +30,7 @@ sharded_formats = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
 @placements
 @sharded_formats
@@ -48,6 +48,7 @@ def test_placement(name, k, kind, shape, spec):
     assert all(8 * shard.data.size == codes.size for shard in codes.addressable_shards)
 
 
+@pytest.mark.examples(2)
 @placements
 def test_sharded(shape, spec):
     k = 512

@@ -76,7 +76,7 @@ def test_split_along_the_first_axis(make, kind, spec, shards):
     assert sent == {}
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @both
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize("spec, shards", [((None, "b"), 4), (("a", "b"), 8)])
@@ -86,7 +86,7 @@ def test_split_along_others(make, kind, spec, shards):
 
 
 # Ten blocks are split in two at most, and nine are not split.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize(
     "shape, spec, shards", [((64, 40), ("b", "a"), 2), ((48, 48), ("a",), 1)]

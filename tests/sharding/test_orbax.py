@@ -34,7 +34,7 @@ def _restored(path, like):
         return checkpointer.restore(path, like)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_to_another_mesh(format, tmp_path):
     def make():

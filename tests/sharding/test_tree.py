@@ -46,7 +46,7 @@ def _loss(model, x):
     )(model)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "kind, variant",
     [("auto", name) for name in variants]

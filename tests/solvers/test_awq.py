@@ -132,6 +132,7 @@ def test_what_cannot_be_scaled(model, stats):
     )
 
 
+@pytest.mark.thorough
 def test_weights_of_one_fold_with_inputs_of_their_own():
     class Split(eqx.Module):
         norm: jax.Array

@@ -63,7 +63,7 @@ of_all_kinds = ("nf4-bfloat16-scales", "int4-affine", "int-3-minimum", "q4_k", "
 composites = ("mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double", "ternary-tensor")
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", (*of_all_kinds, *composites))
 def test_no_row_is_worse_than_rounded_to_nearest(name):
     format, w, method = formats[name], with_outliers(5, 200), eqq.HQQ()
@@ -80,7 +80,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(name):
 
 
 # What is not outlying suffers less from what is.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "format", (eqq.NF4(64), eqq.Int4(64, symmetric=False), eqq.Int(3, 64, "minimum"))
 )
@@ -106,6 +106,7 @@ def test_a_gram_is_ignored():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_a_model():
     mlp = eqx.nn.MLP(32, 16, 48, depth=1, key=jax.random.key(0))
     format = eqq.Int(3, 16, "minimum")

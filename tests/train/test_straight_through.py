@@ -92,6 +92,7 @@ def test_derivatives_of_a_function(format):
     np.testing.assert_allclose(product, 6 * c * q * v, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_vmap(format):
     w = normal(3, 70, 5)
@@ -102,6 +103,7 @@ def test_vmap(format):
     assert np.array_equal(gradients, jnp.ones_like(w))
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_clip(format):
     w, c = normal(7, 130), normal(7, 130, seed=1)
@@ -136,6 +138,7 @@ def _at_random(w, format, **kwargs):
     return np.asarray(jax.vmap(draw)(jr.split(jr.key(0), number)), np.float64)
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_random_rounding_is_unbiased(format):
     w = normal(3, 66)

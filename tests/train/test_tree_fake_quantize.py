@@ -62,11 +62,13 @@ some_formats = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_frozen_is_the_last_fake_quantized(format):
     _check_frozen(format)
 
 
+@pytest.mark.examples(1)
 @some_formats
 @pytest.mark.parametrize(
     "options", (dict(step_sizes=True), dict(activation="int8", clip=True))
@@ -96,6 +98,7 @@ def _check_frozen(format, **options):
 
 
 # The gradient of every weight is that of the model with the rounded weights in place.
+@pytest.mark.examples(1)
 @some_formats
 def test_gradients(format):
     model = tree_fake_quantize(mlp(), format)
@@ -124,6 +127,7 @@ def test_step_sizes_learn():
     assert not jnp.isclose(scale, other, rtol=1e-4).any()
 
 
+@pytest.mark.examples(2)
 @all_layers
 def test_layers_are_untouched(make, call, number):
     layer = make()
@@ -162,6 +166,7 @@ def test_filter_spec():
     assert [w.format for w in fake(mixed)] == [eqq.Int4()]
 
 
+@pytest.mark.examples(2)
 @main_formats
 def test_products(format):
     w = normal(70, 40)

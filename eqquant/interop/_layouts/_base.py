@@ -1,7 +1,9 @@
+import functools as ft
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -76,12 +78,11 @@ def to_quantized(
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
     rows = (int(np.prod(shape)),) if flat else shape
-    _check_stored(stored, format.structs(rows))
+    _check_stored(stored, _structs(format, rows))
     layout = Layout(format).preferred(len(rows))
-    stored = layout.from_rows(stored)
+    stored = layout.from_rows(jtu.tree_map(_on_host, stored))
     return QuantizedArray(
-        # A copy: a memory map changes with its file.
-        stored=jtu.tree_map(lambda x: jnp.array(x, copy=True), stored),
+        stored=jtu.tree_map(_copied, stored),
         layout=layout.trimmed(stored, rows[-1]),
         axis=axes if flat else -2 if transposed else -1,
         sharding=None,
@@ -89,6 +90,29 @@ def to_quantized(
         dtype=jnp.dtype(dtype),
         inner=shape[1:] if flat else (),
     )
+
+
+@ft.lru_cache(maxsize=256)
+def _structs(format, shape):
+    return format.structs(shape)
+
+
+def _on_host(x):
+    # On a CPU this is the same memory.
+    if not isinstance(x, jax.Array):
+        return x
+    on_cpu = all(device.platform == "cpu" for device in x.devices())
+    return np.asarray(x) if on_cpu else x
+
+
+def _copied(x):
+    if isinstance(x, jax.Array):
+        return x
+    if x.flags.c_contiguous:
+        # A memory map changes with its file.
+        return jnp.array(x, copy=True)
+    # The last two axes are swapped on the way, which is faster than a program for it.
+    return jax.device_put(x)
 
 
 def _check_stored(stored, expected):

@@ -117,6 +117,13 @@ def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
     return count
 
 
+def _stored(format, blocks):
+    if isinstance(format, formats.AbstractGGUFBytes):
+        # As they are in the file, without another copy of them.
+        return format.from_blocks(blocks)
+    return _from_blocks(format, blocks)
+
+
 @ft.partial(jax.jit, static_argnums=0)
 def _from_blocks(format, blocks):
     return format.from_blocks(blocks)
@@ -143,7 +150,8 @@ def _entry(name, tensor, heads):
                 f"it is of {tensor.kind}, for which this library has no format. It has "
                 f"{', '.join(block_formats)}."
             )
-        return to_quantized(_from_blocks(format, rows()), format, shape, dtype)
+        stored = _stored(format, rows())
+        return to_quantized(stored, format, shape, dtype)
 
     return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array)
 

@@ -2,7 +2,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .._rename import inverse_tables
+from .._renaming import inverse_tables
 from ._hyperparameters import (
     gemma,
     gemma2,

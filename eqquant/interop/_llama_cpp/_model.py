@@ -7,7 +7,7 @@ import numpy as np
 from .._checkpoint import Checkpoint
 from .._containers import Part
 from .._layouts import gguf_parts
-from .._rename import renamed
+from .._renaming import renamed
 from ._describe import describe
 from ._families import Family
 from ._file_type import file_type
@@ -30,7 +30,6 @@ class ModelFile:
         config: str | os.PathLike[str] | Checkpoint,
         arrays: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
-        rename: Any = None,
     ):
         """**Arguments:**
 
@@ -38,7 +37,6 @@ class ModelFile:
         - `arrays`: by their names in Hugging Face or in llama.cpp; without numbers,
             too.
         - `overrides`: metadata that replaces what is found.
-        - `rename`: as for [`eqquant.interop.write_gguf`][].
 
         **Raises:**
 
@@ -47,7 +45,7 @@ class ModelFile:
         overrides = dict(overrides or {})
         description = describe(config, overrides)
         self._family, self.metadata = description.family, description.metadata
-        self._factors, self._rename = description.factors, rename
+        self._factors = description.factors
         self._is_tied = description.is_tied is True
         self._needed, self._optional = {}, {}
         if self._family is not None:
@@ -71,12 +69,10 @@ class ModelFile:
 
         A `ValueError` if it has no place in the architecture, or the wrong shape.
         """
-        found: dict[str, Part] = {}
-        for new in renamed(name, self._rename, inverse=True):
-            if self._family is None:
-                found |= gguf_parts(new, x, self.metadata)
-            else:
-                found |= self._parts(self._family, new, x)
+        if self._family is None:
+            found = gguf_parts(name, x, self.metadata)
+        else:
+            found = self._parts(self._family, name, x)
         factors = self._factors
         if name == self._bearer and factors is not None:
             found[_factors] = Part("F32", factors.shape, lambda: factors)

@@ -18,6 +18,9 @@ bfloat16_rows = 32
 # Before JAX 0.11, XLA computes products of bfloat16 in float32 on a CPU.
 multiplies_bfloat16 = jax.__version_info__ >= (0, 11)
 
+# Before, XLA takes as long for products of 8-bit integers as for those of floats.
+multiplies_integers = jax.__version_info__ >= (0, 11)
+
 
 def sweep_rows(format: AbstractFormat) -> int:
     """The largest number of rows for which a sweep over the weight is the fastest."""

@@ -1,0 +1,10 @@
+"""How arrays of a checkpoint become those of a model, in one vocabulary: names
+(`_patterns`, `_tables`), and rules that also join, split, stack and transpose arrays
+(`_rules`, `_moved`). Arrays that are not read yet are `_piece`s; `_packed` works on
+stored arrays, so that nothing is decoded."""
+
+from ._moved import moved as moved, near as near
+from ._piece import evaluated as evaluated, Piece as Piece, sources as sources
+from ._renamed import renamed as renamed
+from ._rules import Join as Join, Split as Split, Transposed as Transposed
+from ._tables import inverse_tables as inverse_tables

@@ -1,0 +1,256 @@
+import difflib
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from . import _piece
+from ._patterns import fields_of, filled, Match, matched
+from ._piece import Piece
+from ._renamed import as_names, called, rules_of
+from ._rules import Join, Split, Transposed
+
+
+Named = tuple[str, Piece]
+# Comparing takes long.
+_most_compared = 2000
+
+
+def moved(
+    pieces: Sequence[Piece],
+    rename: Any,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    inverse: bool = False,
+) -> tuple[list[Named], list[str]]:
+    """Applies rules to the arrays of a checkpoint.
+
+    **Arguments:**
+
+    - `rename`: as for [`eqquant.interop.load_into`][].
+    - `shapes`: of the arrays of the model, by their names, if there is one.
+    - `inverse`: as for [`eqquant.interop.renamed`][].
+
+    **Returns:**
+
+    Pairs of a new name and an array; and sentences about what could not be made.
+
+    **Raises:**
+
+    A `ValueError` or a `TypeError` if `rename` is not a rule.
+    """
+    found = [(piece.names[0], piece) for piece in pieces]
+    problems: list[str] = []
+    rules = rules_of(rename, inverse)
+    for i, rule in enumerate(rules):
+        if isinstance(rule, Mapping):
+            known = shapes if i + 1 == len(rules) else None
+            found = _by_patterns(found, rule, known, problems)
+        else:
+            found = [(new, x) for name, x in found for new in called(rule, name)]
+    return found, problems
+
+
+class _Group:
+    """The arrays of which a rule makes one array, or the parts of one."""
+
+    def __init__(self, pattern: str | Join, new: Any, match: Match):
+        self.patterns = pattern.patterns if isinstance(pattern, Join) else (pattern,)
+        self.pattern, self.new, self.match = pattern, new, match
+        self._stacked = _stacked_fields(self.patterns[0], new)
+        # By their indices on new axes, and their places in what is joined.
+        self._members: dict[tuple[str, ...], dict[int, Named]] = {}
+
+        self._twice: list[str] = []
+
+    def add(self, which: int, match: Match, name: str, piece: Piece) -> None:
+        index = tuple(match.fields[field] for field in self._stacked)
+        members = self._members.setdefault(index, {})
+        if which in members:
+            self._twice.append(name)
+        members[which] = (name, piece)
+
+    def piece(self) -> Piece:
+        """The array that is made of all members.
+
+        **Raises:**
+
+        A `ValueError` if one of them is missing, twice there, or does not fit.
+        """
+        if self._twice:
+            raise ValueError(f"there are two of {self._twice[0]!r}")
+        lead, order = self._indices()
+        missing = [
+            filled(pattern, self.match.stars, self._fields(index), pattern)
+            for index in order
+            for which, pattern in enumerate(self.patterns)
+            if which not in self._members.get(index, {})
+        ]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            names = ", ".join(map(repr, missing[:3]))
+            raise ValueError(f"there is no {names}{more}")
+        each = [self._joined(self._members[index]) for index in order]
+        return _piece.stacked(each, lead) if self._stacked else each[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the members."""
+        return tuple(
+            name for members in self._members.values() for name, _ in members.values()
+        )
+
+    def _joined(self, members):
+        pieces = [members[which][1] for which in range(len(self.patterns))]
+        if not isinstance(self.pattern, Join):
+            return pieces[0]
+        return _piece.joined(pieces, self.pattern.axis, self.pattern.groups)
+
+    def _indices(self):
+        # All that there should be, in order.
+        for index in self._members:
+            if not all(text.isdecimal() and text.isascii() for text in index):
+                fields = " and ".join(f"{{{field}}}" for field in self._stacked)
+                raise ValueError(
+                    f"{fields}, which is not in the new name, should be numbers, to be "
+                    f"the place in a stack. Got {', '.join(index)}"
+                )
+        numbers = {tuple(map(int, index)): index for index in self._members}
+        lead = tuple(max(axis) + 1 for axis in zip(*numbers))
+        if len(numbers) < len(self._members):
+            raise ValueError("two of them have the same numbers")
+        # (A large number in a name does not make as many indices as that.)
+        most = min(math.prod(lead), len(numbers) + 4)
+        wanted = (_unraveled(i, lead) for i in range(most))
+        return lead, [numbers.get(i, tuple(map(str, i))) for i in wanted]
+
+    def _fields(self, index):
+        return self.match.fields | dict(zip(self._stacked, index))
+
+
+def _by_patterns(found, rule, shapes, problems):
+    groups: dict[Any, _Group] = {}
+    kept: list[Named | _Group] = []
+    for name, piece in found:
+        match = _first_match(rule, name)
+        if match is None:
+            kept.append((name, piece))
+            continue
+        pattern, which, wildcards = match
+        for j, new in enumerate(as_names(rule[pattern])):
+            try:
+                each = list(_unstacked(piece, wildcards, new))
+            except ValueError as e:
+                problems.append(f"{name!r} cannot become {_text(new)}: {e}.")
+                continue
+            for full, part in each:
+                key = _key(pattern, full, new) or (len(kept),)
+                key = (pattern, j, *key)
+                if key not in groups:
+                    groups[key] = _Group(pattern, new, full)
+                    kept.append(groups[key])
+                groups[key].add(which, full, name, part)
+    result = []
+    for item in kept:
+        if not isinstance(item, _Group):
+            result.append(item)
+            continue
+        try:
+            result += _placed(item, shapes)
+        except ValueError as e:
+            more = f" and {len(item.names) - 3} more" if len(item.names) > 3 else ""
+            names = ", ".join(map(repr, item.names[:3])) + more
+            problems.append(f"{names} cannot become {_text(item.new)}: {e}.")
+    return result
+
+
+def _unstacked(piece, match, new):
+    # The arrays of a stack, if the new name has fields for their places.
+    added = [f for f in fields_of(_names_of(new)[0]) if f not in match.fields]
+    if not added:
+        yield match, piece
+        return
+    for index, part in _piece.picked(piece, len(added)):
+        fields = match.fields | dict(zip(added, map(str, index)))
+        yield match._replace(fields=fields), part
+
+
+def _key(pattern, match, new):
+    # The same for all that becomes one array. (None of an array that stays one: if it
+    # gets the name of another, that is found where arrays find their places.)
+    stacked = _stacked_fields(_first_of(pattern), new)
+    if not stacked and not isinstance(pattern, Join):
+        return None
+    fields = sorted(x for x in match.fields.items() if x[0] not in stacked)
+    return match.stars, *fields
+
+
+def _placed(group, shapes):
+    piece, new, match = group.piece(), group.new, group.match
+    if isinstance(new, Transposed):
+        piece = _piece.transposed(piece)
+    pattern = group.patterns[0]
+    paths = [filled(n, match.stars, match.fields, pattern) for n in _names_of(new)]
+    if not isinstance(new, Split):
+        return [(paths[0], piece)]
+    sizes = new.sizes
+    if sizes is None:
+        along = piece.output_axis(new.axis)
+        sizes = [_size(path, along, shapes) for path in paths]
+    return zip(paths, _piece.parts(piece, sizes, new.axis, new.groups))
+
+
+def _size(path, axis, shapes):
+    if shapes is None:
+        raise ValueError(
+            "`sizes` of its `Split` should be given, where no model tells them: this "
+            "is not the last rule, or it is for a file"
+        )
+    if path not in shapes:
+        raise ValueError(f"there is no {path!r} in `model`{near(path, shapes)}")
+    if len(shapes[path]) < -axis:
+        raise ValueError(f"{path!r} should have more axes. Got shape {shapes[path]}")
+    return shapes[path][axis]
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """A hint about the name that is the most similar."""
+    some = itertools.islice(names, _most_compared)
+    found = difflib.get_close_matches(name, some, n=1, cutoff=0.6)
+    return f". Is it {found[0]!r}?" if found else ""
+
+
+def _unraveled(i, shape):
+    index = []
+    for size in reversed(shape):
+        i, last = divmod(i, size)
+        index.append(last)
+    return tuple(reversed(index))
+
+
+def _first_match(rule, name):
+    for pattern in rule:
+        patterns = pattern.patterns if isinstance(pattern, Join) else (pattern,)
+        for which, one in enumerate(patterns):
+            match = matched(one, name)
+            if match is not None:
+                return pattern, which, match
+    return None
+
+
+def _first_of(pattern):
+    return pattern.patterns[0] if isinstance(pattern, Join) else pattern
+
+
+def _stacked_fields(pattern, new):
+    kept = fields_of(_names_of(new)[0])
+    return [field for field in fields_of(pattern) if field not in kept]
+
+
+def _names_of(new):
+    if isinstance(new, Split):
+        return new.names
+    return (new.name if isinstance(new, Transposed) else new,)
+
+
+def _text(new):
+    return ", ".join(map(repr, _names_of(new)))

@@ -1,0 +1,258 @@
+import dataclasses
+import functools as ft
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..._array import is_quantized
+from ..._product import Axis
+from ...formats import AbstractFormat
+from .._checkpoint import Entry, struct_of
+from . import _packed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """An array that is not read yet, or made of such.
+
+    - `names`: those of the arrays of the checkpoint that it is made of.
+    - `shape`, `dtype`, `format`, `axis`: as of a `QuantizedArray`; `format` is `None`
+        for an ordinary array.
+    - `place`: that of the first of these in the checkpoint.
+    - `parents`: what it is made of.
+    - `make`: makes it, given a function for each of the parents, which reads that.
+    - `known`: the entry, or the array, that it is; `None` if it is made of others.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    format: AbstractFormat | None
+    axis: Axis
+    place: int
+    parents: tuple["Piece", ...]
+    make: Callable[[Sequence[Callable[[], Any]]], Any] = dataclasses.field(repr=False)
+    known: Any = dataclasses.field(default=None, repr=False)
+
+    def struct(self) -> Any:
+        """The array without its numbers, or with them where these are in memory."""
+        if self.known is None:
+            return struct_of(self.shape, self.dtype, self.format, self.axis)
+        return self.known.struct() if isinstance(self.known, Entry) else self.known
+
+    def output_axis(self, axis: int | None) -> int:
+        """The axis to join or split, counted from the end.
+
+        **Raises:**
+
+        A `ValueError` if it has no such axis, or if its numbers are packed along it.
+        """
+        if self.format is not None:
+            if self.axis not in (-1, -2) or len(self.shape) < 2:
+                raise ValueError("its blocks lie along all axes")
+            rows = -3 - self.axis
+            if axis not in (None, rows):
+                raise ValueError(f"it is quantized along all axes but {rows}")
+            return rows
+        axis = axis or (-2 if len(self.shape) > 1 else -1)
+        if len(self.shape) < -axis:
+            raise ValueError(f"it has no axis {axis}")
+        return axis
+
+
+def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]:
+    """The arrays of a checkpoint, as `read` gives them.
+
+    **Arguments:**
+
+    - `found`: describes them: entries, arrays, or structs.
+    """
+
+    def piece(place, name):
+        x = found[name]
+        packed = x.format is not None if isinstance(x, Entry) else is_quantized(x)
+        format, axis = (x.format, x.axis) if packed else (None, -1)
+        make = lambda _: read(name)
+        shape = tuple(x.shape)
+        return Piece((name,), shape, x.dtype, format, axis, place, (), make, x)
+
+    return [piece(place, name) for place, name in enumerate(found)]
+
+
+def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
+    """Joins arrays along the axis of the outputs.
+
+    **Raises:**
+
+    A `ValueError` if they do not fit together.
+    """
+    first = pieces[0]
+    _check_alike(pieces)
+    along = first.output_axis(axis)
+    sizes = [piece.shape[along] for piece in pieces]
+    for piece in pieces:
+        if _without(piece.shape, along) != _without(first.shape, along):
+            raise _differs(pieces, "shape")
+    _check_groups(sizes, groups)
+    shape = _resized(first.shape, along, sum(sizes))
+    make = lambda reads: _packed.joined(reads, sizes, along, groups)
+    return _made(pieces, shape, make)
+
+
+def parts(
+    piece: Piece, sizes: Sequence[int], axis: int | None, groups: int
+) -> list[Piece]:
+    """The inverse of `joined`.
+
+    **Raises:**
+
+    A `ValueError` if it has not these parts.
+    """
+    along = piece.output_axis(axis)
+    if sum(sizes) != piece.shape[along]:
+        text = " + ".join(map(str, sizes))
+        raise ValueError(f"its size is {piece.shape[along]}, and not {text}")
+    _check_groups(sizes, groups)
+
+    def part(i):
+        make = lambda reads: _packed.part(reads[0](), sizes, along, groups, i)
+        return _made([piece], _resized(piece.shape, along, sizes[i]), make)
+
+    return [part(i) for i in range(len(sizes))]
+
+
+def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
+    """Stacks arrays along new axes in front.
+
+    **Raises:**
+
+    A `ValueError` if they are not alike.
+    """
+    first = pieces[0]
+    _check_alike(pieces)
+    if any(piece.shape != first.shape for piece in pieces):
+        raise _differs(pieces, "shape")
+    if first.format is not None and len(first.shape) < 2:
+        raise ValueError("they are vectors, whose stack would be a matrix")
+    make = lambda reads: _packed.stacked(reads, lead)
+    return _made(pieces, (*lead, *first.shape), make)
+
+
+def picked(piece: Piece, number: int) -> Iterable[tuple[tuple[int, ...], Piece]]:
+    """The inverse of `stacked`, of so many axes: the index of each array, and itself.
+
+    **Raises:**
+
+    A `ValueError` if it has fewer axes.
+    """
+    in_front = len(piece.shape)
+    if piece.format is not None:
+        first = piece.axis if isinstance(piece.axis, int) else piece.axis[0]
+        in_front = min(in_front - 2, in_front + first)
+    if number > in_front:
+        raise ValueError(f"its shape is {piece.shape}")
+
+    def pick(index):
+        make = lambda reads: _packed.picked(reads[0](), index)
+        return _made([piece], piece.shape[number:], make)
+
+    for index in np.ndindex(*piece.shape[:number]):
+        yield index, pick(index)
+
+
+def transposed(piece: Piece) -> Piece:
+    """Swaps the last two axes.
+
+    **Raises:**
+
+    A `ValueError` if it has fewer, or if blocks lie along both.
+    """
+    if len(piece.shape) < 2 or piece.axis not in (-1, -2):
+        raise ValueError(f"its shape is {piece.shape}")
+    *lead, n, k = piece.shape
+    make = lambda reads: _packed.transposed(reads[0]())
+    found = _made([piece], (*lead, k, n), make)
+    axis = -1 if piece.format is None else -3 - piece.axis
+    return dataclasses.replace(found, axis=axis)
+
+
+def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
+    """Reads arrays, and calls `use(i, array)` for each, in the order of the checkpoint.
+    Those that others are made of are read once, and freed after their last use."""
+    left: dict[int, int] = {}
+
+    def count(piece):
+        left[id(piece)] = left.get(id(piece), 0) + 1
+        if left[id(piece)] == 1:
+            for parent in piece.parents:
+                count(parent)
+
+    for piece in pieces:
+        count(piece)
+    values: dict[int, Any] = {}
+
+    def value(piece):
+        found = values.pop(id(piece)) if id(piece) in values else make(piece)
+        left[id(piece)] -= 1
+        if left[id(piece)] > 0:
+            values[id(piece)] = found
+        return found
+
+    def make(piece):
+        if not piece.parents:
+            return piece.make([])
+        try:
+            reads = [ft.partial(value, parent) for parent in piece.parents]
+            return _packed.on_device(piece.make(reads))
+        except _packed.Different as e:
+            names = ", ".join(map(repr, piece.names))
+            raise ValueError(f"{names} cannot be one array: {e}.") from e
+
+    for i in sorted(range(len(pieces)), key=lambda i: pieces[i].place):
+        use(i, value(pieces[i]))
+
+
+def _made(pieces, shape, make):
+    first = pieces[0]
+    return Piece(
+        names=tuple(dict.fromkeys(name for p in pieces for name in p.names)),
+        shape=tuple(shape),
+        dtype=first.dtype,
+        format=first.format,
+        axis=first.axis,
+        place=min(piece.place for piece in pieces),
+        parents=tuple(pieces),
+        make=make,
+    )
+
+
+def _check_alike(pieces):
+    for kind in ("format", "axis", "dtype"):
+        values = [getattr(piece, kind) for piece in pieces]
+        if any(value != values[0] for value in values):
+            raise _differs(pieces, kind)
+
+
+def _differs(pieces, kind):
+    # One array for each value.
+    found: dict[str, str] = {}
+    for piece in pieces:
+        found.setdefault(str(getattr(piece, kind)), piece.names[0])
+    text = " and ".join(f"{value} of {name!r}" for value, name in found.items())
+    return ValueError(f"they have another {kind} each: {text}")
+
+
+def _check_groups(sizes, groups):
+    if any(size % groups != 0 for size in sizes):
+        raise ValueError(f"{groups} groups do not divide the sizes {list(sizes)}")
+
+
+def _without(shape, axis):
+    return shape[: len(shape) + axis] + shape[len(shape) + axis + 1 :]
+
+
+def _resized(shape, axis, size):
+    found = list(shape)
+    found[axis] = size
+    return tuple(found)

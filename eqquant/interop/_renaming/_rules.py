@@ -1,0 +1,118 @@
+import dataclasses
+
+from ._patterns import fields_of
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Join:
+    """Several arrays of a checkpoint that are one of the model: a pattern of a rule of
+    [`eqquant.interop.load_into`][]. Quantized arrays stay packed.
+
+    !!! Example
+
+        ```python
+        qkv = Join(*(f"layers.{{i}}.{x}_proj.{{kind}}" for x in "qkv"))
+        rename = {qkv: "blocks.{i}.attention.qkv.{kind}"}
+        ```
+
+    **Arguments:**
+
+    - `patterns`: those of the arrays, in order.
+    - `axis`: the axis to join, counted from the end. By default, it is that of the
+        outputs: of `(out, in)` matrices -2, of vectors -1, and of quantized arrays the
+        one that products do not contract.
+    - `groups`: into how many equal groups the axis of each array is cut before, so that
+        the result has the first group of each, then the second of each, and so on.
+    """
+
+    patterns: tuple[str, ...]
+    axis: int | None
+    groups: int
+
+    def __init__(self, *patterns: str, axis: int | None = None, groups: int = 1):
+        _check(self, patterns, axis, groups)
+        object.__setattr__(self, "patterns", patterns)
+        object.__setattr__(self, "axis", axis)
+        object.__setattr__(self, "groups", groups)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Split:
+    """Several arrays of a model that are one in the checkpoint: a name of a rule of
+    [`eqquant.interop.load_into`][]. Quantized arrays stay packed.
+
+    !!! Example
+
+        ```python
+        gate_up = Split("layers.{i}.gate.weight", "layers.{i}.up.weight")
+        rename = {"layers.{i}.gate_up_proj.weight": gate_up}
+        ```
+
+    **Arguments:**
+
+    - `names`: those of the parts, in order.
+    - `sizes`: of the parts. By default, those of the arrays of the model, if no other
+        rules follow.
+    - `axis`: as of [`eqquant.interop.Join`][].
+    - `groups`: into how many equal groups the axis is cut before. Each is then split,
+        and a part has its share of all groups: with as many groups as heads of keys,
+        the queries, keys and values of one head may follow each other.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...] | None
+    axis: int | None
+    groups: int
+
+    def __init__(
+        self,
+        *names: str,
+        sizes: tuple[int, ...] | list[int] | None = None,
+        axis: int | None = None,
+        groups: int = 1,
+    ):
+        _check(self, names, axis, groups)
+        if sizes is not None and len(sizes) != len(names):
+            raise ValueError(
+                f"`sizes` should be {len(names)} numbers, one for each name. Got "
+                f"{sizes!r}."
+            )
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "sizes", None if sizes is None else tuple(sizes))
+        object.__setattr__(self, "axis", axis)
+        object.__setattr__(self, "groups", groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transposed:
+    """The name of an array of the model whose last two axes are swapped in the
+    checkpoint: a name of a rule of [`eqquant.interop.load_into`][]. Quantized arrays
+    stay packed.
+
+    !!! Example
+
+        ```python
+        rename = {"h.{i}.mlp.c_fc.weight": Transposed("layers.{i}.up.weight")}
+        ```
+    """
+
+    name: str
+
+
+def _check(rule, names, axis, groups):
+    kind = type(rule).__name__
+    if len(names) < 2 or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`{kind}` should have two names or more. Got {names!r}.")
+    for name in names[1:]:
+        same = set(fields_of(name)) == set(fields_of(names[0]))
+        if not same or name.count("*") != names[0].count("*"):
+            raise ValueError(
+                f"The names of `{kind}` should have the same wildcards. Got "
+                f"{names[0]!r} and {name!r}."
+            )
+    if type(groups) is not int or groups < 1:
+        raise ValueError(f"`groups` should be 1 or more. Got {groups!r}.")
+    if axis is not None and (type(axis) is not int or axis >= 0):
+        raise ValueError(
+            f"`axis` should be counted from the end, as -1 is. Got {axis!r}."
+        )

@@ -1,0 +1,149 @@
+import functools as ft
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jaxtyping import Array, Float, Int8 as Int8Array
+
+from ...formats import Int8, Layout
+from .._problem import Problem
+from ..cpu._tuning import multiplies_integers
+from . import _library as library
+from ._call import call, weight
+
+
+def integer_product(
+    x: Int8Array[Array, "..."],
+    w: Int8Array[Array, "..."],
+    *,
+    stack: int = 0,
+    across: bool = False,
+) -> Float[Array, "..."]:
+    """The product of 8-bit integers `x[*b, *r, k]` with `w[*b, n, k]`; or of `x[*b, *r,
+    n]` with that, if it is `across`. It is exact, but for rounding to float32. `*b` are
+    `stack` axes.
+
+    XLA computes it; or on a CPU, before JAX 0.11, the native library, since XLA would
+    take as long as for a product of floats.
+    """
+    return integer_product_p.bind(x, w, stack=stack, across=across)
+
+
+# The largest number of products of two integers up to 127 whose sum fits into 32 bits.
+_most = (2**31 - 1) // 127**2
+
+# (So that `vmap` gives it more rows.)
+integer_product_p = Primitive("integer_product")
+integer_product_p.def_impl(lambda *args, **params: _compiled(**params)(*args))
+
+
+@ft.cache
+def _compiled(**params):
+    return jax.jit(ft.partial(integer_product_p.bind, **params))
+
+
+@integer_product_p.def_abstract_eval
+def _abstract(x, w, *, stack, across):
+    assert x.dtype == w.dtype == jnp.int8 and x.ndim > stack
+    assert x.shape[-1] == w.shape[-2 if across else -1]
+    shape = (*x.shape[:-1], w.shape[-1 if across else -2])
+    return x.update(shape=shape, dtype=jnp.dtype(jnp.float32), weak_type=False)
+
+
+def _by_parts(fn, x, w, across):
+    """The sum of the products of parts, each of which fits into 32 bits."""
+    size, axis = x.shape[-1], w.ndim - (2 if across else 1)
+    parts = []
+    for start in range(0, max(size, 1), _most):
+        cut = ft.partial(
+            lax.slice_in_dim, start_index=start, limit_index=min(start + _most, size)
+        )
+        parts.append(fn(cut(x, axis=x.ndim - 1), cut(w, axis=axis)))
+    return ft.reduce(operator.add, parts)
+
+
+def _xla(x, w, *, stack, across):
+    batch = tuple(range(stack))
+    contracted = (x.ndim - 1,), (stack if across else stack + 1,)
+
+    def dot(x, w):
+        dims = contracted, (batch, batch)
+        y = lax.dot_general(x, w, dims, preferred_element_type=jnp.int32)
+        return y.astype(jnp.float32)
+
+    return _by_parts(dot, x, w, across)
+
+
+def _native(x, w, *, stack, across):
+    if not across:
+        w = w.mT  # The library reads what is contracted first.
+    *rows, k = x.shape[stack:]
+    lead, n = x.shape[:stack], w.shape[-1]
+
+    def dot(x, w):
+        problem = Problem(
+            product="matmul",
+            platform="cpu",
+            layout=Layout(Int8(), 0, -1),
+            activation=Int8(),
+            rows=x.shape[0],
+            n=n,
+            k=x.shape[1],
+            stack=1,
+            dtype=np.dtype(np.float32),
+            precision=None,
+        )
+        ones = jnp.full((1, n), np.float32(1).view(np.uint32))
+        # The instructions take four numbers at a time.
+        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % 4)))
+        unit = jnp.ones((x.shape[0], 1))
+        stored = {"codes": w, "scale": ones}
+        return call("rounded", [x, unit], weight(stored, problem), n)
+
+    fn = ft.partial(_by_parts, dot, across=True)
+    for _ in range(stack):
+        fn = jax.vmap(fn)
+    y = fn(x.reshape(*lead, math.prod(rows), k), w)
+    return y.reshape(*lead, *rows, n)
+
+
+def _lower(ctx, x, w, *, cpu, **params):
+    module = ctx.module_context
+    alone = not isinstance(module.axis_context, mlir.ShardingContext)
+    alone = alone or module.axis_context.num_devices == 1
+    native = (
+        cpu
+        and alone
+        and not multiplies_integers
+        and not module.lowering_parameters.for_export
+        and library.missing() is None
+        and library.level() >= 2
+    )
+    fn = ft.partial(_native if native else _xla, **params)
+    return mlir.lower_fun(fn, multiple_results=False)(ctx, x, w)
+
+
+mlir.register_lowering(integer_product_p, ft.partial(_lower, cpu=True), platform="cpu")
+mlir.register_lowering(integer_product_p, ft.partial(_lower, cpu=False))
+
+
+def _batch(operands, axes, *, stack, across):
+    x, w = operands
+    if axes[1] is None:
+        # More rows.
+        x = jnp.moveaxis(x, axes[0], stack)
+        return integer_product_p.bind(x, w, stack=stack, across=across), stack
+    size = w.shape[axes[1]]
+    first = lambda a, i: (
+        jnp.broadcast_to(a, (size, *a.shape)) if i is None else jnp.moveaxis(a, i, 0)
+    )
+    x, w = map(first, operands, axes)
+    return integer_product_p.bind(x, w, stack=stack + 1, across=across), 0
+
+
+batching.primitive_batchers[integer_product_p] = _batch

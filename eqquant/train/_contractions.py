@@ -1,0 +1,130 @@
+import math
+from typing import Any, Literal, TypeAlias
+
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from .._product import transposed, vary_together
+from ..kernels import integer_product
+from ._operand import (
+    as_operand,
+    is_same_kind,
+    narrow_columns,
+    Operand,
+    rounded,
+    Rounding,
+)
+
+
+# The products of a training step: of a dense array with an operand that was rounded
+# before. That is the weight `W[*b, n, k]`, or the inputs `X[*b, *r, k]`.
+#
+#   along    x[*b, *r, k] with W   ->  y[*b, *r, n]   the layer
+#   across   y[*b, *r, n] with W   ->  x[*b, *r, k]   its transpose
+#   spread   w[*b, n, k]  with X   ->  y[*b, *r, n]   the layer, as a function of `w`
+#   outer    y[*b, *r, n] with X   ->  w[*b, n, k]    its transpose
+Kind: TypeAlias = Literal["along", "across", "spread", "outer"]
+transposes: dict[Kind, Kind] = {
+    "along": "across",
+    "across": "along",
+    "spread": "outer",
+    "outer": "spread",
+}
+
+
+def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
+    """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
+    dims = _dims("along", len(x.shape), stack)
+    if not is_same_kind(x.layout.format, w):
+        return _floats(x.decode(), w.decode(), dims, dtype)
+    (a, of_rows), (b, of_channels) = x.narrow, w.narrow
+    y = _narrow(a, b, stack, False) * of_rows[..., None]
+    return (y * _of_last(of_channels, y.ndim, stack)).astype(dtype)
+
+
+def contract(
+    kind: Kind,
+    x: Float[Array, "..."],
+    operand: Operand,
+    stack: int,
+    rounding: Rounding,
+    dtype: Any,
+) -> Float[Array, "..."]:
+    """One of the four products, in a dtype. `x` is rounded along what the product
+    contracts. If both then have 8 bits, they are multiplied as they are. For that, the
+    scales of the operand along what is contracted are multiplied into `x` before it is
+    rounded."""
+    rows = (len(operand.shape) if kind == "outer" else x.ndim) - stack - 1
+    if kind == "outer" and rows > 0 and rounding is not None:
+        return _outer(x, operand, stack, rounding, dtype)
+    dims = _dims(kind, len(operand.shape) if kind == "spread" else x.ndim, stack)
+    if rounding is None or rows == 0 and kind == "outer":
+        y, w = x, operand.decode()
+        return _floats(*((w, y) if kind == "spread" else (y, w)), dims, dtype)
+    if isinstance(rounding, np.dtype):
+        x, w = x.astype(rounding), operand.decode().astype(rounding)
+        return _dot(x, w, dims, jnp.float32).astype(dtype)
+    if not is_same_kind(rounding, operand):
+        x = rounded(x, rounding).astype(x.dtype)
+        return _floats(x, operand.decode(), dims, dtype)
+    codes, scale = operand.narrow
+    x = x.astype(jnp.float32) * _of_last(scale, x.ndim, stack)
+    left, unit = as_operand(x, rounding).narrow
+    return (_narrow(left, codes, stack, True) * unit[..., None]).astype(dtype)
+
+
+def _outer(y, operand, stack, rounding, dtype):
+    # What is contracted, several axes perhaps, becomes one axis.
+    lead = operand.shape[:-1]
+    merged = (*lead[:stack], math.prod(lead[stack:]))
+    y = y.reshape(*merged, y.shape[-1])
+
+    def merge(a):
+        a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
+        return a.reshape(*merged, a.shape[-1])
+
+    operand = Operand(jtu.tree_map(merge, operand.stored), operand.layout)
+    if isinstance(rounding, np.dtype) or not is_same_kind(rounding, operand):
+        return contract("across", y.mT, operand, stack, rounding, dtype)
+    codes, scale = operand.narrow
+    y, unit = narrow_columns(y.astype(jnp.float32) * scale[..., None], rounding)
+    w = _narrow(transposed(y), codes, stack, True)
+    return (w * unit[..., None]).astype(dtype)
+
+
+def _dims(kind: Kind, ndim: int, stack: int):
+    """The dimension numbers of a product, whose `y` or `X` has so many axes."""
+    last, batch = ndim - 1, tuple(range(stack))
+    contracted = {
+        "along": ((last,), (stack + 1,)),
+        "across": ((last,), (stack,)),
+        "spread": ((last,), (stack + 1,)),
+        "outer": (tuple(range(stack, last)), tuple(range(stack, last))),
+    }
+    return contracted[kind], (batch, batch)
+
+
+def _dot(a, b, dims, wide):
+    return lax.dot_general(a, b, dims, preferred_element_type=wide)
+
+
+def _floats(a, b, dims, dtype):
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return _dot(a.astype(dtype), b.astype(dtype), dims, wide).astype(dtype)
+
+
+def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across: bool):
+    """The product of 8-bit numbers, along or across `b`, in float32."""
+    if a.dtype == jnp.int8:
+        a, b = vary_together(a, b)
+        return integer_product(a, b, stack=stack, across=across)
+    dims = _dims("across" if across else "along", a.ndim, stack)
+    return _dot(a, b, dims, jnp.float32)
+
+
+def _of_last(scale: Float[Array, "*b n"], ndim: int, stack: int):
+    """With axes of size one, so that it multiplies the last of so many axes."""
+    return lax.expand_dims(scale, range(stack, ndim - 1))

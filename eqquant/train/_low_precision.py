@@ -1,0 +1,131 @@
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float
+
+from .._array import AbstractArrayLike, dense_for, quantize, QuantizedArray
+from .._product import full_spec, placed
+from ._low_precision_product import product, rounded_weight, Roundings
+from ._operand import Operand
+
+
+class LowPrecision(AbstractArrayLike):
+    """A weight that trains in floating point, and whose products are computed in fewer
+    bits. It replaces an array in a model. Everything but products sees the weight as it
+    is.
+
+    Make these with [`eqquant.train.tree_compute`][].
+
+    - `weight`: the weight, which trains.
+    - `rounded`: the weight as products read it, if [`eqquant.train.tree_preround`][]
+        has rounded it before. Otherwise `None`.
+    - `axis`: the axis that the layer contracts, -1 or -2.
+    - `roundings`: how products are rounded.
+    """
+
+    weight: Float[Array, "..."]
+    rounded: Operand | None
+    axis: int = eqx.field(static=True)
+    roundings: Roundings = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weight.dtype
+
+    @property
+    def mT(self) -> "LowPrecision":
+        """The transpose of each matrix."""
+        return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
+
+    def astype(self, dtype: Any) -> "LowPrecision":
+        """The same weight with another floating-point dtype."""
+        return dataclasses.replace(self, weight=self.weight.astype(dtype))
+
+    def with_sharding(self, sharding: NamedSharding) -> "LowPrecision":
+        """Places the weight."""
+        spec = full_spec(sharding.spec, self.ndim)
+        weight = placed(self.weight, NamedSharding(sharding.mesh, spec))
+        return dataclasses.replace(self, weight=weight, rounded=None)
+
+    def dequantize(self) -> Float[Array, "..."]:
+        """The weight that trains."""
+        return self.weight
+
+    def _dense_for(self, reason: str) -> Float[Array, "..."]:
+        del reason
+        return self.weight
+
+    def freeze(self) -> QuantizedArray:
+        """The weight as products read it, packed. With it, products quantize their
+        inputs to the same format."""
+        format = self.roundings.forward
+        return quantize(self.weight, format, axis=self.axis, activation=format)
+
+    def preround(self) -> "LowPrecision":
+        """Rounds the weight for all products along `axis`."""
+        w = self.weight if self.axis == -1 else self.weight.mT
+        rounded = rounded_weight(w, self.roundings.forward)
+        return dataclasses.replace(self, rounded=rounded)
+
+    def __matmul__(self, x: Any) -> Array:
+        x = dense_for(x, "matmul")
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = jnp.asarray(x)
+        return x @ self.mT if x.ndim == 1 else (x.mT @ self.mT).mT
+
+    def __rmatmul__(self, x: Any) -> Array:
+        x = dense_for(x, "matmul")
+        if not eqx.is_array(x):
+            return NotImplemented
+        x = jnp.asarray(x)
+        if x.ndim == 0 or x.shape[-1] != self.shape[-2]:
+            raise ValueError(
+                "A matrix product contracts the last axis of its first operand and the "
+                f"last but one of its second. Got shapes {x.shape} and {self.shape}."
+            )
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise ValueError(
+                "Low-precision products round real numbers. Got inputs of dtype "
+                f"{x.dtype.name}: multiply their real and imaginary parts."
+            )
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(self.dtype)
+        rounded = self.rounded if self.axis == -2 else None
+        return _matmul(x, self.weight.mT, rounded, self.roundings)
+
+    def __getitem__(self, index: Any) -> "Array | LowPrecision":
+        """Integers and slices along the stack axes give a `LowPrecision`. Any other
+        index gives a part of the weight."""
+        index = index if isinstance(index, tuple) else (index,)
+        on_stack = 0 < len(index) <= self.ndim - 2
+        if not (on_stack and all(map(_is_simple, index))):
+            return self.weight[index]
+        return jax.tree.map(lambda a: a[index], self)
+
+
+def _matmul(x, w, rounded, roundings):
+    # `x @ w.mT`, whose leading axes broadcast as in `jnp.matmul`.
+    stack = w.ndim - 2
+    if stack == 0:
+        return product(x, w, rounded, 0, roundings)
+    rows = x[None] if x.ndim == 1 else x
+    lead = jnp.broadcast_shapes(rows.shape[:-2], w.shape[:-2])
+    stacked = lambda a: jnp.broadcast_to(a, (*lead, *a.shape[-2:]))
+    w, rounded = stacked(w), jtu.tree_map(stacked, rounded)
+    y = product(stacked(rows), w, rounded, len(lead), roundings)
+    return jnp.squeeze(y, -2) if x.ndim == 1 else y
+
+
+def _is_simple(index: Any) -> bool:
+    return type(index) is int or isinstance(index, np.integer | slice)

@@ -1,0 +1,51 @@
+import jax
+import numpy as np
+
+from eqquant.kernels import integer_product
+
+
+generator = np.random.default_rng(0)
+
+
+def integers(*shape):
+    return generator.integers(-127, 128, shape, dtype=np.int8)
+
+
+# By XLA or the native library, whichever is taken.
+def test_against_integers():
+    x, w, y = integers(3, 5, 70), integers(33, 70), integers(3, 5, 33)
+    stacked, more = integers(2, 5, 70), integers(2, 33, 70)
+    long = np.full((2, 140_001), 127, np.int8)
+
+    @jax.jit
+    def products(x, w, y, stacked, more, long):
+        mapped = jax.vmap(integer_product, (0, None))(x, w)
+        both = jax.vmap(integer_product)(stacked, more)
+        return (
+            integer_product(x, w),
+            mapped,
+            jax.vmap(jax.vmap(integer_product, (0, None)), (1, None))(x, w),
+            integer_product(y, w, across=True),
+            integer_product(stacked, more, stack=1),
+            both,
+            integer_product(x[0, 0], w),
+            integer_product(long, long),
+        )
+
+    found = products(x, w, y, stacked, more, long)
+    wide = lambda a: a.astype(np.int64)
+    plain = wide(x) @ wide(w).T
+    side_by_side = wide(stacked) @ wide(more).mT
+    wanted = (
+        plain,
+        plain,
+        plain.swapaxes(0, 1),
+        wide(y) @ wide(w),
+        side_by_side,
+        side_by_side,
+        plain[0, 0],
+        wide(long) @ wide(long).T,
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, rtol=1e-7)
