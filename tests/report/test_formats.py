@@ -97,7 +97,9 @@ def test_markdown(table):
 
 
 def test_losses_are_those_of_the_demo(tmp_path):
-    shown = {*_comparison.nearest, *_comparison.trained_with} - {*_comparison.calibrated}
+    shown = {*_comparison.nearest, *_comparison.trained_with} - {
+        *_comparison.calibrated
+    }
     assert shown <= set(_formats._formats)
     # However a format is spelled there.
     path = tmp_path / "table.csv"
