@@ -1,6 +1,7 @@
 """`eqquant demo`: trains a small language model, quantizes it to several formats in
-several ways, and compares the results. With `--calibrate`, it compares what rounding, calibration and
-the choice of formats lose. The notebooks use its model, text and training.
+several ways, and compares the results. With `--calibrate`, it compares what rounding,
+calibration and the choice of formats lose. The notebooks use its model, text and
+training.
 
 May import `_report` and the rooms below it, and rich and matplotlib.
 """

@@ -55,8 +55,8 @@ full = Recipe(
     steps=3000,
     learning_rate=3e-3,
 )
-"""The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] is the
-same for fewer steps."""
+"""The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] has
+fewer steps."""
 
 short = dataclasses.replace(full, steps=1200)
 quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)

@@ -97,10 +97,8 @@ def test_markdown(table):
 
 
 def test_losses_are_those_of_the_demo(tmp_path):
-    shown = {*_comparison.nearest, *_comparison.trained_with} - {
-        *_comparison.calibrated
-    }
-    assert shown <= set(_formats._formats)
+    shown = {*_comparison.nearest, *_comparison.trained_with}
+    assert shown - {*_comparison.calibrated} <= set(_formats._formats)
     # However a format is spelled there.
     path = tmp_path / "table.csv"
     row = _table.Row("NF4(64)", "nearest", 4.5, 1.0, 1.5, change=0.25)
