@@ -48,7 +48,8 @@ def _heights(to_pixels, points, rows):
     """The height of each label above its point, such that no two overlap. Labels
     further to the left are higher."""
     placed = []
-    for row in sorted(rows, key=lambda row: row.bits_per_weight, reverse=True):
+    order = lambda row: (-row.bits_per_weight, row.nats_per_byte)
+    for row in sorted(rows, key=order):
         x, y = points * to_pixels((row.bits_per_weight, row.nats_per_byte))
         width = 5.5 * len(_label(row))
         top = y + _line
