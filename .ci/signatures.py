@@ -11,6 +11,7 @@ import griffe
 
 import eqquant
 import eqquant.bench
+import eqquant.demo
 
 
 # Some rooms are imported when one of their names is first used.

@@ -10,6 +10,7 @@ import pytest
 
 import eqquant as eqq
 import eqquant.bench
+import eqquant.demo
 from eqquant._implicit import _table as rules
 from eqquant.interop._layouts import layouts
 from eqquant.kernels import _table as kernels
@@ -128,7 +129,7 @@ def test_figure_of_loss():
 # Every public name has a place on the pages of the API.
 def test_api_is_complete():
     shown = set(re.findall(r"^::: (eqquant\.\S+)", "\n".join(texts.values()), re.M))
-    rooms = (eqq.train, eqq.interop, eqq.formats, eqquant.bench)
+    rooms = (eqq.train, eqq.interop, eqq.formats, eqquant.bench, eqquant.demo)
     missing = {
         f"{room.__name__}.{name}"
         for room in rooms

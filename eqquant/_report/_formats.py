@@ -198,7 +198,8 @@ def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
                 f"and `change`. Got columns {', '.join(columns)}"
             )
         found = [(row["format"], float(row["change"])) for row in reader]
-    return {_spelled(name): change for name, change in found}
+    # The first row of a format is that of rounding to nearest, if it has several.
+    return {_spelled(name): change for name, change in reversed(found)}
 
 
 def _spelled(name: str) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from .._solvers import GPTQ, ScaleSearch
 from .._trace import calibrate, Sequential
 from .._tree import tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
+from ._bar import Bar, without_bars
 from ._calibrated_figure import write_figure
 from ._table import bits_of
 from ._text import standard_library, windows
@@ -88,28 +89,23 @@ def run_calibrated(
     console = Console() if console is None else console
     recipe = quick_recipe if quick else full
     text = standard_library()
-    dense = trained(recipe, text, fresh=fresh, console=console)
     held_out = windows(text.held_out, 64 if quick else 512, recipe.window + 1)
     random = np.random.default_rng(0)
     starts = random.integers(
         0, text.train.size - recipe.window - 1, (seeds, _number, 1)
     )
     sets = text.train[starts + np.arange(recipe.window + 1)]
-    measured = _Measured(dense, jnp.asarray(held_out), list(map(jnp.asarray, sets)))
-    progress = Progress(
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar = Bar(recipe.seconds + _Measured.steps * seeds * 3, console)
     rows = []
-    with progress:
-        task = progress.add_task("calibrating", total=measured.steps)
-        for row in measured.rows():
-            progress.update(task, advance=1, description=f"{row.format}, {row.method}")
-            rows.append(row)
+    with Live(bar, console=console, refresh_per_second=4, transient=True):
+        dense = trained(recipe, text, fresh=fresh, console=console, bar=bar)
+        measured = _Measured(dense, jnp.asarray(held_out), list(map(jnp.asarray, sets)))
+        bar.doing("calibrating")
+        with without_bars(console):
+            for row in measured.rows():
+                bar.doing(f"{row.format}, {row.method}")
+                bar.done(seeds * 3)
+                rows.append(row)
     dense_loss = measured.dense_loss
     console.print(_table(rows, dense_loss, held_out[:, 1:].size, seeds))
     if out is not None:
@@ -121,15 +117,16 @@ class _Measured:
     """Measures the rows, one after another.
 
     - `sensitivity`: of the first set, by the loss, once it was measured.
+    - `steps`: how many rows there are.
     """
 
+    steps = len(_formats) * len(_methods) + len(_budgets) * len(_choices)
     sensitivity: Sensitivity
 
     def __init__(self, dense, held_out, sets):
         self._dense, self._held_out, self._sets = dense, held_out, sets
         self._batches = [list(jnp.split(x, 4)) for x in sets]
         self.dense_loss = mean_loss(dense, held_out, batch=64)
-        self.steps = len(_formats) * len(_methods) + len(_budgets) * len(_choices)
 
     def rows(self):
         stats = [calibrate(_apply, self._dense, batches) for batches in self._batches]

@@ -29,17 +29,17 @@ def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
         color="0.4",
     )
     for row in quantized:
-        axes.plot(row.bits_per_weight, row.nats_per_byte, "o", color="C0")
+        axes.plot(row.bits_per_weight, row.nats_per_byte, "o", color=_color(row))
     axes.margins(y=0.1)
     figure.draw_without_rendering()
     for row, height in _heights(axes.transData.transform, 72 / figure.dpi, quantized):
         axes.annotate(
-            f"{row.format}  {row.change:+.4f}",
+            _label(row),
             (row.bits_per_weight, row.nats_per_byte),
             xytext=(4, height),
             textcoords="offset points",
             fontsize=9,
-            arrowprops=dict(arrowstyle="-", color="C0", relpos=(0, 0)),
+            arrowprops=dict(arrowstyle="-", color=_color(row), relpos=(0, 0)),
         )
     figure.savefig(path, dpi=150)
 
@@ -48,11 +48,20 @@ def _heights(to_pixels, points, rows):
     """The height of each label above its point, such that no two overlap. Labels
     further to the left are higher."""
     placed = []
-    for row in sorted(rows, key=lambda row: row.bits_per_weight, reverse=True):
+    order = lambda row: (-row.bits_per_weight, row.nats_per_byte)
+    for row in sorted(rows, key=order):
         x, y = points * to_pixels((row.bits_per_weight, row.nats_per_byte))
-        width = 5.5 * len(row.format + "  +0.0000")
+        width = 5.5 * len(_label(row))
         top = y + _line
         while any(x + width > left and abs(top - t) < _line for left, t in placed):
             top += 1
         placed.append((x, top))
         yield row, top - y
+
+
+def _label(row):
+    return f"{row.format}, {row.method}  {row.change:+.4f}"
+
+
+def _color(row):
+    return {"nearest": "C0", "GPTQ": "C1", "trained": "C2"}[row.method]

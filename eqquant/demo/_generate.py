@@ -1,5 +1,3 @@
-import time
-
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,16 +17,6 @@ def generate(model: LanguageModel, prompt: bytes, *, key: PRNGKeyArray) -> bytes
     """Continues a text to 128 bytes in all. For the same key, similar models write
     similar texts."""
     return bytes(_generate(model, prompt, key).tolist())
-
-
-def bytes_per_second(model: LanguageModel) -> float:
-    """The speed of `generate` once it is compiled, for one text."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        _generate(model, b"\n", jr.key(0)).block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return (_room - 1) / min(seconds)
 
 
 def _generate(model, prompt, key):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import Array, UInt8
 from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,88 +20,91 @@ class Row(NamedTuple):
     """The size, the loss and the speed of a model in one format.
 
     - `format`: the format, as written in Python.
+    - `method`: `"nearest"`, `"GPTQ"` or `"trained"`. Empty for the dense model.
     - `bits_per_weight`: the bits of each quantized weight, scales included.
     - `megabytes`: the size of the whole model.
     - `nats_per_byte`: the loss on held-out text.
     - `change`: the difference from the loss of the dense model.
-    - `bytes_per_second`: the speed of generation with a batch of one.
+    - `tokens_per_second`: the speed of a larger model in this format, which generates
+        one text.
     """
 
     format: str
+    method: str
     bits_per_weight: float
     megabytes: float
     nats_per_byte: float
     change: float = 0.0
-    bytes_per_second: float = math.nan
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nats_per_byte / math.log(2)
-
-    @property
-    def needs_training(self) -> bool:
-        return self.change > 0.1
+    tokens_per_second: float = math.nan
 
 
-def table(rows: Sequence[Row], held_out: int, platform: str) -> Table:
-    """A table of rows, the first of which is the dense model.
+def table(
+    rows: Sequence[Row], held_out: int, steps: int, platform: str
+) -> RenderableType:
+    """A table of rows, the first of which is the dense model, and the calls that made
+    them.
 
     **Arguments:**
 
     - `held_out`: the number of bytes of which the loss is the mean.
-    - `platform`: the platform on which the model ran.
+    - `steps`: how many steps a row was trained for.
+    - `platform`: the platform on which the models ran.
     """
-    caption = (
-        f"\nLoss: per byte, of {held_out:,} bytes of held-out modules. Change: from "
-        "float32, in nats per byte. MB: of the whole model, whose embedding stays in "
-        "float32. Tokens/s: bytes of one text, generated one at a time, on "
-        f"{platform}."
-    )
-    if any(row.needs_training for row in rows):
-        caption += (
-            "\n* Needs training: so few bits work well only in a model trained with "
-            "them (quantization-aware training)."
-        )
-    table = Table(
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-        caption=Text(caption),
-        caption_justify="left",
-    )
-    table.add_column("format", no_wrap=True, vertical="bottom")
-    for title in ("bits/\nweight", "MB", "loss,\nbits", "loss,\nnats", "change"):
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("format", "method"):
+        table.add_column(title, no_wrap=True, vertical="bottom")
+    for title in (
+        *("bits/\nweight", "MB", "loss,\nnats", "change", "tokens/s\n(26M)", "speed"),
+    ):
         table.add_column(title, justify="right", no_wrap=True, vertical="bottom")
-    table.add_column("tokens/s", justify="right", no_wrap=True, vertical="bottom")
+    dense = rows[0].tokens_per_second
     for row in rows:
-        speed = row.bytes_per_second
+        speed = row.tokens_per_second
+        known = not math.isnan(speed)
         table.add_row(
-            Text(row.format + (" *" if row.needs_training else "")),
+            Text(row.format),
+            row.method,
             f"{row.bits_per_weight:.2f}",
             f"{row.megabytes:.2f}",
-            f"{row.bits_per_byte:.4f}",
             f"{row.nats_per_byte:.4f}",
             "" if row is rows[0] else f"{row.change:+.4f}",
-            "" if math.isnan(speed) else f"{speed:,.0f}",
+            f"{speed:,.0f}" if known else "",
+            f"{speed / dense:.1f}x" if known else "",
         )
-    return table
+    text = _caption.format(held_out=held_out, steps=steps, platform=platform)
+    return Group(table, Text(text))
+
+
+_caption = """
+nearest   eqq.tree_quantize(model, eqq.NF4())
+GPTQ      stats = eqq.calibrate(apply, model, batches)
+          eqq.tree_quantize(model, eqq.Int(3), stats=stats)
+trained   model = eqq.train.tree_fake_quantize(model, eqq.Ternary())
+          ... and {steps} more steps of the same training, and then ...
+          eqq.train.tree_freeze(model)
+
+Loss: per byte, of {held_out:,} bytes of held-out modules. Change: from float32.
+MB: of the whole model, whose embedding stays in float32. Speed: of an untrained
+model of the same kind with 26 million parameters that generates one text, on
+{platform}. (The trained one is so small that its speed is that of calling it.)"""
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Writes the rows to a CSV file."""
-    fields = (*Row._fields, "bits_per_byte", "needs_training")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(fields)
-        writer.writerows([getattr(row, field) for field in fields] for row in rows)
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
 
 
-def measure(name: str, model: LanguageModel, held_out: UInt8[Array, "b t"]) -> Row:
+def measure(
+    name: str, method: str, model: LanguageModel, held_out: UInt8[Array, "b t"]
+) -> Row:
     """The size of a model, and its loss on windows of a text. (Its speed is measured
     later, when nothing else runs.)"""
     return Row(
         format=name,
+        method=method,
         bits_per_weight=bits_of(model),
         megabytes=_nbytes(jtu.tree_leaves(model, is_leaf=is_quantized)) / 1e6,
         nats_per_byte=mean_loss(model, held_out, batch=min(64, len(held_out))),

@@ -12,9 +12,9 @@ import equinox as eqx
 import jax.random as jr
 from jaxtyping import PyTree
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import _model, _train
+from ._bar import Bar
 from ._model import LanguageModel
 from ._text import Text
 
@@ -32,12 +32,20 @@ class Recipe:
     learning_rate: float
     seed: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """About how long the training takes on two cores."""
+        return 4 + self.steps * self.seconds_per_step
+
+    @property
+    def seconds_per_step(self) -> float:
+        return 7e-3 * self.depth
+
     def untrained(self) -> LanguageModel:
         key = jr.key(self.seed)
         return LanguageModel(self.width, self.depth, self.heads, key=key)
 
 
-# About a minute, and ten seconds, on two cores.
 full = Recipe(
     width=128,
     depth=3,
@@ -47,11 +55,15 @@ full = Recipe(
     steps=3000,
     learning_rate=3e-3,
 )
+"""The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] has
+fewer steps."""
+
+short = dataclasses.replace(full, steps=1200)
 quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)
 
 
 def trained(
-    recipe: Recipe, text: Text, *, fresh: bool, console: Console
+    recipe: Recipe, text: Text, *, fresh: bool, console: Console, bar: Bar
 ) -> LanguageModel:
     """The trained model of a recipe. It is loaded from the user's cache if it is there;
     otherwise it is trained and saved there."""
@@ -61,11 +73,12 @@ def trained(
         model = load(path, eqx.filter_eval_shape(recipe.untrained))
         if model is not None:
             write(f"Loaded the model from {path}; `--fresh` trains it again.\n")
+            bar.less(recipe.seconds)
             return model
         write(f"{path} is damaged: training the model again.")
     write(f"Training a model on {text.train.size / 1e6:.1f} MB of Python's own source.")
     start = time.monotonic()
-    model = _trained_now(recipe, text, console)
+    model = _trained_now(recipe, text, bar)
     write(f"Training took {time.monotonic() - start:.0f} s.\n")
     try:
         save(path, model)
@@ -74,17 +87,9 @@ def trained(
     return model
 
 
-def _trained_now(recipe, text, console):
-    progress = Progress(
-        BarColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+def _trained_now(recipe, text, bar):
     model = recipe.untrained()
-    steps = _train.train(
+    losses = _train.train(
         model,
         text.train,
         steps=recipe.steps,
@@ -93,13 +98,12 @@ def _trained_now(recipe, text, console):
         learning_rate=recipe.learning_rate,
         key=jr.key(recipe.seed + 1),
     )
-    with progress:
-        task = progress.add_task("", total=recipe.steps, loss="compiling")
-        for i, (model, value) in enumerate(steps, 1):
-            # Reading the loss waits for the step, so do it rarely.
-            if i == 1 or i % 10 == 0:
-                loss = f"{float(value):.2f} nats/byte"
-                progress.update(task, completed=i, loss=loss)
+    bar.doing("compiling")
+    for i, (model, value) in enumerate(losses):
+        # Reading the loss waits for the step, so do it rarely.
+        if i % 10 == 0:
+            bar.doing(f"training, {float(value):.2f} nats/byte")
+            bar.done(recipe.seconds * min(10, recipe.steps - i) / recipe.steps)
     return model
 
 

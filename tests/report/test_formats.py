@@ -7,7 +7,7 @@ from rich.console import Console
 
 import eqquant as eqq
 from eqquant._report import _formats, format_table, FormatTable, read_losses
-from eqquant.demo import _run, _table
+from eqquant.demo import _comparison, _table
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +97,12 @@ def test_markdown(table):
 
 
 def test_losses_are_those_of_the_demo(tmp_path):
-    assert set(_run._formats) - {None} <= set(_formats._formats)
+    shown = {*_comparison.nearest, *_comparison.trained_with}
+    assert shown - {*_comparison.calibrated} <= set(_formats._formats)
     # However a format is spelled there.
     path = tmp_path / "table.csv"
-    row = _table.Row("NF4(64)", *[1.0] * (len(_table.Row._fields) - 1))
-    _table.write_csv(path, [row._replace(change=0.25)])
+    row = _table.Row("NF4(64)", "nearest", 4.5, 1.0, 1.5, change=0.25)
+    _table.write_csv(path, [row, row._replace(method="GPTQ", change=0.125)])
     assert read_losses(path) == {"NF4()": 0.25}
 
 
