@@ -1,6 +1,5 @@
 import base64
 import os
-import time
 
 import nbformat
 import pytest
@@ -24,9 +23,7 @@ def test_runs(path, monkeypatch):
         pytest.skip("takes `EQQUANT_NOTEBOOKS=quick` or `full` in the environment")
     monkeypatch.setenv("XLA_FLAGS", "")
     kept = nbformat.read(path, as_version=4)
-    start = time.monotonic()
     executed = notebooks.execute(kept, quick=steps != "full")
-    assert time.monotonic() - start < 300
     executed = notebooks.normalised(executed, kept)
     assert list(notebooks.complaints(executed)) == []
     pairs = zip(notebooks.outline(kept), notebooks.outline(executed), strict=True)
