@@ -93,6 +93,10 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     return refuse_small(problem)
 
 
+def _faster_in_bfloat16(problem: Problem) -> str | None:
+    return _rounds_to_bfloat16(problem) or library.refuse_slow_bfloat16()
+
+
 def _has_integers(problem):
     grid = isinstance(problem.format, AbstractGrid)
     return grid and refuse_integers(problem) is None
@@ -104,7 +108,11 @@ for _type, _activation in it.product(
     _register = ft.partial(register_kernel, format_type=_type, activation=_activation)
     _register("matmul", priority=8, supports=refuse)(native_decoded)
     _register("matmul_transposed", priority=8, supports=_across_blocks)(native_decoded)
-    _register("matmul", priority=11.5, supports=_rounds_to_bfloat16, error=8e-3)(
+    # Twice: where it is not the fastest, it still runs if it is asked for.
+    _register("matmul", priority=11.5, supports=_faster_in_bfloat16, error=8e-3)(
+        native_decoded_bfloat16
+    )
+    _register("matmul", priority=2.4, supports=_rounds_to_bfloat16, error=8e-3)(
         native_decoded_bfloat16
     )
 

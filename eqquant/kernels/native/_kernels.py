@@ -123,6 +123,14 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     return refuse_small(problem)
 
 
+def _faster_in_bfloat16(problem: Problem) -> str | None:
+    reason = _rounds_to_bfloat16(problem)
+    # (Those of a table of points are not multiplied as integers.)
+    if reason is not None or integer_offset(problem.format) is None:
+        return reason
+    return library.refuse_slow_bfloat16()
+
+
 def refuse_integers(problem: Problem) -> str | None:
     """Why `native_integers` does not apply to a problem, or `None`."""
     reason = refuse(problem)
@@ -161,10 +169,11 @@ for _type, _activation in it.product(
     _register("matmul", supports=refuse)(native)
     _register("matmul_transposed", supports=_across_blocks)(native)
 
+# Twice: where it is not the fastest, it still runs if it is asked for.
 for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
-    _register = ft.partial(register_kernel, "matmul", priority=12, error=8e-3)
-    _register = ft.partial(_register, supports=_rounds_to_bfloat16)
-    _register(_type, activation=_activation)(native_bfloat16)
+    _register = ft.partial(register_kernel, "matmul", _type, activation=_activation)
+    _register(priority=12, error=8e-3, supports=_faster_in_bfloat16)(native_bfloat16)
+    _register(priority=2.5, error=8e-3, supports=_rounds_to_bfloat16)(native_bfloat16)
 
 for _type in (AbstractGrid, Int4):
     _register = ft.partial(
