@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._nodes import by_name, dotted, is_data, leaves, python_scalar
+from ._nodes import by_name, dotted, is_array, is_data, leaves
 from ._own import named_sharding
 from ._renaming import evaluated, moved, near, Piece, sources
 
@@ -86,7 +86,7 @@ def load_into(
     another shape, or that cannot be joined with others, with the most similar names.
     """
     found = _found(tree)
-    places = by_name(model, "model", _is_array)
+    places = by_name(model, "model", is_array)
     read = tree.__getitem__ if isinstance(tree, Checkpoint) else found.__getitem__
     shapes = {path: leaf.shape for path, leaf in places.items()}
     named, problems = moved(sources(found, read), rename, shapes)
@@ -118,7 +118,7 @@ def load_into(
 
     evaluated(list(pieces.values()), use)
     new = [
-        filled.get(dotted(path), old) if _is_array(old) else old
+        filled.get(dotted(path), old) if is_array(old) else old
         for path, old in leaves(model)
     ]
     treedef = jtu.tree_structure(model, is_leaf=is_quantized)
@@ -129,10 +129,6 @@ def _found(tree):
     if isinstance(tree, Checkpoint):
         return tree.entries
     return by_name(tree, "tree", is_data)
-
-
-def _is_array(leaf):
-    return is_data(leaf) and python_scalar(leaf) is None
 
 
 def _difference(path, leaf, piece):

@@ -90,6 +90,11 @@ def dotted(path: Path) -> str:
     return jtu.keystr(path, simple=True, separator=".")
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, quantized or not, and no number of Python."""
+    return is_data(leaf) and python_scalar(leaf) is None
+
+
 def by_name(
     tree: PyTree, argument: str, wanted: Callable[[Any], bool]
 ) -> dict[str, Any]:

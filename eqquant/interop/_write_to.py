@@ -11,7 +11,7 @@ from ._checkpoint import Checkpoint
 from ._containers import gguf_layout, parse, Part, safetensors_layout, TensorFile
 from ._layouts import gguf_parts, layouts, parts_of, writers
 from ._llama_cpp import ModelFile
-from ._nodes import by_name, is_data, python_scalar
+from ._nodes import by_name, is_array
 from ._renaming import evaluated, moved, Piece, sources
 from ._replacing import make_folder, replacing
 
@@ -157,7 +157,7 @@ class _Arrays:
         found = (
             tensors.entries
             if isinstance(tensors, Checkpoint)
-            else by_name(tensors, "tensors", _is_array)
+            else by_name(tensors, "tensors", is_array)
         )
         read = tensors.__getitem__ if isinstance(tensors, Checkpoint) else found.get
         named, problems = moved(sources(found, read), rename, None, inverse)
@@ -205,7 +205,3 @@ def _write(path, arrays, parts_of, parts, layout):
 
 def _replacing(path):
     return replacing(path, secrets.token_hex(4))
-
-
-def _is_array(leaf):
-    return is_data(leaf) and python_scalar(leaf) is None

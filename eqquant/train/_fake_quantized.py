@@ -127,7 +127,7 @@ class FakeQuantized(AbstractArrayLike):
         index gives a dense array."""
         index = index if isinstance(index, tuple) else (index,)
         on_stack = 0 < len(index) <= self.ndim - 2 and self.axis in (-1, -2)
-        if not (on_stack and all(map(_is_simple, index))):
+        if not (on_stack and all(map(is_simple, index))):
             return self.dequantize()[index]
         return jax.tree.map(lambda a: a[index], self)
 
@@ -168,5 +168,6 @@ def fake_quantized(
     )
 
 
-def _is_simple(index: Any) -> bool:
+def is_simple(index: Any) -> bool:
+    """Whether indexing a stack axis keeps the matrices, and leaves `axis` as it is."""
     return type(index) is int or isinstance(index, np.integer | slice)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from .._array import AbstractArrayLike, dense_for, quantize, QuantizedArray
 from .._product import full_spec, placed
+from ._fake_quantized import is_simple
 from ._low_precision_product import product, rounded_weight, Roundings
 from ._operand import Operand
 
@@ -109,7 +110,7 @@ class LowPrecision(AbstractArrayLike):
         index gives a part of the weight."""
         index = index if isinstance(index, tuple) else (index,)
         on_stack = 0 < len(index) <= self.ndim - 2
-        if not (on_stack and all(map(_is_simple, index))):
+        if not (on_stack and all(map(is_simple, index))):
             return self.weight[index]
         return jax.tree.map(lambda a: a[index], self)
 
@@ -125,7 +126,3 @@ def _matmul(x, w, rounded, roundings):
     w, rounded = stacked(w), jtu.tree_map(stacked, rounded)
     y = product(stacked(rows), w, rounded, len(lead), roundings)
     return jnp.squeeze(y, -2) if x.ndim == 1 else y
-
-
-def _is_simple(index: Any) -> bool:
-    return type(index) is int or isinstance(index, np.integer | slice)

@@ -1,4 +1,5 @@
 import functools as ft
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of
 from ..formats import AbstractFormat
-from ._contractions import layer
+from ._contractions import Kind, layer
 from ._linear import linear
 from ._operand import as_operand, Operand, Rounding
 from ._results import result_sharding
@@ -63,27 +64,13 @@ def _jvp(stack, roundings, primals, tangents):
     x, w, inputs, weight = primals
     dx, dw, _, _ = tangents
     y = _product(x, w, inputs, weight, stack, roundings)
-    dy = []
-    if not isinstance(dx, SymbolicZero):
-        dy.append(
-            linear(
-                dx,
-                weight,
-                kind="along",
-                stack=stack,
-                cotangent=roundings.to_input,
-                dtype=x.dtype,
-            )
-        )
-    if not isinstance(dw, SymbolicZero):
-        dy.append(
-            linear(
-                dw,
-                inputs,
-                kind="spread",
-                stack=stack,
-                cotangent=roundings.to_weight,
-                dtype=x.dtype,
-            )
-        )
+    factors: list[tuple[Any, Kind, Operand, Rounding]] = [
+        (dx, "along", weight, roundings.to_input),
+        (dw, "spread", inputs, roundings.to_weight),
+    ]
+    dy = [
+        linear(d, operand, kind=kind, stack=stack, cotangent=rounding, dtype=x.dtype)
+        for d, kind, operand, rounding in factors
+        if not isinstance(d, SymbolicZero)
+    ]
     return y, sum(dy[1:], dy[0])

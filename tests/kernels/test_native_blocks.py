@@ -54,9 +54,26 @@ def test_products(format, level, monkeypatch):
         assert error(y, x, q.dequantize()) < 1e-6
     x, q = pairs[-1]
     chosen = eqq.explain(x, q)
-    if available.index(level) >= 2 and library.refuse_slow_bfloat16() is None:
+    slow = level == "avx512_bf16" and library.refuse_slow_bfloat16() is not None
+    if available.index(level) >= 2 and not slow:
         assert chosen.kernel in ("native_decoded_bfloat16", "native_integers")
     assert error(jax.jit(lambda x, q: x @ q)(x, q), x, q.dequantize()) < chosen.error
+
+
+# An Intel CPU without AMX multiplies in bfloat16 no faster than in float32.
+@pytest.mark.skipif("avx512_bf16" not in available, reason="needs AVX512_BF16")
+@pytest.mark.parametrize("is_intel", (True, False))
+@pytest.mark.parametrize("format", (eqq.Int4(), eqq.Binary(), eqf.Q5_1()), ids=str)
+def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512_bf16")
+    monkeypatch.setattr(library, "_is_intel", lambda: is_intel)
+    x, q = normal(64, 512, seed=1), eqq.quantize(normal(512, 512), format)
+    chosen = eqq.explain(x, q)
+    assert ("bfloat16" in chosen.kernel) != is_intel
+    # One that is asked for runs.
+    narrow = "native_bfloat16" if format == eqq.Int4() else "native_decoded_bfloat16"
+    y = eqq.qmatmul(x, q, kernel=narrow)
+    assert 1e-5 < error(y, x, q.dequantize()) < 8e-3
 
 
 @pytest.mark.examples(5)
