@@ -14,7 +14,7 @@ from ._entries import entries, Entry, Failure, Meter, Show
 from ._error import normal, product_error, with_outliers
 from ._formats import as_quantization, default_formats, Quantization
 from ._measurement import Measurement
-from ._memory_rate import default_cycle, default_reading, Reading
+from ._memory_rate import default_cycle, default_reading, physical_memory, Reading
 
 
 def measure(
@@ -35,7 +35,9 @@ def measure(
     All products of the same shape are timed in turn, in one process. Each uses copies
     of its weight in turn, so that the weight is read from memory, as in a model, and
     not from a cache. In turn with products of one row, a float32 matrix of at least
-    1 GB is multiplied by a vector, to measure the rate of memory.
+    1 GB is multiplied by a vector, to measure the rate of memory. If these copies would
+    take more than half of the machine's memory, the products are timed in groups, each
+    next to float32.
 
     Where a kernel of the native library is chosen, the product is also measured with
     the kernel that would be chosen without it.
@@ -71,19 +73,39 @@ def measure(
     read = default_reading() if cycle is None else cycle
     cycle = default_cycle() if cycle is None else cycle
     formats = default_formats() if formats is None else formats
-    wanted = entries([as_quantization(format) for format in formats], peers)
-    # Each step takes about a second.
-    steps = len(wanted) * (1 + len(rows)) + budget * len(rows)
-    meter = Meter(steps * len(shapes), show)
+    baseline, *wanted = entries([as_quantization(format) for format in formats], peers)
     # The threads of other libraries spin for a while after their work: let them stop.
     clock = Clock(budget, min_rounds, rest=0.005 if peers else 0)
-    return [
-        measurement
-        for shape in shapes
-        for measurement in _products(
-            shape, rows, wanted, cycle, read, seed, clock, meter
-        )
-    ]
+    groups = {shape: _groups(wanted, shape, cycle, read) for shape in shapes}
+    # Each step takes about a second.
+    steps = sum(
+        (1 + len(group)) * (1 + len(rows)) + budget * len(rows)
+        for its in groups.values()
+        for group in its
+    )
+    meter = Meter(steps, show)
+    found = []
+    for shape in shapes:
+        for i, group in enumerate(groups[shape]):
+            its = _products(
+                shape, rows, [baseline, *group], cycle, read, seed, clock, meter
+            )
+            found += [row for row in its if i == 0 or row.name != baseline.name]
+    place = {shape: i for i, shape in enumerate(shapes)}
+    order = {m: i for i, m in enumerate(rows)}
+    return sorted(found, key=lambda row: (place[row.shape], order[row.rows]))
+
+
+def _groups(
+    wanted: Sequence[Entry], shape: tuple[int, int], cycle: int, read: int
+) -> list[Sequence[Entry]]:
+    """Divides products into groups, the weights of which fit into half of the memory
+    next to the matrix that is read and two dense copies of a weight."""
+    dense = 4 * math.prod(shape)
+    free = physical_memory() // 2 - read - 2 * dense
+    # The baseline's weights are in every group.
+    size = max(1, free // (cycle + dense) - 1)
+    return [wanted[i : i + size] for i in range(0, len(wanted), size)]
 
 
 def _check(shapes, rows):

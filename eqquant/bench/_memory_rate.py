@@ -1,4 +1,5 @@
 import math
+import os
 import pathlib
 
 import jax
@@ -17,6 +18,11 @@ def last_level_cache() -> int | None:
         number = path.read_text().strip()
         sizes.append(int(number.removesuffix("K")) << 10)
     return max(sizes, default=None)
+
+
+def physical_memory() -> int:
+    """The bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def default_cycle() -> int:
