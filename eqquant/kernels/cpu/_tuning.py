@@ -79,7 +79,7 @@ def native_decoded_integer_rows(radix: int | None) -> int:
     - `radix`: the base whose digits the codes of a byte are, or `None` if `native` does
         not know how they are packed.
     """
-    return {None: 4, 2: 128}.get(radix, 8)
+    return {None: 4, 2: 128, 3: 12}.get(radix, 8)
 
 
 def native_transposed_rows(integers: bool, highest: bool) -> int:

@@ -86,7 +86,7 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
             operands = stored["blocks"], codebook, none
     else:
         assert isinstance(format, AbstractGrid)
-        base, packing = format, _bits(format)
+        base, packing = format, _packing(format)
         offset = none if base.offset is None else stored[base.offset]
         operands = stored["codes"], stored["scale"], offset
     assert packing is not None
@@ -160,13 +160,14 @@ def with_integer_points(w: Blocks, points: IntegerPoints) -> Blocks:
     )
 
 
-def _bits(format: AbstractGrid) -> int | None:
-    """The number of bits of a packed code, or `None` if that is not whole."""
+def _packing(format: AbstractGrid) -> int | None:
+    """The number of bits of a packed code, or 0 for digits of base 3. `None` for other
+    packings."""
     if format.radix is None:
         return int(format.bits)
     if per_byte(format.radix) == 1:
         return 8
-    return {16: 4, 4: 2, 2: 1}.get(format.radix)
+    return {16: 4, 4: 2, 3: 0, 2: 1}.get(format.radix)
 
 
 @ft.cache
@@ -218,8 +219,8 @@ def _refuse_format(format: AbstractFormat) -> str | None:
     if _code_dtype(format) == jnp.int8:
         integers = integer_step(format) == (1, 0)
         return None if integers else f"needs signed codes to be integers, got {format}"
-    if _bits(format) is None:
-        return f"needs codes of whole bits, got {format}"
+    if _packing(format) is None:
+        return f"needs 3 codes or codes of whole bits, got {format}"
     if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
         return f"needs zero-points to be of integers from 0 on, got {format}"
     return None

@@ -108,6 +108,8 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
         return reason
     if library.level() < 3:
         return "needs a CPU with bfloat16 instructions (AVX512_BF16)"
+    if isinstance(problem.format, AbstractGrid) and problem.format.radix == 3:
+        return f"needs codes of whole bits, got {problem.format}"
     assert problem.rows is not None
     if problem.rows < native_decoded_bfloat16_rows:
         return f"is for {native_decoded_bfloat16_rows} rows or more, got {problem.rows}"
@@ -138,15 +140,16 @@ def _faster_in_integers(problem: Problem, most: float) -> str | None:
     reason = _rounds_to_integers(problem, most)
     if reason is not None:
         return reason
-    if library.level() >= 4:
-        return "is slower than the tiles of AMX"
     known = isinstance(problem.format, AbstractGrid) and refuse_digits(problem) is None
+    integers = known and refuse_integers(problem) is None
+    if library.level() >= 4 and (integers or _rounds_to_bfloat16(problem) is None):
+        return "is slower than the tiles of AMX"
     base = radix(grid(problem)) if known else None
     least = native_decoded_integer_rows(base)
     assert problem.rows is not None
     if problem.rows < least:
         return f"is for {least} rows or more, got {problem.rows}"
-    if known and refuse_integers(problem) is None:
+    if integers:
         channels = base == 256 and grid(problem).block_size is None
         if channels or isinstance(problem.activation, Int8):
             return "is slower than `native_integers`"

@@ -44,7 +44,8 @@ struct Together {
       case Packing::kIQ1_M: return {256, 56};
       default: break;
     }
-    if (packing < 1 || packing > 8) return {0, 0};
+    if (packing == 0) return {5, 1};
+    if (packing < 0 || packing > 8) return {0, 0};
     const int64_t codes = packing == 8       ? 1
                           : packing == 4     ? 2
                           : packing % 2 == 0 ? 4

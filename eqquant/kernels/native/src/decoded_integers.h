@@ -19,7 +19,7 @@ namespace {
 
 // The most codes of a row that are multiplied at a time: what is decoded fits in the
 // first cache.
-constexpr int64_t kWordsCodes = 128;
+constexpr int64_t kWordsCodes = 160;
 
 // Some codes of the rows of a panel, two of a row side by side as 16-bit integers. Each
 // run of them has a scale, and with minima, what is left of these once a part of them

@@ -240,6 +240,8 @@ ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& 
   if (auto p = check(weights, xs, ys, from, to); !p.empty()) return wrong(p);
   if (kind == Decoding::kIntegers && o.point_type > 1 && o.point_type != 4)
     return wrong("products of integers are for points that are integers");
+  if (kind == Decoding::kBfloat16 && o.packing == 0)
+    return wrong("products of bfloat16 are for codes of whole bits");
   const Parallel parallel = on(pool);
   for (int64_t i = 0; i < weights.number(); ++i) {
     const Blocks w = weights[i];

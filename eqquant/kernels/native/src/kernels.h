@@ -95,9 +95,11 @@ struct Weight {
   int64_t k;              // how many codes a row has; digits beyond meet zero inputs
 };
 
-// How the codes of `Blocks` are packed: a stream of codes of so many bits, or as in
-// GGUF's types (a hundred and the number of the type), with their scales.
+// How the codes of `Blocks` are packed: a stream of codes of so many bits, or of digits
+// of base 3, five in a byte; or as in GGUF's types (a hundred and the number of the
+// type), with their scales.
 enum class Packing : int32_t {
+  kTrits = 0,
   kBits1 = 1,
   kBits2,
   kBits3,

@@ -17,7 +17,7 @@ namespace {
 
 // The largest number of codes of a row that are unpacked at a time, and the number of
 // those that share a scale at least.
-constexpr int64_t kPieceCodes = 128;
+constexpr int64_t kPieceCodes = 160;
 constexpr int64_t kRun = 16;
 constexpr int64_t kRuns = kPieceCodes / kRun;
 
@@ -119,6 +119,7 @@ class Numbers {
     switch (packing) {
 #define EQQUANT_PACKING(name) \
   case Packing::name: return f(std::integral_constant<Packing, Packing::name>());
+      EQQUANT_PACKING(kTrits)
       EQQUANT_PACKING(kBits1)
       EQQUANT_PACKING(kBits2)
       EQQUANT_PACKING(kBits3)
@@ -301,7 +302,9 @@ class Numbers {
     const int64_t at = r * kRows + v * W;
     V::store(piece.scale + at, scale);
     if (w_.offset == Offset::kMinimum) {
-      const int32_t bits = is_gguf(w_.packing) ? 5 : static_cast<int32_t>(w_.packing);
+      const int32_t bits = is_gguf(w_.packing)            ? 5
+                           : w_.packing == Packing::kTrits ? 2
+                                                           : static_cast<int32_t>(w_.packing);
       const auto base = zero;
       const auto steps = V::mul(minimum, V::about_reciprocal(scale));
       zero = V::rounded(V::sub(base, steps), static_cast<float>((1 << bits) - 1));

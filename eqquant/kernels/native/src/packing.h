@@ -12,8 +12,8 @@
 namespace eqquant {
 namespace {
 
-// How far ahead, in bytes of a row of codes, memory is prefetched.
-constexpr int64_t kAhead = 256;
+// How far ahead, in bytes of a row of codes, memory is prefetched: the next panel's.
+constexpr int64_t kAhead = 64;
 
 // The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer.
 template <class B, bool part>
@@ -102,6 +102,27 @@ struct Packed {
           code = B::either(code, moved<B, 0, kBits - here, here>(c[byte + 1]));
         put(k + i, code);
       });
+    }
+  }
+};
+
+template <>
+struct Packed<Packing::kTrits> {
+  // (A multiple of both the digits of a byte and `kRun`.)
+  static constexpr int kSlices = 1, kCodes = 160, kBytes = 32;
+  static constexpr int kDigit = 0;
+
+  template <class B, bool part>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t number,
+                     UnpackedCodes<B> put) {
+    for (int64_t k = 0; k < number; k += 5) {
+      auto c = unit[k / 5];
+      EQQUANT_UNROLL
+      for (int i = 0; i < 5; ++i) {
+        const auto third = B::third(c);
+        put(k + i, B::minus(B::minus(B::minus(c, third), third), third));
+        c = third;
+      }
     }
   }
 };

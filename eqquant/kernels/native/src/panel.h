@@ -74,17 +74,11 @@ struct Panel {
     }
   }
 
-  // The five base-3 digits of each byte, by repeated division. `c / 3` is
-  // `c * 171 >> 9`, which takes 16 bits: even and odd bytes are divided apart.
+  // The five base-3 digits of each byte, by repeated division.
   static void trits(__m512i c, __m512i* found) {
-    const __m512i low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
     EQQUANT_UNROLL
     for (int i = 0; i < 5; ++i) {
-      __m512i even =
-          _mm512_srli_epi16(_mm512_mullo_epi16(_mm512_and_si512(c, low), factor), 9);
-      __m512i odd =
-          _mm512_srli_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(c, 8), factor), 9);
-      __m512i third = _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
+      __m512i third = Bytes512::third(c);
       __m512i twice = _mm512_add_epi8(third, third);
       found[i] = _mm512_sub_epi8(c, _mm512_add_epi8(twice, third));
       c = third;
