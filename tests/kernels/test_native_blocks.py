@@ -30,7 +30,7 @@ formats = (
 )
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("level", available)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_products(format, level, monkeypatch):
@@ -61,6 +61,7 @@ def test_products(format, level, monkeypatch):
 
 
 # An Intel CPU without AMX multiplies in bfloat16 no faster than in float32.
+@pytest.mark.examples(3)
 @pytest.mark.skipif("avx512_bf16" not in available, reason="needs AVX512_BF16")
 @pytest.mark.parametrize("is_intel", (True, False))
 @pytest.mark.parametrize("format", (eqq.Int4(), eqq.Binary(), eqf.Q5_1()), ids=str)
@@ -76,7 +77,7 @@ def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     assert 1e-5 < error(y, x, q.dequantize()) < 8e-3
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(2)
 @all_formats
 def test_none_is_left_to_the_reference_product(format):
     q = eqq.quantize(jnp.zeros((1024, 512)), format)
@@ -95,6 +96,7 @@ def test_none_is_left_to_the_reference_product(format):
 
 
 # A minimum that cancels nearly all numbers of a block: no digits are lost in the sums.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 8))
 def test_weights_that_are_nearly_zero(bits):
     w = np.full((256, 128), 1e-3, np.float32)
