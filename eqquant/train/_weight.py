@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._array import AbstractArrayLike, dense_for, QuantizedArray
+from .._array import AbstractArrayLike, dense_for
 
 
 class AbstractWeight(AbstractArrayLike):
