@@ -1,4 +1,5 @@
 import collections
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -95,6 +96,14 @@ def _leave_examples(items):
         for i, item in enumerate(family):
             if i not in stay:
                 item.add_marker("thorough")
+
+
+# What was imported and collected stays: the garbage collector need not go through it
+# again and again.
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 # What is compiled is mapped into memory, some maps for each program. Linux lets a

@@ -107,9 +107,28 @@ main_formats = over(
 
 
 def normal(*shape, seed=0, dtype=np.float32):
-    """Numbers of a normal distribution, made by numpy: the same on every version."""
+    """Numbers of a normal distribution, made by numpy: the same on every version, and
+    nothing is compiled for them."""
     w = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(w, dtype)
+    return jnp.asarray(w.astype(dtype))
+
+
+@eqx.filter_jit
+def encode(format, w):
+    """`format.encode(w)`, as one program. The format is static."""
+    return format.encode(w)
+
+
+@eqx.filter_jit
+def decode(layout, stored):
+    """`layout.decode(stored)`, as one program. The layout is static."""
+    return layout.decode(stored)
+
+
+@eqx.filter_jit
+def each_row(model, x):
+    """The model's results for the rows of `x`, as one program."""
+    return jax.vmap(model)(x)
 
 
 def trees_equal(*trees):

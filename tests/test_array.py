@@ -22,6 +22,7 @@ def same(a, b):
     return isinstance(a, eqq.QuantizedArray) and trees_equal(a, b)
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_pytree(format):
     q = eqq.quantize(normal(130, 5), format, activation="int8")
@@ -180,6 +181,7 @@ def test_scale():
     np.testing.assert_array_equal(q.scale, np.stack(expected, axis=1))
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_scale_of_each_format(format):
     # Numbers that are their own scale, in every block and format.

@@ -110,6 +110,7 @@ def test_derivatives_have_the_dtype_of_x(dtype):
     assert y.dtype == tangent.dtype == dtype
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", (-1, -2))
 def test_straight_through(axis):
     w, x, v = normal(70, 5), normal(2, 70, seed=1), normal(2, 70, seed=2)
@@ -135,6 +136,7 @@ def test_straight_through(axis):
     close(hvp, expected)
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_no_gradient_reaches_what_is_stored(format):
     q = eqq.quantize(normal(70, 5), format)

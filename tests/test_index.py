@@ -33,6 +33,7 @@ def test_stack(format):
     np.testing.assert_array_equal(q.dequantize()[1], each[1].dequantize())
 
 
+@pytest.mark.examples(2)
 @some_formats
 def test_stack_is_mapped_and_scanned(name):
     w, format = normal(3, 130, 5), formats[name]
@@ -86,7 +87,7 @@ indices = st.sampled_from(
 )
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
 @settings(max_examples=18)
@@ -99,7 +100,7 @@ def test_index_of_a_matrix(name, axis, index):
     np.testing.assert_array_equal(picked, q.dequantize()[index])
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 def test_index_of_rows(name):
     q = eqq.quantize(normal(9, 130), formats[name], axis=-1)

@@ -50,7 +50,7 @@ def _parts(x):
     return (x.real, x.imag) if np.iscomplexobj(x) else (x.astype(np.float64),)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 @settings(max_examples=5)
 @given(
@@ -71,7 +71,7 @@ def test_matrix(format, axis, left, rows, dtype):
         assert_product(x @ q, x, q)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 @settings(max_examples=5)
 @given(
@@ -90,6 +90,7 @@ def test_stack(name, lead, rows, axis, left):
         assert_product(x @ q, x, q)
 
 
+@pytest.mark.examples(2)
 @some_formats
 def test_vector(name):
     q = eqq.quantize(normal(130), formats[name])
@@ -118,7 +119,7 @@ def test_empty(name, shape, axis):
 
 # Large enough for the reference product to go over the weight in several steps, the
 # last of which is a short one.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_large(format):
     q = eqq.quantize(normal(601, 699), format, axis=-1)
@@ -144,6 +145,7 @@ def test_zeros_of_x_give_zeros():
 
 
 # Where the product contracts an axis, or several, other than those of the blocks.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "axis, dtype",
     (
@@ -179,6 +181,7 @@ def test_integer_operands_have_the_dtype_of_the_weight():
 
 
 # Activations are rounded row by row, each over the whole of what the product contracts.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "name, axis, activation",
     (("nf4", -1, "int8"), ("int8", -2, "int8"), ("int8", -1, eqq.Int8(32))),

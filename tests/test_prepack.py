@@ -23,7 +23,7 @@ def from_cpu(q):
     return eqq.tree_prepack(q, platform="cpu")
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(2)
 @native_formats
 @platforms
 def test_lossless(format, platform):
@@ -40,7 +40,7 @@ def product_and_gradient(x, w):
     return x @ w, jax.grad(lambda x: jnp.sum(jnp.sin(x @ w)))(x)
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(2)
 @main_formats
 @platforms
 def test_products(format, platform):
@@ -73,6 +73,7 @@ def test_nothing_to_do():
     assert eqq.tree_prepack(v, platform="gpu") is v
 
 
+@pytest.mark.examples(1)
 @platforms
 def test_model(platform):
     model = eqx.nn.MLP(32, 32, 64, depth=2, key=jr.key(0))
@@ -93,7 +94,7 @@ def test_model(platform):
     assert ys.shape == (3, 4, 32)
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("name", sorted(formats))
 @platforms
 def test_files_are_canonical(name, platform, tmp_path):

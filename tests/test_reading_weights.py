@@ -103,7 +103,7 @@ def close(y, z):
     np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(4)
 @all_models
 def test_on_call(name):
     dense = models[name](jr.key(0))
@@ -146,6 +146,7 @@ def is_stand_in(x):
     return isinstance(x, eqq.train.LoRA | eqq.train.FakeQuantized)
 
 
+@pytest.mark.examples(9)
 @pytest.mark.parametrize("name", ("experts", *(f"{n}-linear" for n in runs)))
 @pytest.mark.parametrize("kind", ("lora", "qlora", "fake"))
 def test_training(name, kind):

@@ -74,6 +74,7 @@ def step_of_part(trained, frozen, state, x):
     return eqx.apply_updates(trained, updates), state, value
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int4-affine", "nested"))
 def test_training_filtered_by_inexact_arrays(name):
     model = old = quantized(formats[name])
@@ -153,6 +154,7 @@ def test_moving_average():
     np.testing.assert_allclose(averaged.first.bias, old.first.bias + 0.1, rtol=1e-5)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int8", "ternary-tensor", "nested"))
 def test_cast(name):
     old = quantized(formats[name])

@@ -23,16 +23,21 @@ def assert_tree_close(a, b):
     jtu.tree_map(close, a, b)
 
 
+@pytest.mark.examples(2)
 @some_formats
 def test_jit(name):
     format = formats[name]
     q = eqq.quantize(normal(70, 5), format)
     x = normal(2, 70)
-    for f in (lambda x, q: x @ q, lambda x, q: q.T @ x.T, lambda x, q: q.dequantize()):
-        np.testing.assert_array_equal(jax.jit(f)(x, q), f(x, q))
-        np.testing.assert_array_equal(eqx.filter_jit(f)(x, q), f(x, q))
-        closed_over = jax.jit(lambda x: f(x, q))
-        np.testing.assert_array_equal(closed_over(x), f(x, q))
+    fs = (lambda x, q: x @ q, lambda x, q: q.T @ x.T, lambda x, q: q.dequantize())
+    every = lambda x, q: [f(x, q) for f in fs]
+    eager = every(x, q)
+    for jitted in (jax.jit(every), eqx.filter_jit(every)):
+        for found, expected in zip(jitted(x, q), eager, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    closed_over = jax.jit(lambda x: every(x, q))
+    for found, expected in zip(closed_over(x), eager, strict=True):
+        np.testing.assert_array_equal(found, expected)
     inside = jax.jit(lambda w: eqq.quantize(w, format))(normal(70, 5))
     assert trees_equal(inside, q)
 
@@ -75,6 +80,7 @@ def product(x, w):
     return jnp.sin(x @ w)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
 def test_vmap(name):
     q = eqq.quantize(normal(3, 70, 5), formats[name])
@@ -151,6 +157,7 @@ def test_vmap_of_activation():
     close(jax.vmap(product)(x, q), jnp.stack([product(x[i], q[i]) for i in range(3)]))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "name, remat",
     (("nf4", False), ("nf4", True), ("ternary-tensor", False), ("nested", True)),

@@ -193,6 +193,7 @@ def test_stacked_layers():
     assert _reasons(stacked)["bias"] == "a bias"
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_under_transformations(format):
     mlp = eqx.nn.MLP(64, 64, 64, 1, key=key)

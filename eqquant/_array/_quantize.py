@@ -168,8 +168,19 @@ def _is_outside(w, format):
 _ordinary = 256.0
 
 
-@jax.jit
+# So few numbers are looked through by NumPy, for which nothing is compiled.
+_few = 2**16
+
+
 def _number_beyond(w):
+    on_host = isinstance(w, np.ndarray) or w.is_fully_addressable
+    if w.size <= _few and on_host:
+        return np.sum(~(np.abs(np.asarray(w).astype(np.float64)) <= _ordinary))
+    return _number_beyond_of_many(w)
+
+
+@jax.jit
+def _number_beyond_of_many(w):
     return jnp.sum(~(jnp.abs(w) <= _ordinary))
 
 

@@ -1,11 +1,11 @@
-from typing import Any
+from .._tree import LeafInfo
+from ..train import FakeQuantized, LoRA, LowPrecision
 
-from ..train import FakeQuantized, LoRA
 
-
-def part_of(owner: Any, field: str) -> tuple[str, str] | None:
-    """Why an array of an adapter or a fake-quantized weight is dense, and what would
-    change that. `None` for other arrays."""
+def part_of(info: LeafInfo) -> tuple[str, str] | None:
+    """Why an array of a weight in training is dense, and what would change that. `None`
+    for other arrays."""
+    owner, field = info.owner, info.field
     if isinstance(owner, FakeQuantized):
         if field == "step_size":
             return "a step size, which trains", "`train.tree_freeze` packs it"
@@ -21,4 +21,11 @@ def part_of(owner: Any, field: str) -> tuple[str, str] | None:
                 "of an adapter, which trains",
                 "`train.merge_lora` adds it to its base",
             )
+    for module in info.ancestors:
+        if isinstance(module, LowPrecision):
+            format, dtype = module.roundings.forward, module.dtype.name
+            if module is not owner:
+                return f"rounded to {format} by `train.tree_preround`", ""
+            reason = f"trains in {dtype}; its products are computed in {format}"
+            return reason, "`train.tree_freeze` packs it"
     return None

@@ -151,7 +151,7 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
         hint = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", hint=hint)
     skip = decision.skip
-    reason, hint = part_of(info.owner, info.field) or (skip.reason, skip.hint)
+    reason, hint = part_of(info) or (skip.reason, skip.hint)
     return dataclasses.replace(row, reason=reason, hint=hint)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Shaped
 
-from .._array import AbstractArrayLike, quantize, QuantizedArray
+from .._array import quantize, QuantizedArray
 from .._product import (
     Axis,
     checked_by_row,
@@ -21,9 +21,10 @@ from ..formats import AbstractFormat, Layout
 from ._learned_step_size import initial_step_size, learned_step_size
 from ._points import as_rounding, largest
 from ._straight_through import checked_axis, straight_through
+from ._weight import AbstractWeight
 
 
-class FakeQuantized(AbstractArrayLike):
+class FakeQuantized(AbstractWeight):
     """A weight in quantization-aware training. It replaces an array in a model, holds
     the master weight, and behaves in products, indexing and arithmetic as the quantized
     weight would. Gradients pass to the master weight by the straight-through estimator.
@@ -45,12 +46,8 @@ class FakeQuantized(AbstractArrayLike):
     clips: bool = eqx.field(static=True)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weight.dtype
+    def _held(self) -> Any:
+        return self.weight
 
     @property
     def mT(self) -> "FakeQuantized":
@@ -90,10 +87,6 @@ class FakeQuantized(AbstractArrayLike):
             self.weight, self.step_size, self.format, axis=self.axis
         )
 
-    def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        del reason
-        return self.dequantize()
-
     def freeze(self) -> QuantizedArray:
         """Packs the weight, with the learned step sizes if there are any."""
         q = quantize(
@@ -106,20 +99,12 @@ class FakeQuantized(AbstractArrayLike):
         q = dataclasses.replace(q, stored=q.layout.from_rows(stored))
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
-    def __matmul__(self, x: Any) -> Array:
-        if isinstance(x, AbstractArrayLike):
-            x = x.dequantize()
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = self._rounded(jnp.asarray(x), -1 if x.ndim < 2 else -2)
+    def _left_product(self, x: Array) -> Array:
+        x = self._rounded(x, -1 if x.ndim < 2 else -2)
         return jnp.matmul(self.dequantize().astype(x.dtype), x)
 
-    def __rmatmul__(self, x: Any) -> Array:
-        if isinstance(x, AbstractArrayLike):
-            x = x.dequantize()
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = self._rounded(jnp.asarray(x), -1)
+    def _right_product(self, x: Array) -> Array:
+        x = self._rounded(x, -1)
         return jnp.matmul(x, self.dequantize().astype(x.dtype))
 
     def __getitem__(self, index: Any) -> "Array | FakeQuantized":

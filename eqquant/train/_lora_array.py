@@ -6,23 +6,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from .._array import (
-    AbstractArrayLike,
-    as_dense,
-    dense_for,
-    is_quantized,
-    QuantizedArray,
-)
+from .._array import as_dense, is_quantized, QuantizedArray
 from .._product import full_spec, placed
 from ..formats import from_bits, to_bits
+from ._weight import AbstractWeight, by_transpose
 
 
-class LoRA(AbstractArrayLike):
+class LoRA(AbstractWeight):
     """A weight with a low-rank adapter: `W + scale * B A`, in which `W` is frozen and
     the thin matrices `A` and `B` train. A product multiplies by `W`, `A` and `B` in
     turn; the sum is never materialized.
@@ -57,12 +51,8 @@ class LoRA(AbstractArrayLike):
     scale: float = eqx.field(static=True)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.base.dtype
+    def _held(self) -> Any:
+        return self.base
 
     @property
     def mT(self) -> "LoRA":
@@ -114,22 +104,10 @@ class LoRA(AbstractArrayLike):
         w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
         return w if self.axis == -1 else w.mT
 
-    def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        del reason
-        return self.dequantize()
+    def _left_product(self, x: Array) -> Array:
+        return by_transpose(self, x)
 
-    def __matmul__(self, x: Any) -> Array:
-        x = dense_for(x, "matmul")
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = jnp.asarray(x)
-        return x @ self.mT if x.ndim == 1 else (x.mT @ self.mT).mT
-
-    def __rmatmul__(self, x: Any) -> Array:
-        x = dense_for(x, "matmul")
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = jnp.asarray(x)
+    def _right_product(self, x: Array) -> Array:
         y = self._product(x[None] if x.ndim == 1 else x)
         return jnp.squeeze(y, -2) if x.ndim == 1 else y
 

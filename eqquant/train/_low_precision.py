@@ -5,18 +5,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
-from .._array import AbstractArrayLike, dense_for, quantize, QuantizedArray
+from .._array import quantize, QuantizedArray
 from .._product import full_spec, placed
 from ._fake_quantized import is_simple
 from ._low_precision_product import product, rounded_weight, Roundings
 from ._operand import Operand
+from ._weight import AbstractWeight, by_transpose
 
 
-class LowPrecision(AbstractArrayLike):
+class LowPrecision(AbstractWeight):
     """A weight that trains in floating point, and whose products are computed in fewer
     bits. It replaces an array in a model. Everything but products sees the weight as it
     is.
@@ -36,12 +36,8 @@ class LowPrecision(AbstractArrayLike):
     roundings: Roundings = eqx.field(static=True)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weight.dtype
+    def _held(self) -> Any:
+        return self.weight
 
     @property
     def mT(self) -> "LowPrecision":
@@ -62,10 +58,6 @@ class LowPrecision(AbstractArrayLike):
         """The weight that trains."""
         return self.weight
 
-    def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        del reason
-        return self.weight
-
     def freeze(self) -> QuantizedArray:
         """The weight as products read it, packed. With it, products quantize their
         inputs to the same format."""
@@ -78,18 +70,10 @@ class LowPrecision(AbstractArrayLike):
         rounded = rounded_weight(w, self.roundings.forward)
         return dataclasses.replace(self, rounded=rounded)
 
-    def __matmul__(self, x: Any) -> Array:
-        x = dense_for(x, "matmul")
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = jnp.asarray(x)
-        return x @ self.mT if x.ndim == 1 else (x.mT @ self.mT).mT
+    def _left_product(self, x: Array) -> Array:
+        return by_transpose(self, x)
 
-    def __rmatmul__(self, x: Any) -> Array:
-        x = dense_for(x, "matmul")
-        if not eqx.is_array(x):
-            return NotImplemented
-        x = jnp.asarray(x)
+    def _right_product(self, x: Array) -> Array:
         if x.ndim == 0 or x.shape[-1] != self.shape[-2]:
             raise ValueError(
                 "A matrix product contracts the last axis of its first operand and the "

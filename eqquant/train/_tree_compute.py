@@ -105,8 +105,7 @@ def tree_compute(
         axis,
         min_size,
         embeddings,
-        "skip",
-        strict,
+        strict=strict,
         is_done=_is_done,
     )
     new = [_low_precision(d, to_input, to_weight) for d in decisions]

@@ -72,8 +72,8 @@ def tree_fake_quantize(
         axis,
         min_size,
         embeddings,
-        unsupported,
-        strict,
+        unsupported=unsupported,
+        strict=strict,
         is_done=_is_done,
     )
     new = [

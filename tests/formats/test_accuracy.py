@@ -20,7 +20,7 @@ def sqnr(w, decoded):
     return 10 * np.log10(np.sum(w**2) / np.sum((decoded - w) ** 2))
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @native_formats
 @pytest.mark.parametrize("distribution", ("normal", "student-t"))
 def test_as_the_reference(format, distribution):
@@ -45,7 +45,7 @@ expected = {
 }
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", expected)
 def test_as_known(name):
     w = samples("normal")

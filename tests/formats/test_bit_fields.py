@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def read(bytes, codes):
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_streams(bits):
     codes = np.random.default_rng(0).integers(0, 2**bits, (3, 48))
-    packed = pack_bits(jnp.asarray(codes, jnp.uint8), bits)
+    codes = codes.astype(np.uint8)
+    packed = jax.jit(pack_bits, static_argnums=1)(jnp.asarray(codes), bits)
     found = read(np.asarray(packed), stream_fields(bits, 48))
     np.testing.assert_array_equal(found, codes)
 
@@ -43,7 +45,7 @@ def test_gguf(name):
     halves = np.asarray([0.5, 0.25], np.float16)[: format.halves]
     blocks[:, at : at + 2 * format.halves] = halves.view(np.uint8)
 
-    codes, scale, low = format.split_blocks(jnp.asarray(blocks))
+    codes, scale, low = jax.jit(format.split_blocks)(jnp.asarray(blocks))
     np.testing.assert_array_equal(read(blocks, fields.codes), codes)
     if not fields.steps:
         steps, lows = np.ones((7, 1)), -np.ones((7, 1))

@@ -117,7 +117,7 @@ def test_decode(format):
         np.testing.assert_array_equal(again, blocks)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @over([*simple, *searched])
 def test_a_last_block_that_is_short(format):
     k = 300
@@ -172,7 +172,7 @@ def sample():
     return np.load(samples)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @over([*newest, *read, *searched[-2:]])
 def test_decode_as_ggml(format, sample):
     name = type(format).__name__

@@ -14,7 +14,7 @@ from eqquant.formats import encode, spread
 from ..helpers import all_formats, error, formats, normal
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_formats
 def test_codes_scales_and_offsets(format):
     (scales, expected), of_base, found = read(normal(5, 81), format)

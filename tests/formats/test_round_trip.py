@@ -70,6 +70,7 @@ def test_round_trip(format, array, size, zeros, seed):
         assert np.all(np.asarray(decoded)[np.asarray(w) == 0] == 0)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("format", [eqq.NF4(64), eqq.Int8(32), eqq.Ternary(48)])
 @pytest.mark.parametrize("shape, axis", [((1,), -1), ((6, 3, 20), (0, 2))])
 def test_round_trip_of_other_shapes(format, shape, axis):
@@ -175,6 +176,7 @@ def test_again_nf4(format, array, seed):
     assert trees_equal(q, new)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", [eqq.Int8(), eqq.Int8(32), eqq.Int4(64)])
 @settings(max_examples=8)
 @given(array=arrays, seed=seeds)

@@ -64,6 +64,7 @@ def test_round_trip(kind, array, dtype, k, concrete):
     assert trees_equal(q, again)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.uint32, np.int16])
 @every_kind
 def test_integers_and_booleans(kind, dtype):

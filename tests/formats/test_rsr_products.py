@@ -82,7 +82,7 @@ def test_many_codes(format, n, kernel):
     np.testing.assert_array_equal(eqq.qmatmul(z, q.T, kernel=kernel), exact(z, w.T))
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @kernels
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("axis", [-1, -2])
@@ -239,6 +239,7 @@ def test_kernels_are_told_of(monkeypatch):
 
 
 # Neither makes anything of the size of the weight.
+@pytest.mark.examples(4)
 @pytest.mark.optimized
 @some_formats
 @pytest.mark.parametrize("m", [2, 32])

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from .sizes import Sizes
+
 
 families = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe")
-hidden, wide, depth, heads, few, head, vocabulary = 64, 128, 2, 4, 2, 16, 96
+sizes = Sizes(64, 128, 2, 4, 2, 16, 96)
+hidden, wide, depth, heads, few, head, vocabulary = sizes
 experts, chosen, narrow = 4, 2, 32
 
 
@@ -15,15 +18,8 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
     found = {
         "architectures": [f"{family}ForCausalLM"],
         "model_type": {"Qwen3Moe": "qwen3_moe"}.get(family, family.lower()),
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": few,
-        "head_dim": head,
-        "vocab_size": vocabulary,
+        **sizes.config(),
         "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": family == "Qwen3",

@@ -8,20 +8,15 @@ from typing import Any
 import numpy as np
 
 from . import files
+from .sizes import Sizes
 
 
-hidden, wide, depth, heads, few, head, vocabulary = 32, 64, 2, 4, 2, 16, 20
+sizes = Sizes(32, 64, 2, 4, 2, 16, 20)
+hidden, wide, depth, heads, few, head, vocabulary = sizes
 
 _config = {
-    "hidden_size": hidden,
-    "intermediate_size": wide,
-    "num_hidden_layers": depth,
-    "num_attention_heads": heads,
-    "num_key_value_heads": few,
-    "head_dim": head,
-    "vocab_size": vocabulary,
+    **sizes.config(),
     "max_position_embeddings": 100,
-    "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
 }
 _gemma = {

@@ -18,7 +18,7 @@ from ..helpers import normal
 from . import large
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format, axis",
     (

@@ -28,7 +28,7 @@ _kinds = (
 )
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", _kinds)
 def test_packed(name):
     parts = {

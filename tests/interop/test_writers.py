@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import eqquant as eqq
 from eqquant import interop
@@ -96,6 +97,17 @@ def test_gptq(bits, offset, tmp_path):
     checkpoint = interop.read_gptq(path)
     for name, x in tensors.items():
         np.testing.assert_array_equal(dense(checkpoint[name]), dense(x))
+
+
+# Where a file has no zero-points, they are the middle of the codes.
+def test_gptq_without_zero_points(tmp_path):
+    path = tmp_path / "a.safetensors"
+    x = quantized(eqq.Int(8, 32, scale_dtype=_half), 32, 96)
+    interop.write_gptq(path, {"a.weight": x})
+    arrays = load_file(path)
+    del arrays["a.qzeros"]
+    save_file(arrays, path)
+    np.testing.assert_array_equal(dense(interop.read_gptq(path)["a.weight"]), dense(x))
 
 
 def test_bitsandbytes(tmp_path):

@@ -40,7 +40,7 @@ def check(q, w, m, dtype):
 
 
 # Sizes that no block and no byte divides: blocks are left over, and bytes.
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @native_formats
 @pytest.mark.parametrize(
     "size, m, transposed, dtype",
@@ -52,7 +52,7 @@ def test_errors_are_as_declared(format, size, m, transposed, dtype):
     check(*((q.T, w.T) if transposed else (q, w)), m, dtype)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @main_formats
 @pytest.mark.parametrize(
     "size, m, dtype", [((1, 1), 3, jnp.float32), ((3, 2), 2, jnp.float16)]
@@ -63,7 +63,7 @@ def test_smallest_sizes(format, size, m, dtype):
 
 
 # Weights of which there are several tiles, and parts of a sweep.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 @pytest.mark.parametrize("m, dtype", ((1, jnp.float32), (33, jnp.bfloat16)))
 def test_large_weights(format, m, dtype):
@@ -179,7 +179,7 @@ def transformed(x, q):
     }
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "nested"))
 @pytest.mark.parametrize("m", (1, 4))
 def test_transformed(name, m):
@@ -241,7 +241,7 @@ def test_not_the_reference(name):
 
 
 # Of sizes that divide into units, and of others: units are left over.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("k, m", ((1536, 1), (1210, 2), (1210, 5)))
 def test_units(name, k, m):
@@ -275,7 +275,7 @@ def test_minima(bits):
             assert error(y, x[:m], dense(q)) < 1e-5, name
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("m", (1, 16))

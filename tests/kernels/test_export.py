@@ -10,6 +10,7 @@ import eqquant as eqq
 
 # One program for a CPU, a TPU and a GPU: with the kernels for one of the latter two, by
 # how the codes lie, and right on all.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("platform, kernel", (("tpu", "tpu_custom_call"), ("gpu", "")))
 def test_all_platforms(platform, kernel):
     if platform == "gpu" and jax.__version_info__ >= (0, 11, 2):

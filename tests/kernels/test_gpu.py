@@ -49,14 +49,16 @@ def product(x, q):
     found = problem(x, q)
     kernel = choose(found).kernel
     assert kernel.fn in (bfloat16_wgmma, int8_wgmma), kernel.name
-    y = kernel.fn(x, q.stored, found, plgpu.InterpretGPUParams())
+    interpreter = plgpu.InterpretGPUParams()
+    run = jax.jit(lambda x, stored: kernel.fn(x, stored, found, interpreter))
+    y = run(x, q.stored)
     assert y.dtype == x.dtype and y.shape == (x.shape[0], q.shape[0])
     return np.asarray(y, np.float64), kernel
 
 
 # Rows that fill no piece, channels that fill none, blocks and bytes that are left over,
 # parts of the contracted axis, and blocks that are shorter and longer than a step.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @interpreted
 @pytest.mark.parametrize(
     "m, n, k, format, dtype",
@@ -149,13 +151,15 @@ def test_not_finite(format):
     np.testing.assert_array_equal(y[np.isinf(exact)], exact[np.isinf(exact)])
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("name", ("nf4", "int8", "int4-affine", "ternary", "binary"))
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_decoded(name, dtype):
     q = eqq.quantize(normal(130, 70), formats[name])
     for fn_of, q in (("matmul", q), ("matmul_transposed", q.mT)):
         x = jnp.asarray(normal(9, q.shape[0], seed=1), dtype)
-        y = decoded(x, q.stored, problem(x, q, fn_of))
+        found = problem(x, q, fn_of)
+        y = jax.jit(lambda x, stored: decoded(x, stored, found))(x, q.stored)
         assert y.dtype == dtype
         bound = 8e-3 + float(jnp.finfo(dtype).eps)
         assert error(y, np.asarray(x, np.float64), q.dequantize()) < bound

@@ -54,7 +54,7 @@ def rsr(k, ternary):
 sizes = ((1, 1), (5, 3), (130, 67), (640, 530))
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @every_level
 @pytest.mark.parametrize(
     "format",
@@ -110,7 +110,7 @@ class Evenly(eqq.AbstractGrid):
         return codes.astype(jnp.float32) * self.step + self.first
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "format",
     (Evenly(2, 0, 1), Evenly(2, -1, 2), Evenly(2, -3, 2), Evenly(3, 1, 1))
@@ -129,6 +129,7 @@ def test_grids_of_others(format):
         assert error(_forced(x, q, name), x, dense(q)) < bound, name
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "format", (rsr(8, False), rsr(3, False), rsr(5, True), rsr(2, True))
 )
@@ -149,6 +150,7 @@ def test_every_instruction_set_decodes_alike():
     assert np.array_equal(found, q.dequantize())
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_is_chosen(format):
     q = eqq.quantize(normal(128, 64), format)

@@ -30,7 +30,7 @@ formats = (
 )
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(5)
 @pytest.mark.parametrize("level", available)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_products(format, level, monkeypatch):
@@ -76,6 +76,7 @@ def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     assert 1e-5 < error(y, x, q.dequantize()) < 8e-3
 
 
+@pytest.mark.examples(3)
 @pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
 @pytest.mark.parametrize(
     "format, exact",
@@ -113,7 +114,7 @@ def test_points_that_are_far_from_integers():
         assert "points that are near to integers" in why
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(2)
 @all_formats
 def test_none_is_left_to_the_reference_product(format):
     q = eqq.quantize(jnp.zeros((1024, 512)), format)
@@ -132,6 +133,7 @@ def test_none_is_left_to_the_reference_product(format):
 
 
 # A minimum that cancels nearly all numbers of a block: no digits are lost in the sums.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 8))
 def test_weights_that_are_nearly_zero(bits):
     w = np.full((256, 128), 1e-3, np.float32)

@@ -68,7 +68,7 @@ def check(x, q):
 
 
 # No tile divides these sizes, no block does, and no byte.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @native_formats
 def test_both_products(format):
     q = quantize(normal(331, 203), format)
@@ -84,6 +84,7 @@ def test_float16():
 
 
 # Several tiles along each axis.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int8-32", "binary"))
 def test_tiles(name, monkeypatch):
     for axis, size in dict(m=32, n=128, k=256).items():
@@ -93,7 +94,7 @@ def test_tiles(name, monkeypatch):
     assert check(normal(40, 300, seed=1), q.T)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int8", "int8-32", "ternary"))
 @pytest.mark.parametrize("m", (2, 300))
 def test_int8_activations(name, m):
@@ -114,6 +115,7 @@ def test_other_activations():
 
 
 # A row that is not finite, or large, says nothing of the others.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int4", "int8"))
 def test_rows_are_apart(name):
     q = quantize(normal(130, 70), name)
@@ -211,6 +213,7 @@ def test_highest_precision():
 
 # In one program for several platforms, there is a kernel for a TPU; and none for the
 # CPU that it is traced on.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int4-affine", "ternary-2-bits", "binary"))
 def test_export(name):
     q = quantize(normal(256, 128), formats[name])

@@ -70,14 +70,14 @@ def check(q, w, m, dtype=jnp.float32):
     return {kernel.name for kernel in kernels(x, q)}
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(3)
 @all_formats
 def test_of_few_rows(format):
     check_both(weight(format), 2)
 
 
 # Those kernels that round are for many rows.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @grids
 def test_of_many_rows(format):
     check_both(weight(format), 33)

@@ -74,14 +74,14 @@ def check(y, x, w, bound):
     assert np.all(difference[finite] <= near[finite])
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(4)
 @all_formats
 def test_as_of_the_decoded_weight(format):
     _as_of_the_decoded_weight(2, format)
 
 
 # Kernels for many rows.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @grids
 def test_of_many_rows(format):
     _as_of_the_decoded_weight(33, format)
@@ -97,7 +97,7 @@ def _as_of_the_decoded_weight(m, format):
             check(y, x, w, max(bounds[name], 1e-5))
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (eqq.RSRBinary(8), eqq.RSRTernary(5)), ids=str)
 @pytest.mark.parametrize("m", (2, 33))
 def test_exact_formats(format, m):
@@ -132,7 +132,7 @@ def test_rows_are_apart():
 
 
 # `implicit` multiplies the scales of a weight by a constant.
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @all_formats
 def test_multiples(format):
     q = weight(format)

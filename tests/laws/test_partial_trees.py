@@ -74,7 +74,7 @@ def test_parts_are_combined(q):
     assert trees_equal(dense, eqq.tree_dequantize(q))
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @all_formats
 def test_skeletons(format):
     def make():

@@ -24,7 +24,7 @@ limits = {"unit_sweep": 1_200, "unit_tiles": 1_500, "integer_tiles": 900}
 ordered = 1_600
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(3)
 @all_formats
 @pytest.mark.parametrize("rows", (1, 16))
 def test_products_are_small(format, rows, monkeypatch):

@@ -28,6 +28,7 @@ def test_same_bits(name):
     assert trees_equal(last.stored, first.stored)
 
 
+@pytest.mark.examples(4)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", some)
 @pytest.mark.parametrize("fn", [eqq.quantize, eqq.straight_through])
@@ -72,6 +73,7 @@ def test_transformed_and_exported():
 
 
 # What takes much memory is slow as well: large buffers are new to each call.
+@pytest.mark.examples(3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", ("nf4", "int8-32", "fp8"))
 @pytest.mark.parametrize("axis, copies", ((-1, 0.4), (-2, 1.4)))

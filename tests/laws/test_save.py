@@ -100,6 +100,7 @@ _trees = st.recursive(
 )
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("x64", (False, True))
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)

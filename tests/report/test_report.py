@@ -310,3 +310,28 @@ def test_example():
     assert parts.reason == "multiplied by the example, but not over whole axes"
     assert table.reason.endswith("by the example, but used in `sort`")
     assert "not a known owner" in eqq.report(q, model).rows[1].reason
+
+
+# (Of skeletons: nothing is compiled.)
+def test_weights_in_training():
+    w = {"w": jnp.zeros((64, 32))}
+
+    def made():
+        rounded = eqq.train.tree_compute(w, forward="fp8")
+        return {
+            "fake": eqq.train.tree_fake_quantize(w, format="int4", step_sizes=True),
+            "lora": eqq.train.lora(w, 4, key=jr.key(0))[0],
+            "compute": eqq.train.tree_preround(rounded),
+        }
+
+    rows = report(eqx.filter_eval_shape(made)).rows
+    reasons = {row.path.replace(".w.", "."): (row.reason, row.hint) for row in rows}
+    freeze = "`train.tree_freeze` packs it"
+    assert reasons["fake.weight"] == ("trains to be stored in Int4()", freeze)
+    assert reasons["fake.step_size"] == ("a step size, which trains", freeze)
+    assert reasons["lora.base"][0] == "the base of an adapter, which is frozen"
+    assert reasons["lora.a"][0] == reasons["lora.b"][0] == "of an adapter, which trains"
+    wanted = "trains in float32; its products are computed in FP8()"
+    assert reasons["compute.weight"] == (wanted, freeze)
+    wanted = ("rounded to FP8() by `train.tree_preround`", "")
+    assert reasons["compute.rounded.stored.codes"] == wanted

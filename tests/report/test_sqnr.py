@@ -23,7 +23,7 @@ def _sqnr(model, dense):
     return row.sqnr
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @native_formats
 def test_formats(format):
     w = normal(48, 160)
@@ -31,6 +31,7 @@ def test_formats(format):
     assert _sqnr(q, w) == pytest.approx(_expected(w, q.dequantize()), abs=1e-3)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "dtype, scale",
     [("float32", 1e-36), ("float32", 7e37), ("float16", 1e-3), ("bfloat16", 1e-25)],

@@ -96,6 +96,7 @@ def test_blocks_that_do_not_divide_the_shards(kind, shape, spec, shards):
     assert split_in(moments) == {shards}
 
 
+@pytest.mark.examples(2)
 @both
 @pytest.mark.parametrize("kind", kinds)
 def test_moments_in_float32(make, kind):

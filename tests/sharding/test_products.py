@@ -62,7 +62,7 @@ cases = {
 }
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_kinds
 @pytest.mark.parametrize("name", ("nf4", "int8"))
 @pytest.mark.parametrize("case", cases)

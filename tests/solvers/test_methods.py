@@ -7,7 +7,7 @@ import eqquant as eqq
 from eqquant._solvers import solved
 from eqquant.formats import AbstractAdjustable, Layout
 
-from ..helpers import each, formats, normal
+from ..helpers import decode, each, encode, formats, normal
 from ..raises import raises
 from . import oracle
 
@@ -27,7 +27,7 @@ composites = ("mxfp4", "mxfp8", "nvfp4", "nested", "bnb-double")
 
 
 def numbers(stored, format, k):
-    return np.asarray(Layout(format).trimmed(stored, k).decode(stored))
+    return np.asarray(decode(Layout(format).trimmed(stored, k), stored))
 
 
 # Two programs may round scales otherwise, and then a few codes.
@@ -42,7 +42,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(name):
     format, k = formats[name], 200
     w = normal(5, k, seed=2)
     h = oracle.gram(oracle.inputs("correlated", k))
-    plain = numbers(format.encode(w), format, k)
+    plain = numbers(encode(format, w), format, k)
     for method in methods if name in main else methods[:1]:
         stored = method.solve(w, format, jnp.asarray(h))
         like = jax.eval_shape(format.encode, w)
@@ -80,7 +80,7 @@ def test_what_is_stored_is_what_was_chosen(name, method):
 def test_codes_are_those_of_the_scales_that_are_read(name):
     format, w = formats[name], normal(6, 512, seed=4)
     found = eqq.ScaleSearch().solve(w, format)
-    plain = numbers(format.encode(w), format, 512)
+    plain = numbers(encode(format, w), format, 512)
     new = numbers(found, format, 512)
     codes, scale, low = format.split_blocks(
         jnp.asarray(found["blocks"]).reshape(6, 2, format.type_size)
@@ -108,7 +108,7 @@ def test_codes_are_those_of_the_scales_that_are_read(name):
 @pytest.mark.parametrize("name", composites)
 def test_codes_are_the_nearest(name):
     format, w = formats[name], normal(6, 500, seed=4)
-    plain = numbers(format.encode(w), format, 500)
+    plain = numbers(encode(format, w), format, 500)
     stored = eqq.ScaleSearch().solve(w, format)
     found = numbers(stored, format, 500)
     _, scale, _ = oracle.parts(format.flat(stored, 0), format.base, 500)
@@ -128,7 +128,7 @@ def test_codes_are_the_nearest(name):
 def test_nvfp4_keeps_the_scale_of_the_matrix(inverse):
     format = eqq.NVFP4(inverse=inverse)
     w = normal(4, 64) * jnp.asarray([1, 1e-2, 1e-4, 1e3])[:, None]
-    plain, found = format.encode(w), eqq.ScaleSearch().solve(w, format)
+    plain, found = encode(format, w), eqq.ScaleSearch().solve(w, format)
     np.testing.assert_array_equal(found["global_scale"], plain["global_scale"])
     old, new = (numbers(s, format, 64) for s in (plain, found))
     old, new = (np.sum((np.asarray(w) - q) ** 2, -1) for q in (old, new))
@@ -158,7 +158,7 @@ def test_numbers_beyond_the_ends(grid, largest):
 
 
 # Blocks of zeros, and numbers that are nearly subnormal.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", (*composites, "fp8", "fp4"))
 @pytest.mark.parametrize("size", (1.0, 1e-30, 1e-37, 1e30))
 def test_zeros_and_small_numbers(name, size):
@@ -166,7 +166,7 @@ def test_zeros_and_small_numbers(name, size):
     w = (normal(3, 96) * size).at[:, 32:64].set(0).at[1].set(0)
     plain, found = (
         numbers(stored, format, 96).astype(np.float64)
-        for stored in (format.encode(w), eqq.ScaleSearch().solve(w, format))
+        for stored in (encode(format, w), eqq.ScaleSearch().solve(w, format))
     )
     assert np.all(found[1] == plain[1]) and np.all(np.isfinite(found))
     assert np.all(found[:, 32:64] == plain[:, 32:64])
@@ -183,7 +183,7 @@ def test_any_gram_will_do(kind):
     w, h = normal(4, 64), oracle.gram(oracle.inputs(kind, 64))
     format = eqq.Int(3, 32, "minimum")
     found = numbers(methods[1].solve(w, format, jnp.asarray(h)), format, 64)
-    plain = numbers(format.encode(w), format, 64)
+    plain = numbers(encode(format, w), format, 64)
     assert np.all(np.isfinite(found))
     assert np.all(oracle.error(w, found, h) <= oracle.error(w, plain, h) * 1.0001)
     # Dead inputs do not let numbers go astray.

@@ -44,6 +44,7 @@ def swapped(w, x, ids):
 
 
 # Each token picks its expert.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("diagonal_above", [8192, 8])
 @pytest.mark.parametrize("fn", [indexed, mapped_over_tokens, swapped])
 def test_picked_experts(fn, diagonal_above):

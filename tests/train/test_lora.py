@@ -10,7 +10,7 @@ import pytest
 import eqquant as eqq
 from eqquant.train import LoRA, lora, lora_only, lora_spec, merge_lora, with_lora
 
-from ..helpers import formats, normal, trees_equal
+from ..helpers import each_row, formats, normal, trees_equal
 
 
 def mlp(format=None):
@@ -34,13 +34,14 @@ def adapters(model):
     return [x for x in jtu.tree_leaves(model, is_leaf=is_lora) if is_lora(x)]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("format", (None, "nf4", "ternary"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_starts_as_the_model(dora, format):
     model = mlp(format)
     new, spec = lora(model, 4, min_size=1, dora=dora, key=jr.key(1))
     x = normal(5, 64)
-    y, expected = jax.vmap(new)(x), jax.vmap(model)(x)
+    y, expected = each_row(new, x), each_row(model, x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert len(adapters(new)) == 3
     params, frozen = eqx.partition(new, spec)
@@ -140,6 +141,7 @@ def test_stacked_layers(dora):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (None, "nf4"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_merge(dora, format):
@@ -149,7 +151,7 @@ def test_merge(dora, format):
     assert jtu.tree_structure(merged) == jtu.tree_structure(mlp())
     x = normal(5, 64)
     np.testing.assert_allclose(
-        jax.vmap(new)(x), jax.vmap(merged)(x), rtol=1e-4, atol=1e-4
+        each_row(new, x), each_row(merged, x), rtol=1e-4, atol=1e-4
     )
     again = merge_lora(new, "int8")
     expected = eqq.tree_quantize(merged, "int8", min_size=1)
@@ -213,7 +215,7 @@ def loss(model, x, y):
 
 
 # A whole loop: what is frozen stays to the bit, and has no state.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", (None, "nf4", "int4-affine", "nested"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_training(dora, name):
@@ -248,7 +250,8 @@ def test_training(dora, name):
 def test_training_filtered_by_inexact_arrays():
     model = mlp("nf4")
     new, _ = lora(model, 4, min_size=1, dora=True, key=jr.key(1))
-    gradients = eqx.filter_grad(loss)(new, normal(8, 64), normal(8, 10))
+    gradient = eqx.filter_jit(eqx.filter_grad(loss))
+    gradients = gradient(new, normal(8, 64), normal(8, 10))
     after = eqx.apply_updates(new, gradients)
     pairs = list(zip(adapters(after), adapters(new), _weights(model), strict=True))
     for w, before, base in pairs:

@@ -52,6 +52,7 @@ def assert_products(w, full):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.examples(3)
 @main_formats
 def test_formats(format):
     base = eqq.quantize(weight(-1), format, axis=-1)
@@ -64,6 +65,7 @@ def test_formats(format):
     np.testing.assert_allclose(w.dequantize(), full, atol=1e-5)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("dora", (False, True))
@@ -77,6 +79,7 @@ def test_products(dora, axis, quantized):
     assert trees_equal(w.mT.mT, w)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("dora", (False, True))
 def test_dtypes(dora, quantized):
@@ -117,6 +120,7 @@ def test_stacks(dora, axis):
         w.T
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("dora", (False, True))
 def test_rows(dora, quantized):
@@ -131,6 +135,7 @@ def test_rows(dora, quantized):
 
 
 # By the definition, in float64: the derivative of `sum(c * (x @ W.T))`.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("dora", (False, True))

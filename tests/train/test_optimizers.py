@@ -132,6 +132,7 @@ def test_small_gradients_next_to_large_ones():
     assert np.all(state.nu["w"].dequantize() > 0)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("make", (adamw8bit, lion8bit))
 @pytest.mark.parametrize("injected", (False, True))
 def test_dtypes_and_transformations(make, injected):

@@ -95,6 +95,7 @@ def test_nearest(signed):
     np.testing.assert_array_equal(decoded[:256], codebook(signed))
 
 
+@pytest.mark.examples(3)
 @signs
 @pytest.mark.parametrize("size", (1e-30, 1.0, 1e30))
 def test_blocks(signed, size):

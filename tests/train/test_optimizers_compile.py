@@ -49,6 +49,7 @@ def steps(optimizer, number, state=None):
     return updates, state
 
 
+@pytest.mark.examples(2)
 @all_optimizers
 def test_hyperparameters_are_no_reason_to_compile(make, compiled):
     inject = optax.inject_hyperparams(make)

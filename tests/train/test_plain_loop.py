@@ -5,6 +5,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import optax
+import pytest
 
 import eqquant as eqq
 from eqquant.train import trainable_spec, tree_fake_quantize
@@ -35,6 +36,7 @@ class Model(eqx.Module):
 
 # A training loop without any code for quantization, over a model with one quantized,
 # one fake-quantized and one dense layer.
+@pytest.mark.examples(3)
 @main_formats
 def test_naive_loop(format):
     a, b, c = jr.split(jr.key(0), 3)

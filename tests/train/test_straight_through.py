@@ -13,11 +13,13 @@ from ..helpers import main_formats, native_formats, normal
 from .reference import is_inside, scales
 
 
+@pytest.mark.examples(3)
 @native_formats
 def test_forward_is_what_is_stored(format):
     _check_forward(format, (3, 70, 5), -2)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("format", (eqq.NF4(64), eqq.Int8(), eqq.Ternary(48)))
 @pytest.mark.parametrize("shape, axis", [((5, 130), -1), ((70,), -1)])
 def test_forward_along_other_axes(format, shape, axis):
@@ -34,6 +36,7 @@ def _check_forward(format, shape, axis):
 
 
 # A scale for each token or one for all of them; with a zero-point, unsigned codes.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("axis", (-1, (-3, -2, -1)))
 @pytest.mark.parametrize("bits", (4, 8))
 @pytest.mark.parametrize("symmetric", (True, False))
@@ -58,11 +61,13 @@ def test_activations(axis, bits, symmetric):
     assert np.array_equal(tangent, x)
 
 
+@pytest.mark.examples(3)
 @main_formats
 def test_derivative_is_that_of_the_identity(format):
     _check_identity(format, jnp.float32)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (eqq.NF4(64), eqq.Int8()))
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float16))
 def test_derivative_of_narrow_weights(format, dtype):
@@ -82,6 +87,7 @@ def _check_identity(format, dtype):
 
 # Of `sum(c * q(w) ** 3)` with `dq = dw`: the gradient `3 c q ** 2`, the product of the
 # Hessian with `v` `6 c q v`.
+@pytest.mark.examples(3)
 @main_formats
 def test_derivatives_of_a_function(format):
     w, v, c = (normal(5, 130, seed=i) for i in range(3))
@@ -103,7 +109,7 @@ def test_vmap(format):
     assert np.array_equal(gradients, jnp.ones_like(w))
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_clip(format):
     w, c = normal(7, 130), normal(7, 130, seed=1)
@@ -121,6 +127,7 @@ def test_clip(format):
     np.testing.assert_array_equal(tangent, got)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("ternary", "binary", "ternary-tensor"))
 def test_clip_reaches_some(name):
     w = normal(7, 130)

@@ -31,6 +31,7 @@ specs = [P("b", None), P(None, "b"), P("a", "b")]
 
 
 # The same numbers as on one device: also the random ones.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize(
     "kwargs",

@@ -62,7 +62,7 @@ some_formats = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_frozen_is_the_last_fake_quantized(format):
     _check_frozen(format)
@@ -166,7 +166,7 @@ def test_filter_spec():
     assert [w.format for w in fake(mixed)] == [eqq.Int4()]
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_products(format):
     w = normal(70, 40)

@@ -99,8 +99,11 @@ def _shards(x: Any) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         return
     for shard in (jax.random.key_data(x) if is_key(x) else x).addressable_shards:
         if shard.replica_id == 0:
-            # Of a copy, since JAX caches the host's copy of an array.
-            yield shard.index, to_tensor(np.asarray(shard.data.copy()))
+            # Of a copy, since JAX caches the host's copy of an array. (For `.copy()`, a
+            # program would be compiled for each shape.)
+            data = shard.data
+            copied = jax.device_put(data, data.sharding, may_alias=False)
+            yield shard.index, to_tensor(np.asarray(copied))
 
 
 def _write_part(
