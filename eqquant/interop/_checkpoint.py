@@ -28,6 +28,8 @@ class Entry:
     - `to_array`: reads these, as a NumPy array or, if there is a `format`, as a
         [`eqquant.QuantizedArray`][].
     - `axis`: the contracted axis of a quantized array.
+    - `write`: if there is one, writes the stored arrays of a quantized array to given
+        memory: a dictionary of NumPy arrays of the shapes of `struct().stored`.
     """
 
     name: str
@@ -38,6 +40,9 @@ class Entry:
     sources: tuple[RawTensor, ...]
     to_array: Callable[[], Any] = dataclasses.field(repr=False)
     axis: Axis = -1
+    write: Callable[[dict[str, np.ndarray]], None] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     @property
     def nbytes(self) -> int:

@@ -1,3 +1,4 @@
+import dataclasses
 import functools as ft
 import re
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ import numpy as np
 
 from ... import formats
 from ..._array import is_quantized
-from ...formats import AbstractFormat
-from .._checkpoint import Entry
+from ...formats import AbstractFormat, AbstractGGUF
+from ...kernels import can_rearrange, empty, rearrange
+from .._checkpoint import Entry, struct_of
 from .._containers import ggml_numbers, ggml_types, Part
 from ._base import bits_of, check, Source, to_quantized
 from ._registry import register_layout
@@ -18,7 +20,7 @@ from ._rows import kind_of, Rows
 
 
 # By the names of ggml's block types.
-block_formats: dict[str, AbstractFormat] = {
+block_formats: dict[str, AbstractGGUF] = {
     "Q1_0": formats.Q1_0(),
     "Q2_0": formats.Q2_0(),
     "Q4_0": formats.Q4_0(),
@@ -85,8 +87,12 @@ def find_gguf(source: Source) -> Iterator[Entry]:
 
 def heads_first(x: Any, heads: int) -> Any:
     """Rows in their original order, from that of the architecture."""
+    return _by_heads(x, heads).reshape(x.shape)
+
+
+def _by_heads(x, heads):
     n, *rest = x.shape
-    return x.reshape(heads, n // (2 * heads), 2, *rest).swapaxes(1, 2).reshape(x.shape)
+    return x.reshape(heads, n // (2 * heads), 2, *rest).swapaxes(1, 2)
 
 
 def halves_first(x: Any, heads: int) -> Any:
@@ -117,13 +123,6 @@ def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
     return count
 
 
-def _stored(format, blocks):
-    if isinstance(format, formats.AbstractGGUFBytes):
-        # As they are in the file, without another copy of them.
-        return format.from_blocks(blocks)
-    return _from_blocks(format, blocks)
-
-
 @ft.partial(jax.jit, static_argnums=0)
 def _from_blocks(format, blocks):
     return format.from_blocks(blocks)
@@ -150,10 +149,42 @@ def _entry(name, tensor, heads):
                 f"it is of {tensor.kind}, for which this library has no format. It has "
                 f"{', '.join(block_formats)}."
             )
-        stored = _stored(format, rows())
-        return to_quantized(stored, format, shape, dtype)
+        if write is not None and can_rearrange():
+            return _written(struct_of(shape, dtype, format, -1), write)
+        blocks, is_stored = rows(), isinstance(format, formats.AbstractGGUFBytes)
+        # As they are in the file, without another copy of them.
+        to_stored = format.from_blocks if is_stored else ft.partial(_from_blocks, format)
+        return to_quantized(to_stored(blocks), format, shape, dtype)
 
-    return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array)
+    write = _writer(tensor, heads, format, type.nbytes)
+    return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array, write=write)
+
+
+def _writer(tensor, heads, format, nbytes):
+    # What writes the stored arrays of a matrix to given memory, if that can be done
+    # without others on the way.
+    is_matrix = tensor.ndim > 1 and format is not None and format.row_axis == -1
+    if not is_matrix or _fields(format) is None:
+        return None
+
+    def write(stored):
+        rows = tensor.read()
+        rows = rows if heads is None else _by_heads(rows, heads)
+        rearrange(rows, nbytes, _fields(format), stored)
+
+    return write
+
+
+@ft.cache
+def _fields(format):
+    return format.stored_fields
+
+
+def _written(struct, write):
+    stored = {name: empty(a.shape, a.dtype) for name, a in struct.stored.items()}
+    write(stored)
+    # (On a CPU, this is the same memory.)
+    return dataclasses.replace(struct, stored=jax.device_put(stored))
 
 
 def _of_matrix(name):
