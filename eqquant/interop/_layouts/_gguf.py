@@ -1,4 +1,3 @@
-import dataclasses
 import functools as ft
 import re
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ import numpy as np
 from ... import formats
 from ..._array import is_quantized
 from ...formats import AbstractFormat, AbstractGGUF
-from ...kernels import can_rearrange, empty, rearrange
-from .._checkpoint import Entry, struct_of
+from ...kernels import can_rearrange, rearrange
+from .._checkpoint import Entry, struct_of, written
 from .._containers import ggml_numbers, ggml_types, Part
 from ._base import bits_of, check, Source, to_quantized
 from ._registry import register_layout
@@ -150,19 +149,21 @@ def _entry(name, tensor, heads):
                 f"{', '.join(block_formats)}."
             )
         if write is not None and can_rearrange():
-            return _written(struct_of(shape, dtype, format, -1), write)
-        blocks, is_stored = rows(), isinstance(format, formats.AbstractGGUFBytes)
-        # As they are in the file, without another copy of them.
-        to_stored = format.from_blocks if is_stored else ft.partial(_from_blocks, format)
-        return to_quantized(to_stored(blocks), format, shape, dtype)
+            return written(struct_of(shape, dtype, format, -1), write)
+        if isinstance(format, formats.AbstractGGUFBytes):
+            # As they are in the file, without another copy of them.
+            stored = format.from_blocks(rows())
+        else:
+            stored = _from_blocks(format, rows())
+        return to_quantized(stored, format, shape, dtype)
 
     write = _writer(tensor, heads, format, type.nbytes)
     return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array, write=write)
 
 
 def _writer(tensor, heads, format, nbytes):
-    # What writes the stored arrays of a matrix to given memory, if that can be done
-    # without others on the way.
+    # What writes the stored arrays of a matrix to given memory, if the bits of a block
+    # are those of its elements.
     is_matrix = tensor.ndim > 1 and format is not None and format.row_axis == -1
     if not is_matrix or _fields(format) is None:
         return None
@@ -178,13 +179,6 @@ def _writer(tensor, heads, format, nbytes):
 @ft.cache
 def _fields(format):
     return format.stored_fields
-
-
-def _written(struct, write):
-    stored = {name: empty(a.shape, a.dtype) for name, a in struct.stored.items()}
-    write(stored)
-    # (On a CPU, this is the same memory.)
-    return dataclasses.replace(struct, stored=jax.device_put(stored))
 
 
 def _of_matrix(name):

@@ -59,11 +59,12 @@ def rearrange(
     for name, a in to.items():
         wanted = (*lead, blocks * len(fields[name]), n)
         assert a.shape == wanted, (name, a.shape, wanted)
-        assert a.itemsize <= 2 and a.strides[-1] == a.itemsize, (name, a.dtype)
     assert block >= 16 and starts.size == int(np.prod(lead)) * n, (block, starts.size)
     if rows.size == 0:
         return
     assert rows.strides[-1] == 1, rows.strides
+    for name, a in to.items():
+        assert a.itemsize <= 2 and a.strides[-1] == a.itemsize, (name, a.dtype)
     counts, packed = _packed(tuple(fields[name] for name in to))
     for i, index in enumerate(np.ndindex(*lead)):
         targets = np.array(
