@@ -102,7 +102,7 @@ def _zeros(format, w):
 
 
 def written(
-    struct: QuantizedArray, write: Callable[[dict[str, np.ndarray]], None]
+    struct: Any, write: Callable[[dict[str, np.ndarray]], None]
 ) -> QuantizedArray:
     """An array whose numbers `write` writes to the memory that it is given."""
     stored = {name: empty(a.shape, a.dtype) for name, a in struct.stored.items()}

@@ -92,8 +92,7 @@ def test_joined_and_stacked(kind, tmp_path, monkeypatch):
         for i in range(2)
         for x, n in sizes.items()
     }
-    tensors["experts"] = (kind, (3, 34, 2))
-    _write(path, tensors)
+    _write(path, tensors | {"experts": (kind, (3, 34, 2))})
     k = 2 * block
     mesh = Mesh(np.array(jax.devices()[:2]), ("a",))
     sharded = NamedSharding(mesh, P(None, "a", None))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import eqquant.kernels.native._library as library
-from eqquant.formats import AbstractGGUF
+from eqquant.formats import AbstractGGUF, Q4_0
 from eqquant.kernels import rearrange
 
 from ..helpers import formats
@@ -80,4 +80,6 @@ def test_nothing(shape):
         "codes": np.zeros((*lead, 16 * j // 18, n), np.uint8),
         "scale": np.zeros((*lead, j // 18, n), np.uint16),
     }
-    rearrange(np.zeros(shape, np.uint8), 18, _gguf["q4_0"].stored_fields, to)
+    fields = Q4_0().stored_fields
+    assert fields is not None
+    rearrange(np.zeros(shape, np.uint8), 18, fields, to)
