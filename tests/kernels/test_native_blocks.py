@@ -54,16 +54,17 @@ def test_products(format, level, monkeypatch):
         assert error(y, x, q.dequantize()) < 1e-6
     x, q = pairs[-1]
     chosen = eqq.explain(x, q)
-    slow = level == "avx512_bf16" and library.refuse_slow_bfloat16() is not None
-    if available.index(level) >= 2 and not slow:
+    if level == "amx":
         assert chosen.kernel in ("native_decoded_bfloat16", "native_integers")
+    elif level != "avx2" and not isinstance(format, eqf.FP8 | eqf.Dynamic8):
+        assert chosen.kernel == "native_decoded_integers"
     assert error(jax.jit(lambda x, q: x @ q)(x, q), x, q.dequantize()) < chosen.error
 
 
 # An Intel CPU without AMX multiplies in bfloat16 no faster than in float32.
 @pytest.mark.skipif("avx512_bf16" not in available, reason="needs AVX512_BF16")
 @pytest.mark.parametrize("is_intel", (True, False))
-@pytest.mark.parametrize("format", (eqq.Int4(), eqq.Binary(), eqf.Q5_1()), ids=str)
+@pytest.mark.parametrize("format", (eqf.FP8(), eqf.MXFP8()), ids=str)
 def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512_bf16")
     monkeypatch.setattr(library, "_is_intel", lambda: is_intel)
@@ -71,9 +72,45 @@ def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     chosen = eqq.explain(x, q)
     assert ("bfloat16" in chosen.kernel) != is_intel
     # One that is asked for runs.
-    narrow = "native_bfloat16" if format == eqq.Int4() else "native_decoded_bfloat16"
-    y = eqq.qmatmul(x, q, kernel=narrow)
+    y = eqq.qmatmul(x, q, kernel="native_decoded_bfloat16")
     assert 1e-5 < error(y, x, q.dequantize()) < 8e-3
+
+
+@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
+@pytest.mark.parametrize(
+    "format, exact",
+    (
+        (eqq.Int4(), True),
+        (eqf.MXFP4(), True),
+        (eqf.BnbFP4(), True),
+        (eqf.Q4_K(), True),
+        (eqq.Int8(64), True),
+        (eqq.NF4(), False),
+    ),
+    ids=str,
+)
+def test_integers_of_16_bits(format, exact, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512")
+    x, q = normal(9, 512, seed=1), eqq.quantize(normal(512, 512), format)
+    assert eqq.explain(x, q).kernel == "native_decoded_integers"
+    with pytest.raises(ValueError, match="too large for `precision='highest'`"):
+        eqq.qmatmul(x, q, kernel="native_decoded_integers", precision="highest")
+    y = jax.jit(lambda x, q: x @ q)(x, q)
+    assert 1e-7 < error(y, x, q.dequantize()) < (2e-5 if exact else 1e-3)
+    # Inputs of 8 bits are not rounded again, and sums are exact.
+    few = jnp.round(20 * x).at[:, 0].set(127)
+    y = eqq.qmatmul(few, q, kernel="native_decoded_integers")
+    assert error(y, few, q.dequantize()) < (5e-7 if exact else 1e-3)
+
+
+# Points that are no multiples of one number, some of them close to zero.
+def test_points_that_are_far_from_integers():
+    x, q = normal(9, 512), eqq.quantize(normal(512, 512), eqf.Dynamic8())
+    explained = eqq.explain(x, q)
+    assert explained.kernel != "native_decoded_integers"
+    if library.level() >= 2:
+        why = dict(explained.refused)["native_decoded_integers"]
+        assert "points that are near to integers" in why
 
 
 @pytest.mark.examples(5)
@@ -147,6 +184,7 @@ def test_checks_what_it_is_given(changed, message):
         base=np.int32(0),
         k=np.int64(64),
         level=np.int32(library.level()),
+        unit=np.float32(1),
     )
     given = given | changed
     operands = [given.pop(name) for name in ("x", "codes", "scale", "offset", "points")]

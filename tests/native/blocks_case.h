@@ -158,6 +158,9 @@ struct GGUFBlock {
 
 class BlocksCase {
  public:
+  // Of points of a table.
+  static constexpr float kUnit = 1.0f / 256;
+
   BlocksCase()
       : packing_(some_packing()),
         gguf_(static_cast<int32_t>(packing_) > 8),
@@ -185,7 +188,7 @@ class BlocksCase {
     if (gguf_ && chance(0.8))
       for (size_t i = 0; i < codes_.size(); ++i)
         codes_[static_cast<int64_t>(i)] &= 0xbf;
-    for (int64_t i = 0; i < 256; ++i) points_[i] = normal();
+    for (int64_t i = 0; i < 256; ++i) points_[i] = std::round(normal() / kUnit) * kUnit;
     const bool few = packing_ == Packing::kIQ3_XXS || packing_ == Packing::kIQ3_S;
     for (int64_t i = 0; i < codebook_points(packing_); ++i) {
       int point = 0;

@@ -127,17 +127,6 @@ void check_transposed(const Case& c, const Kernels& kernels, const char* set,
       [&](const float* found) { return right(c, true, k, {exact}, found); });
 }
 
-// The geometric mean of the sizes of numbers, of those that are normal.
-double mean_size(const float* x, int64_t k) {
-  double total = 0, number = 0;
-  for (int64_t i = 0; i < k; ++i)
-    if (std::isnormal(x[i])) {
-      total += std::log(std::abs(x[i]));
-      ++number;
-    }
-  return number == 0 ? 0 : std::exp(total / number);
-}
-
 // What two digits and outliers make of a row `x`, or nothing if that is not close to
 // it.
 Numbers from_digits(const Digits& digits, int64_t m, const float* x, int64_t k) {

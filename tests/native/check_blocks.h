@@ -9,14 +9,16 @@
 #include "compare.h"
 #include "kernels.h"
 #include "pool.h"
+#include "products.h"
 
 namespace eqquant {
 namespace {
 
-// Whether `y` is the product of `x` and numbers, each rounded by `round` first.
+// Whether `y` is the product of `x` and numbers, each rounded by `round` first. Inputs
+// may be off by `share` of the largest that is no outlier.
 template <class Round>
 bool is_product(const BlocksCase& c, bool transposed, const float* x, const float* y,
-                Round round) {
+                Round round, double share = 0) {
   const int64_t summed = transposed ? c.n() : c.k();
   const int64_t columns = transposed ? c.k() : c.n();
   std::vector<double> w(static_cast<size_t>(summed)), mine(w.size());
@@ -27,14 +29,41 @@ bool is_product(const BlocksCase& c, bool transposed, const float* x, const floa
     for (int64_t m = 0; m < c.rows(); ++m) {
       for (int64_t j = 0; j < summed; ++j)
         mine[static_cast<size_t>(j)] = round(x[m * summed + j]);
-      if (!close(y[m * columns + i], mine.data(), w)) return false;
+      const double unit = 65 * share * mean_size(x + m * summed, summed);
+      if (!close(y[m * columns + i], mine.data(), w, unit)) return false;
     }
   }
   return true;
 }
 
+// Products of 16-bit integers, of weights for which there are some.
+void check_words(const BlocksCase& c, const Kernels& kernels, const char* set,
+                 const Pool& pool) {
+  Blocks w = c.weight();
+  if (kernels.decoded_integers == nullptr || w.point_type == PointType::kE4M3 ||
+      w.point_type == PointType::kE5M2)
+    return;
+  std::vector<float> points(w.points, w.points + 256);
+  for (float& point : points) point /= BlocksCase::kUnit;
+  if (w.point_type == PointType::kTable) w.points = points.data();
+  const float unit = w.point_type == PointType::kTable ? BlocksCase::kUnit : 1;
+  const auto x = c.inputs(c.k());
+  const auto y = c.buffer(c.rows() * c.n()), again = c.buffer(c.rows() * c.n());
+  const Pool alone(0);
+  for (const Pool* some : {&pool, &alone})
+    BlocksProducts<Guarded>(kernels, w, some->parallel())
+        .integers(x.data(), some == &pool ? y.data() : again.data(), c.rows(), unit);
+  const auto fail = [&](const char* what) { report(set, what, [&] { c.print(); }); };
+  if (std::memcmp(y.data(), again.data(), y.size() * sizeof(float)) != 0)
+    fail("not the same on one thread");
+  const auto exactly = [](float x) { return static_cast<double>(x); };
+  if (!is_product(c, false, x.data(), y.data(), exactly, 0.51 / kMostWord))
+    fail("integers");
+}
+
 void check_blocks(const Kernels& kernels, const char* set, const Pool& pool) {
   const BlocksCase c;
+  check_words(c, kernels, set, pool);
   const Blocks w = c.weight();
   const auto exactly = [](float x) { return static_cast<double>(x); };
   const auto fail = [&](const char* what) { report(set, what, [&] { c.print(); }); };

@@ -27,19 +27,33 @@ void report(const char* set, const char* what, Print print) {
 //
 // Numbers that are not normal are less exact, or taken as zeros: inputs, weights, and
 // inputs times what codes stand for, before they are scaled.
-bool close(float y, const double* x, const std::vector<double>& w) {
-  double sum = 0, size = 0, all = 1;
+//
+// `unit`: what inputs may be off by.
+bool close(float y, const double* x, const std::vector<double>& w, double unit = 0) {
+  double sum = 0, size = 0, all = 1, rounded = 0;
   for (size_t j = 0; j < w.size(); ++j) {
     const double product = x[j] * w[j];
     sum += product;
     size += std::isfinite(product) ? std::abs(product) : 0;
+    rounded += std::isfinite(w[j]) ? unit * std::abs(w[j]) : 0;
     all += std::abs(w[j]) + std::abs(x[j]);
   }
   if (std::isnan(sum)) return std::isnan(y);
   // In float32, so is what would be infinite then.
   if (size > 1e38) return true;
   if (std::isinf(sum)) return y == sum;
-  return std::abs(y - sum) <= bound * size + 1e-36 * all;
+  return std::abs(y - sum) <= bound * size + rounded + 1e-36 * all;
+}
+
+// The geometric mean of the sizes of numbers, of those that are normal.
+double mean_size(const float* x, int64_t k) {
+  double total = 0, number = 0;
+  for (int64_t i = 0; i < k; ++i)
+    if (std::isnormal(x[i])) {
+      total += std::log(std::abs(x[i]));
+      ++number;
+    }
+  return number == 0 ? 0 : std::exp(total / number);
 }
 
 // Memory of exactly its size.

@@ -70,6 +70,18 @@ def native_integer_rows(format: AbstractFormat, tiles: bool) -> int | None:
     return 8 if isinstance(format, Int8) else 17
 
 
+def native_decoded_integer_rows(radix: int | None) -> int:
+    """The least number of rows for which products of 16-bit integers are faster than
+    those of floats, on processors that have them but no tiles.
+
+    **Arguments:**
+
+    - `radix`: the base whose digits the codes of a byte are, or `None` if `native` does
+        not know how they are packed.
+    """
+    return {None: 4, 2: 128}.get(radix, 8)
+
+
 def native_transposed_rows(integers: bool, highest: bool) -> int:
     """The largest number of rows for which a product across the blocks by the native
     library is faster than tiles by XLA.

@@ -103,8 +103,61 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         base=np.int32(zero),
         k=np.int64(problem.k),
         level=np.int32(library.level()),
+        unit=np.float32(1),
     )
     return Blocks((*operands, jnp.asarray(table)[None]), attributes)
+
+
+class IntegerPoints(NamedTuple):
+    """What codes stand for as 16-bit integers.
+
+    - `table`: these integers, if codes are looked up.
+    - `unit`: what they are multiplied by.
+    - `error`: the largest error of a point, relative to it.
+    """
+
+    table: Float[np.ndarray, " 256"]
+    unit: float
+    error: float
+
+
+# The largest integer that is the point of a table. So many products with inputs of 16
+# bits fit into 32 bits that scales are applied to sums of 32 of them.
+_most = 2047
+
+
+@ft.cache
+def integer_points(format: AbstractFormat) -> IntegerPoints | None:
+    """The points of a format as integers, if all but zeros are near to integers;
+    otherwise `None`."""
+    grid = format.base if isinstance(format, AbstractGGUFBytes) else format
+    assert isinstance(grid, AbstractGrid)
+    kind, _, table = _points(grid)
+    if kind in (_integers, _signed) or isinstance(format, AbstractCodebook):
+        return IntegerPoints(table, 1.0, 0.0)
+    largest = np.abs(table).max()
+    if kind != _table or not 0 < largest < np.inf:
+        return None
+    table = table.astype(np.float64)
+    points = table[table != 0]
+
+    def error(number):
+        scaled = points * (number / largest)
+        return float(np.max(np.abs(np.round(scaled) / scaled - 1)))
+
+    # (Of those that are as good, the one with the smallest integers.)
+    number = min(range(1, _most + 1), key=lambda number: round(error(number), 6))
+    found = np.round(table * (number / largest)).astype(np.float32)
+    return IntegerPoints(found, float(largest) / number, error(number))
+
+
+def with_integer_points(w: Blocks, points: IntegerPoints) -> Blocks:
+    """The same weight, with points that are integers."""
+    *operands, _ = w.operands
+    return Blocks(
+        (*operands, jnp.asarray(points.table)[None]),
+        w.attributes | dict(unit=np.float32(points.unit)),
+    )
 
 
 def _bits(format: AbstractGrid) -> int | None:

@@ -11,20 +11,23 @@ from ...formats import (
     AbstractGrid,
     Int4,
     Int8,
+    NF4,
     round_trip,
     Stored,
 )
+from .._digits import error, provided
 from .._problem import Problem
 from .._table import register_kernel
 from ..cpu._codes import grid, radix, refuse_grid
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_decoded_bfloat16_rows,
+    native_decoded_integer_rows,
     native_decodes_first,
     native_integer_block,
 )
 from . import _library as library
-from ._blocks import blocks, call, refuse
+from ._blocks import blocks, call, integer_points, refuse, with_integer_points
 from ._call import refuse as refuse_digits
 from ._kernels import refuse_integers, refuse_many_across
 
@@ -51,12 +54,33 @@ def native_decoded_bfloat16(
     return _product("decoded_bfloat16", x, stored, problem)
 
 
+def native_decoded_integers(
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
+) -> Float[Array, "m n"]:
+    """Rounds the inputs to 16-bit integers in a unit of their row, and multiplies them
+    by the integers that codes stand for. Scales are applied to sums of these, which are
+    exact. Inputs far above the others of their row are multiplied in float32, as are
+    rows with many of those.
+
+    Points that are no integers are rounded to multiples of at least a 2047th of the
+    largest.
+    """
+    points = integer_points(problem.format)
+    assert points is not None
+    w = with_integer_points(blocks(stored, problem), points)
+    return _of_blocks("decoded_integers", x, w, problem)
+
+
 def _product(name, x, stored, problem):
+    return _of_blocks(name, x, blocks(stored, problem), problem)
+
+
+def _of_blocks(name, x, w, problem):
     x = x.astype(jnp.float32)
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
     columns = problem.n if problem.product == "matmul" else problem.k
-    return call(name, x, blocks(stored, problem), columns).astype(problem.dtype)
+    return call(name, x, w, columns).astype(problem.dtype)
 
 
 def _before_native(problem: Problem) -> str | None:
@@ -97,6 +121,38 @@ def _faster_in_bfloat16(problem: Problem) -> str | None:
     return _rounds_to_bfloat16(problem) or library.refuse_slow_bfloat16()
 
 
+def _rounds_to_integers(problem: Problem, most: float) -> str | None:
+    """`most`: the largest error of a point."""
+    reason = refuse(problem)
+    if reason is not None:
+        return reason
+    if library.level() < 2:
+        return "needs a CPU with 16-bit integer products (AVX512, VNNI)"
+    points = integer_points(problem.format)
+    if points is None or points.error > most:
+        return f"needs points that are near to integers, not those of {problem.format}"
+    return refuse_small(problem)
+
+
+def _faster_in_integers(problem: Problem, most: float) -> str | None:
+    reason = _rounds_to_integers(problem, most)
+    if reason is not None:
+        return reason
+    if library.level() >= 4:
+        return "is slower than the tiles of AMX"
+    known = isinstance(problem.format, AbstractGrid) and refuse_digits(problem) is None
+    base = radix(grid(problem)) if known else None
+    least = native_decoded_integer_rows(base)
+    assert problem.rows is not None
+    if problem.rows < least:
+        return f"is for {least} rows or more, got {problem.rows}"
+    if known and refuse_integers(problem) is None:
+        channels = base == 256 and grid(problem).block_size is None
+        if channels or isinstance(problem.activation, Int8):
+            return "is slower than `native_integers`"
+    return None
+
+
 def _has_integers(problem):
     grid = isinstance(problem.format, AbstractGrid)
     return grid and refuse_integers(problem) is None
@@ -115,6 +171,32 @@ for _type, _activation in it.product(
     _register("matmul", priority=2.4, supports=_rounds_to_bfloat16, error=8e-3)(
         native_decoded_bfloat16
     )
+
+# The errors of points that are rounded to integers, relative to them: of a few units in
+# the last place, if they are multiples of one number; and at most.
+_exact, _rounded = 1e-6, 2e-3
+
+for _type, _activation, _most in it.product(
+    (AbstractGrid, Int4, NF4, AbstractGGUFBlocks, AbstractCodebook),
+    (None, AbstractFormat),
+    (_exact, _rounded),
+):
+    _register = ft.partial(
+        register_kernel,
+        "matmul",
+        _type,
+        activation=_activation,
+        error=error + _most,
+        provided=provided,
+    )
+    # (What has the larger error comes second.)
+    _faster = ft.partial(_faster_in_integers, most=_most)
+    _register(priority=12.5 - _most, supports=_faster)(native_decoded_integers)
+    # Where it is not the fastest, it still runs if it is asked for. (What is for a type
+    # comes before all of its base classes.)
+    if _type not in (Int4, NF4):
+        _possible = ft.partial(_rounds_to_integers, most=_most)
+        _register(priority=2.3 - _most, supports=_possible)(native_decoded_integers)
 
 for _type, _activation in it.product(
     (AbstractGrid, Int4), (None, Int8, AbstractFormat)

@@ -26,6 +26,9 @@ const Kernels avx2_kernels = {
     decoded_transposed<Avx2>,
     nullptr,
     nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace eqquant

@@ -1,6 +1,7 @@
 // Kernels for AVX512 with 8-bit integer products (VNNI), and the tables of the two
 // instruction sets that extend it.
 #include "decoded.h"
+#include "decoded_integers.h"
 #include "decoded_transposed.h"
 #include "digits.h"
 #include "forward.h"
@@ -28,6 +29,9 @@ const Kernels avx512_kernels = {
     decoded_transposed<Avx512>,
     nullptr,
     nullptr,
+    to_words,
+    decoded_integers_scratch,
+    decoded_integers,
 };
 
 const Kernels avx512_bf16_kernels = {
@@ -46,6 +50,9 @@ const Kernels avx512_bf16_kernels = {
     decoded_transposed<Avx512>,
     avx512_bf16::decoded_bfloat16_scratch,
     avx512_bf16::decoded_bfloat16,
+    to_words,
+    decoded_integers_scratch,
+    decoded_integers,
 };
 
 const Kernels amx_kernels = {
@@ -64,6 +71,9 @@ const Kernels amx_kernels = {
     decoded_transposed<Avx512>,
     amx::decoded_bfloat16_scratch,
     amx::decoded_bfloat16,
+    to_words,
+    decoded_integers_scratch,
+    decoded_integers,
 };
 
 }  // namespace eqquant

@@ -1,4 +1,5 @@
-// Quantizes rows of inputs to two 8-bit digits, with outliers apart.
+// Rounds rows of inputs to two 8-bit digits, or to 16-bit integers (words), with
+// outliers apart.
 #pragma once
 
 #include <immintrin.h>
@@ -73,50 +74,93 @@ inline int64_t count_outliers(const float* x, int64_t k, Range& range) {
   return number;
 }
 
-// Writes the digits of a row, and its outliers.
-inline void write_digits(const float* x, int64_t k, int32_t limit, float unit,
-                         int8_t* first, int8_t* second, Outlier* outlier) {
-  const __m512 s = _mm512_set1_ps(unit);
-  for (int64_t i = 0; i < k; i += 16) {
-    const __mmask16 mask = Avx512::first(smaller(16, k - i));
-    const __mmask16 large = _mm512_cmpge_epi32_mask(absolute(x + i, smaller(16, k - i)),
-                                                    _mm512_set1_epi32(limit));
-    const __mmask16 inside = static_cast<__mmask16>(mask & ~large);
-    const __m512 v =
-        _mm512_maskz_div_ps(inside, _mm512_maskz_loadu_ps(inside, x + i), s);
-    const __m512 r =
-        _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_mul_ps(_mm512_sub_ps(v, r), _mm512_set1_ps(254));
-    _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
-    _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask, _mm512_cvtps_epi32(rest));
-    for (uint32_t left = large; left != 0; left &= left - 1) {
-      const int64_t at = i + __builtin_ctz(left);
-      *outlier++ = {static_cast<int32_t>(at), x[at] / unit};
+// How a row is rounded: to integers up to `most`, in a unit of its own.
+struct Rounding {
+  int32_t limit;
+  float unit;
+  int64_t outliers;  // how many, or `kNoDigits`
+
+  // `least`: by what the unit is multiplied, at least. `many`: how many outliers a row
+  // may have.
+  static Rounding of(const float* x, int64_t k, float most, float least, int64_t many) {
+    Range range = Range::of(x, k);
+    const bool any = range.largest >= range.limit;
+    const int64_t number = any ? count_outliers(x, k, range) : 0;
+    const float unit = as_float(range.largest) / most;
+    // Too small: the unit would be subnormal, which some threads flush to zero.
+    const bool tiny = range.largest >= kSmallest && unit * least < as_float(kSmallest);
+    const bool none = number > many || tiny;
+    return {range.limit, none || range.largest < kSmallest ? 1 : unit,
+            none ? kNoDigits : number};
+  }
+
+  // Calls `put(i, mask, v)` for the inputs from position `i` on of those that have
+  // digits, 16 at a time: `v` is in units, and zero for outliers, which are written
+  // apart.
+  template <class Put>
+  void over(const float* x, int64_t k, Outlier* outlier, Put put) const {
+    const __m512 s = _mm512_set1_ps(unit);
+    for (int64_t i = 0; i < k; i += 16) {
+      const __mmask16 mask = Avx512::first(smaller(16, k - i));
+      const __mmask16 large = _mm512_cmpge_epi32_mask(
+          absolute(x + i, smaller(16, k - i)), _mm512_set1_epi32(limit));
+      const __mmask16 inside = static_cast<__mmask16>(mask & ~large);
+      put(i, mask,
+          _mm512_maskz_div_ps(inside, _mm512_maskz_loadu_ps(inside, x + i), s));
+      for (uint32_t left = large; left != 0; left &= left - 1) {
+        const int64_t at = i + __builtin_ctz(left);
+        *outlier++ = {static_cast<int32_t>(at), x[at] / unit};
+      }
     }
   }
-}
+};
 
 inline void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* digit,
                       float* unit, int32_t* outliers, Outlier* outlier,
                       const Parallel& parallel) {
   const int64_t rows = digits.rows, stride = digits.stride;
   parallel(rows, [&](int64_t m, int64_t) {
-    const float* const mine = x + m * k;
     int8_t* const first = digit + m * stride;
     int8_t* const second = first + rows * stride;
-    Range range = Range::of(mine, k);
-    const bool any = range.largest >= range.limit;
-    const int64_t number = any ? count_outliers(mine, k, range) : 0;
-    const float most = as_float(range.largest) / 127;
-    // Too small: the unit would be subnormal, which some threads flush to zero.
-    const bool tiny = range.largest >= kSmallest && most < as_float(kSmallest);
-    const bool none = number > digits.most || tiny;
-    outliers[m] = none ? kNoDigits : static_cast<int32_t>(number);
-    unit[m] = none || range.largest < kSmallest ? 1 : most;
-    const int64_t written = none ? 0 : k;
-    write_digits(mine, written, range.limit, unit[m], first, second,
-                 outlier + m * digits.most);
+    const Rounding row = Rounding::of(x + m * k, k, 127, 1, digits.most);
+    outliers[m] = static_cast<int32_t>(row.outliers);
+    unit[m] = row.unit;
+    const int64_t written = row.outliers == kNoDigits ? 0 : k;
+    row.over(x + m * k, written, outlier + m * digits.most,
+             [&](int64_t i, __mmask16 mask, __m512 v) {
+               const __m512 r = _mm512_roundscale_ps(
+                   v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+               const __m512 rest =
+                   _mm512_mul_ps(_mm512_sub_ps(v, r), _mm512_set1_ps(254));
+               _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
+               _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask,
+                                                 _mm512_cvtps_epi32(rest));
+             });
     for (int64_t i = written; i < stride; ++i) first[i] = second[i] = 0;
+  });
+}
+
+// `least`: by what units are multiplied, at least.
+inline void to_words(const float* x, int64_t k, float least, const Words& words,
+                     int16_t* word, float* sums, float* unit, int32_t* outliers,
+                     Outlier* outlier, const Parallel& parallel) {
+  parallel(words.rows, [&](int64_t m, int64_t) {
+    int16_t* const mine = word + m * words.stride;
+    float* const sum = sums == nullptr ? nullptr : sums + m * divided_up(k, 16);
+    const Rounding row = Rounding::of(x + m * k, k, kMostWord, least, words.most);
+    outliers[m] = static_cast<int32_t>(row.outliers);
+    unit[m] = row.unit;
+    const int64_t written = row.outliers == kNoDigits ? 0 : k;
+    row.over(x + m * k, written, outlier + m * words.most,
+             [&](int64_t i, __mmask16 mask, __m512 v) {
+               const __m512i r = _mm512_cvtps_epi32(v);
+               _mm512_mask_cvtsepi32_storeu_epi16(mine + i, mask, r);
+               if (sum != nullptr)
+                 sum[i / 16] = static_cast<float>(_mm512_reduce_add_epi32(r));
+             });
+    for (int64_t i = written; i < words.stride; ++i) mine[i] = 0;
+    if (sum != nullptr)
+      for (int64_t i = written; i < k; i += 16) sum[i / 16] = 0;
   });
 }
 

@@ -217,37 +217,45 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
 }
 
 // Which product of `Blocks` to compute.
-enum class Decoding { kForward, kTransposed, kBfloat16 };
+enum class Decoding { kForward, kTransposed, kBfloat16, kIntegers };
+
+inline bool has(const Kernels& kernels, Decoding kind) {
+  switch (kind) {
+    case Decoding::kBfloat16: return kernels.decoded_bfloat16 != nullptr;
+    case Decoding::kIntegers: return kernels.decoded_integers != nullptr;
+    default: return true;
+  }
+}
 
 template <Decoding kind>
 ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& o,
-                   Result y, int32_t level) {
+                   Result y, int32_t level, float unit) {
   const Kernels* kernels = kernels_of(level);
-  if (kernels == nullptr) return no_level(level);
-  if (kind == Decoding::kBfloat16 && kernels->decoded_bfloat16 == nullptr)
-    return no_level(level);
+  if (kernels == nullptr || !has(*kernels, kind)) return no_level(level);
   const BlocksWeights weights(o);
   const Matrices xs(x.dimensions()), ys(y->dimensions());
   const bool across = kind == Decoding::kTransposed;
   const int64_t from = across ? weights.n() : weights.k();
   const int64_t to = across ? weights.k() : weights.n();
   if (auto p = check(weights, xs, ys, from, to); !p.empty()) return wrong(p);
+  if (kind == Decoding::kIntegers && o.point_type > 1 && o.point_type != 4)
+    return wrong("products of integers are for points that are integers");
   const Parallel parallel = on(pool);
   for (int64_t i = 0; i < weights.number(); ++i) {
     const Blocks w = weights[i];
     const float* const mine = x.typed_data() + i * xs.each();
     float* const found = y->typed_data() + i * ys.each();
-    if (across) {
+    const BlocksProducts<Scratch> product(*kernels, w, parallel);
+    bool done = true;
+    if constexpr (kind == Decoding::kForward)
+      done = product.floats(mine, found, xs.rows);
+    else if constexpr (kind == Decoding::kBfloat16)
+      done = product.bfloat16(mine, found, xs.rows);
+    else if constexpr (kind == Decoding::kIntegers)
+      done = product.integers(mine, found, xs.rows, unit);
+    else
       kernels->decoded_transposed(w, mine, found, xs.rows, parallel);
-      continue;
-    }
-    const bool rounds = kind == Decoding::kBfloat16;
-    const auto size =
-        rounds ? kernels->decoded_bfloat16_scratch : kernels->decoded_scratch;
-    const auto product = rounds ? kernels->decoded_bfloat16 : kernels->decoded;
-    const Scratch<float> scratch(size(w, xs.rows, parallel.workers));
-    if (scratch.failed()) return no_memory();
-    product(w, mine, found, xs.rows, scratch.get(), parallel);
+    if (!done) return no_memory();
   }
   return ffi::Error::Success();
 }
@@ -279,11 +287,11 @@ ffi::Error of_blocks(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
                      ffi::AnyBuffer scale, ffi::AnyBuffer offset, Floats points,
                      Result y, int32_t packing, int64_t block, int32_t scale_type,
                      int32_t offset_type, int32_t point_type, int32_t base, int64_t k,
-                     int32_t level) {
+                     int32_t level, float unit) {
   return decoded<kind>(pool, x,
                        {codes, scale, offset, points, packing, scale_type, offset_type,
                         point_type, base, block, k},
-                       y, level);
+                       y, level, unit);
 }
 
 template <class Binding>
@@ -322,7 +330,8 @@ auto bind_blocks() {
       .Attr<int32_t>("point_type")
       .Attr<int32_t>("base")
       .Attr<int64_t>("k")
-      .Attr<int32_t>("level");
+      .Attr<int32_t>("level")
+      .Attr<float>("unit");
 }
 
 auto bind_rounded() {
@@ -358,6 +367,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_transposed,
                               eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_bfloat16,
                               eqquant::of_blocks<eqquant::Decoding::kBfloat16>,
+                              eqquant::bind_blocks());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_integers,
+                              eqquant::of_blocks<eqquant::Decoding::kIntegers>,
                               eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_rounded, eqquant::of_rounded,
                               eqquant::bind_rounded());

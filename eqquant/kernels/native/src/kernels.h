@@ -222,6 +222,22 @@ struct Digits {
   const Outlier* outlier;   // [rows, most], in the order of `k`
 };
 
+// The largest word of `Words`: a multiple of 127, so that inputs that were rounded to 8
+// bits are not rounded again.
+constexpr float kMostWord = 258 * 127;
+
+// Rows of inputs, as 16-bit integers: `x[m, k] = unit[m] * word[m, k]`.
+struct Words {
+  int64_t rows;
+  int64_t stride;           // `k`, rounded up to an even number, and padded with zeros
+  const int16_t* word;      // [rows, stride]
+  const float* sums;        // [rows, divided_up(k, 16)], of each 16; null if unused
+  const float* unit;        // [rows]
+  int64_t most;             // as in `Digits`
+  const int32_t* outliers;
+  const Outlier* outlier;
+};
+
 // Rows of inputs in float32, or if `x` is null, as one digit.
 struct AnyRows {
   const float* x;  // [rows, stride]
@@ -275,6 +291,17 @@ struct Kernels {
                              const Parallel&);
   int64_t (*decoded_bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*decoded_bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
+                           float* scratch, const Parallel&);
+
+  // The first of them by products of 16-bit integers, of points that are integers: it
+  // gives multiples of `unit`. Null if the instruction set has none. The last five
+  // pointers of `to_words` are to the memory of `Words`, which it writes; rows in which
+  // `unit` times the unit of the inputs would be too small have no words.
+  void (*to_words)(const float* x, int64_t k, float unit, const Words&, int16_t* word,
+                   float* sums, float* unit_of_row, int32_t* outliers,
+                   Outlier* outlier, const Parallel&);
+  int64_t (*decoded_integers_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded_integers)(const Blocks&, const Words&, float unit, float* y,
                            float* scratch, const Parallel&);
 };
 

@@ -16,6 +16,13 @@ namespace {
 // float32: with so many outliers, integers would take about as long.
 constexpr int64_t kOutlierShare = 16;
 
+// Calls `copy(m, i)` for each row `m` without digits, the `i`th of these.
+template <class Copy>
+void over_rows_without_digits(const int32_t* outliers, int64_t rows, Copy copy) {
+  for (int64_t m = 0, i = 0; m < rows; ++m)
+    if (outliers[m] == kNoDigits) copy(m, i++);
+}
+
 template <template <class> class Memory>
 class Products {
  public:
@@ -103,15 +110,11 @@ class Products {
                       int64_t rows) const {
     const Memory<float> some_x(rows * k()), some_y(rows * w_.n);
     if (some_x.failed() || some_y.failed()) return false;
-    const auto over = [&](auto copy) {
-      for (int64_t m = 0, i = 0; m < rows_; ++m)
-        if (outliers[m] == kNoDigits) copy(m, i++);
-    };
-    over([&](int64_t m, int64_t i) {
+    over_rows_without_digits(outliers, rows_, [&](int64_t m, int64_t i) {
       std::copy_n(x + m * k(), k(), some_x.get() + i * k());
     });
     if (!exact(some_x.get(), some_y.get(), rows)) return false;
-    over([&](int64_t m, int64_t i) {
+    over_rows_without_digits(outliers, rows_, [&](int64_t m, int64_t i) {
       std::copy_n(some_y.get() + i * w_.n, w_.n, y + m * w_.n);
     });
     return true;
@@ -120,6 +123,88 @@ class Products {
   const Kernels& kernels_;
   const Weight& w_;
   int64_t rows_;
+  Parallel parallel_;
+};
+
+// Products of `Blocks` along their blocks.
+template <template <class> class Memory>
+class BlocksProducts {
+ public:
+  BlocksProducts(const Kernels& kernels, const Blocks& w, Parallel parallel)
+      : kernels_(kernels), w_(w), parallel_(parallel) {}
+
+  bool floats(const float* x, float* y, int64_t rows) const {
+    const Memory<float> scratch(
+        kernels_.decoded_scratch(w_, rows, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.decoded(w_, x, y, rows, scratch.get(), parallel_);
+    return true;
+  }
+
+  bool bfloat16(const float* x, float* y, int64_t rows) const {
+    const Memory<float> scratch(
+        kernels_.decoded_bfloat16_scratch(w_, rows, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.decoded_bfloat16(w_, x, y, rows, scratch.get(), parallel_);
+    return true;
+  }
+
+  // Rounds `x` to 16-bit integers. A point of the table is `unit` times as large.
+  bool integers(const float* x, float* y, int64_t rows, float unit) const {
+    const int64_t stride = divided_up(w_.k, 2) * 2, most = w_.k / kOutlierShare;
+    const bool minima = w_.offset == Offset::kMinimum;
+    const Memory<int16_t> word(rows * stride);
+    const Memory<float> sums(minima ? rows * divided_up(w_.k, 16) : 0);
+    const Memory<float> units(rows);
+    const Memory<int32_t> outliers(rows);
+    const Memory<Outlier> outlier(rows * most);
+    const Memory<float> scratch(
+        kernels_.decoded_integers_scratch(w_, rows, parallel_.workers));
+    if (word.failed() || sums.failed() || units.failed() || outliers.failed() ||
+        outlier.failed() || scratch.failed())
+      return false;
+    float* const of_sixteen = minima ? sums.get() : nullptr;
+    Words words = {rows,        stride, word.get(), of_sixteen,
+                   units.get(), most,   nullptr,    outlier.get()};
+    kernels_.to_words(x, w_.k, unit, words, word.get(), of_sixteen, units.get(),
+                      outliers.get(), outlier.get(), parallel_);
+    for (int64_t m = 0; m < rows; ++m)
+      if (outliers.get()[m] > 0) words.outliers = outliers.get();
+    kernels_.decoded_integers(w_, words, unit, y, scratch.get(), parallel_);
+    float points[256];
+    for (int i = 0; i < 256; ++i) points[i] = unit * w_.points[i];
+    Blocks w = w_;
+    w.points = points;
+    return BlocksProducts(kernels_, w, parallel_)
+        .without_words(x, y, rows, outliers.get());
+  }
+
+ private:
+  // Computes rows without words in float32, and those that have sums which are not
+  // finite: scaled sums may be so where sums of scaled numbers are not.
+  bool without_words(const float* x, float* y, int64_t rows, int32_t* outliers) const {
+    parallel_(rows, [&](int64_t m, int64_t) {
+      float zeros = 0;
+      for (int64_t i = 0; i < w_.n; ++i) zeros += y[m * w_.n + i] - y[m * w_.n + i];
+      if (!(zeros == 0)) outliers[m] = kNoDigits;
+    });
+    const int64_t left = std::count(outliers, outliers + rows, kNoDigits);
+    if (left == 0) return true;
+    if (left == rows) return floats(x, y, rows);
+    const Memory<float> some_x(left * w_.k), some_y(left * w_.n);
+    if (some_x.failed() || some_y.failed()) return false;
+    over_rows_without_digits(outliers, rows, [&](int64_t m, int64_t i) {
+      std::copy_n(x + m * w_.k, w_.k, some_x.get() + i * w_.k);
+    });
+    if (!floats(some_x.get(), some_y.get(), left)) return false;
+    over_rows_without_digits(outliers, rows, [&](int64_t m, int64_t i) {
+      std::copy_n(some_y.get() + i * w_.n, w_.n, y + m * w_.n);
+    });
+    return true;
+  }
+
+  const Kernels& kernels_;
+  const Blocks& w_;
   Parallel parallel_;
 };
 

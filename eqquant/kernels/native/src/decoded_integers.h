@@ -1,0 +1,338 @@
+// Products of weights of `Blocks` along their blocks, of 16-bit integers: what codes
+// stand for, before it is scaled, by inputs that are rounded to a unit of their row.
+//
+// The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "decoded.h"
+#include "kernels.h"
+#include "numbers.h"
+#include "simd_avx512.h"
+
+namespace eqquant {
+namespace {
+
+// The most codes of a row that are multiplied at a time: what is decoded fits in the
+// first cache.
+constexpr int64_t kWordsCodes = 128;
+
+// Some codes of the rows of a panel, two of a row side by side as 16-bit integers. Each
+// run of them has a scale, and with minima, what is left of these once a part of them
+// went into the integers.
+struct PanelOfWords {
+  static constexpr int64_t kRows = Numbers<Avx512>::kRows;
+
+  int64_t number, runs;
+  Run run[kWordsCodes / kRun];
+  alignas(64) int32_t pairs[kWordsCodes / 2 * kRows];
+  alignas(64) float scale[kWordsCodes / kRun * kRows];
+  alignas(64) float rest[kWordsCodes / kRun * kRows];
+};
+
+// Appends pieces to panels.
+class Words16 {
+ public:
+  using V = Avx512;
+  static constexpr int64_t kRows = PanelOfWords::kRows, W = V::width;
+
+  explicit Words16(const Blocks& w) : w_(w) {
+    if (w.point_type == PointType::kTable) {
+      const bool few =
+          static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
+      append_ = few ? &Words16::append_as<Kind::kTable> : &Words16::append_as<Kind::kFloats>;
+      for (int i = 0; i < 32; ++i) table_[i] = static_cast<int16_t>(w.points[i % 16]);
+    } else if (!is_wide(w) || w.point_type == PointType::kSigned) {
+      append_ = &Words16::append_as<Kind::kSigned>;
+    } else if (w.packing == Packing::kBits8) {
+      append_ = &Words16::append_as<Kind::kUnsignedLess>;
+    } else {
+      append_ = &Words16::append_as<Kind::kSignedLess>;
+    }
+  }
+
+  // Of a piece, from position `k` of the row on.
+  void append(const Piece<V>& piece, int64_t k, PanelOfWords& panel) const {
+    const int64_t start = panel.number;
+    const bool gguf = static_cast<int32_t>(w_.packing) > 8;
+    for (int64_t i = 0; i < piece.runs; ++i) {
+      const Run run = {start + piece.run[i].first, start + piece.run[i].last};
+      if (i == 0 && start > 0 && !gguf && k % w_.block != 0) {
+        // The rest of a block.
+        panel.run[panel.runs - 1].last = run.last;
+        continue;
+      }
+      float* const scale = panel.scale + panel.runs * kRows;
+      float* const rest = panel.rest + panel.runs * kRows;
+      for (int v = 0; v < 4; ++v) {
+        V::store(scale + v * W, V::load(piece.scale + i * kRows + v * W));
+        if (w_.offset == Offset::kMinimum)
+          V::store(rest + v * W, V::load(minima(piece) + i * kRows + v * W));
+      }
+      panel.run[panel.runs++] = run;
+    }
+    (this->*append_)(piece, panel.pairs + start / 2 * kRows);
+    panel.number += piece.number;
+  }
+
+ private:
+  // How codes become integers: as they are, or less what belongs to their run; by a
+  // table of 16; or by way of floats.
+  enum class Kind { kSigned, kSignedLess, kUnsignedLess, kTable, kFloats };
+
+  const float* minima(const Piece<V>& piece) const {
+    return w_.point_type == PointType::kIntegers ? piece.rest : piece.minimum;
+  }
+
+  template <Kind kind>
+  EQQUANT_INNERMOST void append_as(const Piece<V>& piece, int32_t* pairs) const {
+    for (int64_t r = 0; r < piece.runs; ++r) {
+      typename V::Floats less[4];
+      __m512i words[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) {
+        less[v] = is_wide(w_) ? V::load(piece.less + r * kRows + v * W) : V::zero();
+        const __m512i one = _mm512_cvtps_epi32(less[v]);
+        words[v] = either(one, one);
+      }
+      for (int64_t k = piece.run[r].first; k < piece.run[r].last; k += 2) {
+        const uint8_t* const a = piece.at + k * piece.stride;
+        // (A row may end with an odd number of codes: the other meets a zero.)
+        const uint8_t* const b = k + 1 < piece.run[r].last ? a + piece.stride : a;
+        int32_t* const to = pairs + k / 2 * kRows;
+        if constexpr (kind == Kind::kFloats) {
+          const TablePoints<V, typename V::Table256> points(w_);
+          typename V::Floats first[4], second[4];
+          points(a, less, first);
+          points(b, less, second);
+          EQQUANT_UNROLL
+          for (int v = 0; v < 4; ++v)
+            _mm512_store_si512(to + v * W, either(_mm512_cvtps_epi32(first[v]),
+                                                  _mm512_cvtps_epi32(second[v])));
+          continue;
+        }
+        constexpr bool sign = kind == Kind::kSigned || kind == Kind::kSignedLess;
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) {
+          __m512i two = either(V::template bytes<sign>(a + v * W),
+                               V::template bytes<sign>(b + v * W));
+          if constexpr (kind == Kind::kTable)
+            two = _mm512_permutexvar_epi16(two, _mm512_loadu_si512(table_));
+          else if constexpr (kind != Kind::kSigned)
+            two = _mm512_sub_epi16(two, words[v]);
+          _mm512_store_si512(to + v * W, two);
+        }
+      }
+    }
+  }
+
+  // Two integers of 16 bits in each lane.
+  static __m512i either(__m512i first, __m512i second) {
+    const __m512i low = _mm512_set1_epi32(0xffff);
+    // first & low | second
+    return _mm512_ternarylogic_epi32(first, low, _mm512_slli_epi32(second, 16), 0xea);
+  }
+
+  const Blocks& w_;
+  void (Words16::*append_)(const Piece<V>&, int32_t*) const;
+  alignas(64) int16_t table_[32];
+};
+
+class DecodedIntegers {
+ public:
+  using V = Avx512;
+  static constexpr int64_t kRows = PanelOfWords::kRows, W = V::width;
+
+  DecodedIntegers(const Blocks& w, const Words& x, float unit, float* y)
+      : w_(w),
+        x_(x),
+        numbers_(w),
+        words_(w),
+        summed_(codes_in_a_sum(w)),
+        unit_(unit),
+        y_(y) {}
+
+  // The products with the `count` rows of the weight from row `n`: those of some
+  // panels. `sums` has a float for each of these and each row of inputs.
+  void columns(int64_t n, int64_t count, float* sums) const {
+    const int64_t panels = divided_up(count, kRows), each = x_.rows * kRows;
+    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    const int64_t together = larger(1, kWordsCodes / numbers_.codes());
+    Piece<V> piece;
+    PanelOfWords panel;
+    for (int64_t first = 0; first < numbers_.pieces(); first += together)
+      for (int64_t p = 0; p < panels; ++p) {
+        panel.number = panel.runs = 0;
+        for (int64_t i = first; i < smaller(first + together, numbers_.pieces()); ++i) {
+          numbers_.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
+          words_.append(piece, i * numbers_.codes(), panel);
+        }
+        const int64_t k = first * numbers_.codes();
+        w_.offset == Offset::kMinimum ? multiply<true>(panel, k, sums + p * each)
+                                      : multiply<false>(panel, k, sums + p * each);
+        if (x_.outliers != nullptr) add_outliers(panel, k, sums + p * each);
+      }
+    for (int64_t i = 0; i < count; i += W)
+      for (int64_t m = 0; m < x_.rows; ++m)
+        V::store(y_ + m * w_.n + n + i,
+                 V::mul(V::load(sums + i / kRows * each + m * kRows + i % kRows),
+                        V::all(x_.unit[m] * unit_)),
+                 smaller(W, count - i));
+  }
+
+ private:
+  // How many products of a word and a point fit in 32 bits: whole pairs.
+  static int64_t codes_in_a_sum(const Blocks& w) {
+    float most = 255;
+    if (w.point_type == PointType::kTable) {
+      most = 1;
+      for (int i = 0; i < 256; ++i)
+        most = __builtin_fmaxf(most, __builtin_fabsf(w.points[i]));
+    }
+    return larger(2, static_cast<int64_t>(65538 / most) / 2 * 2);
+  }
+
+  template <bool minima>
+  void multiply(const PanelOfWords& panel, int64_t k, float* sums) const {
+    int64_t m = 0;
+    const auto rows = [&](auto number) {
+      constexpr int R = decltype(number)::value;
+      for (; m + R <= x_.rows; m += R)
+        multiply<R, minima>(panel, m, k, sums + m * kRows);
+    };
+    rows(Number<6>());
+    rows(Number<4>());
+    rows(Number<2>());
+    rows(Number<1>());
+  }
+
+  // Adds the products of `R` rows of inputs, from row `m` and position `k` on.
+  template <int R, bool minima>
+  EQQUANT_INNERMOST void multiply(const PanelOfWords& panel, int64_t m, int64_t k,
+                                  float* sums) const {
+    const int16_t* const x = x_.word + m * x_.stride + k;
+    for (int64_t i = 0; i < panel.runs; ++i) {
+      const Run run = panel.run[i];
+      int64_t first = run.first;
+      for (; first + summed_ < run.last; first += summed_)
+        add<R, false>(panel, i, first, first + summed_, x, nullptr, sums);
+      float inputs[R];
+      if constexpr (minima) sum_up<R>({k + run.first, k + run.last}, m, inputs);
+      add<R, minima>(panel, i, first, run.last, x, inputs, sums);
+    }
+  }
+
+  // The sums of the words of a run.
+  template <int R>
+  void sum_up(Run run, int64_t m, float* inputs) const {
+    const int64_t groups = divided_up(w_.k, kRun);
+    const float* const sums = x_.sums + m * groups;
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) inputs[r] = sums[r * groups + run.first / kRun];
+    for (int64_t g = run.first / kRun + 1; g * kRun < run.last; ++g) {
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) inputs[r] += sums[r * groups + g];
+    }
+  }
+
+  // Adds the scaled sum of some codes of run `i`, and with `minima` its share of these.
+  template <int R, bool minima>
+  void add(const PanelOfWords& panel, int64_t i, int64_t first, int64_t last,
+           const int16_t* x, const float* inputs, float* sums) const {
+    __m512i sum[R][4];
+    EQQUANT_UNROLL
+    for (int r = 0; r < R; ++r) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_setzero_si512();
+    }
+    const int64_t stride = x_.stride;
+    const int32_t* pairs = panel.pairs + first / 2 * kRows;
+    for (int64_t k = first; k < last; k += 2, pairs += kRows) {
+      __m512i w[4];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) w[v] = _mm512_load_si512(pairs + v * W);
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        int32_t two;
+        __builtin_memcpy(&two, x + r * stride + k, 4);
+        const __m512i all = _mm512_set1_epi32(two);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v)
+          sum[r][v] = _mm512_dpwssd_epi32(sum[r][v], w[v], all);
+      }
+    }
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      const auto scale = V::load(panel.scale + i * kRows + v * W);
+      EQQUANT_UNROLL
+      for (int r = 0; r < R; ++r) {
+        EQQUANT_ADDED_UP(sum[r][v]);
+        float* const to = sums + r * kRows + v * W;
+        auto total = V::fma(_mm512_cvtepi32_ps(sum[r][v]), scale, V::load(to));
+        if constexpr (minima)
+          total = V::fma(V::load(panel.rest + i * kRows + v * W), V::all(inputs[r]),
+                         total);
+        V::store(to, total);
+      }
+    }
+  }
+
+  // Adds the products of the outliers that meet a panel, from position `k` on.
+  void add_outliers(const PanelOfWords& panel, int64_t k, float* sums) const {
+    for (int64_t m = 0; m < x_.rows; ++m) {
+      const Outlier* const all = x_.outlier + m * x_.most;
+      const Outlier* const end = all + larger(0, x_.outliers[m]);
+      const Outlier* at = std::lower_bound(
+          all, end, k, [](const Outlier& o, int64_t first) { return o.k < first; });
+      for (; at < end && at->k < k + panel.number; ++at)
+        add_outlier(panel, at->k - k, at->x, sums + m * kRows);
+    }
+  }
+
+  EQQUANT_INNERMOST void add_outlier(const PanelOfWords& panel, int64_t k, float x,
+                                     float* sums) const {
+    int64_t i = 0;
+    while (panel.run[i].last <= k) ++i;
+    for (int v = 0; v < 4; ++v) {
+      const int64_t at = i * kRows + v * W;
+      const __m512i two = _mm512_load_si512(panel.pairs + k / 2 * kRows + v * W);
+      const __m512i one =
+          _mm512_srai_epi32(k % 2 == 0 ? _mm512_slli_epi32(two, 16) : two, 16);
+      auto number = V::mul(_mm512_cvtepi32_ps(one), V::load(panel.scale + at));
+      if (w_.offset == Offset::kMinimum)
+        number = V::add(number, V::load(panel.rest + at));
+      V::store(sums + v * W, V::fma(number, V::all(x), V::load(sums + v * W)));
+    }
+  }
+
+  const Blocks& w_;
+  const Words& x_;
+  Numbers<V> numbers_;
+  Words16 words_;
+  int64_t summed_;
+  float unit_;
+  float* y_;
+};
+
+inline int64_t decoded_integers_scratch(const Blocks& w, int64_t rows, int64_t workers) {
+  const int64_t together = decoded_panels<Avx512>(w, rows, workers) * DecodedIntegers::kRows;
+  return smaller(workers, divided_up(w.n, together)) * rows * together;
+}
+
+inline void decoded_integers(const Blocks& w, const Words& x, float unit, float* y,
+                             float* scratch, const Parallel& parallel) {
+  const int64_t together =
+      decoded_panels<Avx512>(w, x.rows, parallel.workers) * DecodedIntegers::kRows;
+  const DecodedIntegers product(w, x, unit, y);
+  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+    const int64_t n = i * together;
+    product.columns(n, smaller(together, w.n - n), scratch + worker * x.rows * together);
+  });
+}
+
+}  // namespace
+}  // namespace eqquant
