@@ -1,4 +1,3 @@
-import contextlib
 import ctypes
 import math
 import mmap
@@ -14,7 +13,7 @@ from . import _library as library
 
 # More do not make the memory faster.
 _most_threads = 8
-_huge = 2**21
+_large = 2**21
 
 
 def threads() -> int:
@@ -28,26 +27,21 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Shaped[np.ndarray, "..."]:
     """Memory for an array, where JAX on a CPU need not copy it."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    if sys.platform != "linux" or size < _huge:
-        memory = np.empty(size + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-    else:
-        memory, start = _fresh(size)
+    large = sys.platform == "linux" and size >= _large
+    memory = _fresh(size + 64) if large else np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _fresh(size):
-    # Memory that was not used before is filled with zeros when it is first touched,
-    # which takes as long as all else. Large pages make that faster.
+    # (NumPy would ask for large pages, which take several times as long where a virtual
+    # machine has to find them.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    owner = mmap.mmap(-1, size + _huge, flags=flags)
-    memory = np.frombuffer(owner, np.uint8)
-    start = -memory.ctypes.data % _huge
-    # (Some kernels have none.)
-    with contextlib.suppress(OSError):
-        owner.madvise(mmap.MADV_HUGEPAGE, start, size // _huge * _huge)
+    memory = np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
     if library.missing() is None:
-        touch = library.loaded().eqquant_touch
-        address = ctypes.c_void_p(memory.ctypes.data + start)
-        touch(address, ctypes.c_int64(size), ctypes.c_int64(threads()))
-    return memory, start
+        # Memory that was not used before is filled with zeros when it is first touched,
+        # which takes as long as all else, but less on several threads.
+        address = ctypes.c_void_p(memory.ctypes.data)
+        count = ctypes.c_int64(threads())
+        library.loaded().eqquant_touch(address, ctypes.c_int64(size), count)
+    return memory
