@@ -53,3 +53,24 @@ def plane_fields(
 def joined(*parts: tuple[Code, ...]) -> tuple[Code, ...]:
     """Codes whose bits are in several places."""
     return tuple(sum(fields, ()) for fields in zip(*parts, strict=True))
+
+
+def packed_fields(codes: tuple[Code, ...], radix: int) -> tuple[Code, ...]:
+    """The bytes into which `pack` writes codes, for a `radix` that is a power of
+    two."""
+    bits = radix.bit_length() - 1
+    number = 8 // bits
+
+    def byte(i):
+        return tuple(
+            field._replace(at=field.at + bits * place)
+            for place, code in enumerate(codes[i : i + number])
+            for field in code
+        )
+
+    return tuple(byte(i) for i in range(0, len(codes), number))
+
+
+def byte_fields(byte: int, size: int) -> tuple[Code, ...]:
+    """A number of so many bytes from `byte` on, the lowest first."""
+    return (tuple(BitField(byte + i, 0, 8, 8 * i) for i in range(size)),)

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._bit_fields import byte_fields, packed_fields, plane_fields
 from ._fp4 import FP4, to_e2m1
 from ._mx import AbstractMX
 from ._packing import pack, unpack
@@ -58,6 +59,11 @@ class MXFP4(AbstractMX, AbstractGGUF):
 
     def without_infinities(self, stored):
         return stored
+
+    @property
+    def stored_fields(self):
+        codes = packed_fields(plane_fields(1, 16, 4, 16), 16)
+        return {"codes": codes, "scale": byte_fields(0, 1)}
 
     def from_blocks(self, blocks):
         exponent, packed = cut(as_blocks(blocks, self.type_size), (1, 16))

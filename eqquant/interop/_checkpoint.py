@@ -12,6 +12,7 @@ from jaxtyping import Array, Shaped
 from .._array import quantized, QuantizedArray
 from .._product import Axis
 from ..formats import AbstractFormat
+from ..kernels import empty
 from ._containers import MappedFile, RawTensor
 from ._tensors import as_dtype
 
@@ -28,6 +29,9 @@ class Entry:
     - `to_array`: reads these, as a NumPy array or, if there is a `format`, as a
         [`eqquant.QuantizedArray`][].
     - `axis`: the contracted axis of a quantized array.
+    - `write`: if there is one, the native library can write the stored arrays to any
+        place in memory: a dictionary of NumPy arrays like those of `struct().stored`,
+        in which each row of numbers may be part of a longer one.
     """
 
     name: str
@@ -38,6 +42,9 @@ class Entry:
     sources: tuple[RawTensor, ...]
     to_array: Callable[[], Any] = dataclasses.field(repr=False)
     axis: Axis = -1
+    write: Callable[[dict[str, np.ndarray]], None] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +69,14 @@ class Entry:
         assert found == (self.shape, self.dtype, self.format, self.axis), found
         return x
 
+    def write_to(self, stored: dict[str, np.ndarray]) -> None:
+        """Reads the array to given memory, if it has a `write`."""
+        assert self.write is not None, self.name
+        try:
+            self.write(stored)
+        except ValueError as e:
+            raise ValueError(f"Could not read {self.name!r}: {e}") from e
+
     def numpy(self) -> Shaped[np.ndarray, "..."]:
         """Reads an array that is not quantized as a NumPy array: a memory map of the
         file, where that is possible."""
@@ -84,6 +99,16 @@ def struct_of(
 def _zeros(format, w):
     # (Not what the format encodes: it may only be for reading.)
     return jtu.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), format.structs(w.shape))
+
+
+def written(
+    struct: Any, write: Callable[[dict[str, np.ndarray]], None]
+) -> QuantizedArray:
+    """An array whose numbers `write` writes to the memory that it is given."""
+    stored = {name: empty(a.shape, a.dtype) for name, a in struct.stored.items()}
+    write(stored)
+    # (On a CPU, this is the same memory.)
+    return dataclasses.replace(struct, stored=jax.device_put(stored))
 
 
 class Checkpoint(Mapping[str, Any]):

@@ -28,4 +28,9 @@ from ._table import (
     platforms as platforms,
     register_kernel as register_kernel,
 )
-from .native import integer_product as integer_product
+from .native import (
+    can_rearrange as can_rearrange,
+    empty as empty,
+    integer_product as integer_product,
+    rearrange as rearrange,
+)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
 from .._adjustable import AbstractAdjustable, Parameters
 from .._base import AbstractComposite, AbstractFormat, Stored
-from .._bit_fields import Code
+from .._bit_fields import byte_fields, Code, packed_fields, plane_fields
 from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._pieces import by_pieces
@@ -40,6 +40,12 @@ class AbstractGGUF(AbstractFormat):
     def to_blocks(self, stored: Stored, tail: int) -> UInt8[Array, "*b _"]:
         """The inverse of `from_blocks`. A last block that is short is filled up."""
 
+    @property
+    @abc.abstractmethod
+    def stored_fields(self) -> dict[str, tuple[Code, ...]] | None:
+        """What `from_blocks` does, as data: where in a block the bits of each element
+        of the stored arrays are. `None` if elements are computed otherwise."""
+
     @abc.abstractmethod
     def without_infinities(self, stored: Stored) -> Stored:
         """With NaN for each scale, and each least number, that is infinite. (`encode`
@@ -48,7 +54,14 @@ class AbstractGGUF(AbstractFormat):
 
 class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     """One of a scale and codes. The codes are laid so that those of a byte are one
-    after another, unlike in the file."""
+    after another, unlike in the file.
+
+    - `scale_at`: the byte of a block at which its scale begins, in float16.
+    - `fields`: where the codes are. `None` if they are not bits of the block.
+    """
+
+    scale_at: eqx.AbstractClassVar[int]
+    fields: eqx.AbstractClassVar[tuple[Code, ...] | None]
 
     @abc.abstractmethod
     def split_block(
@@ -78,6 +91,13 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
         largest = stored["scale"] & np.uint16(0x7C00) == np.uint16(0x7C00)
         nan = jnp.where(largest, np.uint16(0x7E00), stored["scale"])
         return stored | {"scale": nan}
+
+    @property
+    def stored_fields(self):
+        if self.fields is None or self.radix is None:
+            return None
+        codes = packed_fields(self.fields, self.radix)
+        return {"codes": codes, "scale": byte_fields(self.scale_at, 2)}
 
     def from_blocks(self, blocks):
         scale, codes = self.split_block(as_blocks(blocks, self.type_size))
@@ -158,6 +178,10 @@ class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
     def shape(self, stored, tail):
         *lead, size = stored["blocks"].shape
         return (*lead, size // self.type_size * self.block_size - tail)
+
+    @property
+    def stored_fields(self):
+        return {"blocks": plane_fields(0, self.type_size, 8, self.type_size)}
 
     def from_blocks(self, blocks):
         return {"blocks": blocks}

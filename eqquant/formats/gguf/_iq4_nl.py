@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._adjustable import Parameters
+from .._bit_fields import Code, plane_fields
 from .._scale import all_within
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
 from ._iq4 import best_iq4_scale, iq4, iq4_codes
@@ -32,6 +33,8 @@ class IQ4_NL(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 16
     type_size: ClassVar[int] = 18
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 4, 16)
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):

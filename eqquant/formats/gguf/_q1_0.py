@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import Code, plane_fields
 from .._blocks import steady_sum
 from .._scale import nearest_scale
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
@@ -30,6 +31,8 @@ class Q1_0(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 2
     type_size: ClassVar[int] = 18
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 1, 1)
 
     def fit(self, blocks, size):
         # Divided first: a sum of large numbers may overflow.

@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import Code, plane_fields
 from .._blocks import absmax
 from .._scale import reciprocal
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
@@ -32,6 +33,8 @@ class Q2_0(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 4
     type_size: ClassVar[int] = 18
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 2, 1)
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):

@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from .._bit_fields import Code, plane_fields
 from .._scale import reciprocal
 from ._base import AbstractGGUFGrid, cut, planes, to_planes
 from ._search import half_up, signed_largest
@@ -28,6 +29,8 @@ class Q4_0(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 16
     type_size: ClassVar[int] = 18
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 4, 16)
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._bit_fields import Code, plane_fields
 from .._blocks import absmax
 from .._scale import divided, reciprocal
 from ._base import AbstractGGUFGrid, cut
@@ -29,6 +30,8 @@ class Q8_0(AbstractGGUFGrid):
     scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 256
     type_size: ClassVar[int] = 34
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 32, 8, 32)
 
     def fit(self, blocks, size):
         largest = absmax(blocks)

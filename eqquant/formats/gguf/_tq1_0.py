@@ -31,6 +31,8 @@ class TQ1_0(AbstractTQ):
     """
 
     type_size: ClassVar[int] = 54
+    scale_at: ClassVar[int] = 52
+    fields: ClassVar[None] = None
 
     def split_block(self, blocks):
         *packed, scale = cut(blocks, (*[width for width, _ in _groups], 2))

@@ -2,6 +2,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from .._bit_fields import Code, plane_fields
 from ._base import cut, planes, to_planes
 from ._tq import AbstractTQ
 
@@ -26,6 +27,8 @@ class TQ2_0(AbstractTQ):
 
     radix: ClassVar[int] = 4
     type_size: ClassVar[int] = 66
+    scale_at: ClassVar[int] = 64
+    fields: ClassVar[tuple[Code, ...]] = plane_fields(0, 64, 2, 32)
 
     def split_block(self, blocks):
         packed, scale = cut(blocks, (64, 2))

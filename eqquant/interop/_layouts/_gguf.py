@@ -9,8 +9,9 @@ import numpy as np
 
 from ... import formats
 from ..._array import is_quantized
-from ...formats import AbstractFormat
-from .._checkpoint import Entry
+from ...formats import AbstractFormat, AbstractGGUF
+from ...kernels import can_rearrange, rearrange
+from .._checkpoint import Entry, struct_of, written
 from .._containers import ggml_numbers, ggml_types, Part
 from ._base import bits_of, check, Source, to_quantized
 from ._registry import register_layout
@@ -18,7 +19,7 @@ from ._rows import kind_of, Rows
 
 
 # By the names of ggml's block types.
-block_formats: dict[str, AbstractFormat] = {
+block_formats: dict[str, AbstractGGUF] = {
     "Q1_0": formats.Q1_0(),
     "Q2_0": formats.Q2_0(),
     "Q4_0": formats.Q4_0(),
@@ -85,8 +86,12 @@ def find_gguf(source: Source) -> Iterator[Entry]:
 
 def heads_first(x: Any, heads: int) -> Any:
     """Rows in their original order, from that of the architecture."""
+    return _by_heads(x, heads).reshape(x.shape)
+
+
+def _by_heads(x, heads):
     n, *rest = x.shape
-    return x.reshape(heads, n // (2 * heads), 2, *rest).swapaxes(1, 2).reshape(x.shape)
+    return x.reshape(heads, n // (2 * heads), 2, *rest).swapaxes(1, 2)
 
 
 def halves_first(x: Any, heads: int) -> Any:
@@ -117,13 +122,6 @@ def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
     return count
 
 
-def _stored(format, blocks):
-    if isinstance(format, formats.AbstractGGUFBytes):
-        # As they are in the file, without another copy of them.
-        return format.from_blocks(blocks)
-    return _from_blocks(format, blocks)
-
-
 @ft.partial(jax.jit, static_argnums=0)
 def _from_blocks(format, blocks):
     return format.from_blocks(blocks)
@@ -150,10 +148,37 @@ def _entry(name, tensor, heads):
                 f"it is of {tensor.kind}, for which this library has no format. It has "
                 f"{', '.join(block_formats)}."
             )
-        stored = _stored(format, rows())
+        if write is not None and can_rearrange():
+            return written(struct_of(shape, dtype, format, -1), write)
+        if isinstance(format, formats.AbstractGGUFBytes):
+            # As they are in the file, without another copy of them.
+            stored = format.from_blocks(rows())
+        else:
+            stored = _from_blocks(format, rows())
         return to_quantized(stored, format, shape, dtype)
 
-    return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array)
+    write = _writer(tensor, heads, format, type.nbytes)
+    return Entry(name, shape, dtype, format, "gguf", (tensor,), to_array, write=write)
+
+
+def _writer(tensor, heads, format, nbytes):
+    # What writes the stored arrays of a matrix to given memory, if the bits of a block
+    # are those of its elements.
+    is_matrix = tensor.ndim > 1 and format is not None and format.row_axis == -1
+    if not is_matrix or _fields(format) is None:
+        return None
+
+    def write(stored):
+        rows = tensor.read()
+        rows = rows if heads is None else _by_heads(rows, heads)
+        rearrange(rows, nbytes, _fields(format), stored)
+
+    return write
+
+
+@ft.cache
+def _fields(format):
+    return format.stored_fields
 
 
 def _of_matrix(name):

@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import is_quantized, relaid
+from ...kernels import empty
 
 
 # Values of arrays, which are read one after another. What is joined or stacked is
@@ -71,7 +72,7 @@ def stacked(reads: Reads, lead: tuple[int, ...]) -> Any:
         x = _as_first(read(), first)
         leaves = _leaves(x)
         if first is None:
-            first, rooms = x, [_empty((*lead, *a.shape), a.dtype) for a in leaves]
+            first, rooms = x, [empty((*lead, *a.shape), a.dtype) for a in leaves]
         for room, a in zip(rooms, leaves, strict=True):
             room[index] = a
     return _with(first, rooms)
@@ -131,7 +132,7 @@ def _room(a, along, size, total):
     shape = list(a.shape)
     if shape[along] == size:
         shape[along] = total
-    return _empty(tuple(shape), a.dtype)
+    return empty(tuple(shape), a.dtype)
 
 
 def _grouped(a, along, groups, start, size):
@@ -146,14 +147,6 @@ def _grouped(a, along, groups, start, size):
 
 
 def _copy(a):
-    room = _empty(a.shape, a.dtype)
+    room = empty(a.shape, a.dtype)
     room[...] = a
     return room
-
-
-def _empty(shape, dtype):
-    # Where JAX on a CPU need not copy it.
-    number = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    memory = np.empty(number + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + number].view(dtype).reshape(shape)

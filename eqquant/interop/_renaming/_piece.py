@@ -1,15 +1,19 @@
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..._array import is_quantized
 from ..._product import Axis
 from ...formats import AbstractFormat
-from .._checkpoint import Entry, struct_of
+from ...kernels import can_rearrange
+from .._checkpoint import Entry, struct_of, written
 from . import _packed
+
+
+Within: TypeAlias = Callable[[dict[str, np.ndarray]], list[dict[str, np.ndarray]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,6 +27,8 @@ class Piece:
     - `parents`: what it is made of.
     - `make`: makes it, given a function for each of the parents, which reads that.
     - `known`: the entry, or the array, that it is; `None` if it is made of others.
+    - `within`: given the memory of its stored arrays, that of each parent's, if these
+        are parts of it, with the numbers of a row next to each other.
     """
 
     names: tuple[str, ...]
@@ -34,6 +40,7 @@ class Piece:
     parents: tuple["Piece", ...]
     make: Callable[[Sequence[Callable[[], Any]]], Any] = dataclasses.field(repr=False)
     known: Any = dataclasses.field(default=None, repr=False)
+    within: Within | None = dataclasses.field(default=None, repr=False)
 
     def struct(self) -> Any:
         """The array without its numbers, or with them where these are in memory."""
@@ -97,7 +104,15 @@ def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
     _check_groups(sizes, groups)
     shape = _resized(first.shape, along, sum(sizes))
     make = lambda reads: _packed.joined(reads, sizes, along, groups)
-    return _made(pieces, shape, make)
+    ends = np.cumsum(sizes).tolist()
+
+    def within(stored):
+        return [
+            {name: a[..., end - size : end] for name, a in stored.items()}
+            for size, end in zip(sizes, ends)
+        ]
+
+    return _made(pieces, shape, make, within if groups == 1 else None)
 
 
 def parts(
@@ -136,7 +151,14 @@ def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
     if first.format is not None and len(first.shape) < 2:
         raise ValueError("they are vectors, whose stack would be a matrix")
     make = lambda reads: _packed.stacked(reads, lead)
-    return _made(pieces, (*lead, *first.shape), make)
+
+    def within(stored):
+        return [
+            {name: a[index] for name, a in stored.items()}
+            for index in np.ndindex(*lead)
+        ]
+
+    return _made(pieces, (*lead, *first.shape), make, within)
 
 
 def picked(piece: Piece, number: int) -> Iterable[tuple[tuple[int, ...], Piece]]:
@@ -199,9 +221,26 @@ def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
             values[id(piece)] = found
         return found
 
+    def in_place(piece):
+        # Whether all that it is made of can be written to its place in it.
+        if left[id(piece)] > 1 or id(piece) in values:
+            return False
+        if isinstance(piece.known, Entry):
+            return piece.known.write is not None
+        return piece.within is not None and all(map(in_place, piece.parents))
+
+    def write(piece, stored):
+        if isinstance(piece.known, Entry):
+            piece.known.write_to(stored)
+            return
+        for parent, part in zip(piece.parents, piece.within(stored), strict=True):
+            write(parent, part)
+
     def make(piece):
         if not piece.parents:
             return piece.make([])
+        if piece.within and all(map(in_place, piece.parents)) and can_rearrange():
+            return written(piece.struct(), ft.partial(write, piece))
         try:
             reads = [ft.partial(value, parent) for parent in piece.parents]
             return _packed.on_device(piece.make(reads))
@@ -213,7 +252,7 @@ def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
         use(i, value(pieces[i]))
 
 
-def _made(pieces, shape, make):
+def _made(pieces, shape, make, within=None):
     first = pieces[0]
     return Piece(
         names=tuple(dict.fromkeys(name for p in pieces for name in p.names)),
@@ -224,6 +263,7 @@ def _made(pieces, shape, make):
         place=min(piece.place for piece in pieces),
         parents=tuple(pieces),
         make=make,
+        within=within,
     )
 
 

@@ -5,7 +5,9 @@
 `_library.py` loads the library and says what is missing. `_call.py` turns a weight into
 operands of an FFI call, and `_kernels.py` registers the kernels that take it so;
 `_blocks.py` and `_decoded.py` do the same for kernels that decode any format of blocks.
-`_integer_product.py` multiplies integers alone, for training.
+`_integer_product.py` multiplies integers alone, for training. `_rearrange.py` makes the
+stored arrays of blocks that a file has, on memory of NumPy and without XLA;
+`_memory.py` gives such memory.
 In `src/`, `kernels.h` is the table that each instruction set fills, and `ffi.cpp` has
 the functions that XLA calls.
 
@@ -16,6 +18,8 @@ the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.
 from . import _decoded as _decoded, _kernels as _kernels
 from ._integer_product import integer_product as integer_product
 from ._library import register_at_import
+from ._memory import empty as empty
+from ._rearrange import can_rearrange as can_rearrange, rearrange as rearrange
 
 
 register_at_import()

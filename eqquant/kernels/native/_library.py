@@ -88,6 +88,13 @@ def _is_intel():
     return cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text()
 
 
+def loaded() -> ctypes.CDLL:
+    """The library. Call this only if nothing is `missing`."""
+    found = _library()
+    assert not isinstance(found, str)
+    return found
+
+
 def _library() -> ctypes.CDLL | str:
     with _lock:
         return _load()

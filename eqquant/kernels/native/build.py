@@ -38,6 +38,7 @@ _sources = {
     "avx512.cpp": _avx512,
     "avx512_bf16.cpp": _avx512_bf16,
     "amx.cpp": _amx,
+    "rearrange.cpp": _avx2,
     "ffi.cpp": [],
 }
 

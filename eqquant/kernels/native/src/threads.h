@@ -1,0 +1,32 @@
+// Threads for functions that are called without XLA, whose pool is not at hand.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace eqquant {
+namespace {
+
+// Runs `task(i)` for each `i` below `tasks`, on up to so many threads, one of which is
+// the calling one. Where the system gives no more of them, it runs on fewer.
+template <class Task>
+void on_threads(int64_t threads, int64_t tasks, Task task) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    for (int64_t i; (i = next.fetch_add(1)) < tasks;) task(i);
+  };
+  std::vector<std::thread> others;
+  try {
+    while (static_cast<int64_t>(others.size()) + 1 < (threads < tasks ? threads : tasks))
+      others.emplace_back(work);
+  } catch (const std::exception&) {
+  }
+  work();
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace
+}  // namespace eqquant
