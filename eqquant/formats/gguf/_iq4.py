@@ -18,6 +18,7 @@ _codebook = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     np.float32,
 )
+_factors_of_powers = np.array([0.001586, 0.07867, -0.1372, 11.52, -4.301], np.float32)
 _edges = (_codebook[1:] + _codebook[:-1]) / 2
 # Those of ggml: the largest number becomes the first point, or a number around it, or
 # what lies opposite.
@@ -41,7 +42,13 @@ class _IQ4(AbstractGrid):
         return iq4_codes(blocks, scale)
 
     def to_points(self, codes):
-        return jnp.asarray(_codebook).at[codes].get(mode="promise_in_bounds")
+        # `_codebook`, by a polynomial that is within .45 of each point. (On a CPU, XLA
+        # takes several times as long for a lookup.)
+        x = codes.astype(jnp.float32) - np.float32(7.5)
+        total = jnp.zeros_like(x)
+        for factor in _factors_of_powers:
+            total = total * x + factor
+        return jnp.round(total)
 
     def candidates(self, blocks, size):
         # Up to those that lead from the other end of the grid to the largest number.
