@@ -40,7 +40,8 @@ class Words16 {
   using V = Avx512;
   static constexpr int64_t kRows = PanelOfWords::kRows, W = V::width;
 
-  explicit Words16(const Blocks& w) : w_(w) {
+  // A point of the table is `unit` times as large.
+  Words16(const Blocks& w, float unit) : w_(w), per_unit_(1 / unit) {
     if (w.point_type == PointType::kTable) {
       const bool few =
           static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
@@ -71,7 +72,8 @@ class Words16 {
       for (int v = 0; v < 4; ++v) {
         V::store(scale + v * W, V::load(piece.scale + i * kRows + v * W));
         if (w_.offset == Offset::kMinimum)
-          V::store(rest + v * W, V::load(minima(piece) + i * kRows + v * W));
+          V::store(rest + v * W, V::mul(V::load(minima(piece) + i * kRows + v * W),
+                                        V::all(per_unit_)));
       }
       panel.run[panel.runs++] = run;
     }
@@ -138,6 +140,7 @@ class Words16 {
   }
 
   const Blocks& w_;
+  float per_unit_;
   void (Words16::*append_)(const Piece<V>&, int32_t*) const;
   alignas(64) int16_t table_[32];
 };
@@ -151,7 +154,7 @@ class DecodedIntegers {
       : w_(w),
         x_(x),
         numbers_(w),
-        words_(w),
+        words_(w, unit),
         summed_(codes_in_a_sum(w)),
         unit_(unit),
         y_(y) {}
