@@ -98,9 +98,9 @@ def draw_loss():
 # The color of each format in the figure of speed; how far right its point is moved,
 # since NF4 and Int4 have the same bits; and where its label stands.
 places = {
-    "Binary()": ("#986ee2", 0, (7, 0), "left"),
-    "Ternary()": ("#2ea043", 0, (7, 0), "left"),
-    "NF4()": ("#e5534b", -0.12, (4, 11), "right"),
+    "Binary()": ("#986ee2", 0, (-8, 11), "left"),
+    "Ternary()": ("#2ea043", 0, (8, 2), "left"),
+    "NF4()": ("#e5534b", -0.12, (0, -11), "right"),
     "Int4()": ("#d4772b", 0.12, (7, 0), "left"),
     "Int8()": ("#4184e4", 0, (7, 0), "left"),
     "Int8(), x Int8()": ("#4184e4", 0, (-7, 0), "right"),
@@ -142,8 +142,8 @@ def draw_speed():
         )
         axes.set_xlim(0, 10)
         axes.set_xticks([1, 2, 4, 8])
-        axes.set_ylim(0.8, 34)
-        axes.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        axes.set_ylim(0.6, 24)
+        axes.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
         axes.minorticks_off()
     panels[0].set_ylabel("times as fast as float32")
     handles = [
