@@ -119,9 +119,17 @@ def explain(
     if problem is None:
         return Explanation(w, None, None, None, "", "", [])
     kernel, refused = choose(problem)
-    refused = [(other.name, reason) for other, reason in refused]
+    # (Some kernels are registered for several ranges of problems.)
+    reasons = {other.name: reason for other, reason in refused}
+    reasons.pop(kernel.name, None)
     return Explanation(
-        w, problem, kernel.name, kernel.error, kernel.provided, kernel.about, refused
+        w,
+        problem,
+        kernel.name,
+        kernel.error,
+        kernel.provided,
+        kernel.about,
+        [*reasons.items()],
     )
 
 

@@ -68,7 +68,7 @@ def test_products(format, level, monkeypatch):
 def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512_bf16")
     monkeypatch.setattr(library, "_is_intel", lambda: is_intel)
-    x, q = normal(64, 512, seed=1), eqq.quantize(normal(512, 512), format)
+    x, q = normal(16, 512, seed=1), eqq.quantize(normal(512, 512), format)
     chosen = eqq.explain(x, q)
     assert ("bfloat16" in chosen.kernel) != is_intel
     # One that is asked for runs.
