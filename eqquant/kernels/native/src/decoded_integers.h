@@ -45,7 +45,8 @@ class Words16 {
     if (w.point_type == PointType::kTable) {
       const bool few =
           static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
-      append_ = few ? &Words16::append_as<Kind::kTable> : &Words16::append_as<Kind::kFloats>;
+      append_ = few ? &Words16::append_as<Kind::kTable>
+                    : &Words16::append_as<Kind::kFloats>;
       for (int i = 0; i < 32; ++i) table_[i] = static_cast<int16_t>(w.points[i % 16]);
     } else if (!is_wide(w) || w.point_type == PointType::kSigned) {
       append_ = &Words16::append_as<Kind::kSigned>;
@@ -321,8 +322,10 @@ class DecodedIntegers {
   float* y_;
 };
 
-inline int64_t decoded_integers_scratch(const Blocks& w, int64_t rows, int64_t workers) {
-  const int64_t together = decoded_panels<Avx512>(w, rows, workers) * DecodedIntegers::kRows;
+inline int64_t decoded_integers_scratch(const Blocks& w, int64_t rows,
+                                        int64_t workers) {
+  const int64_t together =
+      decoded_panels<Avx512>(w, rows, workers) * DecodedIntegers::kRows;
   return smaller(workers, divided_up(w.n, together)) * rows * together;
 }
 
@@ -333,7 +336,8 @@ inline void decoded_integers(const Blocks& w, const Words& x, float unit, float*
   const DecodedIntegers product(w, x, unit, y);
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
-    product.columns(n, smaller(together, w.n - n), scratch + worker * x.rows * together);
+    product.columns(n, smaller(together, w.n - n),
+                    scratch + worker * x.rows * together);
   });
 }
 

@@ -132,7 +132,8 @@ inline void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* d
                    v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
                const __m512 rest =
                    _mm512_mul_ps(_mm512_sub_ps(v, r), _mm512_set1_ps(254));
-               _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask, _mm512_cvtps_epi32(r));
+               _mm512_mask_cvtsepi32_storeu_epi8(first + i, mask,
+                                                 _mm512_cvtps_epi32(r));
                _mm512_mask_cvtsepi32_storeu_epi8(second + i, mask,
                                                  _mm512_cvtps_epi32(rest));
              });

@@ -302,9 +302,9 @@ class Numbers {
     const int64_t at = r * kRows + v * W;
     V::store(piece.scale + at, scale);
     if (w_.offset == Offset::kMinimum) {
-      const int32_t bits = is_gguf(w_.packing)            ? 5
-                           : w_.packing == Packing::kTrits ? 2
-                                                           : static_cast<int32_t>(w_.packing);
+      int32_t bits = static_cast<int32_t>(w_.packing);
+      if (is_gguf(w_.packing)) bits = 5;
+      if (w_.packing == Packing::kTrits) bits = 2;
       const auto base = zero;
       const auto steps = V::mul(minimum, V::about_reciprocal(scale));
       zero = V::rounded(V::sub(base, steps), static_cast<float>((1 << bits) - 1));

@@ -44,8 +44,8 @@ struct Bytes256 {
   static Vector left(Vector x) {
     return _mm256_slli_epi16(x, bits);
   }
-  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that even
-  // and odd bytes are divided apart.
+  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that
+  // even and odd bytes are divided apart.
   static Vector third(Vector c) {
     const Vector low = _mm256_set1_epi16(0xff), factor = _mm256_set1_epi16(171);
     const Vector even =

@@ -36,8 +36,8 @@ struct Bytes512 {
   static Vector left(Vector x) {
     return _mm512_slli_epi16(x, bits);
   }
-  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that even
-  // and odd bytes are divided apart.
+  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that
+  // even and odd bytes are divided apart.
   static Vector third(Vector c) {
     const Vector low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
     const Vector even =
