@@ -121,8 +121,8 @@ class IntegerPoints(NamedTuple):
     error: float
 
 
-# The largest integer that is the point of a table. So many products with inputs of 16
-# bits fit into 32 bits that scales are applied to sums of 32 of them.
+# The largest integer that stands for a point of a table: 32 products of it with inputs
+# of 16 bits add up to less than 32 bits.
 _most = 2047
 
 

@@ -62,9 +62,10 @@ def native_decoded_integers(
     exact. Inputs far above the others of their row are multiplied in float32, as are
     rows with many of those.
 
-    Points that are no integers are rounded to multiples of at least a 2047th of the
-    largest.
+    Points that are not multiples of one number are rounded to integers of up to 2047.
     """
+    # (The bound of `_digits` holds: half of a 32766th of the largest input is less than
+    # a 508th of a 127th.)
     points = integer_points(problem.format)
     assert points is not None
     w = with_integer_points(blocks(stored, problem), points)
@@ -175,8 +176,8 @@ for _type, _activation in it.product(
         native_decoded_bfloat16
     )
 
-# The errors of points that are rounded to integers, relative to them: of a few units in
-# the last place, if they are multiples of one number; and at most.
+# The largest relative errors of points that are rounded to integers: where they are
+# multiples of one number, but for rounding to float32, and where they are not.
 _exact, _rounded = 1e-6, 2e-3
 
 for _type, _activation, _most in it.product(

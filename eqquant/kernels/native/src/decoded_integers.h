@@ -34,36 +34,33 @@ struct PanelOfWords {
   alignas(64) float rest[kWordsCodes / kRun * kRows];
 };
 
-// Appends pieces to panels.
-class Words16 {
+// Makes words of the codes of pieces, and appends them to panels.
+class WordsOfPieces {
  public:
   using V = Avx512;
   static constexpr int64_t kRows = PanelOfWords::kRows, W = V::width;
 
   // A point of the table is `unit` times as large.
-  Words16(const Blocks& w, float unit) : w_(w), per_unit_(1 / unit) {
+  WordsOfPieces(const Blocks& w, float unit) : w_(w), per_unit_(1 / unit) {
     if (w.point_type == PointType::kTable) {
-      const bool few =
-          static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
-      append_ = few ? &Words16::append_as<Kind::kTable>
-                    : &Words16::append_as<Kind::kFloats>;
+      append_ = has_few_points(w) ? &WordsOfPieces::append_as<Kind::kTable>
+                                  : &WordsOfPieces::append_as<Kind::kFloats>;
       for (int i = 0; i < 32; ++i) table_[i] = static_cast<int16_t>(w.points[i % 16]);
     } else if (!is_wide(w) || w.point_type == PointType::kSigned) {
-      append_ = &Words16::append_as<Kind::kSigned>;
+      append_ = &WordsOfPieces::append_as<Kind::kSigned>;
     } else if (w.packing == Packing::kBits8) {
-      append_ = &Words16::append_as<Kind::kUnsignedLess>;
+      append_ = &WordsOfPieces::append_as<Kind::kUnsignedLess>;
     } else {
-      append_ = &Words16::append_as<Kind::kSignedLess>;
+      append_ = &WordsOfPieces::append_as<Kind::kSignedLess>;
     }
   }
 
   // Of a piece, from position `k` of the row on.
   void append(const Piece<V>& piece, int64_t k, PanelOfWords& panel) const {
     const int64_t start = panel.number;
-    const bool gguf = static_cast<int32_t>(w_.packing) > 8;
     for (int64_t i = 0; i < piece.runs; ++i) {
       const Run run = {start + piece.run[i].first, start + piece.run[i].last};
-      if (i == 0 && start > 0 && !gguf && k % w_.block != 0) {
+      if (i == 0 && start > 0 && !is_gguf(w_.packing) && k % w_.block != 0) {
         // The rest of a block.
         panel.run[panel.runs - 1].last = run.last;
         continue;
@@ -100,7 +97,7 @@ class Words16 {
       for (int v = 0; v < 4; ++v) {
         less[v] = is_wide(w_) ? V::load(piece.less + r * kRows + v * W) : V::zero();
         const __m512i one = _mm512_cvtps_epi32(less[v]);
-        words[v] = either(one, one);
+        words[v] = side_by_side(one, one);
       }
       for (int64_t k = piece.run[r].first; k < piece.run[r].last; k += 2) {
         const uint8_t* const a = piece.at + k * piece.stride;
@@ -114,14 +111,14 @@ class Words16 {
           points(b, less, second);
           EQQUANT_UNROLL
           for (int v = 0; v < 4; ++v)
-            _mm512_store_si512(to + v * W, either(_mm512_cvtps_epi32(first[v]),
+            _mm512_store_si512(to + v * W, side_by_side(_mm512_cvtps_epi32(first[v]),
                                                   _mm512_cvtps_epi32(second[v])));
           continue;
         }
         constexpr bool sign = kind == Kind::kSigned || kind == Kind::kSignedLess;
         EQQUANT_UNROLL
         for (int v = 0; v < 4; ++v) {
-          __m512i two = either(V::template bytes<sign>(a + v * W),
+          __m512i two = side_by_side(V::template bytes<sign>(a + v * W),
                                V::template bytes<sign>(b + v * W));
           if constexpr (kind == Kind::kTable)
             two = _mm512_permutexvar_epi16(two, _mm512_loadu_si512(table_));
@@ -134,7 +131,7 @@ class Words16 {
   }
 
   // Two integers of 16 bits in each lane.
-  static __m512i either(__m512i first, __m512i second) {
+  static __m512i side_by_side(__m512i first, __m512i second) {
     const __m512i low = _mm512_set1_epi32(0xffff);
     // first & low | second
     return _mm512_ternarylogic_epi32(first, low, _mm512_slli_epi32(second, 16), 0xea);
@@ -142,7 +139,7 @@ class Words16 {
 
   const Blocks& w_;
   float per_unit_;
-  void (Words16::*append_)(const Piece<V>&, int32_t*) const;
+  void (WordsOfPieces::*append_)(const Piece<V>&, int32_t*) const;
   alignas(64) int16_t table_[32];
 };
 
@@ -316,7 +313,7 @@ class DecodedIntegers {
   const Blocks& w_;
   const Words& x_;
   Numbers<V> numbers_;
-  Words16 words_;
+  WordsOfPieces words_;
   int64_t summed_;
   float unit_;
   float* y_;

@@ -184,7 +184,7 @@ bool few_digits(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x,
                 int64_t rows, int64_t n, int64_t count, float* sums) {
   // Blocks should end with bytes, and pieces with blocks.
   const bool whole =
-      static_cast<int32_t>(w.packing) > 8
+      is_gguf(w.packing)
           ? w.k % numbers.codes() == 0
           : w.k % 4 == 0 && (w.block >= w.k || 64 % w.block == 0 || w.block % 64 == 0);
   if (!whole || rows > 2) return false;

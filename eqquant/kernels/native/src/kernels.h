@@ -126,6 +126,8 @@ enum class Packing : int32_t {
   kIQ1_M = 129,
 };
 
+constexpr bool is_gguf(Packing packing) { return static_cast<int32_t>(packing) > 8; }
+
 // The number of points that a packing may index; 0 if it has no codebook.
 constexpr int64_t codebook_points(Packing packing) {
   switch (packing) {

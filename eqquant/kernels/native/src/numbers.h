@@ -190,10 +190,6 @@ class Numbers {
     return at;
   }
 
-  static constexpr bool is_gguf(Packing packing) {
-    return static_cast<int32_t>(packing) > 8;
-  }
-
   template <Packing packing>
   void set_small_blocks(const uint8_t* at, int64_t slice, int64_t count,
                         Piece<V>& piece) const {

@@ -13,6 +13,11 @@ inline bool is_wide(const Blocks& w) {
   return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
 }
 
+// Whether codes index a table of at most 16 points.
+inline bool has_few_points(const Blocks& w) {
+  return static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
+}
+
 // What the codes of the four vectors of a panel stand for, a `kUnit`th of it, before
 // they are scaled. `less` is that of the piece.
 template <class V>
@@ -73,15 +78,14 @@ struct Type {
 // Calls `f` with the type of what the codes of a weight stand for.
 template <class V, class F>
 void with_points(const Blocks& w, F f) {
-  const bool few =
-      static_cast<int32_t>(w.packing) <= 4 || w.packing == Packing::kIQ4_XS;
   switch (w.point_type) {
     case PointType::kIntegers:
       if (w.packing == Packing::kBits8) return f(Type<WideIntegerPoints<V, false>>());
       return is_wide(w) ? f(Type<WideIntegerPoints<V, true>>())
                         : f(Type<IntegerPoints<V>>());
     case PointType::kTable:
-      return few ? f(Type<TablePoints<V, typename V::Table16>>())
+      return has_few_points(w)
+                 ? f(Type<TablePoints<V, typename V::Table16>>())
                  : f(Type<TablePoints<V, typename V::Table256>>());
     case PointType::kE4M3: return f(Type<SmallFloatPoints<V, PointType::kE4M3>>());
     case PointType::kE5M2: return f(Type<SmallFloatPoints<V, PointType::kE5M2>>());

@@ -16,11 +16,21 @@ namespace {
 // float32: with so many outliers, integers would take about as long.
 constexpr int64_t kOutlierShare = 16;
 
-// Calls `copy(m, i)` for each row `m` without digits, the `i`th of these.
-template <class Copy>
-void over_rows_without_digits(const int32_t* outliers, int64_t rows, Copy copy) {
-  for (int64_t m = 0, i = 0; m < rows; ++m)
-    if (outliers[m] == kNoDigits) copy(m, i++);
+// Computes the `left` of `rows` rows that have no digits, by `exact(some_x, some_y)` of
+// copies of these.
+template <template <class> class Memory, class Exact>
+bool without_digits(const float* x, int64_t k, float* y, int64_t n,
+                    const int32_t* outliers, int64_t rows, int64_t left, Exact exact) {
+  const Memory<float> some_x(left * k), some_y(left * n);
+  if (some_x.failed() || some_y.failed()) return false;
+  const auto over = [&](auto copy) {
+    for (int64_t m = 0, i = 0; m < rows; ++m)
+      if (outliers[m] == kNoDigits) copy(m, i++);
+  };
+  over([&](int64_t m, int64_t i) { std::copy_n(x + m * k, k, some_x.get() + i * k); });
+  if (!exact(some_x.get(), some_y.get())) return false;
+  over([&](int64_t m, int64_t i) { std::copy_n(some_y.get() + i * n, n, y + m * n); });
+  return true;
 }
 
 template <template <class> class Memory>
@@ -70,7 +80,12 @@ class Products {
     }
     if (left == rows_) return forward(x, y);
     if (!of_digits(digits, y)) return false;
-    if (left > 0 && !without_digits(x, y, number.get(), left)) return false;
+    const auto floats = [&](const float* some_x, float* some_y) {
+      return exact(some_x, some_y, left);
+    };
+    if (left > 0 && !without_digits<Memory>(x, k(), y, w_.n, number.get(), rows_, left,
+                                            floats))
+      return false;
     mend({x, k(), nullptr, nullptr}, y);
     return true;
   }
@@ -102,21 +117,6 @@ class Products {
     const Memory<float> scratch(kernels_.integers_scratch(w_, x, parallel_.workers));
     if (scratch.failed()) return false;
     kernels_.integers(w_, x, y, scratch.get(), parallel_);
-    return true;
-  }
-
-  // Computes the `rows` rows without digits in float32.
-  bool without_digits(const float* x, float* y, const int32_t* outliers,
-                      int64_t rows) const {
-    const Memory<float> some_x(rows * k()), some_y(rows * w_.n);
-    if (some_x.failed() || some_y.failed()) return false;
-    over_rows_without_digits(outliers, rows_, [&](int64_t m, int64_t i) {
-      std::copy_n(x + m * k(), k(), some_x.get() + i * k());
-    });
-    if (!exact(some_x.get(), some_y.get(), rows)) return false;
-    over_rows_without_digits(outliers, rows_, [&](int64_t m, int64_t i) {
-      std::copy_n(some_y.get() + i * w_.n, w_.n, y + m * w_.n);
-    });
     return true;
   }
 
@@ -191,16 +191,11 @@ class BlocksProducts {
     const int64_t left = std::count(outliers, outliers + rows, kNoDigits);
     if (left == 0) return true;
     if (left == rows) return floats(x, y, rows);
-    const Memory<float> some_x(left * w_.k), some_y(left * w_.n);
-    if (some_x.failed() || some_y.failed()) return false;
-    over_rows_without_digits(outliers, rows, [&](int64_t m, int64_t i) {
-      std::copy_n(x + m * w_.k, w_.k, some_x.get() + i * w_.k);
-    });
-    if (!floats(some_x.get(), some_y.get(), left)) return false;
-    over_rows_without_digits(outliers, rows, [&](int64_t m, int64_t i) {
-      std::copy_n(some_y.get() + i * w_.n, w_.n, y + m * w_.n);
-    });
-    return true;
+    return without_digits<Memory>(
+        x, w_.k, y, w_.n, outliers, rows, left,
+        [&](const float* some_x, float* some_y) {
+          return floats(some_x, some_y, left);
+        });
   }
 
   const Kernels& kernels_;

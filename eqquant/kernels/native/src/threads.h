@@ -20,8 +20,7 @@ void on_threads(int64_t threads, int64_t tasks, Task task) {
   };
   std::vector<std::thread> others;
   try {
-    while (static_cast<int64_t>(others.size()) + 1 < (threads < tasks ? threads : tasks))
-      others.emplace_back(work);
+    for (int64_t i = 1; i < threads && i < tasks; ++i) others.emplace_back(work);
   } catch (const std::exception&) {
   }
   work();
