@@ -101,8 +101,10 @@ def _groups(
 ) -> list[Sequence[Entry]]:
     """Divides products into groups, the weights of which fit into half of the memory
     next to the matrix that is read and two dense copies of a weight."""
-    dense = 4 * math.prod(shape)
-    free = physical_memory() // 2 - read - 2 * dense
+    dense, memory = 4 * math.prod(shape), physical_memory()
+    if memory is None:
+        return [wanted]
+    free = memory // 2 - read - 2 * dense
     # The baseline's weights are in every group.
     size = max(1, free // (cycle + dense) - 1)
     return [wanted[i : i + size] for i in range(0, len(wanted), size)]

@@ -20,9 +20,12 @@ def last_level_cache() -> int | None:
     return max(sizes, default=None)
 
 
-def physical_memory() -> int:
-    """The bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def physical_memory() -> int | None:
+    """The bytes of memory of this machine, or `None` if unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # Not every system has these.
+        return None
 
 
 def default_cycle() -> int:

@@ -92,6 +92,21 @@ def test_times():
     assert _measured()[1, "float32"].times.ratio == 1
 
 
+# Products that do not fit into memory together are timed in groups.
+def test_groups(monkeypatch):
+    monkeypatch.setattr("eqquant.bench._measure.physical_memory", lambda: 1)
+    found = bench.measure(
+        [(16, 16), (16, 32)], [2, 1], ["int8", "nf4"], budget=0, min_rounds=2, cycle=0
+    )
+    found = [row for row in found if not row.name.endswith(xla)]
+    names = ["float32", "bfloat16", "Int8()", "NF4()"]
+    assert [(row.shape, row.rows, row.name) for row in found] == [
+        ((16, n), m, name) for n in (16, 32) for m in (2, 1) for name in names
+    ]
+    baselines = {row.times.baseline for row in found[:4]}
+    assert len(baselines) == 3  # bfloat16 is next to the float32 that is kept.
+
+
 def test_default_formats():
     names = [str(quantization) for quantization in bench.default_formats()]
     assert names[:4] == ["Int8()", "Int8(), x Int8()", "NF4()", "Int4()"]
