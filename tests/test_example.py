@@ -247,8 +247,9 @@ def test_models(make):
 @pytest.mark.parametrize("make", models)
 def test_calibrated_models(make):
     model, x = make()
-    fn = lambda model, x: model(x)
-    stats = eqq.calibrate(fn, model, [x, x])
+    # (Of one input the errors of few numbers are the error.)
+    inputs = [np.roll(x, i) for i in range(8)]
+    stats = eqq.calibrate(lambda model, x: model(x), model, inputs)
     options = {"method": eqq.ScaleSearch(), "min_size": 0, "example": x}
     q = eqq.tree_quantize(model, "int8", stats=stats, **options)
     found, _ = jtu.tree_flatten_with_path(q, is_leaf=is_leaf)
@@ -259,10 +260,11 @@ def test_calibrated_models(make):
     }
     assert taken and taken <= {*stats}
     nearest = eqq.tree_quantize(model, "int8", min_size=0, example=x)
-    call = eqx.filter_jit(lambda model: model(x))
-    wanted = np.asarray(call(model))
-    lost = lambda q: np.linalg.norm(np.asarray(call(q)) - wanted)
-    assert lost(q) < 1.5 * lost(nearest)
+    call = eqx.filter_jit(lambda model, x: model(x))
+    outputs = lambda model: np.stack([call(model, x) for x in inputs])
+    wanted = outputs(model)
+    lost = lambda q: np.linalg.norm(outputs(q) - wanted)
+    assert lost(q) < 1.2 * lost(nearest)
 
 
 def test_axes():
