@@ -1,3 +1,4 @@
+import dataclasses
 import itertools as it
 
 import equinox as eqx
@@ -291,3 +292,26 @@ def test_memory_of_units(name, m):
         memory = fn.lower(x, q).compile().memory_analysis()
         assert memory is not None
         assert memory.temp_size_in_bytes < 4 * 4096 * 1024 / 3
+
+
+@pytest.mark.optimized
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA would copy pieces")
+def test_columns_in_pieces():
+    # (Beyond 32 MB, each call would map its temporaries anew.)
+    k, n = 11008, 4096
+    q = eqx.filter_eval_shape(
+        lambda: eqq.quantize(jnp.zeros((k, n)), eqq.formats.Q2_K())
+    )
+    random = np.random.default_rng(0)
+    stored = {
+        name: random.integers(0, 64, a.shape, a.dtype) for name, a in q.stored.items()
+    }
+    q = dataclasses.replace(q, stored=jax.device_put(stored))
+    fn = jax.jit(lambda x, q: eqq.qmatmul(x, q, kernel="unit_sweep"))
+    x = inputs(1, k)
+    memory = fn.lower(x, q).compile().memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes < 2**25
+    y = np.asarray(fn(x, q))
+    for start in (0, 1000, n - 64):
+        some = np.asarray(q[:, start : start + 64], np.float64)
+        assert error(y[:, start : start + 64], x, some) < 1e-5

@@ -1,9 +1,11 @@
+import dataclasses
 import functools as ft
 import itertools as it
 import operator
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
@@ -33,6 +35,10 @@ _codes = 32
 # (Rows are side by side: if `n` is a power of two then a cache keeps few of them.)
 _read = 8
 _rows = 12
+# Memory of more bytes than `_most` is mapped anew whenever it is asked for, which takes
+# longer than the product. Then columns are computed in pieces of `_piece` bytes.
+_most = 2**25
+_piece = 2**24
 
 
 @exact_where_not_finite
@@ -45,18 +51,51 @@ def unit_sweep(
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
 
-    def product(x, stored):
-        every = [units(stored, problem, span) for span in spans(problem, _codes)]
-        return ft.reduce(operator.add, [_sums(some.inputs(x), some) for some in every])
-
     if not base_of(problem).ordered:
-        return product(x, stored).astype(problem.dtype)
+        return _in_pieces(x, stored, problem).astype(problem.dtype)
     # One row after another: XLA would keep the scale of each code for the next.
     rows = []
     for row in x:
-        rows.append(product(row[None], stored))
+        rows.append(_product(row[None], stored, problem))
         stored, rows[-1] = lax.optimization_barrier((stored, rows[-1]))
     return jnp.concatenate(rows).astype(problem.dtype)
+
+
+def _in_pieces(x, stored, problem):
+    number = _pieces(units(stored, problem, spans(problem, _codes)[0]), problem)
+    if number == 1:
+        return _product(x, stored, problem)
+    size = problem.n // number
+    narrow = dataclasses.replace(problem, n=size)
+
+    def piece(i):
+        cut = lambda a: lax.dynamic_slice_in_dim(a, i * size, size, axis=-1)
+        each = lambda a: a if a.shape[-1] == 1 else cut(a)
+        return _product(x, jtu.tree_map(each, stored), narrow)
+
+    y = lax.map(piece, jnp.arange(number))
+    return jnp.moveaxis(y, 0, 1).reshape(x.shape[0], problem.n)
+
+
+def _pieces(some: Units, problem: Problem) -> int:
+    """How many pieces the columns are computed in."""
+    if not fuses:
+        return 1  # XLA would copy each piece of the weight.
+    halves = 1 if some.base.offset is None else 2
+    scales = halves * sum(map(len, some.computed))
+    sums = 2 * -(-len(some.codes) // _codes)  # of the last fusion, and of the next
+    rows = some.number * problem.stack * (scales + sums)
+    nbytes = 4 * problem.n * rows
+    if nbytes <= _most:
+        return 1
+    # Whole lines of a cache.
+    fits = (i for i in range(-(-nbytes // _piece), 65) if problem.n % (64 * i) == 0)
+    return next(fits, 1)
+
+
+def _product(x, stored, problem):
+    every = [units(stored, problem, span) for span in spans(problem, _codes)]
+    return ft.reduce(operator.add, [_sums(some.inputs(x), some) for some in every])
 
 
 def _sums(x: Float[Array, "m u s"], some: Units) -> Float[Array, "m n"]:
