@@ -62,10 +62,15 @@ def test_any_dimensions():
         for name, (subscripts, *_, axis) in einsums.items():
             fn = lambda a, b, s=subscripts: jnp.einsum(s, a, b)
             a, b, ct = data[name]
-            if name == "weight first":
-                of = lambda a, b, axis=axis, fn=fn: eqq.implicit(fn)(low(a, axis=axis), b)
-            else:
-                of = lambda a, b, axis=axis, fn=fn: eqq.implicit(fn)(a, low(b, axis=axis))
+            places = (0,) if name == "weight first" else (1,)
+
+            def of(*operands, fn=fn, places=places, axis=axis):
+                new = [
+                    low(a, axis=axis) if i in places else a
+                    for i, a in enumerate(operands)
+                ]
+                return eqq.implicit(fn)(*new)
+
             y, pullback = jax.vjp(of, a, b)
             found[name] = y, *pullback(ct)
             injected = lambda a, b, s=subscripts: jnp.einsum(
