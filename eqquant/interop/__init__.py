@@ -39,6 +39,7 @@ from ._open import (
 from ._own import load as load, load_struct as load_struct, save as save
 from ._renaming import (
     Join as Join,
+    Quantized as Quantized,
     renamed as renamed,
     Split as Split,
     Transposed as Transposed,

@@ -69,8 +69,9 @@ def load_into(
         field that the name lacks is a number: the arrays are stacked in this order,
         along new axes in front. A field that only the name has is a place in such a
         stack. A pattern may be a [`eqquant.interop.Join`][], and a name a
-        [`eqquant.interop.Split`][] or a [`eqquant.interop.Transposed`][]. Packed codes
-        are copied, and never decoded.
+        [`eqquant.interop.Split`][], a [`eqquant.interop.Transposed`][] or a
+        [`eqquant.interop.Quantized`][]. Packed codes are copied, and not decoded but by
+        the last of these.
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
         one of `tree` is not used. If false, this is a warning, and arrays that are
         missing stay as they are.

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 from eqquant import interop
-from eqquant.interop import Join, load_into, Split, Transposed
+from eqquant.interop import Join, load_into, Quantized, Split, Transposed
 
 from ..helpers import formats, normal
 
@@ -130,6 +130,40 @@ def test_in_turn():
     np.testing.assert_array_equal(found["w"].dequantize(), q.dequantize().T)
 
 
+def test_quantized_on_the_way():
+    # As in files of type Q4_K_M, whose values are now and then in more bits.
+    w = [np.asarray(normal(16, 256, seed=i)) for i in range(4)]
+    kinds = ("q4_k", "q6_k", "q6_k", "q4_k")
+    found = [eqq.quantize(x, kind, axis=-1) for x, kind in zip(w, kinds)]
+    tree = dict(zip(("0.q", "0.v", "1.q", "1.v"), found))
+    both = Join("{i}.q", "{i}.v")
+    model = {"qv": struct(2, 32, 256)}
+    with pytest.raises(ValueError, match="Q4_K.* and Q6_K.*Quantized"):
+        load_into(model, tree, {both: "qv"})
+    new = load_into(model, tree, {both: Quantized("qv", "q6_k")})["qv"]
+    dense = np.asarray(new.dequantize()).reshape(4, 16, 256)
+    assert str(new.format) == "Q6_K()" and new.axis == -1
+    for i in (1, 2):
+        np.testing.assert_array_equal(dense[i], found[i].dequantize())
+    for i in (0, 3):
+        again = eqq.quantize(found[i].dequantize(), "q6_k", axis=-1)
+        np.testing.assert_array_equal(dense[i], again.dequantize())
+
+    # Along the axis that products contract, of checkpoints in either order of axes.
+    tree = {"a": w[0], "b": w[1].T, "c": np.concatenate(w[2:])}
+    rules = {
+        "a": Quantized("a", "nf4"),
+        "b": Quantized(Transposed("b"), "nf4"),
+        "c": Quantized(Split("c", "d"), "nf4"),
+    }
+    model = {x: struct(16, 256) for x in "abcd"}
+    new = load_into(model, tree, rules)
+    for x, each in zip("abcd", w):
+        assert new[x].axis == -1
+        wanted = eqq.quantize(each, "nf4", axis=-1).dequantize()
+        np.testing.assert_array_equal(new[x].dequantize(), wanted)
+
+
 def test_sharded():
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     sharding = NamedSharding(mesh, P(None, "x"))
@@ -227,6 +261,19 @@ _q = eqq.quantize(normal(32, 64), "nf4", axis=-1)
         ),
         ({"a": (8,)}, {"w": _w[0]}, {"w": Transposed("a")}, ["its shape is (8,)"]),
         ({"a.0": ()}, {"w": _q}, {"w": "a.{i}"}, ["its shape is (32, 64)"]),
+        # What is no weight.
+        (
+            {"a": (8,)},
+            {"w": _w[0]},
+            {"w": Quantized("a", "nf4")},
+            ["'w' cannot become 'a': a vector is not quantized, and its shape is (8,)"],
+        ),
+        (
+            {"a": (4, 8)},
+            {"w": _w.astype(np.int32)},
+            {"w": Quantized("a", "nf4")},
+            ["numbers of int32 are not quantized"],
+        ),
         # A hint for each direction.
         (
             {"layers.0.attention.weight": (4, 8)},
@@ -291,7 +338,7 @@ def test_rules_that_are_none():
         {"a": Transposed("b")},
         {"{x}": "b"},
     ):
-        with pytest.raises(ValueError, match="cannot join, split, stack or transpose"):
+        with pytest.raises(ValueError, match="cannot join, .*transpose or quantize"):
             interop.renamed("a", rule)
     assert interop.renamed("l.3.w", {"l.{i}.{x}": "{x}.{i}"}) == ("w.3",)
     assert interop.renamed("l.3.w.b", {"l.{i}.{x}": "{x}.{i}"}) == ("l.3.w.b",)

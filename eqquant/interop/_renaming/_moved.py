@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...formats import AbstractFormat
 from . import _piece
 from ._patterns import fields_of, filled, Match, matched
 from ._piece import Piece
 from ._renamed import as_names, called, rules_of
-from ._rules import Join, Split, Transposed
+from ._rules import Join, Quantized, Split, Transposed
 
 
 Named = tuple[str, Piece]
@@ -53,7 +54,14 @@ def moved(
 class _Group:
     """The arrays of which a rule makes one array, or the parts of one."""
 
-    def __init__(self, pattern: str | Join, new: Any, match: Match):
+    def __init__(
+        self,
+        pattern: str | Join,
+        new: str | Split | Transposed,
+        match: Match,
+        format: AbstractFormat | None,
+    ):
+        self._format = format
         self.patterns = pattern.patterns if isinstance(pattern, Join) else (pattern,)
         self.pattern, self.new, self.match = pattern, new, match
         self._stacked = _stacked_fields(self.patterns[0], new)
@@ -101,6 +109,9 @@ class _Group:
 
     def _joined(self, members):
         pieces = [members[which][1] for which in range(len(self.patterns))]
+        if self._format is not None:
+            inputs = -2 if isinstance(self.new, Transposed) else -1
+            pieces = [_piece.quantized(x, self._format, inputs) for x in pieces]
         if not isinstance(self.pattern, Join):
             return pieces[0]
         return _piece.joined(pieces, self.pattern.axis, self.pattern.groups)
@@ -137,6 +148,9 @@ def _by_patterns(found, rule, shapes, problems):
             continue
         pattern, which, wildcards = match
         for j, new in enumerate(as_names(rule[pattern])):
+            new, format = (
+                (new.name, new.format) if isinstance(new, Quantized) else (new, None)
+            )
             try:
                 each = list(_unstacked(piece, wildcards, new))
             except ValueError as e:
@@ -146,7 +160,7 @@ def _by_patterns(found, rule, shapes, problems):
                 key = _key(pattern, full, new) or (len(kept),)
                 key = (pattern, j, *key)
                 if key not in groups:
-                    groups[key] = _Group(pattern, new, full)
+                    groups[key] = _Group(pattern, new, full, format)
                     kept.append(groups[key])
                 groups[key].add(which, full, name, part)
     result = []

@@ -3,9 +3,11 @@ import functools as ft
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ..._array import is_quantized
+from ..._array import is_quantized, quantize
 from ..._product import Axis
 from ...formats import AbstractFormat
 from ...kernels import can_rearrange
@@ -199,6 +201,32 @@ def transposed(piece: Piece) -> Piece:
     return dataclasses.replace(found, axis=axis)
 
 
+def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
+    """The same array in a format. What is in this format already stays as it is, and
+    what is quantized is quantized along the same axis; others along `axis`.
+
+    **Raises:**
+
+    A `ValueError` if it is a vector, or if the format does not fit it.
+    """
+    if piece.format == format:
+        return piece
+    if len(piece.shape) < 2:
+        raise ValueError(f"a vector is not quantized, and its shape is {piece.shape}")
+    if not jnp.issubdtype(piece.dtype, jnp.floating):
+        raise ValueError(f"numbers of {np.dtype(piece.dtype).name} are not quantized")
+    along = axis if piece.format is None else piece.axis
+    encode = lambda w: quantize(w, format, axis=along)
+    jax.eval_shape(encode, jax.ShapeDtypeStruct(piece.shape, piece.dtype))
+
+    def make(reads):
+        x = reads[0]()
+        return encode(x.dequantize() if is_quantized(x) else x)
+
+    found = _made([piece], piece.shape, make)
+    return dataclasses.replace(found, format=format, axis=along)
+
+
 def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
     """Reads arrays, and calls `use(i, array)` for each, in the order of the checkpoint.
     Those that others are made of are read once, and freed after their last use."""
@@ -280,7 +308,8 @@ def _differs(pieces, kind):
     for piece in pieces:
         found.setdefault(str(getattr(piece, kind)), piece.names[0])
     text = " and ".join(f"{value} of {name!r}" for value, name in found.items())
-    return ValueError(f"they have another {kind} each: {text}")
+    way_out = ". Name it `Quantized(..., format)`" if kind == "format" else ""
+    return ValueError(f"they have another {kind} each: {text}{way_out}")
 
 
 def _check_groups(sizes, groups):

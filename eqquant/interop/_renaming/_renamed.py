@@ -2,12 +2,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ._patterns import fields_of, filled, matched
-from ._rules import Join, Split, Transposed
+from ._rules import Join, Quantized, Split, Transposed
 from ._tables import inverse_tables, tables
 
 
 # One rule: a dictionary of patterns, or a function of a name.
 Rule: TypeAlias = Mapping[Any, Any] | Callable[[str], Any]
+# What a dictionary of patterns gives.
+New: TypeAlias = str | Split | Transposed | Quantized
 
 
 def renamed(name: str, rename: Any, inverse: bool = False) -> tuple[str, ...]:
@@ -55,12 +57,12 @@ def rules_of(rename: Any, inverse: bool = False) -> list[Rule]:
     )
 
 
-def as_names(names: Any) -> tuple[str | Split | Transposed, ...]:
+def as_names(names: Any) -> tuple[New, ...]:
     """The names that a rule gives an array."""
     if names is None:
         return ()
     found = tuple(names) if isinstance(names, tuple | list) else (names,)
-    if not all(isinstance(name, str | Split | Transposed) for name in found):
+    if not all(isinstance(name, New) for name in found):
         raise TypeError(f"`rename` should give names, or None. Got {names!r}.")
     return found
 
@@ -97,5 +99,5 @@ def _plain(new, fields, name):
 def _not_of_names(name, rule):
     return ValueError(
         f"`rename` should give {name!r} other names, and here it cannot join, split, "
-        f"stack or transpose arrays, as `load_into` does. Got {rule!r}."
+        f"stack, transpose or quantize arrays, as `load_into` does. Got {rule!r}."
     )

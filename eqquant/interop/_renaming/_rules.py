@@ -1,5 +1,6 @@
 import dataclasses
 
+from ...formats import AbstractFormat, as_format
 from ._patterns import fields_of
 
 
@@ -97,6 +98,42 @@ class Transposed:
     """
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Quantized:
+    """The name of an array of the model that is quantized on the way, one array of the
+    checkpoint at a time: a name of a rule of [`eqquant.interop.load_into`][]. What is
+    in the format already stays as it is, bit for bit. What is in another format is
+    decoded and quantized again, which adds to its error.
+
+    So arrays of several formats are joined or stacked, and checkpoints that are not
+    quantized are loaded into no more memory than they take in the format.
+
+    !!! Example
+
+        ```python
+        # Some of these are `Q4_K` and some are `Q6_K`, in files of type Q4_K_M.
+        qkv = Join(*(f"layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"))
+        rename = {qkv: Quantized("layers.qkv.weight", "q6_k")}
+        ```
+
+    **Arguments:**
+
+    - `name`: the name, a [`eqquant.interop.Transposed`][] or a
+        [`eqquant.interop.Split`][].
+    - `format`: the format, or its name. Matrices that are not quantized are `(out, in)`
+        in the checkpoint, and are quantized along the latter axis.
+    """
+
+    name: str | Transposed | Split
+    format: AbstractFormat
+
+    def __init__(self, name: str | Transposed | Split, format: AbstractFormat | str):
+        if not isinstance(name, str | Transposed | Split):
+            raise TypeError(f"`name` should be a name. Got {name!r}.")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "format", as_format(format))
 
 
 def _check(rule, names, axis, groups):
