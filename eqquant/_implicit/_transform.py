@@ -63,6 +63,10 @@ def implicit(fn: Callable) -> Callable:
     A function of the same arguments. All of JAX's transformations may be applied to it,
     and within `fn`.
 
+    Weights of [`eqquant.train.tree_compute`][] are taken, too: products and
+    convolutions with them round their operands. Functions with derivatives of their own
+    (`jax.custom_vjp`) see ordinary arrays instead.
+
     Results are dense arrays, with this exception: where `fn` returns one of its
     arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of
     it, as in `implicit(lambda w: 2 * w.T)(q)`, or one that it has written into, the
