@@ -14,5 +14,5 @@ functions see the operands and parameters alone.
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake
 from ._interpreter import as_arrays as as_arrays, bind as bind, opened as opened
 from ._loops import sizes_of_scan as sizes_of_scan
-from ._table import register_rule as register_rule
+from ._table import add_rule as add_rule, register_rule as register_rule
 from ._transform import implicit as implicit

@@ -9,10 +9,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from .._array import is_quantized, policy
+from .._array import AbstractArrayLike, is_quantized, policy
 from ._interpreter import as_arrays, bind, inside, Interpreter, Value
 from ._program import constants_of, is_placed
-from ._table import add_rule
+from ._table import add_rule, is_operand
 from ._trace import trace
 
 
@@ -20,7 +20,7 @@ from ._trace import trace
 # have any.
 
 
-@add_rule("jit", "pjit")
+@add_rule("jit", "pjit", of=AbstractArrayLike)
 def _jit(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     if is_placed(eqn):
@@ -56,12 +56,12 @@ def _evaluating(reference):
     return _jitted
 
 
-@add_rule("core_call", "closed_call", "core_closed_call")
+@add_rule("core_call", "closed_call", "core_closed_call", of=AbstractArrayLike)
 def _call(interpreter, eqn, values):
     return interpreter.inline(eqn.params["call_jaxpr"], values)
 
 
-@add_rule("checkpoint", "remat", "remat2")
+@add_rule("checkpoint", "remat", "remat2", of=AbstractArrayLike)
 def _checkpoint(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     differentiated = eqn.params["differentiated"]
@@ -88,9 +88,9 @@ def _checkpoint(interpreter, eqn, values):
     return [a.val if isinstance(a, Literal) else env[a] for a in jaxpr.jaxpr.outvars]
 
 
-@add_rule("custom_jvp_call")
+@add_rule("custom_jvp_call", of=AbstractArrayLike)
 def _custom_jvp(interpreter, eqn, values):
-    values = as_arrays(eqn, values)
+    values = _without_trained(interpreter, eqn, as_arrays(eqn, values))
     places = _differentiable(eqn, values)
     if interpreter.final or not places:
         return interpreter.inline(eqn.params["call_jaxpr"], values)
@@ -120,9 +120,9 @@ def _custom_jvp(interpreter, eqn, values):
     return call(values)
 
 
-@add_rule("custom_vjp_call", "custom_vjp_call_jaxpr")
+@add_rule("custom_vjp_call", "custom_vjp_call_jaxpr", of=AbstractArrayLike)
 def _custom_vjp(interpreter, eqn, values):
-    values = as_arrays(eqn, values)
+    values = _without_trained(interpreter, eqn, as_arrays(eqn, values))
     places = _differentiable(eqn, values)
     if interpreter.final or not places:
         return interpreter.inline(eqn.params["call_jaxpr"], values)
@@ -168,6 +168,14 @@ def _custom_vjp(interpreter, eqn, values):
     call.defvjp(forward, backward)
     like = values
     return call(values)
+
+
+def _without_trained(interpreter, eqn, values):
+    # Operands that are differentiated are ordinary arrays in derivatives of its own.
+    if interpreter.final:
+        return values
+    trains = lambda x: is_operand(x) and not is_quantized(x)
+    return [interpreter.dequantize(x, eqn) if trains(x) else x for x in values]
 
 
 def _of(eqn, values: Sequence[Any], places: Sequence[int]) -> Callable:

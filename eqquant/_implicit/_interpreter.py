@@ -19,10 +19,11 @@ from .._array import (
     warn_dequantized,
 )
 from ._program import has_jaxprs, Program, program_of
-from ._table import rules_of
+from ._table import is_operand, rules_of
 
 
-# The value of a variable of a jaxpr: an array or a quantized array.
+# The value of a variable of a jaxpr: an array, or what `is_operand` of `_table.py`
+# says, such as a quantized array.
 Value: TypeAlias = Any
 
 
@@ -61,8 +62,8 @@ class Interpreter:
             inputs = [_read(env, atom) for atom in eqn.invars]
             for var in dead:
                 env.pop(var, None)
-            if any(map(is_quantized, inputs)):
-                self._later = [*self._kept, *filter(is_quantized, env.values())]
+            if any(map(is_operand, inputs)):
+                self._later = [*self._kept, *filter(is_operand, env.values())]
                 outputs = self.apply(eqn, inputs)
                 self._later += outputs
                 self._forget(inputs)
@@ -83,7 +84,7 @@ class Interpreter:
             outputs = self.call(run, inputs)
             program.forget()
             return outputs
-        if any(map(is_quantized, inputs)) or (self.final and has_jaxprs(eqn)):
+        if any(map(is_operand, inputs)) or (self.final and has_jaxprs(eqn)):
             return self._apply(eqn, inputs)
         return bind(eqn, inputs)
 
@@ -123,8 +124,10 @@ class Interpreter:
 
     def dequantize(self, value: Value, eqn: JaxprEqn) -> Value:
         """The dense array of a value. It is decoded once."""
-        if not is_quantized(value):
+        if not is_operand(value):
             return value
+        if not is_quantized(value):
+            return value.dequantize()
         if id(value) not in self._decoded:
             name = eqn.primitive.name
             if policy() != "allow":
@@ -180,7 +183,14 @@ class Interpreter:
                 self._constants[eqn.outvars[0]] = value
 
     def _apply(self, eqn, inputs):
-        for rule in rules_of(eqn.primitive):
+        kinds = {type(value) for value in inputs if is_operand(value)}
+        if len(kinds) > 1 and not has_jaxprs(eqn):
+            # Rules are for operands of one class.
+            inputs = [
+                self.dequantize(value, eqn) if is_quantized(value) else value
+                for value in inputs
+            ]
+        for rule in rules_of(eqn.primitive, inputs):
             outputs = rule(self, eqn, inputs)
             if outputs is not NotImplemented:
                 break

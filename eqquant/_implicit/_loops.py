@@ -7,16 +7,22 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._array import is_quantized, leading_axes, muted, QuantizedArray
+from .._array import (
+    AbstractArrayLike,
+    is_quantized,
+    leading_axes,
+    muted,
+    QuantizedArray,
+)
 from ._interpreter import as_arrays, Interpreter, opened, Value
-from ._table import add_rule
+from ._table import add_rule, is_operand
 
 
 # Rules for loops and branches. Quantized operands stay packed; a carried value stays
 # packed if the body returns it with the same format and shape.
 
 
-@add_rule("scan")
+@add_rule("scan", of=AbstractArrayLike)
 def _scan(interpreter, eqn, values):
     params = eqn.params
     consts, number = sizes_of_scan(eqn)
@@ -63,7 +69,7 @@ def _is_stack(q: QuantizedArray) -> bool:
     return leading_axes(q)[:1] == (0,) and len(leading_axes(q)) > 1
 
 
-@add_rule("while")
+@add_rule("while", of=AbstractArrayLike)
 def _while(interpreter, eqn, values):
     params = eqn.params
     values = as_arrays(eqn, values)
@@ -115,7 +121,7 @@ def _invariant(
     The initial carry, and for each of its values whether it is dense.
     """
     while True:
-        dense = [not is_quantized(x) for x in carry]
+        dense = [not is_operand(x) for x in carry]
         if all(dense):
             return carry, dense
         with muted():
@@ -134,7 +140,7 @@ def _kind(value: Any) -> Any:
     return treedef, [(a.shape, a.dtype) for a in leaves]
 
 
-@add_rule("cond")
+@add_rule("cond", of=AbstractArrayLike)
 def _cond(interpreter, eqn, values):
     index, *operands = as_arrays(eqn, values)
     branches = eqn.params["branches"]
@@ -151,7 +157,7 @@ def _cond(interpreter, eqn, values):
                 for b in branches
             ]
         dense = [
-            not all(is_quantized(x) and _kind(x) == _kind(each[0]) for x in each)
+            not all(is_operand(x) and _kind(x) == _kind(each[0]) for x in each)
             for each in zip(*outs, strict=True)
         ]
     fns = [lambda new, b=b: branch(b, new, dense) for b in branches]

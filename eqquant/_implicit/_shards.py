@@ -5,10 +5,16 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .._array import blocked_axes, is_quantized, leading_axes, QuantizedArray
+from .._array import (
+    AbstractArrayLike,
+    blocked_axes,
+    is_quantized,
+    leading_axes,
+    QuantizedArray,
+)
 from .._product import full_spec, number_of_shards, splits_evenly
 from ._interpreter import as_arrays
-from ._table import add_rule
+from ._table import add_rule, is_operand
 
 
 # Rules for sharding: stored arrays are split as the array is, unless that would cut
@@ -26,7 +32,7 @@ def _constraint(interpreter, eqn, values):
     return [q.with_sharding(sharding)]
 
 
-@add_rule("shard_map")
+@add_rule("shard_map", of=AbstractArrayLike)
 def _shard_map(interpreter, eqn, values):
     params = eqn.params
     values = as_arrays(eqn, values)
@@ -39,6 +45,9 @@ def _shard_map(interpreter, eqn, values):
             else:
                 value = dataclasses.replace(value, sharding=None)
                 spec = dataclasses.replace(value, stored=specs)
+        elif is_operand(value) and len(jtu.tree_leaves(value)) > 1:
+            # (Otherwise the spec is that of its array.)
+            value = interpreter.dequantize(value, eqn)
         operands.append(value)
         in_specs.append(spec)
 

@@ -1,14 +1,25 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import JaxprEqn, Primitive
 
+from .._array import AbstractArrayLike, QuantizedArray
+
 
 # `(interpreter, equation, values) -> results`, or `NotImplemented`.
 Rule = Callable[[Any, JaxprEqn, list], Any]
 
-_rules: dict[Primitive | str, list[Rule]] = {}
+# Each with the class of the operands that it is for.
+_rules: dict[Primitive | str, list[tuple[Rule, type]]] = {}
+
+# The classes that variables of a jaxpr may have, besides arrays.
+_operands: set[type] = {QuantizedArray}
+
+
+def is_operand(x: Any) -> bool:
+    """Whether the interpreter has rules for a value, which is no ordinary array."""
+    return type(x) in _operands
 
 
 def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
@@ -65,18 +76,26 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
     return register
 
 
-def add_rule(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
+def add_rule(
+    *primitives: Primitive | str, of: type = QuantizedArray
+) -> Callable[[Rule], Rule]:
     """Registers a rule of the package, which takes the interpreter, the equation and
-    the operands."""
+    the operands. It is for operands of the class `of`, a subclass of
+    `AbstractArrayLike`; with `AbstractArrayLike` itself, for all."""
+    if of is not AbstractArrayLike:
+        _operands.add(of)
 
     def add(rule):
         for primitive in primitives:
-            _rules.setdefault(primitive, []).insert(0, rule)
+            _rules.setdefault(primitive, []).insert(0, (rule, of))
         return rule
 
     return add
 
 
-def rules_of(primitive: Primitive) -> list[Rule]:
-    """The rules of a primitive, in the order in which they are tried."""
-    return [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]
+def rules_of(primitive: Primitive, values: Sequence[Any] = ()) -> list[Rule]:
+    """The rules of a primitive for these operands, in the order in which they are
+    tried."""
+    rules = [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]
+    operands = [value for value in values if is_operand(value)]
+    return [rule for rule, of in rules if all(isinstance(x, of) for x in operands)]

@@ -8,6 +8,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .._array import is_quantized
 from ._interpreter import Value
+from ._table import is_operand
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Value]) -> ClosedJaxpr:
@@ -19,8 +20,10 @@ def trace(fn: Callable[..., Any], values: Sequence[Value]) -> ClosedJaxpr:
 def as_operand(value: Value) -> Any:
     """The abstract dense array by which to trace a quantized one; other values as they
     are."""
-    if not is_quantized(value):
+    if not is_operand(value):
         return value
+    if not is_quantized(value):
+        return value.dequantize()
     first, *_ = jtu.tree_leaves(value.stored)
     aval = jax.typeof(first)
     if aval.manual_axis_type.varying:

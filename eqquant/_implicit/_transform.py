@@ -17,6 +17,7 @@ from . import (
     _writes as _writes,
 )
 from ._interpreter import Interpreter
+from ._table import is_operand
 from ._trace import trace
 
 
@@ -62,6 +63,10 @@ def implicit(fn: Callable) -> Callable:
     A function of the same arguments. All of JAX's transformations may be applied to it,
     and within `fn`.
 
+    Weights of [`eqquant.train.tree_compute`][] are taken, too: products and
+    convolutions with them round their operands. Functions with derivatives of their own
+    (`jax.custom_vjp`) see ordinary arrays instead.
+
     Results are dense arrays, with this exception: where `fn` returns one of its
     arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of
     it, as in `implicit(lambda w: 2 * w.T)(q)`, or one that it has written into, the
@@ -102,14 +107,11 @@ class _Implicit(eqx.Module):
 
     def __call__(self, *args, **kwargs):
         call = (self.fn, args, kwargs)
-        leaves, treedef = jtu.tree_flatten(call, is_leaf=is_quantized)
-        if not any(map(is_quantized, leaves)):
+        leaves, treedef = jtu.tree_flatten(call, is_leaf=is_operand)
+        if not any(map(is_operand, leaves)):
             return self.fn(*args, **kwargs)
-        places = [i for i, x in enumerate(leaves) if eqx.is_array(x) or is_quantized(x)]
-        values = [
-            as_mapped(leaf) if is_quantized(leaf) else jnp.asarray(leaf)
-            for leaf in (leaves[i] for i in places)
-        ]
+        places = [i for i, x in enumerate(leaves) if eqx.is_array(x) or is_operand(x)]
+        values = [_as_value(leaf) for leaf in (leaves[i] for i in places)]
         out: Any = None
 
         def flat(*arrays):
@@ -126,4 +128,10 @@ class _Implicit(eqx.Module):
         jaxpr = trace(flat, values)
         results = Interpreter().evaluate(jaxpr, values)
         tree, static = out
-        return eqx.combine(tree.unflatten(results), static, is_leaf=is_quantized)
+        return eqx.combine(tree.unflatten(results), static, is_leaf=is_operand)
+
+
+def _as_value(leaf):
+    if is_quantized(leaf):
+        return as_mapped(leaf)
+    return leaf if is_operand(leaf) else jnp.asarray(leaf)

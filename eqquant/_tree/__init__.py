@@ -10,9 +10,20 @@ This room imports `_trace` and the rooms below it.
 To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
-from ._decide import decide as decide, Decision as Decision, FilterSpec as FilterSpec
-from ._example import Example as Example
-from ._jitted import opened as opened
+from ._decide import (
+    decide as decide,
+    Decision as Decision,
+    FilterSpec as FilterSpec,
+    Unsupported as Unsupported,
+)
+from ._example import Example as Example, modules_on_call as modules_on_call
+from ._jitted import closed as closed, opened as opened
+from ._on_call import (
+    is_on_call as is_on_call,
+    not_on_call as not_on_call,
+    put_on_call as put_on_call,
+    rebuilt as rebuilt,
+)
 from ._owners import (
     LeafInfo as LeafInfo,
     leaves_with_info as leaves_with_info,

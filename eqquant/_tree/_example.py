@@ -5,7 +5,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import identity
+from .._array import identity, is_quantized
 from ._jitted import closed
 from ._on_call import methods_of, put_on_call, rebuilt
 
@@ -74,6 +74,7 @@ def modules_on_call(
     quantized: dict[int, tuple[Any, str, tuple[eqx.Module, ...]]],
     given: dict[int, bool],
     example: Example,
+    is_leaf: Callable[[Any], bool] = is_quantized,
 ) -> dict[int, bool]:
     """The modules that have to run as by [`eqquant.implicit`][], by `id`, so that a
     model runs once it is quantized; and whether that goes for every method, or only for
@@ -86,6 +87,7 @@ def modules_on_call(
         and the modules around it.
     - `given`: modules that are to run so anyway.
     - `example`: a call of the model.
+    - `is_leaf`: which nodes of `model` are among `leaves`.
 
     **Raises:**
 
@@ -96,7 +98,7 @@ def modules_on_call(
         new = [
             quantized[i][0] if i in numbers else leaf for i, leaf in enumerate(leaves)
         ]
-        return example.error(rebuilt(model, new, put_on_call(callers)))
+        return example.error(rebuilt(model, new, put_on_call(callers), is_leaf))
 
     if error(quantized, given) is None:
         return given

@@ -55,6 +55,7 @@ def rebuilt(
     tree: PyTree,
     leaves: Iterable[Any],
     change: Callable[[Any, Any], Any],
+    is_leaf: Callable[[Any], bool] = is_quantized,
 ) -> PyTree:
     """Rebuilds a tree with new leaves, and puts `change(node, new)` in the place of
     each `node`, which is `new` with the new leaves."""
@@ -62,7 +63,7 @@ def rebuilt(
 
     def rebuild(node):
         children, treedef = jtu.tree_flatten(
-            node, is_leaf=lambda x: x is not node or is_quantized(x)
+            node, is_leaf=lambda x: x is not node or is_leaf(x)
         )
         if len(children) == 1 and children[0] is node:
             return next(leaves)

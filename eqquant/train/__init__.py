@@ -4,7 +4,8 @@ training, LoRA adapters and 8-bit optimizers; and training in fewer bits: produc
 (`_collectives`).
 
 The products of a training step are four (`_contractions`), of which a primitive
-(`_linear`) makes derivatives and `vmap`.
+(`_linear`) makes derivatives and `vmap`. Products of other dimensions become these
+(`_rounded_dot`), and `eqquant.implicit` finds them (`_low_precision_rules`).
 
 May import `_tree` and the rooms below it, and optax inside functions that make an
 optimizer. To add an estimator, write a function that ends in `estimate(value,
@@ -13,6 +14,7 @@ surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
 """
 
 from .._tree import trainable_spec as trainable_spec
+from . import _low_precision_rules as _low_precision_rules
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet
 from ._collectives import (
@@ -21,6 +23,7 @@ from ._collectives import (
     quantized_psum as quantized_psum,
     quantized_psum_scatter as quantized_psum_scatter,
 )
+from ._dot_general import DotGeneral as DotGeneral
 from ._fake_quantized import FakeQuantized as FakeQuantized
 from ._learned_step_size import learned_step_size as learned_step_size
 from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit

@@ -13,6 +13,7 @@ from .._array import is_quantized
 from .._tree import decide, FilterSpec
 from ..formats import from_bits
 from ._lora_array import LoRA, square_norms
+from ._low_precision import LowPrecision
 
 
 def lora(
@@ -52,7 +53,8 @@ def lora(
     - `rank`: the rank of the adapters. An `n` by `k` weight gets `rank * (n + k)`
         trainable numbers.
     - `filter_spec`, `min_size`, `embeddings`: which weights get adapters, as in
-        [`eqquant.tree_quantize`][]. Quantized and dense weights are treated alike, and
+        [`eqquant.tree_quantize`][]. Quantized and dense weights, and those of
+        [`eqquant.train.tree_compute`][], are treated alike, and
         a format in `filter_spec` means the same as `True`.
     - `alpha`: the product of the adapters is scaled by `alpha / rank`. Defaults to
         `rank`.
@@ -87,9 +89,9 @@ def lora(
     check_no_adapters(model)
     alpha = rank if alpha is None else alpha
     scale = float(alpha / (math.sqrt(rank) if rank_stabilized else rank))
-    # It does not matter which weights are quantized already.
+    # It does not matter which weights are quantized already, or compute in fewer bits.
     chosen = decide(
-        model,
+        jtu.tree_map(_plain, model, is_leaf=is_weight),
         filter_spec,
         min_size=min_size,
         embeddings=embeddings,
@@ -102,12 +104,12 @@ def lora(
             "none; `eqquant.report(model)` lists them."
         )
     keys = iter(jr.split(key, number))
-    leaves, treedef = jtu.tree_flatten(model, is_leaf=is_quantized)
+    leaves, treedef = jtu.tree_flatten(model, is_leaf=is_weight)
 
     def adapt(leaf, decision):
         if decision.format is None:
             return leaf
-        axis = leaf.axis if is_quantized(leaf) else decision.info.axis
+        axis = leaf.axis if is_weight(leaf) else decision.info.axis
         n, k = rows_first(leaf.shape, axis, decision.info.path)
         *stack, _, _ = leaf.shape
         bound = 1 / math.sqrt(max(1, k))
@@ -143,6 +145,14 @@ def lora_spec(model: PyTree) -> PyTree[bool]:
         return eqx.tree_at(where, frozen, trains, is_leaf=lambda x: x is None)
 
     return jtu.tree_map(spec, model, is_leaf=is_lora)
+
+
+def is_weight(x: Any) -> bool:
+    return is_quantized(x) or isinstance(x, LowPrecision)
+
+
+def _plain(x):
+    return x.weight if isinstance(x, LowPrecision) else x
 
 
 def is_lora(x: Any) -> bool:

@@ -10,7 +10,14 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized, quantize
 from ..formats import AbstractFormat
-from ._lora import check_no_adapters, is_lora, lora_spec, rows_first, with_magnitude
+from ._lora import (
+    check_no_adapters,
+    is_lora,
+    is_weight,
+    lora_spec,
+    rows_first,
+    with_magnitude,
+)
 from ._lora_array import LoRA
 
 
@@ -89,7 +96,7 @@ def with_lora(
             "`adapters` should be for weights of `model`, which has no array at "
             f"{', '.join(map(repr, left))}."
         )
-    model = jtu.tree_unflatten(jtu.tree_structure(model, is_leaf=is_quantized), leaves)
+    model = jtu.tree_unflatten(jtu.tree_structure(model, is_leaf=is_weight), leaves)
     return model, lora_spec(model)
 
 
@@ -129,7 +136,7 @@ def merge_lora(model: PyTree, format: AbstractFormat | str | None = None) -> PyT
 
 def _adapted(path, leaf, adapter):
     a, b, axis = jnp.asarray(adapter["a"]), jnp.asarray(adapter["b"]), adapter["axis"]
-    if not (is_quantized(leaf) or eqx.is_array(leaf)):
+    if not (is_weight(leaf) or eqx.is_array(leaf)):
         raise ValueError(
             "`adapters` should be for arrays of `model`. Got an adapter of "
             f"{path!r}, which is not an array."
@@ -151,7 +158,7 @@ def _adapted(path, leaf, adapter):
 
 
 def _with_paths(model):
-    is_leaf = lambda x: is_lora(x) or is_quantized(x)
+    is_leaf = lambda x: is_lora(x) or is_weight(x)
     found, _ = jtu.tree_flatten_with_path(model, is_leaf=is_leaf)
     paths, leaves = [keys for keys, _ in found], [x for _, x in found]
     return list(zip(_names(paths), leaves))

@@ -10,9 +10,10 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from .._array import as_dense, is_quantized, QuantizedArray
+from .._array import AbstractArrayLike, is_quantized, QuantizedArray
 from .._product import full_spec, placed
 from ..formats import from_bits, to_bits
+from ._low_precision import LowPrecision
 from ._weight import AbstractWeight, by_transpose
 
 
@@ -33,14 +34,15 @@ class LoRA(AbstractWeight):
 
         DoRA: Weight-Decomposed Low-Rank Adaptation. Liu et al., 2024. Section 4.
 
-    - `base`: `W`, quantized or dense. It gets no gradient.
+    - `base`: `W`, quantized or dense, or one whose products are in fewer bits
+        ([`eqquant.train.LowPrecision`][]). It gets no gradient.
     - `a`, `b`: the thin matrices, in the orientation in which the contracted axis of
         `W` is last.
     - `magnitude`: the norm of each row for DoRA, or `None`.
     - `axis`: the axis of `base` that products contract, -1 or -2.
     """
 
-    base: QuantizedArray | Array
+    base: QuantizedArray | LowPrecision | Array
     a: Float[Array, "*b r k"]
     b: Float[Array, "*b n r"]
     magnitude: Float[Array, "*b n"] | None
@@ -85,7 +87,7 @@ class LoRA(AbstractWeight):
 
         of_base = NamedSharding(sharding.mesh, spec)
         base = self.base
-        if isinstance(base, QuantizedArray):
+        if isinstance(base, AbstractArrayLike):
             base = base.with_sharding(of_base)
         else:
             base = placed(base, of_base)
@@ -100,7 +102,7 @@ class LoRA(AbstractWeight):
 
     def dequantize(self) -> Float[Array, "..."]:
         """The adapted weight as a dense array."""
-        w = as_dense(self._frozen)
+        w = _dense(self._frozen)
         w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
         return w if self.axis == -1 else w.mT
 
@@ -162,7 +164,7 @@ class LoRA(AbstractWeight):
         if isinstance(w, QuantizedArray):
             w = dataclasses.replace(w, activation=None)
         else:
-            w = w.astype(jnp.float32)
+            w = _dense(w).astype(jnp.float32)
         across = (w if self.axis == -1 else w.mT) @ a.mT
         across = across + self.scale / 2 * (b @ (a @ a.mT))
         square = from_bits(self.norm, jnp.dtype(jnp.float32))
@@ -170,10 +172,16 @@ class LoRA(AbstractWeight):
 
 
 @ft.partial(jax.jit, static_argnums=1)
-def square_norms(w: QuantizedArray | Array, axis: int) -> UInt32[Array, "*b n"]:
+def square_norms(
+    w: QuantizedArray | LowPrecision | Array, axis: int
+) -> UInt32[Array, "*b n"]:
     """The squared norms of the rows of a base, as the bits of floats."""
-    square = jnp.sum(as_dense(w).astype(jnp.float32) ** 2, axis=axis)
+    square = jnp.sum(_dense(w).astype(jnp.float32) ** 2, axis=axis)
     return to_bits(square, jnp.dtype(jnp.float32))
+
+
+def _dense(w):
+    return w.dequantize() if isinstance(w, AbstractArrayLike) else w
 
 
 def _gain(magnitude, square):

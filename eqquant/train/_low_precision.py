@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
 from .._array import quantize, QuantizedArray
-from .._product import full_spec, placed
+from .._product import Axis, contracted_last, full_spec, placed
 from ._fake_quantized import is_simple
 from ._low_precision_product import product, rounded_weight, Roundings
 from ._operand import Operand
@@ -26,13 +26,13 @@ class LowPrecision(AbstractWeight):
     - `weight`: the weight, which trains.
     - `rounded`: the weight as products read it, if [`eqquant.train.tree_preround`][]
         has rounded it before. Otherwise `None`.
-    - `axis`: the axis that the layer contracts, -1 or -2.
+    - `axis`: the axis that the layer contracts, or axes. `None` if it is not known.
     - `roundings`: how products are rounded.
     """
 
     weight: Float[Array, "..."]
     rounded: Operand | None
-    axis: int = eqx.field(static=True)
+    axis: Axis | None = eqx.field(static=True)
     roundings: Roundings = eqx.field(static=True)
 
     @property
@@ -42,7 +42,12 @@ class LowPrecision(AbstractWeight):
     @property
     def mT(self) -> "LowPrecision":
         """The transpose of each matrix."""
-        return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
+        of_matrix = self.axis in (-1, -2)
+        axis = -3 - self.axis if of_matrix else None  # pyright: ignore
+        rounded = self.rounded if of_matrix else None
+        return dataclasses.replace(
+            self, weight=self.weight.mT, rounded=rounded, axis=axis
+        )
 
     def astype(self, dtype: Any) -> "LowPrecision":
         """The same weight with another floating-point dtype."""
@@ -61,12 +66,21 @@ class LowPrecision(AbstractWeight):
     def freeze(self) -> QuantizedArray:
         """The weight as products read it, packed. With it, products quantize their
         inputs to the same format."""
+        if self.axis is None:
+            raise ValueError(
+                "`axis` should be known, to pack a weight. Got `None`: construct the "
+                "`LowPrecision` by `tree_compute`."
+            )
         format = self.roundings.forward
         return quantize(self.weight, format, axis=self.axis, activation=format)
 
     def preround(self) -> "LowPrecision":
-        """Rounds the weight for all products along `axis`."""
-        w = self.weight if self.axis == -1 else self.weight.mT
+        """Rounds the weight for all products along `axis`. (Not a filter of a
+        convolution.)"""
+        if not isinstance(self.axis, int):
+            return self
+        swapped = self.axis == -2
+        w = self.weight.mT if swapped else contracted_last(self.weight, self.axis)
         rounded = rounded_weight(w, self.roundings.forward)
         return dataclasses.replace(self, rounded=rounded)
 
@@ -96,6 +110,10 @@ class LowPrecision(AbstractWeight):
         on_stack = 0 < len(index) <= self.ndim - 2
         if not (on_stack and all(map(is_simple, index))):
             return self.weight[index]
+        if self.axis not in (-1, -2):
+            return dataclasses.replace(
+                self, weight=self.weight[index], rounded=None, axis=None
+            )
         return jax.tree.map(lambda a: a[index], self)
 
 

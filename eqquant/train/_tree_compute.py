@@ -1,20 +1,32 @@
-from typing import Any, Literal, TypeAlias
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
 
-import jax.numpy as jnp
+import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import AbstractArrayLike
-from .._tree import decide, Decision, FilterSpec
-from ..formats import AbstractFormat, as_format, Int8
+from .._array import AbstractArrayLike, is_quantized
+from .._product import Axis
+from .._tree import (
+    closed,
+    decide,
+    Decision,
+    Example,
+    FilterSpec,
+    is_on_call,
+    modules_on_call,
+    not_on_call,
+    opened,
+    put_on_call,
+    rebuilt,
+    Unsupported,
+)
+from ..formats import AbstractFormat, Int8
+from ._checked import Backward, checked_backward, checked_format
+from ._lora_array import LoRA
 from ._low_precision import LowPrecision
 from ._low_precision_product import Roundings
-from ._operand import Rounding
-from ._points import as_rounding
-from ._stochastic import Stochastic
-
-
-Backward: TypeAlias = AbstractFormat | Stochastic | str | Any | None
 
 
 def tree_compute(
@@ -23,10 +35,12 @@ def tree_compute(
     forward: AbstractFormat | str | None = Int8(),
     *,
     backward: Backward | tuple[Backward, Backward] = None,
-    axis: int | Literal["auto"] = "auto",
+    axis: Axis | Literal["auto"] = "auto",
     min_size: int = 1024,
     embeddings: bool = False,
+    unsupported: Unsupported = "skip",
     strict: bool = True,
+    example: Any = None,
 ) -> PyTree:
     """Prepares a model for low-precision training: the weights stay floating-point
     arrays that an optimizer updates, and the products that they enter are computed in
@@ -55,14 +69,21 @@ def tree_compute(
     rounded operands are multiplied in the dtype of the inputs. All scales are those of
     the array at hand ("current scaling").
 
+    A product contracts the axes that it contracts, whatever their number and order.
+    Convolutions have scales for each output channel of the filter, and for each sample
+    of the inputs and the cotangents. Their operands are rounded, and then multiplied in
+    the dtype of the inputs: libraries of most platforms have no 8-bit convolutions of
+    any use.
+
     For the backward pass, the rounded operands are kept. They have the names
     `"eqquant_weights"` and `"eqquant_inputs"`, for policies of `jax.checkpoint`.
 
     **Arguments:**
 
-    - `model`, `filter_spec`, `axis`, `min_size`, `embeddings`, `strict`: as in
-        [`eqquant.tree_quantize`][], which selects the same leaves. Filters of
-        convolutions are left as they are.
+    - `model`, `filter_spec`, `axis`, `min_size`, `embeddings`, `unsupported`, `strict`,
+        `example`: as in [`eqquant.tree_quantize`][], which selects the same leaves and
+        modules. So convolutions, `jnp.einsum`s and layers of other classes compute in
+        fewer bits with an `example`, or with `unsupported="on_call"`.
     - `forward`: the format of the weights and inputs, or its name. `None` undoes this:
         it puts the weights back.
     - `backward`: what cotangents are rounded to: a format; a format at random, as
@@ -72,16 +93,16 @@ def tree_compute(
 
     **Returns:**
 
-    `model`, with a [`eqquant.train.LowPrecision`][] in place of each selected array.
-    Arrays that are quantized, or that have an adapter, are unchanged. (The frozen
-    weight of an adapter need not be one in floating point: see `activation` of
-    [`eqquant.tree_quantize`][].)
+    `model`, with a [`eqquant.train.LowPrecision`][] in place of each selected array, be
+    it one that has an adapter: the adapter itself trains in its own dtype. Arrays that
+    are quantized are unchanged, with an adapter or without. (They need not be
+    multiplied in floating point: see `activation` of [`eqquant.tree_quantize`][].)
 
     **Raises:**
 
     The errors of [`eqquant.tree_quantize`][], except that weights need not be finite. A
-    `ValueError` if a format does not round, if `axis` is neither -1 nor -2, or if
-    `backward` is a tuple of another length or a dtype of integers.
+    `ValueError` if a format does not round, or if `backward` is a tuple of another
+    length or a dtype of integers.
 
     ??? cite "Reference"
 
@@ -94,23 +115,36 @@ def tree_compute(
         Training and Inference of Large Language Models using 8-bit Floating Point.
         Perez et al., 2023. (Scales of the array at hand.)
     """
-    model = jtu.tree_map(_plain, model, is_leaf=_is_low_precision)
-    to_input, to_weight = _checked_backward(backward)
+    model = _undone(opened(model))
+    to_input, to_weight = checked_backward(backward)
     if forward is None:
-        return model
+        return closed(model)
+    # The weight under an adapter is decided upon as if it had none.
+    bare = jtu.tree_map(_base, model, is_leaf=_is_done)
+    called = None if example is None else Example(example)
     decisions = decide(
-        model,
+        bare,
         filter_spec,
-        _checked("forward", forward),
+        checked_format("forward", forward),
         axis,
         min_size,
         embeddings,
-        strict=strict,
+        unsupported,
+        strict,
+        example=called,
         is_done=_is_done,
     )
     new = [_low_precision(d, to_input, to_weight) for d in decisions]
-    treedef = jtu.tree_structure(model, is_leaf=_is_done)
-    return jtu.tree_unflatten(treedef, new)
+    given = jtu.tree_leaves(model, is_leaf=_is_done)
+    adapted = [_with_base(*pair) for pair in zip(given, new, strict=True)]
+    callers = {id(module): False for d in decisions for module in d.on_call}
+    if called is not None:
+        leaves = [d.leaf for d in decisions]
+        callers = modules_on_call(
+            bare, leaves, _skeletons(decisions, new), callers, called, _is_done
+        )
+    model = rebuilt(bare, adapted, put_on_call(callers), _is_done)
+    return closed(model)
 
 
 def tree_preround(model: PyTree) -> PyTree:
@@ -155,8 +189,35 @@ def _is_done(x: Any) -> bool:
     return isinstance(x, AbstractArrayLike)
 
 
-def _plain(x):
-    return x.weight if _is_low_precision(x) else x
+def _undone(model):
+    """The model as it was before `tree_compute`."""
+    leaves = jtu.tree_leaves(model, is_leaf=_is_low_precision)
+    if not any(map(_is_low_precision, leaves)):
+        return model
+
+    def undo(node, new):
+        if not is_on_call(node):
+            return new
+        inside = jtu.tree_leaves(node, is_leaf=_is_done)
+        is_ours = any(map(_is_low_precision, inside))
+        return (
+            not_on_call(new) if is_ours and not any(map(is_quantized, inside)) else new
+        )
+
+    plain = [x.weight if _is_low_precision(x) else x for x in leaves]
+    return rebuilt(model, plain, undo, _is_low_precision)
+
+
+def _is_adapted(x: Any) -> bool:
+    return isinstance(x, LoRA) and not is_quantized(x.base)
+
+
+def _base(x):
+    return x.base if _is_adapted(x) else x
+
+
+def _with_base(given, new):
+    return dataclasses.replace(given, base=new) if _is_adapted(given) else new
 
 
 def _low_precision(decision: Decision, to_input, to_weight) -> Any:
@@ -164,49 +225,16 @@ def _low_precision(decision: Decision, to_input, to_weight) -> Any:
         return decision.leaf
     info = decision.info
     assert info is not None
-    format = _checked(f"forward` of `{info.path}", decision.format)
-    if info.axis not in (-1, -2):
-        raise ValueError(
-            "Low-precision products contract one of the last two axes of a weight. Got "
-            f"`axis` {info.axis} for `{info.path}`: exclude it by a rule."
-        )
+    format = checked_format(f"forward` of `{info.path}", decision.format)
     roundings = Roundings(format, to_input, to_weight)
     return LowPrecision(decision.leaf, None, info.axis, roundings)
 
 
-def _checked_backward(backward) -> tuple[Rounding, Rounding]:
-    pair = backward if isinstance(backward, tuple) else (backward, backward)
-    if len(pair) != 2:
-        raise ValueError(
-            "`backward` should be one rounding, or a pair: for the gradients of the "
-            f"inputs and of the weights. Got {len(pair)} of them."
-        )
-    first, second = (_checked_rounding(one) for one in pair)
-    return first, second
-
-
-def _checked_rounding(rounding) -> Rounding:
-    if rounding is None or isinstance(rounding, Stochastic):
-        return rounding
-    if isinstance(rounding, AbstractFormat | str):
-        return _checked("backward", rounding)
-    try:
-        dtype = jnp.dtype(rounding)
-    except TypeError as e:
-        raise TypeError(
-            "`backward` should be a format, a `Stochastic` one, a dtype, None, or a "
-            f"pair of these. Got {rounding!r}."
-        ) from e
-    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
-        raise ValueError(
-            "`backward` should be a floating-point dtype of 16 bits or more, or a "
-            f"format such as `FP8('e5m2')`. Got {dtype.name}."
-        )
-    return dtype
-
-
-def _checked(name: str, format: AbstractFormat | str) -> AbstractFormat:
-    try:
-        return as_rounding(as_format(format))
-    except ValueError as e:
-        raise ValueError(f"`{name}` should be a format that rounds: {e}") from e
+def _skeletons(decisions: Sequence[Decision], new: Sequence[Any]):
+    # What takes the place of each leaf that is selected, and where that is.
+    struct = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+    return {
+        i: (jtu.tree_map(struct, x), d.info.path, d.info.ancestors)
+        for i, (d, x) in enumerate(zip(decisions, new, strict=True))
+        if d.info is not None and d.format is not None
+    }
