@@ -276,7 +276,8 @@ class _Walk:
         other = values[1 - place]
         met = meeting(eqn, place, view, self.shapes[view.leaf])
         self._uses.append(view.leaf)
-        if met is None or other.views or len(values[place].views) > 1:
+        partial = met is not None and (met.windows or met.piece is not None)
+        if met is None or partial or other.views or len(values[place].views) > 1:
             self.lose(values[place])
             self.lose(other)
             return born

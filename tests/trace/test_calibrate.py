@@ -197,8 +197,8 @@ def test_tied_embedding():
 # The table is a weight of two kinds of product, which have inputs of their own.
 def test_file(tmp_path):
     def fn(w, x):
-        half = x[:, :8] @ w["c"][:8]
-        return x @ w["a"], x @ w["b"], x[:, :6] @ w["a"].T, half
+        part = x[:, :4] @ w["c"].reshape(4, 4, 6)[1]
+        return x @ w["a"], x @ w["b"], x[:, :6] @ w["a"].T, part
 
     w = {name: jr.normal(key, (16, 6)) for name in "abc"}
     stats = eqq.calibrate(fn, w, [x], diagonal_above=8)
@@ -283,7 +283,7 @@ def test_what_is_lost():
 
 
 def test_incomplete():
-    fn = lambda w, x: (x @ w[0], x[:, :8] @ w[0][:8])
+    fn = lambda w, x: (x @ w[0], x[:, :4] @ w[0].reshape(4, 4, 6)[1])
     stats = eqq.calibrate(fn, [jr.normal(key, (16, 6))], [x])
     assert [path for path, _ in stats.incomplete] == ["0"]
     # Experts are reordered before each meets its rows.
