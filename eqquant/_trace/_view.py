@@ -197,6 +197,10 @@ def follow(
         inner = of[0] if len(of) == 1 and of[0].axis >= 0 else None
         joint = Factor(joined, outs[0].shape[axis], 0, start, inner)
         return [_with_dim(view, axis, _dim(joint))]
+    if name == "stack":
+        axis, joint = params["axis"], Factor(joined, len(eqn.invars), 0, place)
+        dims = (*view.dims[:axis], _dim(joint), *view.dims[axis:])
+        return [view._replace(dims=dims)]
     if place != 0:
         return lost
     if name == "transpose":
