@@ -312,6 +312,57 @@ def test_functions_and_skeletons():
     assert is_leaf(q.layers[1].key_value)
 
 
+# Weights that meet weights.
+def test_learned_queries_and_pairs():
+    shapes = {
+        "queries": (12, 16),
+        "latents": (12, 24),
+        "project": (24, 16),
+        "key": (32, 16),
+        "down": (32, 4),
+        "up": (4, 16),
+        "left": (32, 8),
+        "right": (8, 16),
+    }
+    w = {name: normal(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
+
+    def fn(w, x):
+        keys = x @ w["key"] + (x @ w["down"]) @ w["up"] + x @ (w["left"] @ w["right"])
+        return w["latents"] @ w["project"] @ keys.T, w["queries"] @ keys.T
+
+    x = normal(9, 5, 32)
+    with pytest.warns(UserWarning, match="but only with other arrays of the model"):
+        q = eqq.tree_quantize(w, "int8", min_size=0, example=(fn, (x,)))
+    taken = {name for name, leaf in q.items() if is_leaf(leaf)}
+    assert taken == {"queries", "key", "down", "up"}
+    assert q["queries"].axis == -1
+    every = eqq.tree_quantize(w, eqq.Rules([("*", "int8")]), example=(fn, (x,)))
+    assert all(map(is_leaf, every.values()))
+    call = jax.jit(fn)
+    for model in (q, every):
+        expected = call(eqq.tree_dequantize(model), x)
+        for a, b in zip(call(model, x), expected):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    stats = eqq.calibrate(fn, w, [x])
+    assert {*stats} == {*shapes} and stats.incomplete == ()
+    keys = np.asarray(x, np.float64) @ np.asarray(w["key"], np.float64)
+    keys += np.asarray(x) @ (np.asarray(w["down"]) @ np.asarray(w["up"]))
+    keys += np.asarray(x) @ (np.asarray(w["left"]) @ np.asarray(w["right"]))
+    np.testing.assert_allclose(stats["queries"].value[0], keys.T @ keys, rtol=1e-4)
+    np.testing.assert_allclose(
+        stats["right"].value[0], np.asarray(w["left"]).T @ w["left"], rtol=1e-4
+    )
+
+
+# Arrays that a function closes over are inputs, too.
+def test_inputs_that_are_closed_over():
+    x = normal(2, 5, 32)
+    q = eqq.tree_quantize(
+        {"w": normal(0, 32, 48)}, "int8", min_size=0, example=(lambda w: x @ w["w"], ())
+    )
+    assert is_leaf(q["w"])
+
+
 def test_files(tmp_path):
     model, x = experts()
     q = eqq.tree_quantize(model, "int8", min_size=0, example=x)

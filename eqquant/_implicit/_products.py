@@ -5,7 +5,7 @@ from .._ops import conv, dot, precision_name, ragged_dot
 from ._table import add_rule
 
 
-# Rules for products, which read the packed codes.
+# Rules for products, which read the packed codes. (Other operands may be NumPy arrays.)
 
 
 @add_rule("dot_general")
@@ -24,7 +24,7 @@ def _dot_general(interpreter, eqn, values):
         if q_first:
             contracted, batch = contracted[::-1], batch[::-1]
         y = dot(
-            interpreter.dequantize(x, eqn),
+            jnp.asarray(interpreter.dequantize(x, eqn)),
             q,
             (contracted, batch),
             out_dtype=eqn.outvars[0].aval.dtype,
@@ -42,7 +42,7 @@ def _conv(interpreter, eqn, values):
     params = dict(eqn.params)
     if not is_quantized(q) or params.pop("out_sharding") is not None:
         return NotImplemented
-    y = conv(interpreter.dequantize(x, eqn), q, **params)
+    y = conv(jnp.asarray(interpreter.dequantize(x, eqn)), q, **params)
     if y is None:
         return NotImplemented
     return [y]
@@ -69,7 +69,7 @@ def _ragged_dot(interpreter, eqn, values):
     )
     if not plain:
         return NotImplemented
-    x = interpreter.dequantize(x, eqn)
+    x = jnp.asarray(interpreter.dequantize(x, eqn))
     dtype = eqn.outvars[0].aval.dtype
     y = ragged_dot(
         x if x_axis == 1 else x.T,

@@ -122,7 +122,7 @@ class Calls:
             raise ValueError(
                 "`fn` should apply `model`: no product in it has an array of `model` "
                 "as an operand. Got a function that uses "
-                + _used(self.paths, walked.others)
+                + _used(self.paths, walked.others, new.incomplete)
             )
         found = folds(jaxpr, shapes, number)
         place = _sharding(operands)
@@ -204,9 +204,11 @@ def check_batches(batches: Any) -> None:
     )
 
 
-def _used(paths, others):
-    found = [path for path, names in zip(paths, others) if names]
-    return f"{found} in other ways." if found else "none of them."
+def _used(paths, others, incomplete):
+    found = [path for i, path in enumerate(paths) if others[i] or i in incomplete]
+    reasons = "; ".join(f"of `{paths[i]}`, {why}" for i, why in incomplete.items())
+    end = f": {reasons}." if reasons else "."
+    return f"{found} in other ways{end}" if found else "none of them."
 
 
 def _sharding(operands):

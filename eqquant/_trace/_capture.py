@@ -13,6 +13,7 @@ from .._implicit import as_arrays, bind, opened, sizes_of_scan
 from ._inner import body_of, calls, is_kept
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
+from ._pieces import placed
 from ._uses import joint, with_view
 from ._view import changed, chosen, follow, View
 
@@ -112,7 +113,7 @@ class Capture:
             shape = self.shapes[view.leaf]
             if name in products:
                 met = meeting(eqn, place, view, shape)
-                if met is None:
+                if met is None or not met.is_known:
                     continue
                 if not view.changed or self._changes(eqn, view):
                     self._add(eqn, values, met, view)
@@ -169,8 +170,13 @@ class Capture:
 
     def _added(self, total: Sums, met: Meeting, view: View, moments) -> Sums:
         diagonal = total.value.ndim == total.rows.ndim + 1
-        new = map(self._once, moments(diagonal))
         shape = self.shapes[view.leaf]
+        value, rows = moments(diagonal)
+        if met.piece is not None:
+            value, rows = placed(value, rows, met.piece, shape)
+            over = [dim for i, dim in enumerate(met.over) if i != met.piece.batch]
+            met = met._replace(over=tuple(over))
+        new = self._once(value), self._once(rows)
         others = [i for i in range(len(shape)) if i not in met.contracted]
         places = {f.axis: j for j, dim in enumerate(met.over) for f in dim}
         order = [places[i] for i in others if i in places]

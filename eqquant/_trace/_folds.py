@@ -276,7 +276,12 @@ class _Walk:
         other = values[1 - place]
         met = meeting(eqn, place, view, self.shapes[view.leaf])
         self._uses.append(view.leaf)
-        if met is None or other.views or len(values[place].views) > 1:
+        if (
+            met is None
+            or not _is_plain(met)
+            or other.views
+            or len(values[place].views) > 1
+        ):
             self.lose(values[place])
             self.lose(other)
             return born
@@ -338,6 +343,12 @@ def _stays_scaled(eqn):
     # numbers, and integers are rounded.)
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
     return floats and eqn.primitive.name != "concatenate"
+
+
+def _is_plain(met):
+    # Whether whole axes are contracted, in their order.
+    in_order = list(met.contracted) == sorted(met.contracted)
+    return in_order and met.piece is None and not met.windows
 
 
 def _is_zero(atom):

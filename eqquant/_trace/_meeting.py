@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn
 
-from ._view import Factor, merged, picked, repeated, View
+from ._pieces import Piece, piece_of
+from ._view import Factor, joined, merged, picked, repeated, View
 
 
 class Meeting(NamedTuple):
@@ -18,6 +19,9 @@ class Meeting(NamedTuple):
     - `rows`: how many rows of the other operand meet one matrix.
     - `free`: of a plain product, the factors of the axes of the view that are neither
         contracted nor batch axes.
+    - `piece`: what of these axes is contracted, if not all.
+    - `windows`: of axes of the other operand that are contracted, the first index that
+        meets the leaf, and how many do.
     """
 
     other: int
@@ -27,6 +31,13 @@ class Meeting(NamedTuple):
     over: tuple[tuple[Factor, ...], ...]
     rows: int
     free: tuple[Factor, ...] | None = None
+    piece: Piece | None = None
+    windows: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what is contracted."""
+        return self.piece is None or self.piece.is_known
 
 
 products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged_dot")
@@ -35,8 +46,8 @@ products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged
 def meeting(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int]
 ) -> Meeting | None:
-    """How a view enters a product, or `None` if the product is not one over whole axes
-    of the leaf.
+    """How a view enters a product, or `None` if the product is not one over axes of
+    the leaf, or parts of them.
 
     **Arguments:**
 
@@ -56,13 +67,15 @@ def meeting(
 def _dot(eqn, place, view, shape):
     contracted, batch = eqn.params["dimension_numbers"]
     columns, over = contracted[1 - place], batch[1 - place]
-    dims = [view.dims[i] for i in contracted[place]]
+    windows = []
+    dims = [_dim(view, i, j, windows) for i, j in zip(contracted[place], columns)]
     # Two axes of the value may be the halves of one axis of the leaf.
     order = sorted(
         range(len(dims)), key=lambda i: [(f.axis, -f.stride) for f in dims[i]]
     )
-    axes = _axes([f for i in order for f in dims[i]], shape)
-    if axes is None:
+    factors = merged([f for i in order for f in dims[i]])
+    axes = tuple(f.axis for f in factors)
+    if not axes or min(axes) < 0 or len({*axes}) < len(axes):
         return None
     x = eqn.invars[1 - place].aval.shape
     rows = [n for i, n in enumerate(x) if i not in (*columns, *over)]
@@ -74,7 +87,20 @@ def _dot(eqn, place, view, shape):
     used = {*contracted[place], *batch[place]}
     free = tuple(f for i, dim in enumerate(view.dims) if i not in used for f in dim)
     rows = math.prod(rows + again)
-    return Meeting(1 - place, axes, columns, over, found, rows, free)
+    piece = piece_of(factors, shape, found, free, view.at)
+    return Meeting(
+        1 - place, axes, columns, over, found, rows, free, piece, tuple(windows)
+    )
+
+
+def _dim(view, i, column, windows):
+    # The factors of an axis. Of a concatenation, those of the leaf.
+    dim = view.dims[i]
+    joint = dim[0] if len(dim) == 1 and dim[0].axis == joined else None
+    if joint is None or joint.inner is None or joint.start is None:
+        return dim
+    windows.append((int(column), joint.start, joint.inner.size))
+    return (joint.inner,)
 
 
 def _conv(eqn, view, shape):
@@ -131,10 +157,15 @@ def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | No
     contracted. A number between one and the size of the axis belongs to as many equal
     parts of it. `None` if the inputs cannot be told apart in this way."""
     sizes = {}
+    over = met.over
+    if met.piece is not None:
+        if not met.is_known or any(index.many for index in view.at):
+            return None
+        over = [dim for i, dim in enumerate(over) if i != met.piece.batch]
     found = [index.factor for index in view.at]
     if any(index.many for index in view.at) and not _each_picked(met):
         return None
-    for dim in met.over:
+    for dim in over:
         if picked in {f.axis for f in dim}:
             continue
         factors = [f for f in dim if f.axis != repeated]

@@ -30,8 +30,8 @@ def moments(
     axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
     `second`, or `x` if that is `None`. If rows `pick` their matrices, there is one for
     each index of the axis along which they do."""
-    x = jnp.asarray(operands[met.other])
-    y = x if second is None else second
+    x = _within(jnp.asarray(operands[met.other]), met)
+    y = x if second is None else _within(second, met)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return _moments(eqn, operands, met, diagonal, x, y, pick)
     # The weight is real, so that both parts are rows that it meets.
@@ -40,6 +40,12 @@ def moments(
         for part in (jnp.real, jnp.imag)
     )
     return real + imaginary, rows
+
+
+def _within(x, met):
+    for axis, start, size in met.windows:
+        x = lax.slice_in_dim(_gathered(x), start, start + size, axis=axis)
+    return x
 
 
 def _moments(eqn, operands, met, diagonal, x, y, pick):

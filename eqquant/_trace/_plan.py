@@ -27,16 +27,19 @@ def plan(walked: Walked, number: int) -> Plan:
     leads, shared, incomplete, known, changed = {}, {}, {}, {}, set()
     for leaf in range(number):
         found, names = walked.sites[leaf], walked.others[leaf]
-        met = [s for s in walked.changed[leaf] if s.product.sources - {0}]
+        met = [s for s in walked.changed[leaf] if s.product.is_by_inputs]
         if met and not found:
             changed.add(leaf)
             found = met
         partly = [name for name in names if name in _summed]
         if partly:
-            incomplete[leaf] = f"its `{partly[0]}` is no product over whole axes"
+            incomplete[leaf] = f"along which axes its `{partly[0]}` goes is not known"
         lost = [name for name in names if name in _opaque]
         if lost and found:
             incomplete[leaf] = f"what becomes of it in a `{lost[0]}` is not known"
+        if any(not site.is_known for site in found):
+            incomplete[leaf] = "which part of it some products contract is not known"
+            found = [site for site in found if site.is_known]
         for contracted in dict.fromkeys(site.product.contracted for site in found):
             some = [site for site in found if site.product.contracted == contracted]
             lead = _joint([site.lead for site in some])

@@ -37,14 +37,18 @@ class Gram(eqx.Module):
 
     def along(self, axes: tuple[int, ...], shape: tuple[int, ...]) -> "Gram":
         """The Gram of a weight of this shape along some axes, which may differ from
-        those that are contracted in axes of size one."""
+        those that are contracted in axes of size one, and in their order."""
         if self.contracted == axes:
             return self
         others = lambda axes: [i for i in range(len(shape)) if i not in axes]
         sizes = dict(zip(others(self.contracted), self.rows.shape))
         lead = tuple(sizes.get(i, 1) for i in others(axes))
-        inner = self.value.shape[self.rows.ndim :]
-        return Gram(self.value.reshape(*lead, *inner), self.rows.reshape(lead), axes)
+        long = lambda axes: [i for i in axes if shape[i] != 1]
+        order = [long(self.contracted).index(i) for i in long(axes)]
+        value = self.value.reshape(*lead, *self.value.shape[self.rows.ndim :])
+        if order != sorted(order):
+            value = _reordered(value, len(lead), long(self.contracted), order, shape)
+        return Gram(value, self.rows.reshape(lead), axes)
 
     def scaled(self, scales: Float[Array, "*steps k"]) -> "Gram":
         """The Gram if the inputs were multiplied by some scales. `steps` are those of
@@ -55,6 +59,16 @@ class Gram(eqx.Module):
         if not self.is_diagonal:
             square = scales[..., None, :] * scales[..., :, None]
         return Gram(self.value * square, self.rows, self.contracted)
+
+
+def _reordered(value, lead, axes, order, shape):
+    # The parts of each index over the inputs, in another order.
+    inner = value.shape[lead:]
+    sizes = [shape[i] for i in axes] * len(inner)
+    places = [lead + n * len(order) + i for n in range(len(inner)) for i in order]
+    value = value.reshape(*value.shape[:lead], *sizes)
+    value = jnp.transpose(value, (*range(lead), *places))
+    return value.reshape(*value.shape[:lead], *inner)
 
 
 def is_along(

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from .._implicit import opened, sizes_of_scan
 from ._inner import body_of, calls, is_kept
 from ._meeting import lead, meeting, products, stacked
-from ._view import changed, chosen, follow, Index, View, whole
+from ._view import anywhere, changed, chosen, follow, Index, View, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Product:
     """A product that a leaf enters.
 
     - `contracted`: the axes of the leaf that are contracted.
+    - `whole`: whether they are contracted as a whole, and not in part.
     - `rows`: the number of rows of the other operand that meet one matrix at a time.
     - `input`: equal for products whose other operand is the same value, contracted
         along the same axes.
@@ -32,6 +33,13 @@ class Product:
     input: Hashable
     stacked: tuple[int, ...]
     sources: frozenset[int]
+    whole: bool = True
+
+    @property
+    def is_by_inputs(self) -> bool:
+        """Whether the other operand depends on other things than the first argument,
+        the model, alone."""
+        return self.sources != {0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Site(NamedTuple):
     - `at`: the indices that were chosen along axes of the leaf. One that a scan chose
         is a `Step`.
     - `inside`: the loops and branches that it is in. A scan is its `Step`.
+    - `is_known`: whether it is known what is contracted.
     """
 
     product: Product
@@ -106,6 +115,7 @@ class Site(NamedTuple):
     lead: tuple[int, ...] | None
     at: tuple[Index, ...]
     inside: tuple[Hashable, ...]
+    is_known: bool = True
 
 
 class Walked(NamedTuple):
@@ -246,8 +256,10 @@ class _Walk:
             return
         other = numbers[met.other]
         axes = stacked(met, view, shape)
-        source = (other, met.columns, met.batch)
-        product = Product(met.contracted, met.rows, source, axes, self._sources[other])
+        source = (other, met.columns, met.batch, met.windows, met.piece)
+        sources = self._sources[other]
+        whole = met.piece is None
+        product = Product(met.contracted, met.rows, source, axes, sources, whole)
         site = self._site(product, met, view)
         if not view.changed:
             self.sites[view.leaf].append(site)
@@ -260,7 +272,7 @@ class _Walk:
         if None in self._inside:
             found = None
         order = next(self._fresh)
-        return Site(product, order, found, view.at, self._inside)
+        return Site(product, order, found, view.at, self._inside, met.is_known)
 
     def _within(self, label, *args):
         # `None` is where inputs cannot be summed.
@@ -362,6 +374,7 @@ def with_view(views: tuple[View, ...], new: View | None) -> tuple[View, ...]:
 
 def _equal(a, b):
     # (The indices of a program that runs are no numbers that compare.)
+    a, b = anywhere(a), anywhere(b)
     same = a._replace(at=()) == b._replace(at=()) and len(a.at) == len(b.at)
     return same and all(
         i.factor == j.factor and i.value is j.value for i, j in zip(a.at, b.at)
@@ -374,6 +387,9 @@ def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:
     first, *rest = branches
     if any(view.at for views in branches for view in views):
         return None
+    if all(views == first for views in rest):
+        return first
+    first, *rest = (tuple(map(anywhere, views)) for views in branches)
     return first if all(views == first for views in rest) else None
 
 

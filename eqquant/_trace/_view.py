@@ -10,12 +10,16 @@ from jax.extend.core import JaxprEqn
 
 
 class Factor(NamedTuple):
-    """A part of an axis of a leaf: `size` indices, `stride` apart. `axis` is negative
-    for what is no axis of the leaf: `repeated`, `joined` or `picked`."""
+    """A part of an axis of a leaf: `size` indices, `stride` apart, of which the first
+    is `start`; `None` if that is not known. `axis` is negative for what is no axis of
+    the leaf: `repeated`, `joined` or `picked`. Of what is `joined`, the indices from
+    `start` on are the leaf's, and those of `inner`; `None` if that is not known."""
 
     axis: int
     size: int
     stride: int
+    start: int | None = 0
+    inner: "Factor | None" = None
 
 
 repeated = -1  # a broadcast: the same numbers again
@@ -68,9 +72,15 @@ def merged(factors: Sequence[Factor]) -> tuple[Factor, ...]:
     out: list[Factor] = []
     for f in factors:
         if out and out[-1].axis == f.axis and out[-1].stride == f.size * f.stride:
-            f = Factor(f.axis, out.pop().size * f.size, f.stride)
+            before = out.pop()
+            start = _sum(before.start, f.start)
+            f = Factor(f.axis, before.size * f.size, f.stride, start)
         out.append(f)
     return tuple(out)
+
+
+def _sum(a, b):
+    return None if a is None or b is None else a + b
 
 
 def reshaped(view: View, shape: Sequence[int]) -> View | None:
@@ -88,7 +98,7 @@ def reshaped(view: View, shape: Sequence[int]) -> View | None:
                     return None
                 inner = f.size // n
                 todo.append(Factor(f.axis, inner, f.stride))
-                f = Factor(f.axis, n, f.stride * inner)
+                f = Factor(f.axis, n, f.stride * inner, f.start)
             dim.append(f)
             n //= f.size
         dims.append(merged(dim))
@@ -108,12 +118,32 @@ def chosen(view: View, dim: int, index: Any) -> View | None:
     return view._replace(dims=rest, at=(*view.at, Index(factor, index)))
 
 
-def part(view: View, dim: int, size: int) -> View | None:
-    """The view of some of the indices along an axis of the value."""
+def part(
+    view: View, dim: int, size: int, start: int | None, step: int = 1
+) -> View | None:
+    """The view of some of the indices along an axis of the value: `size` of them,
+    `step` apart, from `start` on, if that is known."""
     factors = view.dims[dim]
     if len(factors) != 1 or factors[0].axis in (joined, picked):
         return None
-    return _with_dim(view, dim, _dim(factors[0]._replace(size=size)))
+    (f,) = factors
+    rest = (*view.dims[:dim], *view.dims[dim + 1 :])
+    if size == 1 and any(f.axis == other.axis for each in rest for other in each):
+        # Of an axis in several parts, it tells which of the others are left.
+        view = view._replace(at=(*view.at, Index(f, start)))
+    first = None if start is None else start * f.stride
+    new = Factor(f.axis, size, f.stride * step, _sum(f.start, first))
+    return _with_dim(view, dim, _dim(new))
+
+
+def anywhere(view: View) -> View:
+    """The same view, of which it is not known where parts of axes start."""
+    return view._replace(dims=tuple(tuple(map(_anywhere, dim)) for dim in view.dims))
+
+
+def _anywhere(f):
+    inner = None if f.inner is None else _anywhere(f.inner)
+    return f._replace(start=None, inner=inner)
 
 
 def _with_dim(view, dim, factors):
@@ -160,8 +190,17 @@ def follow(
     if name in _same:
         return [view]
     if name == "concatenate":
-        joint = Factor(joined, outs[0].shape[params["dimension"]], 0)
-        return [_with_dim(view, params["dimension"], _dim(joint))]
+        axis = params["dimension"]
+        given: list[Any] = [var.aval for var in eqn.invars[:place]]
+        start = sum(aval.shape[axis] for aval in given)
+        of = view.dims[axis]
+        inner = of[0] if len(of) == 1 and of[0].axis >= 0 else None
+        joint = Factor(joined, outs[0].shape[axis], 0, start, inner)
+        return [_with_dim(view, axis, _dim(joint))]
+    if name == "stack":
+        axis, joint = params["axis"], Factor(joined, len(eqn.invars), 0, place)
+        dims = (*view.dims[:axis], _dim(joint), *view.dims[axis:])
+        return [view._replace(dims=dims)]
     if place != 0:
         return lost
     if name == "transpose":
@@ -175,12 +214,16 @@ def follow(
     if name == "slice":
         steps = params["strides"] or (1,) * len(outs[0].shape)
         starts = params["start_indices"]
-        return [_sliced(view, eqn, starts, steps, shape)]
+        return [_sliced(view, eqn, starts, steps, shape, starts)]
     if name == "dynamic_slice":
         steps = (1,) * len(outs[0].shape)
-        return [_enough(_sliced(view, eqn, operands[1:], steps, shape))]
+        unknown = (None,) * len(steps)
+        return [_enough(_sliced(view, eqn, operands[1:], steps, shape, unknown))]
     if name == "split":
-        return [part(view, params["axis"], int(n)) for n in params["sizes"]]
+        sizes = [int(n) for n in params["sizes"]]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        axis = params["axis"]
+        return [part(view, axis, n, start) for n, start in zip(sizes, starts)]
     if name == "unstack":
         return [chosen(view, params["axis"], i) for i in range(len(outs))]
     if name == "gather":
@@ -198,7 +241,7 @@ def _broadcast(view, eqn):
     return view._replace(dims=tuple(dims))
 
 
-def _sliced(view, eqn, starts, steps, shape):
+def _sliced(view, eqn, starts, steps, shape, known):
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     for i, (n, start, step) in enumerate(zip(after, starts, steps, strict=True)):
         if n == before[i] and step == 1:
@@ -211,7 +254,7 @@ def _sliced(view, eqn, starts, steps, shape):
                 dims = (*found.dims[:i], (), *found.dims[i:])
                 found = found._replace(dims=dims)
         else:
-            found = part(view, i, n)
+            found = part(view, i, n, known[i], step)
         if found is None:
             return None
         view = found

@@ -206,7 +206,7 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
         reason = "an embedding, and what is tied to it" if tied else "an embedding"
         return Skip("embedding", reason, "Pass `embeddings=True`")
     if not info.known and info.multiplied is False:
-        return Skip("unknown owner", _not_multiplied(info.others), rule)
+        return Skip("unknown owner", _not_multiplied(info), rule)
     if not info.known and caller is None:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         cls = type(info.owner)
@@ -216,12 +216,14 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
     return None
 
 
-def _not_multiplied(others):
-    if not others:
-        return "not multiplied with inputs by the example"
-    if any(name.startswith(("dot", "ragged_dot", "conv_")) for name in others):
-        return "multiplied by the example, but not over whole axes"
-    return f"not multiplied with inputs by the example, but used in `{others[0]}`"
+def _not_multiplied(info):
+    if info.among_arrays:
+        return "multiplied by the example, but only with other arrays of the model"
+    products = ("dot", "ragged_dot", "conv_")
+    if any(name.startswith(products) for name in info.others):
+        return "multiplied by the example, but not along axes that can be told"
+    none = "not multiplied with inputs by the example"
+    return f"{none}, but used in `{info.others[0]}`" if info.others else none
 
 
 def _tied_to_embeddings(decisions, named):
@@ -275,8 +277,9 @@ def _as_used(info, use):
     if axes is None:
         # (Without an example, all matrices outside of modules are taken for weights.)
         known = info.known and info.owner is not None
+        among = bool(use.products or use.changed)
         return dataclasses.replace(
-            info, multiplied=False, known=known, others=use.others
+            info, multiplied=False, known=known, others=use.others, among_arrays=among
         )
     axis = axes[0] if len(axes) == 1 else axes
     return dataclasses.replace(info, multiplied=True, known=True, axis=axis)

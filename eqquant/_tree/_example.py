@@ -163,10 +163,11 @@ def contracted(
     - `shape`: its shape.
     - `known`: the axes that are contracted by the class that it belongs to, if known.
     """
-    found = [p for p in (*use.products, *use.changed) if p.sources - {0}]
+    found = [p for p in (*use.products, *use.changed) if p.is_by_inputs]
     if not found:
         return None
-    axes = tuple(sorted(i - len(shape) for i in found[0].contracted))
+    first = next((p for p in found if p.whole), found[0])
+    axes = tuple(sorted(i - len(shape) for i in first.contracted))
     # Whether an axis of size one is contracted makes no difference.
     long = lambda axes: {i for i in axes if shape[i] != 1}
     return known if known is not None and long(axes) == long(known) else axes

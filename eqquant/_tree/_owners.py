@@ -76,6 +76,8 @@ class LeafInfo:
     - `multiplied`: whether an example multiplies inputs with it. `None` if there is no
         example.
     - `others`: the names of what else an example does with it.
+    - `among_arrays`: whether an example multiplies it, but only with other arrays of
+        the model.
     """
 
     path: str
@@ -88,6 +90,7 @@ class LeafInfo:
     ancestors: tuple[eqx.Module, ...]
     multiplied: bool | None = None
     others: tuple[str, ...] = ()
+    among_arrays: bool = False
 
 
 def leaves_with_info(

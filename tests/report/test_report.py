@@ -292,24 +292,33 @@ def test_random_keys():
 class Own(eqx.Module):
     whole: Array
     parts: Array
+    corner: Array
     table: Array
+    left: Array
+    right: Array
 
     def __call__(self, x):
         halves = x[:, :16] @ self.parts[:16] + x[:, 16:] @ self.parts[16:]
-        return x @ self.whole + halves + jnp.sort(self.table)[:1]
+        blocks = self.corner.reshape(4, 8, 32)[1:3, :2]
+        corner = jnp.einsum("tgs,gso->to", x[:, :4].reshape(5, 2, 2), blocks)
+        pair = x @ (self.left @ self.right)
+        return x @ self.whole + halves + pair + corner + jnp.sort(self.table)[:1]
 
 
 def test_example():
-    model = Own(*jr.normal(jr.key(0), (3, 32, 32)))
+    model = Own(*jr.normal(jr.key(0), (6, 32, 32)))
     x = jnp.ones((5, 32))
-    with pytest.warns(match="multiplied by the example, but not over whole axes"):
+    not_told = "multiplied by the example, but not along axes that can be told"
+    with pytest.warns(match=not_told):
         q = eqq.tree_quantize(model, example=x, min_size=0)
     found = eqq.report(q, model, example=x)
-    whole, parts, table = found.rows
-    assert whole.axis == -2
-    assert parts.reason == "multiplied by the example, but not over whole axes"
+    whole, parts, corner, table, left, right = found.rows
+    assert whole.axis == parts.axis == -2
+    assert corner.reason == not_told
+    among = "multiplied by the example, but only with other arrays of the model"
+    assert left.reason == right.reason == among
     assert table.reason.endswith("by the example, but used in `sort`")
-    assert "not a known owner" in eqq.report(q, model).rows[1].reason
+    assert "not a known owner" in eqq.report(q, model).rows[2].reason
 
 
 # (Of skeletons: nothing is compiled.)

@@ -195,10 +195,35 @@ def test_tied_embedding():
 
 
 # The table is a weight of two kinds of product, which have inputs of their own.
+# The inputs of a Gram come in the order of the axes that are asked for.
+def test_order_of_axes():
+    images = jr.normal(key, (2, 5, 5, 3))
+
+    def fn(w, images):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(
+            images, w["filters"], (1, 1), "VALID", dimension_numbers=numbers
+        )
+        return y, x @ w["swapped"].transpose(1, 0, 2).reshape(16, 6)
+
+    shapes = {"filters": (2, 2, 3, 6), "swapped": (2, 8, 6)}
+    w = {name: jr.normal(key, shape) for name, shape in shapes.items()}
+    stats = eqq.calibrate(fn, w, [images])
+    parts = [images[:, i : i + 4, j : j + 4] for i in range(2) for j in range(2)]
+    rows = {
+        "filters": np.stack(parts, -2).reshape(-1, 12),
+        "swapped": x.reshape(8, 8, 2).swapaxes(1, 2).reshape(8, 16),
+    }
+    for name, axes in {"filters": (0, 1, 2), "swapped": (0, 1)}.items():
+        found = stats.along(name, axes, shapes[name])
+        assert found.contracted == axes
+        check(found, gram(rows[name]), len(rows[name]))
+
+
 def test_file(tmp_path):
     def fn(w, x):
-        half = x[:, :8] @ w["c"][:8]
-        return x @ w["a"], x @ w["b"], x[:, :6] @ w["a"].T, half
+        part = x[:, :4] @ w["c"].reshape(4, 4, 6)[1]
+        return x @ w["a"], x @ w["b"], x[:, :6] @ w["a"].T, part
 
     w = {name: jr.normal(key, (16, 6)) for name in "abc"}
     stats = eqq.calibrate(fn, w, [x], diagonal_above=8)
@@ -283,7 +308,7 @@ def test_what_is_lost():
 
 
 def test_incomplete():
-    fn = lambda w, x: (x @ w[0], x[:, :8] @ w[0][:8])
+    fn = lambda w, x: (x @ w[0], x[:, :4] @ w[0].reshape(4, 4, 6)[1])
     stats = eqq.calibrate(fn, [jr.normal(key, (16, 6))], [x])
     assert [path for path, _ in stats.incomplete] == ["0"]
     # Experts are reordered before each meets its rows.

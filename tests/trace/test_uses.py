@@ -147,18 +147,6 @@ def test_axes():
         assert [product.contracted for product in use.products] == [(1,)]
 
 
-# A part of what is contracted is no whole product.
-def test_parts():
-    half = lambda w, x: x @ w[:8]
-    assert used(half, struct(16, 6), struct(3, 8))[""].others == ("dot_general",)
-    per_block = lambda w, x: jnp.einsum("tgs,gso->tgo", x, w.reshape(4, 4, 6))
-    use = used(per_block, struct(16, 6), struct(3, 4, 4))[""]
-    assert (use.products, use.others) == ((), ("dot_general",))
-    joined = lambda ws, x: x @ jnp.concatenate(ws)
-    found = used(joined, [struct(4, 6), struct(8, 6)], struct(3, 12))
-    assert all(use.others == ("dot_general",) for use in found.values())
-
-
 def test_conv():
     layer = eqx.filter_eval_shape(
         eqx.nn.Conv2d, 4, 6, 3, stride=2, padding=1, groups=2, key=key
