@@ -37,8 +37,8 @@ class Product:
 
     @property
     def is_by_inputs(self) -> bool:
-        """Whether the other operand depends on other things than the first argument,
-        the model, alone."""
+        """Whether the other operand depends on anything but the first argument, which
+        is the model. Constants of the program count as inputs."""
         return self.sources != {0}
 
 

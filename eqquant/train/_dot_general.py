@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Shaped
 
 from .._implicit import implicit
 from ..formats import AbstractFormat, Int8
 from ._checked import as_roundings, Backward
-from ._low_precision import LowPrecision
+from ._low_precision import is_low_precision, LowPrecision, plain
 from ._low_precision_product import Roundings
 from ._rounded_dot import DotDimensionNumbers, is_rounded, rounded_dot
 
@@ -105,7 +105,8 @@ class DotGeneral(eqx.Module):
         """A function that takes no `dot_general`, such as
         `jax.nn.dot_product_attention`, with products in fewer bits: all of those, and
         all convolutions, that have an argument of the function, or a transpose, a
-        reshape or a part of one, as an operand.
+        reshape or a part of one, as an operand. (For a pair in `backward`, this is
+        the second operand, unless both are such.)
 
         **Arguments:**
 
@@ -120,7 +121,7 @@ class DotGeneral(eqx.Module):
         def call(*args, **kwargs):
             args, kwargs = jtu.tree_map(self._marked, (args, kwargs))
             out = implicit(fn)(*args, **kwargs)
-            return jtu.tree_map(_unmarked, out, is_leaf=_is_low_precision)
+            return jtu.tree_map(plain, out, is_leaf=is_low_precision)
 
         return call
 
@@ -129,11 +130,3 @@ class DotGeneral(eqx.Module):
         if not is_float or x.ndim == 0:
             return x
         return LowPrecision(jnp.asarray(x), None, None, self.roundings)
-
-
-def _is_low_precision(x: Any) -> bool:
-    return isinstance(x, LowPrecision)
-
-
-def _unmarked(x: Any) -> Float[Array, "..."] | Any:
-    return x.weight if _is_low_precision(x) else x

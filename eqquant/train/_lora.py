@@ -13,7 +13,7 @@ from .._array import is_quantized
 from .._tree import decide, FilterSpec
 from ..formats import from_bits
 from ._lora_array import LoRA, square_norms
-from ._low_precision import LowPrecision
+from ._low_precision import is_low_precision, plain
 
 
 def lora(
@@ -54,8 +54,8 @@ def lora(
         trainable numbers.
     - `filter_spec`, `min_size`, `embeddings`: which weights get adapters, as in
         [`eqquant.tree_quantize`][]. Quantized and dense weights, and those of
-        [`eqquant.train.tree_compute`][], are treated alike, and
-        a format in `filter_spec` means the same as `True`.
+        [`eqquant.train.tree_compute`][], are treated alike, and a format in
+        `filter_spec` means the same as `True`.
     - `alpha`: the product of the adapters is scaled by `alpha / rank`. Defaults to
         `rank`.
     - `rank_stabilized`: whether to scale by `alpha / sqrt(rank)` instead (rsLoRA).
@@ -91,7 +91,7 @@ def lora(
     scale = float(alpha / (math.sqrt(rank) if rank_stabilized else rank))
     # It does not matter which weights are quantized already, or compute in fewer bits.
     chosen = decide(
-        jtu.tree_map(_plain, model, is_leaf=is_weight),
+        jtu.tree_map(plain, model, is_leaf=is_weight),
         filter_spec,
         min_size=min_size,
         embeddings=embeddings,
@@ -148,11 +148,9 @@ def lora_spec(model: PyTree) -> PyTree[bool]:
 
 
 def is_weight(x: Any) -> bool:
-    return is_quantized(x) or isinstance(x, LowPrecision)
-
-
-def _plain(x):
-    return x.weight if isinstance(x, LowPrecision) else x
+    """Whether this takes the place of a weight, quantized or computing in fewer bits,
+    that may have an adapter."""
+    return is_quantized(x) or is_low_precision(x)
 
 
 def is_lora(x: Any) -> bool:

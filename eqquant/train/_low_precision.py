@@ -42,9 +42,9 @@ class LowPrecision(AbstractWeight):
     @property
     def mT(self) -> "LowPrecision":
         """The transpose of each matrix."""
-        of_matrix = self.axis in (-1, -2)
-        axis = -3 - self.axis if of_matrix else None  # pyright: ignore
-        rounded = self.rounded if of_matrix else None
+        axis, rounded = None, None
+        if isinstance(self.axis, int) and self.axis >= -2:
+            axis, rounded = -3 - self.axis, self.rounded
         return dataclasses.replace(
             self, weight=self.weight.mT, rounded=rounded, axis=axis
         )
@@ -115,6 +115,16 @@ class LowPrecision(AbstractWeight):
                 self, weight=self.weight[index], rounded=None, axis=None
             )
         return jax.tree.map(lambda a: a[index], self)
+
+
+def is_low_precision(x: Any) -> bool:
+    """Whether this is a [`eqquant.train.LowPrecision`][]."""
+    return isinstance(x, LowPrecision)
+
+
+def plain(x: Any) -> Any:
+    """The weight of a [`eqquant.train.LowPrecision`][]; anything else as it is."""
+    return x.weight if is_low_precision(x) else x
 
 
 def _matmul(x, w, rounded, roundings):

@@ -25,7 +25,7 @@ from .._tree import (
 from ..formats import AbstractFormat, Int8
 from ._checked import Backward, checked_backward, checked_format
 from ._lora_array import LoRA
-from ._low_precision import LowPrecision
+from ._low_precision import is_low_precision, LowPrecision, plain
 from ._low_precision_product import Roundings
 
 
@@ -72,8 +72,7 @@ def tree_compute(
     A product contracts the axes that it contracts, whatever their number and order.
     Convolutions have scales for each output channel of the filter, and for each sample
     of the inputs and the cotangents. Their operands are rounded, and then multiplied in
-    the dtype of the inputs: libraries of most platforms have no 8-bit convolutions of
-    any use.
+    the dtype of the inputs, so they are not faster.
 
     For the backward pass, the rounded operands are kept. They have the names
     `"eqquant_weights"` and `"eqquant_inputs"`, for policies of `jax.checkpoint`.
@@ -175,14 +174,10 @@ def tree_preround(model: PyTree) -> PyTree:
     function was given.
     """
     return jtu.tree_map(
-        lambda x: x.preround() if _is_low_precision(x) else x,
+        lambda x: x.preround() if is_low_precision(x) else x,
         model,
-        is_leaf=_is_low_precision,
+        is_leaf=is_low_precision,
     )
-
-
-def _is_low_precision(x: Any) -> bool:
-    return isinstance(x, LowPrecision)
 
 
 def _is_done(x: Any) -> bool:
@@ -191,21 +186,20 @@ def _is_done(x: Any) -> bool:
 
 def _undone(model):
     """The model as it was before `tree_compute`."""
-    leaves = jtu.tree_leaves(model, is_leaf=_is_low_precision)
-    if not any(map(_is_low_precision, leaves)):
+    leaves = jtu.tree_leaves(model, is_leaf=is_low_precision)
+    if not any(map(is_low_precision, leaves)):
         return model
 
     def undo(node, new):
         if not is_on_call(node):
             return new
         inside = jtu.tree_leaves(node, is_leaf=_is_done)
-        is_ours = any(map(_is_low_precision, inside))
+        is_ours = any(map(is_low_precision, inside))
         return (
             not_on_call(new) if is_ours and not any(map(is_quantized, inside)) else new
         )
 
-    plain = [x.weight if _is_low_precision(x) else x for x in leaves]
-    return rebuilt(model, plain, undo, _is_low_precision)
+    return rebuilt(model, map(plain, leaves), undo, is_low_precision)
 
 
 def _is_adapted(x: Any) -> bool:

@@ -18,11 +18,10 @@ def size(format, rows):
 
 # How long XLA takes to compile goes with that. (Those of NF4 have some 300.) Kernels
 # for units of bytes have an expression for each of 32 codes of a unit in a sweep, and
-# for up to 256 in a tile; the points of IQ4_XS are the longest of these expressions.
-# Those of 8-bit integers decode outliers apart, in two ways.
-limits = {"unit_sweep": 1_600, "unit_tiles": 1_600, "integer_tiles": 900}
-# Each code has a scale of its own.
-ordered = 1_600
+# for up to 256 in a tile. Those of 8-bit integers decode outliers apart, in two ways.
+limits = {"unit_sweep": 1_200, "unit_tiles": 1_500, "integer_tiles": 900}
+# Each code has a scale of its own; or is decoded by a polynomial.
+most = 1_600
 
 
 @pytest.mark.examples(3)
@@ -31,5 +30,6 @@ ordered = 1_600
 def test_products_are_small(format, rows, monkeypatch):
     monkeypatch.setenv("EQQUANT_NATIVE", "0")
     kernel, found = size(format, rows)
-    limit = limits.get(kernel, 700)
-    assert found < (ordered if getattr(format, "ordered", False) else limit)
+    ordered = getattr(format, "ordered", False)
+    long = ordered or isinstance(format, eqq.formats.IQ4_XS)
+    assert found < (most if long else limits.get(kernel, 700))

@@ -194,7 +194,6 @@ def test_tied_embedding():
     check(stats["0"], gram(w[ids]), 5)
 
 
-# The table is a weight of two kinds of product, which have inputs of their own.
 # The inputs of a Gram come in the order of the axes that are asked for.
 def test_order_of_axes():
     images = jr.normal(key, (2, 5, 5, 3))
@@ -220,6 +219,7 @@ def test_order_of_axes():
         check(found, gram(rows[name]), len(rows[name]))
 
 
+# The table is a weight of two kinds of product, which have inputs of their own.
 def test_file(tmp_path):
     def fn(w, x):
         part = x[:, :4] @ w["c"].reshape(4, 4, 6)[1]

@@ -148,9 +148,9 @@ def _by_patterns(found, rule, shapes, problems):
             continue
         pattern, which, wildcards = match
         for j, new in enumerate(as_names(rule[pattern])):
-            new, format = (
-                (new.name, new.format) if isinstance(new, Quantized) else (new, None)
-            )
+            format = None
+            if isinstance(new, Quantized):
+                new, format = new.name, new.format
             try:
                 each = list(_unstacked(piece, wildcards, new))
             except ValueError as e:

@@ -308,8 +308,8 @@ def _differs(pieces, kind):
     for piece in pieces:
         found.setdefault(str(getattr(piece, kind)), piece.names[0])
     text = " and ".join(f"{value} of {name!r}" for value, name in found.items())
-    way_out = ". Name it `Quantized(..., format)`" if kind == "format" else ""
-    return ValueError(f"they have another {kind} each: {text}{way_out}")
+    hint = ". Name it `Quantized(..., format)`" if kind == "format" else ""
+    return ValueError(f"they have another {kind} each: {text}{hint}")
 
 
 def _check_groups(sizes, groups):

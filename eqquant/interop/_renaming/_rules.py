@@ -107,8 +107,8 @@ class Quantized:
     in the format already stays as it is, bit for bit. What is in another format is
     decoded and quantized again, which adds to its error.
 
-    So arrays of several formats are joined or stacked, and checkpoints that are not
-    quantized are loaded into no more memory than they take in the format.
+    So arrays of several formats are joined or stacked, and a checkpoint that is not
+    quantized is loaded without more than one dense array in memory.
 
     !!! Example
 
