@@ -214,6 +214,46 @@ def test_errors_are_those_of_ggml(name):
     assert error(format.decode(stored, 0)) < min(1.06 * error(theirs), 0.8 * plain)
 
 
+# Of a small Llama with a tokenizer of its own, by `llama-imatrix` and `llama-quantize`,
+# built from the source in llama-cpp-python 0.3.36: `python -m tests.llama_cpp.imatrix`.
+of_llama_cpp = data / "imatrix_llama_cpp.gguf"
+
+
+def test_files_of_llama_imatrix():
+    stats = read_imatrix(of_llama_cpp)
+    tensors = {x.name: x.data for x in gguf.GGUFReader(of_llama_cpp).tensors}
+    assert len(stats) == 7 * 3 + 1
+    older = read_imatrix(of_llama_cpp.with_suffix(".dat"))
+    assert {*older} == {*stats}
+    for name in stats:
+        found, before = stats[name], older[name]
+        np.testing.assert_array_equal(
+            np.ravel(found.value), np.ravel(tensors[f"{name}.in_sum2"])
+        )
+        assert found.rows.ravel() == tensors[f"{name}.counts"].ravel() == 20 * 128
+        means = [x.value.ravel() / x.rows.ravel() for x in (found, before)]
+        np.testing.assert_allclose(*means, rtol=1e-6)
+
+
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("name", ("q4_k", "q2_k", "q3_k", "q5_k", "q6_k", "q4_0", *iq4))
+def test_errors_are_those_of_llama_quantize(name):
+    stats, sample = (
+        read_imatrix(of_llama_cpp),
+        np.load(of_llama_cpp.with_suffix(".npz")),
+    )
+    format = eqq.formats.as_format(name)
+    weights = [key.removesuffix(".w") for key in sample if key.endswith(".w")]
+    assert len(weights) == 3
+    for weight in weights:
+        w, inputs = sample[f"{weight}.w"], np.asarray(stats[weight].diagonal).ravel()
+        blocks = sample[f"{weight}.{name}"]
+        theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name.upper()])
+        stored = eqq.ScaleSearch().solve(jnp.asarray(w), format, jnp.asarray(inputs))
+        error = lambda x: np.sum((np.asarray(x, np.float64) - w) ** 2 * inputs)
+        assert error(format.decode(stored, 0)) < 1.06 * error(theirs)
+
+
 @pytest.mark.thorough
 def test_an_interrupted_run_keeps_to_its_statistics(files, monkeypatch):
     folder, w, size = files
