@@ -76,7 +76,7 @@ def draw_loss():
         'Int(2, offset="minimum")': (0, "Int(2), minima"),
         "Int(3)": (0, "Int(3)"),
         'Int(3, offset="minimum")': (4, "Int(3), minima"),
-        "NF4()": (4, "NF4(), Int4()"),
+        "Int4()": (4, "Int4(), NF4()"),
     }
     for method, name, bits, loss in rows:
         if method == "to nearest" and name in labels:

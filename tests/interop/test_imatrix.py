@@ -238,10 +238,8 @@ def test_files_of_llama_imatrix():
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("q4_k", "q2_k", "q3_k", "q5_k", "q6_k", "q4_0", *iq4))
 def test_errors_are_those_of_llama_quantize(name):
-    stats, sample = (
-        read_imatrix(of_llama_cpp),
-        np.load(of_llama_cpp.with_suffix(".npz")),
-    )
+    stats = read_imatrix(of_llama_cpp)
+    sample = np.load(of_llama_cpp.with_suffix(".npz"))
     format = eqq.formats.as_format(name)
     weights = [key.removesuffix(".w") for key in sample if key.endswith(".w")]
     assert len(weights) == 3

@@ -1,6 +1,6 @@
 """What calibration wins, and what it costs, next to the figures that it should reach:
-`python -m tests.solvers [losses|errors|costs]`. The losses take a quarter of an hour
-on two cores, the others a few minutes."""
+`python -m tests.solvers [losses|errors|costs]`. The losses take ten minutes on two
+cores, the others a few."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """What the model of `eqquant demo --calibrate` loses in nats per byte: medians over
-three sets of data to calibrate with. And what it loses in formats within a budget of
-bits, of what it does in one format of at least as many bits."""
+three sets of data to calibrate with. And the ratio of its loss in formats that are
+allotted within a budget to its loss in one format of at least as many bits."""
 
 import statistics
 
@@ -26,15 +26,17 @@ targets = {
     "Ternary(64)": 0.1050,
 }
 _half = jnp.bfloat16
-# By budget: formats of so many bits.
+# By budget: formats of as many bits, and the next larger one.
 uniform = {
     3.0: (
         eqq.Int(2, 64, "minimum"),
         eqq.Int(2, 32, "minimum", scale_dtype=_half),
+        eqq.Int(3, 128, scale_dtype=_half),
     ),
     4.0: (
         eqq.Int(3, 64, "minimum"),
         eqq.Int(3, 32, "minimum", scale_dtype=_half),
+        eqq.Int4(128, scale_dtype=_half),
     ),
 }
 
@@ -44,15 +46,14 @@ def losses():
     rows = run_calibrated(out=None, console=console, seeds=3)
     found = {(row.format, row.method): row for row in rows}
     for name, most in targets.items():
-        change = found[name, "GPTQ()"].change
-        yield f"{name}, GPTQ()", round(change, 4), most
+        yield f"{name}, GPTQ()", found[name, "GPTQ()"].change, most
     lost = uniform_losses(console)
     for bits, each in uniform.items():
         chosen = found[f"{bits} bits", "formats by loss"]
         for format in each:
             used, change = lost[format]
             assert used >= chosen.bits_per_weight
-            what = f"{bits} bits allotted, of {format} ({used:.2f} bits)"
+            what = f"{bits} bits allotted, over {format} ({used:g} bits)"
             yield what, chosen.change / change, 0.75
 
 
