@@ -69,7 +69,8 @@ def _compiled(traced):
     views = tracked(traced)
 
     def step(sums, leaves, batch):
-        capture = Capture(traced.shapes, sums, traced.changing)
+        sharded = traced.sharding is not None
+        capture = Capture(traced.shapes, sums, traced.changing, sharded=sharded)
         capture.evaluate(traced.jaxpr, [*leaves, *batch], views)
         return capture.sums
 

@@ -68,7 +68,9 @@ class Capture:
         sums: dict[Any, Sums],
         changing: dict[int, frozenset[int]],
         lanes: Lanes | None = None,
+        *,
         manual: tuple[str, ...] = (),
+        sharded: bool = False,
     ):
         self.shapes = shapes
         self.sums = dict(sums)
@@ -77,6 +79,8 @@ class Capture:
         self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
         self._manual = manual
+        # Whether the leaves or the batches are on a mesh.
+        self._sharded = sharded
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any], views: Sequence[Views]):
         """The results of a program, and which views they are."""
@@ -146,7 +150,9 @@ class Capture:
         by = met if pick is None else met._replace(over=((pick.factor,),))
         if self._lanes is None:
             if slot in self.sums:
-                new = lambda diagonal: moments(eqn, values, met, diagonal, pick=pick)
+                new = lambda diagonal: moments(
+                    eqn, values, met, diagonal, pick=pick, sharded=self._sharded
+                )
                 self.sums[slot] = self._added(self.sums[slot], by, view, new)
             return
         if slot not in self._lanes.turns:
@@ -163,7 +169,9 @@ class Capture:
             values = [self._mapped(a) for a in values]
         if pick is not None:
             pick = pick._replace(value=self._mapped(pick.value))
-        new = lambda diagonal: moments(eqn, values, met, diagonal, second, pick)
+        new = lambda diagonal: moments(
+            eqn, values, met, diagonal, second, pick, self._sharded
+        )
         add = lambda total: self._added(total, by, view, new)
         total = self.sums[turn.sums]
         self.sums[turn.sums] = lax.cond(step == turn.step, add, lambda a: a, total)
@@ -226,7 +234,14 @@ class Capture:
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
         manual = (*self._manual, *manual)
-        inner = Capture(self.shapes, sums, self._changing, self._lanes, manual)
+        inner = Capture(
+            self.shapes,
+            sums,
+            self._changing,
+            self._lanes,
+            manual=manual,
+            sharded=self._sharded,
+        )
         outs, found = inner.evaluate(jaxpr, values, views)
         return outs, found, inner.sums
 

@@ -25,18 +25,21 @@ def moments(
     diagonal: bool,
     second: Any = None,
     pick: Index | None = None,
+    sharded: bool = False,
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
     axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
     `second`, or `x` if that is `None`. If rows `pick` their matrices, there is one for
-    each index of the axis along which they do."""
+    each index of the axis along which they do. The axes of the rows are joined, unless
+    the arrays are `sharded`: XLA would gather what is split along other axes than the
+    first."""
     x = _within(jnp.asarray(operands[met.other]), met)
     y = x if second is None else _within(second, met)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _moments(eqn, operands, met, diagonal, x, y, pick)
+        return _moments(eqn, operands, met, diagonal, x, y, pick, sharded)
     # The weight is real, so that both parts are rows that it meets.
     (real, rows), (imaginary, _) = (
-        _moments(eqn, operands, met, diagonal, part(x), part(y), pick)
+        _moments(eqn, operands, met, diagonal, part(x), part(y), pick, sharded)
         for part in (jnp.real, jnp.imag)
     )
     return real + imaginary, rows
@@ -48,7 +51,7 @@ def _within(x, met):
     return x
 
 
-def _moments(eqn, operands, met, diagonal, x, y, pick):
+def _moments(eqn, operands, met, diagonal, x, y, pick, sharded):
     name = eqn.primitive.name
     ragged = name not in ("dot_general", "conv_general_dilated")
     sizes = _gathered(jnp.asarray(operands[2])) if ragged else None
@@ -66,7 +69,11 @@ def _moments(eqn, operands, met, diagonal, x, y, pick):
         x, y = (_rows_of_picks(_gathered(a), met)[order] for a in (x, y))
         gram = _ragged(x, y, sizes, 1, diagonal)
     elif name == "dot_general":
-        gram = _gram(x, y, met.columns, met.batch, diagonal)
+        columns, batch = met.columns, met.batch
+        if not sharded:
+            x, y = (_as_matrices(a, met) for a in (x, y))
+            columns, batch = (x.ndim - 1 - met.other,), tuple(range(len(batch)))
+        gram = _gram(x, y, columns, batch, diagonal)
     elif name == "conv_general_dilated":
         gram = _gram(x, y, (2,), (1,), diagonal)
         gram = gram if met.over else gram[0]
@@ -87,6 +94,18 @@ def _repeats(gram, met):
     # The rows of repeated axes are summed by who adds this to a Gram.
     sizes = zip(gram.shape, met.over)
     return math.prod(n for n, dim in sizes if any(f.axis < 0 for f in dim))
+
+
+def _as_matrices(x, met):
+    """The other operand of a product as `*batch rows k`, or as `*batch k rows` if it is
+    the second. XLA:CPU brings the operands of products into this order. Of one axis of
+    rows, it then needs no copy in another order for `x^T x`."""
+    rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
+    axes = (met.columns, rest) if met.other else (rest, met.columns)
+    lead = [x.shape[i] for i in met.batch]
+    sizes = [math.prod(x.shape[i] for i in each) for each in axes]
+    x = lax.transpose(x, (*met.batch, *axes[0], *axes[1]))
+    return x.reshape(*lead, *sizes)
 
 
 def _gram(x, y, columns, batch, diagonal):

@@ -154,7 +154,10 @@ class InSequence:
 
             def lane(sums, leaves):
                 lanes = Lanes("eqquant lane", turns)
-                capture = Capture(traced.shapes, sums, traced.changing, lanes)
+                sharded = traced.sharding is not None
+                capture = Capture(
+                    traced.shapes, sums, traced.changing, lanes, sharded=sharded
+                )
                 capture.evaluate(traced.jaxpr, [*leaves, *batch], views)
                 return capture.sums
 
