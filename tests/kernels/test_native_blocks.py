@@ -76,6 +76,29 @@ def test_where_bfloat16_is_slow(format, is_intel, monkeypatch):
     assert 1e-5 < error(y, x, q.dequantize()) < 8e-3
 
 
+# Sums in float32 go on over blocks; those of integers end with each.
+@pytest.mark.skipif("amx" not in available, reason="needs AMX")
+@pytest.mark.parametrize(
+    "format, rows, activation, in_bfloat16",
+    (
+        (eqf.Int(4, 128, "zero_point"), 64, None, True),
+        (eqf.Int(4, 128, "zero_point"), 32, None, False),
+        (eqf.Q2_0(), 64, None, True),
+        (eqq.Int8(64), 64, None, True),
+        (eqq.Int8(64), 64, eqq.Int8(), False),
+        (eqf.Int(4, 256), 64, None, False),
+        (eqq.Int8(), 64, None, False),
+    ),
+    ids=str,
+)
+def test_where_blocks_are_short(format, rows, activation, in_bfloat16, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "amx")
+    w = normal(512, 512)
+    x, q = normal(rows, 512, seed=1), eqq.quantize(w, format, activation=activation)
+    expected = "native_decoded_bfloat16" if in_bfloat16 else "native_integers"
+    assert eqq.explain(x, q).kernel == expected
+
+
 @pytest.mark.examples(3)
 @pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
 @pytest.mark.parametrize(

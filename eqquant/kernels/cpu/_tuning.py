@@ -41,6 +41,10 @@ native_decoded_bfloat16_rows = 8
 # The least block for which products of 8-bit integers are as fast.
 native_integer_block = 64
 
+# The same with AMX, from this many rows on.
+native_tile_block = 256
+native_tile_rows = 64
+
 
 def native_decodes_first(radix: int, rows: int, integers: bool) -> bool:
     """Whether it is faster to decode a part of the weight for all rows of inputs than

@@ -25,6 +25,8 @@ from ..cpu._tuning import (
     native_decoded_integer_rows,
     native_decodes_first,
     native_integer_block,
+    native_tile_block,
+    native_tile_rows,
 )
 from . import _library as library
 from ._blocks import blocks, call, integer_points, refuse, with_integer_points
@@ -115,9 +117,17 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     if problem.rows < native_decoded_bfloat16_rows:
         return f"is for {native_decoded_bfloat16_rows} rows or more, got {problem.rows}"
     size = problem.format.block_size or problem.k
-    if size >= native_integer_block and _has_integers(problem):
+    if size >= _integer_block(problem) and _has_integers(problem):
         return f"is less accurate than `native_integers`, and as fast, for {size} codes"
     return refuse_small(problem)
+
+
+def _integer_block(problem):
+    # Tiles add up bfloat16 over blocks, but integers have to leave them after each.
+    many = library.level() >= 4 and problem.rows >= native_tile_rows
+    return (
+        native_tile_block if many and not problem.activation else native_integer_block
+    )
 
 
 def _faster_in_bfloat16(problem: Problem) -> str | None:
