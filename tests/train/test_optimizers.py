@@ -201,6 +201,21 @@ def test_files(tmp_path):
     assert trees_equal(loaded, state)
 
 
+# Such as one of smaller blocks: a state keeps the blocks that it was saved with.
+def test_files_of_another_format(tmp_path):
+    params = {"w": normal(64, 64)}
+    optimiser = scale_by_adam8bit()
+    _, state = optimiser.update(params, optimiser.init(params))
+    other = eqq.Dynamic8(64, dithered=True)
+    mu = {"w": eqq.quantize(state.mu["w"].dequantize(), other)}
+    eqq.save(tmp_path / "state.safetensors", state._replace(mu=mu))
+    loaded = eqq.load(tmp_path / "state.safetensors", like=optimiser.init(params))
+    assert trees_equal(loaded.mu, mu)
+    updates, after = optimiser.update(params, loaded)
+    assert (after.mu["w"].format, after.nu["w"].format) == (other, state.nu["w"].format)
+    assert np.mean(np.abs(updates["w"] - np.sign(params["w"]))) < 0.1
+
+
 steps = 2000
 
 
