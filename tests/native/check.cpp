@@ -187,7 +187,9 @@ void check_integers(const Case& c, const Kernels& kernels, const char* set,
         products(c, kernels, w, parallel).integers(x.data(), y.data());
       },
       [&](const float* found) { return right(c, false, c.n(), {two, exact}, found); });
-  if (&kernels != &amx_kernels || !ordinary) return;
+  // (Squares of tiles scale sums over whole rows, once.)
+  const bool squares = w.blocks == 1 && digits.number * c.rows() >= 64;
+  if (&kernels != &amx_kernels || !ordinary || squares) return;
   const auto same = c.buffer<float>(c.rows() * c.n());
   products(c, avx512_kernels, w, pool.parallel()).integers(x.data(), same.data());
   if (std::memcmp(same.data(), y.data(), y.size() * sizeof(float)) != 0)

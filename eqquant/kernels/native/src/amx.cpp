@@ -2,6 +2,7 @@
 #include "bfloat16_tiles.h"
 #include "decoded_bfloat16.h"
 #include "decoded_bfloat16_tiles.h"
+#include "integer_squares.h"
 #include "integer_tiles.h"
 #include "integers.h"
 #include "kernels.h"
@@ -10,6 +11,8 @@ namespace eqquant {
 namespace amx {
 
 int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
+  if (IntegersInSquares::pay(w, x))
+    return eqquant::integers_scratch<IntegersInSquares>(w, x, workers);
   return IntegersInTiles::pay(w, x)
              ? eqquant::integers_scratch<IntegersInTiles>(w, x, workers)
              : avx512_kernels.integers_scratch(w, x, workers);
@@ -17,7 +20,9 @@ int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
 
 void integers(const Weight& w, const Digits& x, float* y, float* scratch,
               const Parallel& parallel) {
-  if (IntegersInTiles::pay(w, x))
+  if (IntegersInSquares::pay(w, x))
+    eqquant::integers<IntegersInSquares>(w, x, y, scratch, parallel);
+  else if (IntegersInTiles::pay(w, x))
     eqquant::integers<IntegersInTiles>(w, x, y, scratch, parallel);
   else
     avx512_kernels.integers(w, x, y, scratch, parallel);

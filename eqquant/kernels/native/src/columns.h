@@ -41,11 +41,12 @@ struct Soon {
     return {at + begin * stride, stride, end - begin};
   }
 
+  template <_mm_hint hint = _MM_HINT_T0>
   void ask(int64_t number) {
     for (; number > 0 && bytes > 0; --number, --bytes, at += stride) {
       EQQUANT_UNROLL
       for (int64_t i = 0; i < panels; ++i)
-        _mm_prefetch(reinterpret_cast<const char*>(at + i * kPanelRows), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(at + i * kPanelRows), hint);
     }
   }
 };

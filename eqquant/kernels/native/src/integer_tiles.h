@@ -14,10 +14,11 @@
 namespace eqquant {
 namespace {
 
-// A tile has the first digits of several rows of `x`, then their second digits, if
-// there are any.
+// For few rows, or blocks: a tile has the first digits of several rows of `x`, then
+// their second digits, if there are any.
 class IntegersInTiles {
  public:
+  static constexpr int64_t kCodes = kIntegersCodes;
   static constexpr int64_t kWhole = kTileBytes;
   using Scope = Tiles;
 
@@ -30,6 +31,8 @@ class IntegersInTiles {
   static int64_t scratch(const Weight& w, const Digits& x) {
     return groups(x) * Segment::number(w) * size(w) / 4;
   }
+
+  static int64_t rows_of_sums(const Digits& x) { return x.rows; }
 
   IntegersInTiles(const Weight& w, const Digits& x, const int32_t* totals,
                   float* scratch, const Parallel& parallel)

@@ -15,8 +15,8 @@
 namespace eqquant {
 namespace {
 
-// The number of codes of a row that are unpacked at a time: few enough that no sum
-// overflows 32 bits, nor (less the offset) the 24 bits of a float32.
+// The largest number of codes of a segment: few enough that no sum overflows 32 bits,
+// nor (less the offset) the 24 bits of a float32.
 constexpr int64_t kIntegersCodes = 256;
 
 // The largest number of adjacent panels of a task.
@@ -180,12 +180,17 @@ class Outliers {
 // Multiplies panels by rows of digits with VNNI. Sums of a few rows stay in registers.
 class IntegersInRegisters {
  public:
+  // How many codes of a row are unpacked at a time.
+  static constexpr int64_t kCodes = kIntegersCodes;
   // Segments are padded with zeros to a multiple of this many codes.
   static constexpr int64_t kWhole = 4;
   // A resource that a thread holds while it multiplies: none.
   struct Scope {};
 
   static int64_t scratch(const Weight&, const Digits&) { return 0; }
+
+  // The number of rows of floats of a panel: its sums come first.
+  static int64_t rows_of_sums(const Digits& x) { return x.rows; }
 
   // `totals`: the results of `sum_up` for each row of digits.
   IntegersInRegisters(const Weight& w, const Digits& x, const int32_t* totals, float*,
@@ -286,11 +291,12 @@ class Integers {
   template <Codes kind>
   EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t codes = whole(codes_of(kind, Segment::bytes(w_)));
-    const int64_t together = smaller(kSegments, kIntegersCodes / codes);
+    const int64_t together = smaller(kSegments, Rows::kCodes / codes);
     const int64_t panels = divided_up(count, kPanelRows);
-    const int64_t each = x_.rows * kPanelRows;
+    const int64_t each = Rows::rows_of_sums(x_) * kPanelRows;
     [[maybe_unused]] const typename Rows::Scope scope;
-    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t i = 0; i < x_.rows * kPanelRows; ++i) sums[p * each + i] = 0;
     for (int64_t i = 0; i < Segment::number(w_); i += together) {
       const int64_t end = smaller(i + together, Segment::number(w_));
       const int64_t last = Segment::of(w_, end - 1).last;
@@ -315,7 +321,7 @@ class Integers {
   template <Codes kind>
   EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
                               float* sums, const Soon<kTogether>& soon) const {
-    alignas(64) uint8_t codes[kIntegersCodes * kPanelRows];
+    alignas(64) uint8_t codes[Rows::kCodes * kPanelRows];
     UnpackedSegments segments;
     segments.number = end - begin;
     uint8_t* at = codes;
@@ -371,15 +377,17 @@ class Integers {
 template <class Rows>
 int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
   return x.number * x.rows * Segment::number(w) + Outliers::scratch(w, x) +
-         Rows::scratch(w, x) + sums_of_columns<kIntegersPanels>(w, x.rows, workers);
+         Rows::scratch(w, x) +
+         sums_of_columns<kIntegersPanels>(w, Rows::rows_of_sums(x), workers);
 }
 
 template <class Rows>
 void integers(const Weight& w, const Digits& x, float* y, float* scratch,
               const Parallel& parallel) {
+  const int64_t each = Rows::rows_of_sums(x);
   float* const sums = scratch + Rows::scratch(w, x);
   int32_t* const totals = reinterpret_cast<int32_t*>(
-      sums + sums_of_columns<kIntegersPanels>(w, x.rows, parallel.workers));
+      sums + sums_of_columns<kIntegersPanels>(w, each, parallel.workers));
   parallel(x.number * x.rows, [&](int64_t row, int64_t) {
     sum_up(w, x, row, totals + row * Segment::number(w));
   });
@@ -387,7 +395,7 @@ void integers(const Weight& w, const Digits& x, float* y, float* scratch,
                           parallel);
   const Rows rows(w, x, totals, scratch, parallel);
   over_columns<kIntegersPanels>(
-      w, x.rows, sums, parallel,
+      w, each, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {
         const Integers<decltype(panels)::value, Rows> product(w, x, rows, outliers, y);
         with_kind(w.kind, [&](auto kind) {

@@ -49,6 +49,19 @@ struct TileShapes {
   _tile_loadd(5, at + 192, kNext);                         \
   multiply(3, 4, 5)
 
+// Multiplies tiles 4 and 5 by two groups of 16 rows of a panel.
+#define EQQUANT_ADD_SQUARE(multiply)                       \
+  const char* const at = static_cast<const char*>(panel);  \
+  written();                                               \
+  _tile_loadd(4, x, kTileBytes);                           \
+  _tile_loadd(6, at, kNext);                               \
+  multiply(0, 4, 6);                                       \
+  _tile_loadd(7, at + 64, kNext);                          \
+  multiply(1, 4, 7);                                       \
+  _tile_loadd(5, below, kTileBytes);                       \
+  multiply(2, 5, 6);                                       \
+  multiply(3, 5, 7)
+
 // Configures the tiles of the thread during its lifetime.
 class Tiles {
  public:
@@ -115,17 +128,11 @@ class Tiles {
 
   // The same for a square: of the tile of `x`, that of the next 16 rows of inputs, and
   // 32 rows of a panel.
+  static void add_integers_square(const void* x, const void* below, const void* panel) {
+    EQQUANT_ADD_SQUARE(_tile_dpbsud);
+  }
   static void add_bfloat16_square(const void* x, const void* below, const void* panel) {
-    const char* const at = static_cast<const char*>(panel);
-    written();
-    _tile_loadd(4, x, kTileBytes);
-    _tile_loadd(6, at, kNext);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, at + 64, kNext);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, below, kTileBytes);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    EQQUANT_ADD_SQUARE(_tile_dpbf16ps);
   }
 
  private:
