@@ -125,7 +125,7 @@ class Case {
         bytes_(chance(0.2) ? between(1, 1200) : between(1, 90)),
         block_(some_block(integers)),
         blocks_(divided_up(bytes_, block_)),
-        rows_(chance(0.3) ? 1 : between(1, chance(0.8) ? 40 : 100)),
+        rows_(chance(0.3) ? 1 : between(1, chance(0.9) ? 40 : 100)),
         columns_(chance(0.2) ? 1 : n_),
         scale_type_(static_cast<ScaleType>(between(0, 2))),
         used_(chance(0.2) ? between(1, per_) : per_),
