@@ -77,7 +77,8 @@ def of_any_size(case, q, d, w):
     if not np.all(scale > 1e-30) or not np.all(scale < 1e4):
         return
     # The least scale becomes 64 times the least number there is of its dtype, or more.
-    narrow = q.format.scale_dtype == np.float16
+    of_gguf = isinstance(q.format, eqq.formats.AbstractGGUFBlocks)
+    narrow = of_gguf or q.format.scale_dtype == np.float16
     least = 64 * 2.0**-24 if narrow else 1e-35
     power = 2.0 ** np.ceil(np.log2(least / scale.min()) + case.integer(0, 6))
     small = eqq.quantize(w * np.float32(power), q.format, axis=q.axis).dequantize()
