@@ -41,7 +41,7 @@ native_decoded_bfloat16_rows = 8
 # The least block for which products of 8-bit integers are as fast.
 native_integer_block = 64
 
-# The same with AMX, from this many rows on.
+# The same with AMX, for this many rows or more.
 native_tile_block = 256
 native_tile_rows = 64
 

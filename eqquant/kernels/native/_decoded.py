@@ -125,9 +125,9 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
 def _integer_block(problem):
     # Tiles add up bfloat16 over blocks, but integers have to leave them after each.
     many = library.level() >= 4 and problem.rows >= native_tile_rows
-    return (
-        native_tile_block if many and not problem.activation else native_integer_block
-    )
+    if many and problem.activation is None:
+        return native_tile_block
+    return native_integer_block
 
 
 def _faster_in_bfloat16(problem: Problem) -> str | None:

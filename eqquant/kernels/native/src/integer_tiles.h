@@ -14,8 +14,8 @@
 namespace eqquant {
 namespace {
 
-// For few rows, or blocks: a tile has the first digits of several rows of `x`, then
-// their second digits, if there are any.
+// For few rows of `x`, and weights of several blocks: a tile has the first digits of
+// some rows, then their second digits, if there are any.
 class IntegersInTiles {
  public:
   static constexpr int64_t kCodes = kIntegersCodes;
