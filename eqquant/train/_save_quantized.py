@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
+from jaxtyping import Array, PyTree
 
 from .._array import as_dense, held, is_quantized, quantize
 from ..formats import AbstractExact, AbstractFormat, as_format, Int8
@@ -101,8 +102,7 @@ class _SaveQuantized(eqx.Module):
 
         def backward(residuals, cotangent):
             packed, floats, others = residuals
-            # Otherwise XLA might decode them before they are needed.
-            packed, cotangent = lax.optimization_barrier((packed, cotangent))
+            packed, cotangent = _together(packed, cotangent)
             inputs = jtu.tree_map(as_dense, packed, is_leaf=is_quantized)
             fn = lambda inputs, floats: call(inputs, floats, others)
             _, pullback = jax.vjp(fn, inputs, floats)
@@ -112,6 +112,46 @@ class _SaveQuantized(eqx.Module):
         saved.defvjp(forward, backward)
         out = saved(inputs, floats, others)
         return eqx.combine(out, static_out)
+
+
+# Before JAX 0.11, XLA ignores barriers on CPUs.
+_barriers = jax.__version_info__ >= (0, 11)
+
+
+def _together(packed: PyTree, cotangent: PyTree) -> tuple[PyTree, PyTree]:
+    """The same, but XLA decodes nothing before the cotangent is known."""
+    packed, cotangent = lax.optimization_barrier((packed, cotangent))
+    scalars = [] if _barriers else [*map(_scalar, jtu.tree_leaves(cotangent))]
+    scalars = [scalar for scalar in scalars if scalar is not None]
+    if scalars:
+        bits = _bits(scalars[0])
+        # Zero, but XLA does not know that.
+        zero = bits * (bits - 1) & 1
+        held = lambda q: _with_bits(q, zero)
+        packed = jtu.tree_map(held, packed, is_leaf=is_quantized)
+    return packed, cotangent
+
+
+def _scalar(x: Any) -> Array | None:
+    # (Of what is sharded by its type, one number has no sharding.)
+    is_float = eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+    if not is_float or x.size == 0 or any(jax.typeof(x).sharding.spec):
+        return None
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
+
+
+def _with_bits(q: PyTree, bits: Array) -> PyTree:
+    """A quantized array, to the smallest of whose arrays some bits are added."""
+    leaves, treedef = jtu.tree_flatten(q)
+    i = min(range(len(leaves)), key=lambda i: leaves[i].size)
+    old = _bits(leaves[i])
+    new = old | bits.astype(old.dtype)
+    leaves[i] = lax.bitcast_convert_type(new, leaves[i].dtype)
+    return jtu.tree_unflatten(treedef, leaves)
+
+
+def _bits(x: Array) -> Array:
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
 def _is_module(x: Any) -> bool:

@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 from eqquant.train import save_quantized
@@ -106,8 +107,22 @@ def test_method():
     np.testing.assert_allclose(found.w, wanted, rtol=1e-4, atol=1e-4)
 
 
-# (The compiler of earlier ones orders what it computes without regard for memory.)
-@pytest.mark.skipif(jax.version.__version_info__ < (0, 11), reason="needs JAX 0.11")
+# Sharded by its type, and with results that have no cotangent.
+def test_explicit_mesh():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    w = normal(64, 64) / 8
+
+    @save_quantized
+    def layer(x):
+        return jnp.argmax(x), jnp.tanh(x @ w)
+
+    of = jax.jit(jax.grad(lambda x: jnp.sum(layer(x)[1] ** 2)))
+    wanted = of(x)
+    with jax.set_mesh(mesh):
+        found = of(jax.device_put(x, NamedSharding(mesh, P("data"))))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.optimized
 def test_memory():
     batch = normal(8192, 64)
