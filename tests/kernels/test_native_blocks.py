@@ -61,6 +61,16 @@ def test_products(format, level, monkeypatch):
     assert error(jax.jit(lambda x, q: x @ q)(x, q), x, q.dequantize()) < chosen.error
 
 
+# Some at a time, of which the last are more than the others.
+@pytest.mark.parametrize("format", (eqf.Int8(), eqf.Ternary(64), eqf.Q4_1()), ids=str)
+def test_many_rows(format):
+    q = eqq.quantize(normal(70, 96), format)
+    for rows in (255, 256, 257, 600):
+        x = normal(rows, 70, seed=1)
+        y = eqq.qmatmul(x, q, kernel="native_decoded")
+        assert error(y, x, q.dequantize()) < 1e-6
+
+
 # An Intel CPU without AMX multiplies in bfloat16 no faster than in float32.
 @pytest.mark.skipif("avx512_bf16" not in available, reason="needs AVX512_BF16")
 @pytest.mark.parametrize("is_intel", (True, False))

@@ -167,7 +167,7 @@ class BlocksCase {
         n_(chance(0.05) ? between(500, 2500) : between(1, 150)),
         k_(chance(0.5) ? 16 * between(1, 60) : between(1, 700)),
         block_(chance(0.2) ? k_ : 16 * between(1, chance(0.5) ? 4 : 20)),
-        rows_(chance(0.5) ? between(1, 4) : between(1, 40)),
+        rows_(between(1, chance(0.5) ? 4 : chance(0.9) ? 40 : 300)),
         units_(divided_up(k_, unit_codes())),
         place_(static_cast<Place>(between(0, 2))),
         scale_type_(static_cast<ScaleType>(between(0, 2))),

@@ -58,7 +58,7 @@ def native_decodes_first(radix: int, rows: int, integers: bool) -> bool:
     """
     if integers:
         return radix == 256 and rows in range(2, 8)
-    most = {2: 7, 4: 1, 16: 3, 256: 1}  # (With AVX2 alone.)
+    most = {2: 7, 3: 1, 4: 1, 16: 3, 256: 0}  # (With AVX2 alone.)
     return rows > most.get(radix, rows)
 
 

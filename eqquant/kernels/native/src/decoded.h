@@ -21,6 +21,17 @@ constexpr int64_t kDecodedCodes = 64;
 // The largest number of adjacent panels of a task.
 constexpr int64_t kDecodedPanels = 64;
 
+// Calls `some(m, number)` for `number` rows of inputs from row `m`, until it was called
+// for all: so many at a time that decoding a weight for them takes no time, but not so
+// many that their sums leave the second cache.
+template <class Some>
+void in_some_rows(int64_t rows, Some some) {
+  constexpr int64_t each = 128;
+  int64_t m = 0;
+  for (; rows - m >= 2 * each; m += each) some(m, each);
+  some(m, rows - m);
+}
+
 // How many adjacent panels a task takes: many, since long runs of consecutive memory
 // are read fastest, but not so many that some threads have no task or that `floats` for
 // each row of a panel leave the cache.
@@ -267,14 +278,19 @@ class Decoded {
 
 template <class V>
 int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
-  const int64_t together = decoded_panels<V>(w, rows, workers) * Numbers<V>::kRows;
-  const int64_t tasks = divided_up(w.n, together);
-  return smaller(workers, tasks) * rows * together + FewInputs::number(w, rows);
+  int64_t most = 0;
+  in_some_rows(rows, [&](int64_t, int64_t some) {
+    const int64_t together = decoded_panels<V>(w, some, workers) * Numbers<V>::kRows;
+    const int64_t tasks = divided_up(w.n, together);
+    const int64_t sums = smaller(workers, tasks) * some * together;
+    most = larger(most, sums + FewInputs::number(w, some));
+  });
+  return most;
 }
 
 template <class V>
-void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
-             const Parallel& parallel) {
+void decoded_rows(const Blocks& w, const float* x, float* y, int64_t rows,
+                  float* scratch, const Parallel& parallel) {
   const int64_t together =
       decoded_panels<V>(w, rows, parallel.workers) * Numbers<V>::kRows;
   const int64_t tasks = divided_up(w.n, together);
@@ -285,6 +301,14 @@ void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scr
   parallel(tasks, [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
     product.columns(n, smaller(together, w.n - n), scratch + worker * rows * together);
+  });
+}
+
+template <class V>
+void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
+             const Parallel& parallel) {
+  in_some_rows(rows, [&](int64_t m, int64_t some) {
+    decoded_rows<V>(w, x + m * w.k, y + m * w.n, some, scratch, parallel);
   });
 }
 
