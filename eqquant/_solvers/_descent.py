@@ -29,7 +29,8 @@ def descended(
         error, codes, parameters = state
         cut = lambda a, axis=0: lax.dynamic_slice_in_dim(a, b * s, s, axis)
         own = lax.dynamic_slice(gram, (b * s, b * s), (s, s))
-        numbers, code = cut(columns(w)), cut(codes)
+        numbers = cut(columns(w))
+        code = lax.dynamic_slice_in_dim(codes, b, 1, 1)[:, 0].T
         p = jtu.tree_map(lambda a: lax.dynamic_slice_in_dim(a, b, 1, 1), parameters)
         # What errors elsewhere ask of the block.
         outside = cut(gram, 1).T @ error - own @ cut(error)
@@ -49,15 +50,15 @@ def descended(
         put = lax.dynamic_update_slice_in_dim
         return (
             put(error, new.error, b * s, 0),
-            put(codes, new.codes, b * s, 0),
+            put(codes, _as_blocks(new.codes), b, 1),
             jtu.tree_map(lambda a, new: put(a, new, b, 1), parameters, p),
         )
 
     error = columns(w - rounding.numbers(codes, parameters))
-    state = (error, columns(codes), parameters)
+    state = (error, codes, parameters)
     step = lambda i, state: block(i % g, state)
     _, codes, parameters = lax.fori_loop(0, passes * g, step, state)
-    return codes.T.reshape(n, g, s), parameters
+    return codes, parameters
 
 
 def _better(rounding, numbers, outside, own, code, p):

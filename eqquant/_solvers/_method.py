@@ -19,6 +19,7 @@ from ..formats import (
     Stored,
 )
 from ._gram import normalised
+from ._rounding import Rounding
 
 
 class AbstractMethod(eqx.Module):
@@ -155,19 +156,19 @@ def _one(method, format, w, gram, rows):
     x, common = (w, {}) if unit is None else (w / unit[0], unit[1])
     codes, parameters = method.choose(x, format, gram, rows, None)
     settled, parameters = format.settled(_of_rows(parameters))
+    given = jtu.tree_map(lambda a: a[..., None], parameters)
     if format.joint:
-        given = jtu.tree_map(lambda a: a[..., None], parameters)
         codes, _ = method.choose(x, format, gram, rows, given)
-    codes = codes.reshape(*codes.shape[:-2], -1)[..., :k]
+    # (Not decoded: XLA compiles for long what packs bits and unpacks them at once.)
+    numbers = Rounding(format).numbers(codes, given)
+    codes, numbers = (a.reshape(n, -1)[:, :k] for a in (codes, numbers))
+    numbers = numbers if unit is None else numbers * unit[0]
     found, plain = format.write(codes, settled | common), format.encode(w)
+    nearest = Layout(format).trimmed(plain, k).decode(plain)
     gram = None if gram is None else normalised(gram)
-
-    def losses(stored):
-        error = w - Layout(format).trimmed(stored, k).decode(stored)
-        return method.losses(error, gram)
-
+    losses = lambda numbers: method.losses(w - numbers, gram)
     # (A row that is not finite is not better.)
-    new, old = losses(found), losses(plain)
+    new, old = losses(numbers), losses(nearest)
     better = (new <= old)[:, None]
     pairs = zip(jtu.tree_leaves(found), jtu.tree_leaves(plain), strict=True)
     for a, b in pairs:
