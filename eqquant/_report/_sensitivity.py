@@ -23,18 +23,20 @@ from .._tree import (
     rounded,
     Rules,
 )
-from ..formats import AbstractFormat, as_format, Int, Int8
+from ..formats import AbstractFormat, as_format, Int, Int4, Int8
 from ._allocation import Sensitivity, SensitivityRow
 
 
-# Scales and minima of 16 bits: in so few bits of each weight, those of 32 are too many.
+# In so few bits of each weight, scales of 32 bits, short blocks and minima take more
+# than they are worth, except that 2 bits without a minimum are three numbers only.
 _half = jnp.bfloat16
 _formats = (
-    Int(2, 64, "minimum", scale_dtype=_half),
-    Int(3, 64, "minimum", scale_dtype=_half),
-    Int(4, 64, "minimum", scale_dtype=_half),
-    Int(6, 64, "minimum", scale_dtype=_half),
-    Int8(64, scale_dtype=_half),
+    Int(2, 128, "minimum", scale_dtype=_half),
+    Int(3, 128, scale_dtype=_half),
+    Int4(128, scale_dtype=_half),
+    Int(5, 128, scale_dtype=_half),
+    Int(6, 128, scale_dtype=_half),
+    Int8(128, scale_dtype=_half),
 )
 
 

@@ -73,6 +73,7 @@ def uniform_losses(console, formats=None, seeds=3):
     loss = lambda model: mean_loss(model, held_out, batch=64)
     base, found = loss(dense), {}
     for format in formats or [f for each in uniform.values() for f in each]:
+        jax.clear_caches()  # Linux limits the memory maps of a process.
         models = [eqq.tree_quantize(dense, format, stats=each) for each in stats]
         change = statistics.median(map(loss, models)) - base
         found[format] = bits_of(models[0]), change
