@@ -29,7 +29,7 @@ trained_with = (Ternary(), Binary())
 quantized = eqx.filter_jit(tree_quantize)
 _unrolled = eqx.filter_jit(lambda model, *format: Unrolled(_in(model, *format)))
 # Of one of each, on two cores.
-_seconds = {"to nearest": 1.5, "calibrating": 7.0, "compiling": 4.0, "speed": 2.0}
+_seconds = {"to nearest": 1.5, "calibrating": 5.0, "compiling": 4.0, "speed": 2.0}
 
 
 class Comparison:

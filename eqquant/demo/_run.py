@@ -49,7 +49,7 @@ def run(
     console = Console() if console is None else console
     recipe = quick_recipe if quick else short
     text = standard_library()
-    held_out = windows(text.held_out, 64 if quick else 512, recipe.window + 1)
+    held_out = windows(text.held_out, 64 if quick else 256, recipe.window + 1)
     steps = recipe.steps // 5
     comparison = Comparison(recipe, text, jnp.asarray(held_out), steps, console)
     dense = comparison.run(fresh)
