@@ -70,7 +70,8 @@ def scale_by_adam8bit(
 
     **Raises:**
 
-    A `ModuleNotFoundError` if optax is not installed.
+    A `ModuleNotFoundError` if optax is not installed. `init` raises a `ValueError` for
+    complex parameters: wrap the optimizer in `optax.contrib.split_real_and_imaginary`.
 
     ??? cite "Reference"
 

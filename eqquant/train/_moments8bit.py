@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -82,11 +83,26 @@ def zeros(
     size = _static("min_size", min_size)
 
     def zero(x, selected, embedding):
-        is_8bit = selected and x.size >= size and (embeddings or not embedding)
+        _check(x)
+        is_8bit = selected and np.size(x) >= size and (embeddings or not embedding)
         return _zeros(x, format) if is_8bit else jnp.zeros_like(x, jnp.float32)
 
     selected = _extended(filter_spec, params)
     return jtu.tree_map(zero, params, selected, _embeddings(params))
+
+
+def _check(x):
+    if not isinstance(x, jax.ShapeDtypeStruct) and not eqx.is_array_like(x):
+        raise ValueError(
+            f"`params` should have arrays only. Got {x}. Pass "
+            "`eqx.filter(model, eqx.is_inexact_array)`."
+        )
+    if jnp.issubdtype(jnp.result_type(x), jnp.complexfloating):
+        raise ValueError(
+            "`params` should be real, since moments are. Got an array of "
+            f"{jnp.result_type(x)}. For complex ones, wrap the optimizer in "
+            "`optax.contrib.split_real_and_imaginary`."
+        )
 
 
 def _static(name: str, value: Size) -> int:

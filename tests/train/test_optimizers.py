@@ -15,6 +15,7 @@ import eqquant as eqq
 from eqquant.train import adamw8bit, lion8bit, scale_by_adam8bit, scale_by_lion8bit
 
 from ..helpers import normal, trees_equal
+from ..raises import raises
 
 
 @pytest.fixture(autouse=True)
@@ -275,3 +276,30 @@ import eqquant.train
 assert "optax" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size", (8, 8192))
+@pytest.mark.parametrize("make", (adamw8bit, lion8bit))
+def test_complex_parameters(make, size):
+    # Moments are real: the imaginary parts of gradients would be dropped.
+    optimizer = make(0.1, weight_decay=0.0)
+    real, imaginary = normal(2, size)
+    params = jax.lax.complex(real, imaginary)
+    with raises(ValueError, "params", "complex64", "split_real_and_imaginary"):
+        optimizer.init(params)
+    split = optax.contrib.split_real_and_imaginary(optimizer)
+    update, _ = split.update(params, split.init(params), params)
+    expected = -0.1 * (jnp.sign(real) + 1j * jnp.sign(imaginary))
+    assert jnp.allclose(update, expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("make", (adamw8bit, lion8bit))
+def test_parameters_that_are_no_arrays(make):
+    optimizer = make(0.1)
+    params = {"scale": 2.0, "w": normal(64, 65)}
+    params = optax.apply_updates(
+        params, optimizer.update(params, optimizer.init(params), params)[0]
+    )
+    assert jnp.allclose(params["scale"], 1.9, atol=1e-3)
+    with raises(ValueError, "params", "is_inexact_array"):
+        optimizer.init(eqx.nn.MLP(2, 2, 2, 1, key=jr.key(0)))
