@@ -87,7 +87,7 @@ def print_report(rows: list[Row], total: Total, width: int) -> Iterator[Any]:
     arrays = "1 array" if total.arrays == 1 else f"{total.arrays} arrays"
     text = f"{arrays}, {total.quantized} quantized: "
     text += f"{short_bytes(total.before)} → {short_bytes(total.after)}"
-    if total.after > 0:
+    if total.before > 0 and total.after > 0:
         smaller = total.ratio >= 1
         ratio = total.ratio if smaller else 1 / total.ratio
         text += f", {ratio:.3g}x {'smaller' if smaller else 'larger'}"

@@ -122,6 +122,10 @@ def sensitivity(
         otherwise = "`ScaleSearch()` rounds it"
     known = {} if stats is None else grams_of(decisions, stats, otherwise, 4)
     most = max((float(np.max(gram.rows)) for gram in known.values()), default=1.0)
+    if most == 0:
+        raise ValueError(
+            "`stats` should be of batches with rows of inputs. Got statistics of none."
+        )
     base = 0.0 if loss is None else float(loss(model))
 
     # As `tree_quantize`: what takes no method is rounded to nearest, if others take it.

@@ -129,6 +129,8 @@ def test_activation():
 
 def test_larger_and_empty():
     assert "2x larger" in _printed(Report([_row("a", before=10, after=20)]), 80)
+    # (A quantized array of no numbers may have scales.)
+    assert "0 B → 4 B\n" in _printed(Report([_row("a", before=0, after=4)]), 80)
     assert _printed(report({"a": 1.0}), 80) == "0 arrays, 0 quantized: 0 B → 0 B\n"
 
 

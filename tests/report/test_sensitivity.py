@@ -213,6 +213,10 @@ def test_errors():
     other = eqq.calibrate(lambda m, x: x @ m["w"], {"w": normal(64, 32)}, [inputs()])
     with pytest.raises(ValueError, match="should be of this model"):
         eqq.allocate(mlp, other)
+    nothing = eqq.calibrate(call, mlp, [inputs(rows=0)])
+    refused = pytest.raises(ValueError, match="`stats` should be of batches with rows")
+    with pytest.warns(UserWarning, match="fewer rows"), refused:
+        eqq.allocate(mlp, nothing)
     with pytest.raises(ValueError, match="`method` GPTQ.*needs what"):
         eqq.allocate(mlp, method=eqq.GPTQ())
     with pytest.raises(ValueError, match="`AWQ` scales other.*method=ScaleSearch"):
