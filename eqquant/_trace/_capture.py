@@ -164,9 +164,9 @@ class Capture:
             step = step * self.shapes[view.leaf][i] + _scalar(indices[i])
         x = values[met.other]
         second = self._mapped(lax.all_gather(x, self._lanes.name)[1])
-        ragged = eqn.primitive.name not in ("dot_general", "conv_general_dilated")
-        if ragged or pick is not None:
-            values = [self._mapped(a) for a in values]
+        # (Of arrays in bfloat16, XLA:CPU cannot multiply one with another that has an
+        # axis more.)
+        values = [self._mapped(a) for a in values]
         if pick is not None:
             pick = pick._replace(value=self._mapped(pick.value))
         new = lambda diagonal: moments(

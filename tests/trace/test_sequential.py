@@ -71,6 +71,23 @@ def quantize(model, stats, **options):
     )
 
 
+# (XLA:CPU has no product of what both models share with what they do not.)
+def test_bfloat16():
+    model = eqx.nn.MLP(32, 32, 48, depth=1, key=jr.key(0))
+    half = lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x
+    low, rows = jtu.tree_map(half, (model, batches))
+    found = eqq.tree_quantize(
+        low, eqq.Int4(16), min_size=0, stats=eqq.Sequential(fn, rows)
+    )
+    nearest = eqq.tree_quantize(low, eqq.Int4(16), min_size=0)
+    x = inputs(9, rows=400).astype(jnp.bfloat16)
+    y, new, old = (
+        np.asarray(each_row(eqq.tree_dequantize(m), x), np.float64)
+        for m in (low, found, nearest)
+    )
+    assert np.sum((new - y) ** 2) < 0.6 * np.sum((old - y) ** 2)
+
+
 def test_by_hand():
     """Against sums in float64, of a model whose layers are called one by one."""
     model = eqx.nn.MLP(32, 32, 48, depth=1, key=jr.key(0))
