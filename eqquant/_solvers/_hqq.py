@@ -72,7 +72,7 @@ class HQQ(AbstractMethod):
         blocks = in_blocks(w, format)
         if parameters is None:
             _, number, size = blocks.shape
-            weights = filled(jnp.ones(w.shape[-1]), number * size)
+            weights = filled(jnp.ones_like(w[0]), number * size)
             weights = weights.reshape(1, number, size)
             parameters = self._best(rounding, blocks, weights)
         return rounding.codes(blocks, parameters), parameters

@@ -43,8 +43,9 @@ def ldlq(
         search = Search(rounding, moved.T[:, None], d[None, None])
         found = search.best(tries)
         empty = jnp.zeros((s, n), codes.dtype)
-        start = Columns(numbers, empty, jnp.zeros((s, n)), jnp.zeros(n))
-        feedback = own - jnp.eye(s)
+        exact = jnp.zeros_like(numbers)
+        start = Columns(numbers, empty, exact, exact[0])
+        feedback = own - jnp.eye(s, dtype=own.dtype)
 
         def attempt(best, p):
             new = swept(rounding, start, p, numbers + asked, feedback, d)
@@ -57,8 +58,8 @@ def ldlq(
             return (*kept, *both), None
 
         first = jtu.tree_map(lambda a: a[0], found)
-        never = jnp.full_like(total(jnp.zeros((n, 1, 1)), first), jnp.inf)
-        best = (never, first, empty, jnp.zeros((s, n)))
+        never = jnp.full_like(total(exact[0][:, None, None], first), jnp.inf)
+        best = (never, first, empty, exact)
         (_, p, codes_b, error_b), _ = lax.scan(attempt, best, found)
         put = lax.dynamic_update_slice_in_dim
         parameters = jtu.tree_map(
@@ -96,9 +97,9 @@ def ldlq_given(
         columns,
         jnp.zeros((k, n), like.dtype),
         jnp.zeros_like(columns),
-        jnp.zeros(n),
+        jnp.zeros_like(columns[0]),
     )
-    feedback = upper - jnp.eye(k)
+    feedback = upper - jnp.eye(k, dtype=upper.dtype)
     found = swept(rounding, start, of_columns, columns, feedback, weights)
     return found.codes[jnp.argsort(order)].T.reshape(n, g, s)
 

@@ -37,7 +37,7 @@ class ScaleSearch(AbstractMethod):
         _, number, size = blocks.shape
         if parameters is None:
             if gram is None:
-                weights = jnp.ones(w.shape[-1])
+                weights = jnp.ones_like(w[0])
             else:
                 weights = damped(diagonal(normalised(gram)), self.damping, rows)
             weights = filled(weights, number * size).reshape(1, number, size)

@@ -73,7 +73,7 @@ def swept(
         state = (codes, error, loss, t, mutual, at)
         return lax.fori_loop(0, m, column, state)[:3]
 
-    start = (columns.codes, columns.error, jnp.zeros(n))
+    start = (columns.codes, columns.error, jnp.zeros_like(columns.numbers[0]))
     codes, error, loss = lax.fori_loop(0, s // m, some, start)
     return Columns(columns.numbers, codes, error, loss)
 

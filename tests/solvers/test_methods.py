@@ -308,6 +308,21 @@ class Counted(eqq.ScaleSearch):
 traced = []
 
 
+# Where JAX makes arrays of 64 bits by default, all is computed in float32 still.
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("name", each(main))
+def test_with_64_bits(name):
+    format, k = formats[name], 200
+    w = normal(5, k, seed=2)
+    h = jnp.asarray(oracle.gram(oracle.inputs("correlated", k)))
+    others = eqq.GPTQ(order="act"), eqq.HQQ(), eqq.HQQ(search=True)
+    for method in (*methods, *others):
+        found = numbers(method.solve(w, format, h), format, k)
+        with jax.enable_x64(True):
+            wide = method.solve(w, format, h)
+        same(numbers(wide, format, k), found)
+
+
 def test_one_program_for_one_shape():
     w, h = normal(4, 32), jnp.eye(32)
     for i in range(3):
