@@ -70,12 +70,11 @@ class GPTQ(AbstractMethod):
         wide = w.shape[-1] > 128
         blocks = in_blocks(w, format, 64 if wide else 1)
         _, number, size = blocks.shape
-        gram = filled(damped(normalised(gram), self.damping, rows), number * size)
         fixed = parameters is not None
         if parameters is None and self.order == "act":
-            _, parameters = ScaleSearch(self.damping).choose(
-                w, format, gram, rows, None
-            )
+            search = ScaleSearch(self.damping)
+            _, parameters = search.choose(w, format, gram, rows, None)
+        gram = filled(damped(normalised(gram), self.damping, rows), number * size)
         if parameters is None:
             grouped = self.order == "groups"
             codes, parameters = ldlq(rounding, blocks, gram, self.tries, grouped)

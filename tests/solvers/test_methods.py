@@ -308,6 +308,19 @@ class Counted(eqq.ScaleSearch):
 traced = []
 
 
+# A row that is one block, whose columns are swept many at once.
+@pytest.mark.parametrize("order", ("groups", "act", "none"))
+def test_one_block_of_any_size(order):
+    method = eqq.GPTQ(order=order, passes=0)
+    w = normal(3, 200, seed=2)
+    h = jnp.asarray(oracle.gram(oracle.inputs("correlated", 200)))
+    format = eqq.Int8()
+    found = numbers(method.solve(w, format, h), format, 200)
+    plain = numbers(encode(format, w), format, 200)
+    new, old = (oracle.error(w, q, np.asarray(h)) for q in (found, plain))
+    assert np.all(new < 0.9 * old)
+
+
 # Where JAX makes arrays of 64 bits by default, all is computed in float32 still.
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("name", each(main))
