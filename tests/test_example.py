@@ -382,26 +382,3 @@ def test_what_cannot_run():
     run = eqq.implicit(fn)
     q = eqq.tree_quantize(w, "int8", min_size=0, example=(run, (x,)))
     np.testing.assert_allclose(run(q, x), fn(eqq.tree_dequantize(q), x), atol=1e-4)
-
-
-def test_warning():
-    model, x = llama()
-    with pytest.warns(UserWarning, match="Nothing is quantized.*`example=`"):
-        eqq.tree_quantize(model)
-    net, _ = conv_net()
-    big = eqx.tree_at(lambda m: m.head, net, eqx.nn.Linear(32, 32, key=jr.key(0)))
-    with pytest.warns(UserWarning, match="Only .*% of the numbers"):
-        eqq.tree_quantize(big)
-    with pytest.warns(
-        UserWarning, match="(?s)Nothing is quantized.*`weight`: the filter"
-    ):
-        eqq.tree_quantize(eqx.nn.Conv2d(16, 16, 3, key=jr.key(0)))
-    eqq.tree_quantize(model, example=x)  # (No warning.)
-
-
-def test_the_name_of_a_class_like_one_of_equinox():
-    class Linear(eqx.Module):
-        weight: Array
-
-    with pytest.warns(UserWarning, match=f"{__name__}.Linear is not a known owner"):
-        eqq.tree_quantize(Linear(normal(0, 32, 48)))
