@@ -120,6 +120,9 @@ def quantized(
     w = jnp.asarray(w)
     if traced and isinstance(format, AbstractExact):
         w = _check_when_run(w, format)
+    if w.dtype == jnp.float64:
+        # As all formats do. (XLA compiles some for minutes if they begin with it.)
+        w = w.astype(jnp.float32)
     contracted = [w.shape[i] for i in as_tuple(axis)]
     layout = Layout(format).preferred(w.ndim - len(contracted) + 1)
     stored = _encode(w, layout, axis, encode, operands)

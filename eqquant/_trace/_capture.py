@@ -207,7 +207,7 @@ class Capture:
             a = jnp.broadcast_to(a, (*sizes, *inner))
             if not indices:
                 return old + a
-            at = [*starts, *[0] * rank]
+            at = [jnp.int32(start) for start in (*starts, *[0] * rank)]
             now = lax.dynamic_slice(old, at, a.shape)
             return lax.dynamic_update_slice(old, now + a, at)
 

@@ -209,7 +209,8 @@ def _all_reduce(x, error, axis_name, format, mean):
         lost = parts - _decode(format, sent, size)
         again = total - _decode(format, rounded, size)[0]
         again = again * number if mean else again
-        here = jnp.arange(number)[:, None] == lax.axis_index(axis_name)
+        places = jnp.arange(number, dtype=jnp.int32)
+        here = places[:, None] == lax.axis_index(axis_name)
         lost = lost + jnp.where(here, again[None], 0)
         lost = lost.reshape(-1)[: flat.size].reshape(x.shape)
         error = lost.astype(error.dtype)

@@ -133,7 +133,7 @@ def _codes(x, scale, format, random):
     else:
         unit = at_random(unit, dither(x))
     # What is a point already stays it.
-    return format.to_codes(unit, np.ones(()), jnp.ones(()))
+    return format.to_codes(unit, np.ones(()), jnp.float32(1))
 
 
 def _as_numbers(codes, format):

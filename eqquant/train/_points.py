@@ -66,7 +66,7 @@ def points(rows: Stored, layout: Layout) -> Points:
     assert isinstance(format, AbstractScaled)
     k = layout.shape(rows)[-1]
     scale = spread(format.scales(rows, layout.tail), format.block_size, k)
-    zero = jnp.zeros((1,) * scale.ndim)
+    zero = jnp.zeros((1,) * scale.ndim, jnp.float32)
     if "zero_point" in rows:
         zero = spread(rows["zero_point"].astype(jnp.float32), format.block_size, k)
     # The rounding of a scale when it is computed in float32, and when it is stored.
@@ -100,11 +100,12 @@ def _grid(format: AbstractFormat) -> np.ndarray:
 
 def _to_codes(format, blocks):
     size = np.full((1, 1), blocks.shape[-1], np.float32)
-    return format.to_codes(blocks, size, jnp.ones((1, 1)))
+    return format.to_codes(blocks, size, jnp.ones((1, 1), jnp.float32))
 
 
 def _codes(format):
-    dtype = jax.eval_shape(lambda b: _to_codes(format, b), jnp.zeros((1, 1))).dtype
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    dtype = jax.eval_shape(lambda b: _to_codes(format, b), one).dtype
     signed = not jnp.issubdtype(dtype, jnp.unsignedinteger)
     if format.offset is not None or not signed or per_byte(format.levels) > 1:
         return np.arange(format.levels).astype(dtype)

@@ -97,7 +97,7 @@ def _passed_through(w, key, format, axis, clip):
     if key is None:
         value = layout.decode(stored)
     else:
-        noise = jr.uniform(key, rows.shape)
+        noise = jr.uniform(key, rows.shape, rows.dtype)
         value = at_random(rows, points(stored, layout), noise)
     surrogate = w
     if clip:

@@ -101,7 +101,7 @@ def _native(x, w, *, stack, across):
         ones = jnp.full((1, n), np.float32(1).view(np.uint32))
         # The instructions take four numbers at a time.
         x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % 4)))
-        unit = jnp.ones((x.shape[0], 1))
+        unit = jnp.ones((x.shape[0], 1), jnp.float32)
         stored = {"codes": w, "scale": ones}
         return call("rounded", [x, unit], weight(stored, problem), n)
 

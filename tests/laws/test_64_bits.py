@@ -1,0 +1,81 @@
+"""Where JAX makes arrays of 64 bits by default, results are as they are elsewhere."""
+
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import eqquant as eqq
+
+from ..helpers import normal, trees_equal
+
+
+def with_64_bits(fn):
+    with jax.enable_x64(True):
+        return fn()
+
+
+key = jr.key(0)
+matrices = {"w": normal(3, 32, 32)}
+rows = normal(40, 32, seed=1)
+
+
+def scanned(model, x):
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, model["w"])[0]
+
+
+def reduced(x):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    fn = lambda x, e: eqq.train.quantized_pmean(x, "data", error=e, min_size=1)
+    spec = P("data")
+    return jax.shard_map(fn, mesh=mesh, in_specs=(spec, spec), out_specs=(P(), spec))(
+        x, jnp.zeros_like(x)
+    )
+
+
+def rounded(x):
+    def loss(w, x):
+        w = eqq.train.tree_compute(w, backward=eqq.train.Stochastic("int8"))
+        return jnp.sum(jnp.tanh(x @ w["w"]))
+
+    return jax.grad(loss)({"w": matrices["w"][0]}, x)
+
+
+programs = {
+    "random rounding": lambda: eqq.straight_through(rows, "int8", key=key),
+    "clipping": lambda: jax.grad(
+        lambda w: jnp.sum(eqq.straight_through(w, eqq.Ternary(), clip=True))
+    )(rows),
+    "statistics": lambda: eqq.calibrate(scanned, matrices, [rows]).as_tree(),
+    "in sequence": lambda: eqq.tree_quantize(
+        matrices, "int4", stats=eqq.Sequential(scanned, [rows])
+    ),
+    "rounded products": lambda: rounded(rows),
+    "error feedback": lambda: reduced(rows),
+}
+
+
+@pytest.mark.parametrize("name", programs)
+def test_the_same(name):
+    found, wide = programs[name](), with_64_bits(programs[name])
+    arrays = lambda tree: jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+    kinds = lambda tree: [a.dtype for a in arrays(tree)]
+    assert kinds(wide) == kinds(found)
+    assert trees_equal(wide, found)
+
+
+# XLA took minutes to compile this.
+def test_numbers_in_float64():
+    start = time.monotonic()
+    format, w = eqq.formats.IQ4_XS(), np.asarray(normal(4, 256), np.float64)
+    q = with_64_bits(lambda: eqq.quantize(w, format, axis=-1))
+    assert time.monotonic() - start < 60
+    assert q.dtype == jnp.float64
+    low = eqq.quantize(jnp.asarray(w), format, axis=-1)
+    assert trees_equal(q.stored, low.stored)
