@@ -77,7 +77,8 @@ def sensitivity(
         changes, over the number of rows. Weights that `stats` do not know, with a
         warning, and all without `stats`, are taken to meet inputs of unit variance:
         `|e|^2`.
-    - `formats`: the formats to choose from.
+    - `formats`: the formats to choose from. By default, integers of 2 to 8 bits in
+        blocks of 128, with scales in bfloat16.
     - `loss`: if given, the error of a weight in a format is instead what
         `loss(model)` increases by when this weight alone is rounded. It is called
         once for each weight and format, with a model of ordinary arrays: pass a jitted
