@@ -109,7 +109,7 @@ def held(
 ) -> UInt[Array, "*s"]:
     """Makes each scale NaN with which one of the extreme numbers, `ends`, overflows."""
     for end in ends:
-        nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan), dtype)
+        nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan, jnp.float32), dtype)
         bits = jnp.where(jnp.isfinite(end), bits, nan)
     return bits
 

@@ -46,6 +46,7 @@ def rounded(x):
 
 
 programs = {
+    "narrow scales": lambda: eqq.quantize(rows, eqq.Int4(16, scale_dtype=jnp.float16)),
     "random rounding": lambda: eqq.straight_through(rows, "int8", key=key),
     "clipping": lambda: jax.grad(
         lambda w: jnp.sum(eqq.straight_through(w, eqq.Ternary(), clip=True))
