@@ -7,7 +7,7 @@ import pytest
 from eqquant import bench
 from eqquant.bench import _entries
 from eqquant.bench._candidate import by_xla, Candidate, quantized, without_native
-from eqquant.kernels.native import _kernels as _native, _library as library
+from eqquant.kernels.native import _decoded, _kernels, _library as library
 
 
 @pytest.fixture
@@ -16,13 +16,17 @@ def called(monkeypatch):
     monkeypatch.setenv("EQQUANT_NATIVE", "1")
     if (reason := library.missing()) is not None:
         pytest.skip(reason)
-    names, call = [], _native.call
+    names = []
 
-    def record(name, *args):
-        names.append(name)
-        return call(name, *args)
+    def recorded(call):
+        def record(name, *args):
+            names.append(name)
+            return call(name, *args)
 
-    monkeypatch.setattr(_native, "call", record)
+        return record
+
+    for module in (_kernels, _decoded):
+        monkeypatch.setattr(module, "call", recorded(module.call))
     return names
 
 
