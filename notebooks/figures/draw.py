@@ -61,7 +61,7 @@ def draw_loss():
         "to nearest": dict(label="rounded to nearest", marker="o", color="#e5534b"),
         "GPTQ()": dict(label="GPTQ", marker="^", color="#2ea043"),
         "Sequential": dict(label="GPTQ, Sequential", marker="D", color="#4184e4"),
-        "formats by loss": dict(
+        "formats by Grams": dict(
             label="GPTQ, formats chosen\nwithin a budget",
             marker=".",
             color="#986ee2",
