@@ -38,15 +38,15 @@ def descended(
             p = _better(rounding, numbers, outside, own, code, p)
         number = rounding.numbers(_as_blocks(code), p)[:, 0].T
         d = jnp.diagonal(own)[:, None]
-        none = jnp.zeros_like(numbers)
-        start = Columns(numbers, code, numbers - number, none[0])
+        zeros = jnp.zeros_like(numbers)
+        start = Columns(numbers, code, numbers - number, zeros[0])
         new = swept(
             rounding,
             start,
             p,
             numbers + outside / d,
             own / d.T - jnp.eye(s, dtype=own.dtype),
-            none[:, 0],
+            zeros[:, 0],
         )
         put = lax.dynamic_update_slice_in_dim
         return (

@@ -43,8 +43,8 @@ def ldlq(
         search = Search(rounding, moved.T[:, None], d[None, None])
         found = search.best(tries)
         empty = jnp.zeros((s, n), codes.dtype)
-        exact = jnp.zeros_like(numbers)
-        start = Columns(numbers, empty, exact, exact[0])
+        zeros = jnp.zeros_like(numbers)
+        start = Columns(numbers, empty, zeros, zeros[0])
         feedback = own - jnp.eye(s, dtype=own.dtype)
 
         def attempt(best, p):
@@ -58,8 +58,8 @@ def ldlq(
             return (*kept, *both), None
 
         first = jtu.tree_map(lambda a: a[0], found)
-        never = jnp.full_like(total(exact[0][:, None, None], first), jnp.inf)
-        best = (never, first, empty, exact)
+        never = jnp.full_like(total(zeros[0][:, None, None], first), jnp.inf)
+        best = (never, first, empty, zeros)
         (_, p, codes_b, error_b), _ = lax.scan(attempt, best, found)
         put = lax.dynamic_update_slice_in_dim
         parameters = jtu.tree_map(
