@@ -48,6 +48,14 @@ def _this_machine():
 _compiled = pytest.StashKey[str]()
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run every N-th of the selected tests, from the K-th on: `--part 2/3`",
+    )
+
+
 # Most of the suite's time is XLA compiling small programs, so they are kept from one
 # run to the next. `JAX_ENABLE_COMPILATION_CACHE=0` in the environment compiles anew.
 def pytest_configure(config):
@@ -56,6 +64,8 @@ def pytest_configure(config):
     if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
         shutil.rmtree(folder)
     config.stash[_compiled] = str(folder)
+    # Programs need not say from which lines of code they come.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -96,6 +106,16 @@ def _leave_examples(items):
         for i, item in enumerate(family):
             if i not in stay:
                 item.add_marker("thorough")
+
+
+# After those that are not selected were left out.
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_keep_a_part(config, items):
+    if (part := config.getoption("--part")) is not None:
+        first, step = map(int, part.split("/"))
+        left_out = [item for i, item in enumerate(items, 1 - first) if i % step]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = items[first - 1 :: step]
 
 
 # What was imported and collected stays: the garbage collector need not go through it

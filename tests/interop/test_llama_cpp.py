@@ -1,6 +1,4 @@
 import filecmp
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,6 +7,7 @@ import pytest
 
 import eqquant as eqq
 from eqquant import interop
+from eqquant._cli import main
 
 from . import folders, llama
 from .llama_files import fields_of, llama3, tensors_of, written
@@ -131,13 +130,15 @@ def test_convert_to_other_types(tmp_path):
     assert set(interop.open(split)) == set(interop.open(path))
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, capsys):
     folder = folders.write(tmp_path / "a", "Llama")
 
     def run(*args):
-        command = [sys.executable, "-m", "eqquant", "quantize", *map(str, args)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return done.returncode, done.stderr
+        try:
+            status = main(["quantize", *map(str, args)])
+        except SystemExit as e:
+            status = e.code
+        return status, capsys.readouterr().err
 
     path = tmp_path / "b.gguf"
     options = ("--format", "q8_0", "--min-size", "0")
