@@ -185,6 +185,15 @@ def test_register_owner():
         assert model.kernel.axis == -2
 
 
+def test_register_owner_takes_classes(unchecked):
+    with pytest.raises(TypeError, match="`type` should be a class of modules. Got 3"):
+        eqq.register_owner(3, "kernel", axis=-2)
+    for axis in ("-1", (0, None), 1.0):
+        with pytest.raises(TypeError, match="`axis` should be an integer"):
+            eqq.register_owner(eqx.nn.Linear, "weight", axis=axis)
+    assert list(_formats(eqx.nn.Linear(64, 64, key=key))) == ["weight"]
+
+
 def test_stacked_layers():
     stacked = eqx.filter_vmap(lambda key: eqx.nn.Linear(64, 64, key=key))(
         jr.split(key, 32)

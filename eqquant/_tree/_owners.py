@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -38,7 +39,20 @@ def register_owner(type: type, field: str, axis: AxisOf) -> None:
     - `field`: the name of the field.
     - `axis`: the axis that the product contracts: -1 for `weight @ x`, -2 for
         `x @ weight`; or a function from the shape of the weight to the axis.
+
+    **Raises:**
+
+    A `TypeError` if `type` is not a class, or `axis` is neither integers nor a
+    function.
     """
+    if not inspect.isclass(type):
+        raise TypeError(f"`type` should be a class of modules. Got {type!r}.")
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if not callable(axis) and not all(isinstance(i, int) for i in axes):
+        raise TypeError(
+            "`axis` should be an integer, a tuple of integers, or a function from a "
+            f"shape to those. Got {axis!r}."
+        )
     _owners[type, field] = axis
 
 

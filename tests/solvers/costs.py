@@ -1,6 +1,7 @@
 """What it costs: the time and the temporary memory of `calibrate`, of those of what it
 calls, and the time of `GPTQ`."""
 
+import functools as ft
 import time
 
 import equinox as eqx
@@ -16,34 +17,14 @@ from eqquant.demo import _trained
 
 
 def costs():
-    # (How long it takes and how much memory does not depend on the weights.)
-    model = _trained.full.untrained()
-    windows = jr.randint(jr.key(0), (64, _trained.full.window + 1), 0, 256)
-    windows = windows.astype(jnp.uint8)
-    fn = lambda model, windows: jax.vmap(model)(windows[:, :-1])
-    calls = Calls(fn, model, _compiled)
-    step, leaves = calls(0, windows)
-    shapes = calls.shapes(8192)
-    zeros = lambda: {slot: calls.zeros(shape) for slot, shape in shapes.items()}
-    forward = eqx.filter_jit(fn)
-
-    def calibrate():
-        return step(zeros(), calls.leaves, leaves)
-
-    plain, ours = lambda: forward(model, windows), calibrate
+    fn, calls, given = _calibration()
+    step, leaves = calls(0, given[1])
+    forward, sums = eqx.filter_jit(fn), ft.partial(_zeros, calls)
+    plain, ours = lambda: forward(*given), lambda: step(sums(), calls.leaves, leaves)
     times = [_seconds(run) for run in (plain, ours)]
     yield "time of calibrating, of that of the call", times[1] / times[0], 3
-    arrays, static = eqx.partition(model, eqx.is_array)
-    whole = jax.jit(lambda arrays, x: fn(eqx.combine(arrays, static), x))
-    before = _memory(whole.lower(arrays, windows))
-    after = _memory(step.lower(zeros(), calls.leaves, leaves))
-    sums = sum(a.nbytes for each in zeros().values() for a in each)
-    largest = max(each.value.nbytes for each in zeros().values())
-    yield (
-        f"memory above the call's, of the Grams ({sums / 1e6:.1f} MB) and one more",
-        (after - before) / (sums + largest),
-        1,
-    )
+    what = "memory above the call's, of the Grams and one more"
+    yield what, memory_above_the_call(), 1
     w = jr.normal(jr.key(1), (4096, 4096))
     x = jr.normal(jr.key(2), (8192, 4096)) * jnp.linspace(0.1, 2, 4096)
     gram = x.T @ x
@@ -51,6 +32,32 @@ def costs():
     start = time.perf_counter()
     jax.block_until_ready(run())
     yield "seconds of GPTQ of 4096 x 4096, compiling included", _since(start), 60
+
+
+def memory_above_the_call():
+    """In units of all Gram matrices and the largest of them once more."""
+    fn, calls, (model, windows) = _calibration()
+    arrays, static = eqx.partition(model, eqx.is_array)
+    whole = jax.jit(lambda arrays, x: fn(eqx.combine(arrays, static), x))
+    before = _memory(whole.lower(arrays, windows))
+    step, leaves = calls(0, windows)
+    sums = _zeros(calls)
+    after = _memory(step.lower(sums, calls.leaves, leaves))
+    sizes = [sum(a.nbytes for a in each) for each in sums.values()]
+    return (after - before) / (sum(sizes) + max(sizes))
+
+
+def _calibration():
+    # (How long it takes and how much memory does not depend on the weights.)
+    model = _trained.full.untrained()
+    windows = jr.randint(jr.key(0), (64, _trained.full.window + 1), 0, 256)
+    windows = windows.astype(jnp.uint8)
+    fn = lambda model, windows: jax.vmap(model)(windows[:, :-1])
+    return fn, Calls(fn, model, _compiled), (model, windows)
+
+
+def _zeros(calls):
+    return {slot: calls.zeros(shape) for slot, shape in calls.shapes(8192).items()}
 
 
 def _memory(lowered):

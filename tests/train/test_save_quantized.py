@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import eqquant as eqq
 from eqquant.train import save_quantized
 
-from ..helpers import normal
+from ..helpers import formats, many_at_once, normal
 
 
 key = jr.key(0)
@@ -43,6 +43,27 @@ def test_values_and_gradients():
     # Nothing is kept in fewer bits.
     _, same = grad(lambda fn: save_quantized(fn, min_size=10**6))
     np.testing.assert_allclose(distance(same, wanted), 0, atol=1e-6)
+
+
+# Whatever the format stores: at the rounded argument the gradient is the rounded one.
+@many_at_once
+def test_formats(names):
+    x = normal(3, 1280)
+    fn = lambda x: jnp.sum(x**2)
+
+    @jax.jit
+    def gradients(x):
+        kept = {name: save_quantized(fn, formats[name]) for name in names}
+        return {name: jax.grad(fn)(x) for name, fn in kept.items()}
+
+    @jax.jit
+    def rounded(x):
+        arrays = {name: eqq.quantize(x, formats[name], axis=-1) for name in names}
+        return eqq.tree_dequantize(arrays)
+
+    found, wanted = gradients(x), rounded(x)
+    for name in names:
+        np.testing.assert_allclose(found[name], 2 * wanted[name], 1e-5, 1e-6)
 
 
 # Exactly those at the rounded arguments, of a function of any trees.
