@@ -77,6 +77,27 @@ def test_manual():
     assert jnp.linalg.norm(dw - ct.T @ x) < 0.05 * jnp.linalg.norm(ct.T @ x)
 
 
+# Where `implicit` runs what `shard_map` maps, it finds the leaves inside.
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_manual_within_implicit(kind):
+    m = mesh(kind, 8)
+    each = lambda model, x: jnp.einsum("nk,bk->bn", model["w"], x)
+    mapped = jax.shard_map(each, mesh=m, in_specs=(P(), P("a")), out_specs=P("a"))
+
+    def run(fn, x, w):
+        model = tree_compute({"w": w}, axis=-1, min_size=0, forward="int8")
+        y, pullback = jax.vjp(lambda x: eqq.implicit(fn)(model, x), x)
+        return y, *pullback(jnp.tanh(y))
+
+    with jax.set_mesh(m):
+        args = put(x, m, "a"), put(w, m)
+        fn = jax.jit(lambda x, w: run(mapped, x, w))
+        assert "xi8>" in fn.lower(*args).as_text()
+        found = fn(*args)
+    for a, b in zip(found, run(each, x, w), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 # The gradients of each of some models, on a mesh whose types carry the sharding.
 def test_mapped():
     m = mesh("explicit", 4, 2)
