@@ -127,7 +127,7 @@ class Comparison:
                 self._bar.done(_seconds["calibrating"])
 
     def _add_trained(self, dense):
-        def make(format):
+        for format in trained_with:
             model = trained_for(
                 format,
                 dense,
@@ -136,14 +136,8 @@ class Comparison:
                 steps=self._steps,
                 bar=self._bar,
             )
-            row = measure(str(format), "trained", model, self._held_out)
+            self._add(measure(str(format), "trained", model, self._held_out))
             self._bar.done(_seconds["compiling"])
-            return row
-
-        # One is compiled while another is trained.
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for row in pool.map(make, trained_with):
-                self._add(row)
 
     def _add_speeds(self):
         self._bar.doing("compiling a larger model")

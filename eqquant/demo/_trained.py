@@ -58,7 +58,7 @@ full = Recipe(
 """The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] has
 fewer steps."""
 
-short = dataclasses.replace(full, steps=900)
+short = dataclasses.replace(full, depth=2, steps=1000)
 quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)
 
 
