@@ -48,9 +48,17 @@ def _this_machine():
 _compiled = pytest.StashKey[str]()
 
 
+def _as_part(text):
+    first, step = map(int, text.split("/"))
+    if not 1 <= first <= step:
+        raise ValueError(text)
+    return first, step
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--part",
+        type=_as_part,
         metavar="K/N",
         help="run every N-th of the selected tests, from the K-th on: `--part 2/3`",
     )
@@ -64,7 +72,7 @@ def pytest_configure(config):
     if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
         shutil.rmtree(folder)
     config.stash[_compiled] = str(folder)
-    # Programs need not say from which lines of code they come.
+    # Looking up the lines of code that each operation comes from takes time.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -108,14 +116,15 @@ def _leave_examples(items):
                 item.add_marker("thorough")
 
 
-# After those that are not selected were left out.
+# Last: of what `-m` and `-k` have selected.
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_keep_a_part(config, items):
     if (part := config.getoption("--part")) is not None:
-        first, step = map(int, part.split("/"))
-        left_out = [item for i, item in enumerate(items, 1 - first) if i % step]
+        first, step = part
+        kept, left_out = items[first - 1 :: step], list(items)
+        del left_out[first - 1 :: step]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = items[first - 1 :: step]
+        items[:] = kept
 
 
 # What was imported and collected stays: the garbage collector need not go through it

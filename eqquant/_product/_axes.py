@@ -1,5 +1,5 @@
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
@@ -21,12 +21,9 @@ def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
     range or repeated.
     """
     ndim = len(shape)
-    axes = axis if isinstance(axis, tuple) else (axis,)
+    check_integers(axis)
+    axes = as_tuple(axis)
     for i in axes:
-        if isinstance(i, bool) or not isinstance(i, int):
-            raise TypeError(
-                f"`axis` should be an integer or a tuple of integers. Got {axis!r}."
-            )
         if not -ndim <= i < ndim:
             raise ValueError(
                 f"`axis` should be between {-ndim} and {ndim - 1} for an array of "
@@ -38,6 +35,15 @@ def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
             f"`axis` should name at least one axis, and none twice. Got {axis}."
         )
     return axes[0] if len(axes) == 1 else tuple(axes)
+
+
+def check_integers(axis: Any) -> None:
+    """Raises a `TypeError` if `axis` is not made of integers."""
+    for i in as_tuple(axis):
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise TypeError(
+                f"`axis` should be an integer or a tuple of integers. Got {axis!r}."
+            )
 
 
 def as_tuple(axis: Axis) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import has_numbers, is_quantized
-from .._product import Axis
+from .._product import Axis, check_integers
 
 
 # An axis, or a function from the shape of a weight to its axis.
@@ -47,12 +47,8 @@ def register_owner(type: type, field: str, axis: AxisOf) -> None:
     """
     if not inspect.isclass(type):
         raise TypeError(f"`type` should be a class of modules. Got {type!r}.")
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    if not callable(axis) and not all(isinstance(i, int) for i in axes):
-        raise TypeError(
-            "`axis` should be an integer, a tuple of integers, or a function from a "
-            f"shape to those. Got {axis!r}."
-        )
+    if not callable(axis):
+        check_integers(axis)
     _owners[type, field] = axis
 
 

@@ -66,10 +66,10 @@ def run_calibrated(
     console: Console | None = None,
     seeds: int = 1,
 ) -> list[Change]:
-    """Quantizes the demo's model to few bits, and prints how much its loss rises if it
-    is rounded to nearest, by `ScaleSearch()`, by `GPTQ()`, and by `GPTQ()` with
-    `Sequential` statistics; and by `GPTQ()` in formats that were chosen within a budget
-    of bits.
+    """Quantizes a model to few bits. (It is larger than that of `run`, and trained for
+    longer.) Prints how much its loss rises if it is rounded to nearest, by
+    `ScaleSearch()`, by `GPTQ()`, and by `GPTQ()` with `Sequential` statistics; and by
+    `GPTQ()` in formats that were chosen within a budget of bits.
 
     **Arguments:**
 

@@ -56,7 +56,7 @@ full = Recipe(
     learning_rate=3e-3,
 )
 """The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] has
-fewer steps."""
+fewer layers and steps."""
 
 short = dataclasses.replace(full, depth=2, steps=1000)
 quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)

@@ -1,8 +1,8 @@
 """Draws `loss.svg` and `speed.svg` from the tables beside this file.
 
-`loss.csv` was written by `eqquant demo --calibrate`. `speed.csv` holds the ratios of
-medians that `eqquant bench` printed, which are in `../speed.md`. The figures have no
-background, and one grey that can be read on white and on black.
+`loss.csv` was written by `eqquant demo --calibrate --seeds 3`. `speed.csv` holds the
+ratios of medians that `eqquant bench` printed, which are in `../speed.md`. The figures
+have no background, and one grey that can be read on white and on black.
 """
 
 import csv
