@@ -18,7 +18,9 @@ jax_version = importlib.metadata.version("jax").split(".")
 if "XLA_FLAGS" not in os.environ and [*map(int, jax_version[:2])] <= [0, 10]:
     flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
-os.environ["JAX_PLATFORMS"] = "cpu"
+where = os.environ.get("EQQUANT_TESTS", "cpu")
+os.environ["JAX_PLATFORMS"] = where if where == "cpu" else f"{where},cpu"
+collect_ignore = ["kernels/test_on_gpu.py"] if where == "cpu" else []
 
 import hypothesis
 import jax
@@ -84,7 +86,7 @@ def pytest_configure(config):
 # the test is marked `optimized`.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    less = item.get_closest_marker("optimized") is None
+    less = where == "cpu" and item.get_closest_marker("optimized") is None
     if less != jax.config.read("jax_disable_most_optimizations"):
         jax.config.update("jax_disable_most_optimizations", less)
         folder = item.config.stash[_compiled] if less else None

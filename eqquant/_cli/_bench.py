@@ -21,7 +21,6 @@ def add_to(commands: Any) -> Parser:
         "--rows",
         type=_count,
         nargs="+",
-        default=(1, 128),
         metavar="M",
         help="the numbers of rows to multiply by it (default: 1 128)",
     )
@@ -89,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.out.exists() and not args.out.is_dir():
         return user_error("bench", f"--out should be a folder. Got the file {args.out}")
-    if args.platform == "gpu":
-        return _bench_gpu(args)
+    if args.platform == "gpu" and (platform := _default_platform()) != "gpu":
+        message = f"--platform gpu needs a GPU that JAX can use. Got {platform}"
+        return user_error("bench", message)
     try:
         if args.formats == ["all"]:
             formats = all_formats()
@@ -99,9 +99,11 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as e:
         return user_error("bench", str(e))
+    if args.platform == "gpu":
+        return _bench_gpu(args, formats)
     run(
         args.shape,
-        args.rows,
+        args.rows or (1, 128),
         formats,
         peers=args.peers,
         decode=not args.no_decode,
@@ -111,15 +113,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_gpu(args: argparse.Namespace) -> int:
+def _default_platform() -> str:
     import jax
 
-    from ..bench import run_gpu
+    return jax.default_backend()
 
-    if (platform := jax.default_backend()) != "gpu":
-        message = f"--platform gpu needs a GPU that JAX can use. Got {platform}"
-        return user_error("bench", message)
-    return 0 if all(row.is_right for row in run_gpu(out=args.out)) else 1
+
+def _bench_gpu(args: argparse.Namespace, formats: Any) -> int:
+    from ..bench import default_cases, gpu_formats, run_gpu
+    from ..formats import AbstractExact
+
+    # Those of a few integers have no kernels there.
+    formats = [f for f in formats or gpu_formats if not isinstance(f[0], AbstractExact)]
+    cases = default_cases
+    if args.shape or args.rows:
+        shapes, rows = args.shape or [(4096, 14336)], args.rows or (1, 16)
+        cases = [(shape, m) for shape in shapes for m in rows]
+    measured = run_gpu(cases, formats, out=args.out)
+    return 0 if all(row.is_right for row in measured) else 1
 
 
 def _shape(text: str) -> tuple[int, int]:

@@ -27,7 +27,13 @@ from ._generation import (
     run_generation as run_generation,
 )
 from ._gpu_measure import GPUMeasurement as GPUMeasurement, measure_gpu as measure_gpu
-from ._gpu_run import gpu_table as gpu_table, read_gpu as read_gpu, run_gpu as run_gpu
+from ._gpu_run import (
+    default_cases as default_cases,
+    gpu_formats as gpu_formats,
+    gpu_table as gpu_table,
+    read_gpu as read_gpu,
+    run_gpu as run_gpu,
+)
 from ._measure import measure as measure
 from ._measurement import Measurement as Measurement
 from ._memory import (

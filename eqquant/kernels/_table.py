@@ -207,7 +207,7 @@ def _candidates(problem: Problem) -> list[Kernel]:
     # A kernel for a class and for one that it inherits from is tried once.
     kernels = list(dict.fromkeys(found[key] for key in sorted(found, key=rank)))
     if isinstance(problem.format, AbstractComposite):
-        return [*kernels, *map(_of_composite, _candidates(_of_base(problem)))]
+        return [*kernels, *map(_of_composite, _candidates(of_base(problem)))]
     return kernels
 
 
@@ -215,17 +215,28 @@ def _candidates(problem: Problem) -> list[Kernel]:
 # they run on the scales that `flat` computes.
 
 
-def _of_base(problem):
+def of_base(problem: Problem) -> Problem:
+    """The same product with the codes of a composite format, as those of its base."""
+    assert isinstance(problem.format, AbstractComposite)
     layout = dataclasses.replace(problem.layout, format=problem.format.base)
     return dataclasses.replace(problem, layout=layout, composite=True)
 
 
-def _of_composite(kernel):
-    @ft.wraps(kernel.fn)
-    def fn(x, stored, problem):
-        return kernel.fn(x, _flat(stored, problem), _of_base(problem))
+def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """A kernel for a composite format, of one for its base."""
 
-    return kernel._replace(fn=fn, supports=lambda p: kernel.supports(_of_base(p)))
+    @ft.wraps(fn)
+    def of_composite(
+        x: Float[Array, "m _"], stored: Stored, problem: Problem
+    ) -> Float[Array, "m _"]:
+        return fn(x, _flat(stored, problem), of_base(problem))
+
+    return of_composite
+
+
+def _of_composite(kernel):
+    supports = lambda problem: kernel.supports(of_base(problem))
+    return kernel._replace(fn=on_base(kernel.fn), supports=supports)
 
 
 def _flat(stored, problem):

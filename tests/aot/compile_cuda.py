@@ -40,10 +40,28 @@ formats = {
     "ternary": (eqq.Ternary(), None),
     "ternary-128": (eqq.Ternary(128), None),
     "int8-int8": (eqq.Int8(), eqq.Int8()),
+    "int4-minimum": (eqq.Int(4, 64, "minimum"), None),
+    "int8-zero-point": (eqq.Int(8, 128, "zero_point"), None),
+    "int3": (eqq.Int(3, 32, "minimum"), None),
+    "fp8": (eqq.FP8(), None),
+    "mxfp4": (eqq.MXFP4(), None),
+    "nvfp4": (eqq.NVFP4(), None),
 }
+others = ("int4-minimum", "int8-zero-point", "int3", "fp8", "mxfp4", "nvfp4")
+# Their codes, or their scales, are computed before the kernel runs.
+unpacked = ("int3", "mxfp4", "nvfp4")
 # Rows, channels, and the size of the contracted axis. Also what fills no piece.
-sizes = ((1, 4096, 4096), (16, 4096, 4096), (256, 4096, 4096), (13, 86, 1152))
-cases = [(name, *size) for name in formats for size in sizes]
+sizes = (
+    *((1, 4096, 4096), (16, 4096, 4096), (256, 4096, 4096), (13, 86, 1152)),
+    (300, 14336, 1024),
+)
+# (The kernel for rounded inputs is for at most 256 rows.)
+cases = [
+    (name, *size)
+    for name in formats
+    for size in (sizes[::4] if name in others else sizes)
+    if name != "int8-int8" or size[0] <= 256
+]
 
 
 def main(folder: pathlib.Path) -> dict[str, dict]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .compile_cuda import cases
+from .compile_cuda import cases, unpacked
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -52,8 +52,11 @@ def test_no_copy_of_the_weight(compiled, name, m, n, k):
     # The rows in another order, and the sums of eight parts of the contracted axis; and
     # some of the scales, so that they can be fetched.
     most = 4 * m * k + 9 * 4 * (m + 8) * n
+    if name in unpacked:
+        # A byte for each code at most, and a scale and a minimum for a block of 16.
+        most += n * k * (1 + 2 * 4 / 16)
     assert found["temporary_bytes"] <= most + found["stored_bytes"] / 4
-    if n == k == 4096 and m <= 16:
+    if n == k == 4096 and m <= 16 and name not in unpacked:
         assert found["temporary_bytes"] < found["stored_bytes"] / 2 + 4 * n
 
 

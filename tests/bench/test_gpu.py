@@ -2,6 +2,7 @@ import dataclasses
 import io
 import json
 
+import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
@@ -83,5 +84,29 @@ def test_status(monkeypatch, tmp_path, right, status):
         "NF4()", (1, 1), 1, "k", 1.0, 1.0, 1, 1.0, 0.0 if right else 2.0, 1.0
     )
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    monkeypatch.setattr(bench, "run_gpu", lambda out: [row])
-    assert main(["bench", "--platform", "gpu", "--out", str(tmp_path)]) == status
+    wanted = []
+
+    def run_gpu(cases, formats, out):
+        wanted.append((list(cases), [str(format) for format in formats]))
+        return [row]
+
+    monkeypatch.setattr(bench, "run_gpu", run_gpu)
+    command = ["bench", "--platform", "gpu", "--out", str(tmp_path)]
+    assert main(command) == status
+    assert wanted.pop()[0] == list(bench.default_cases)
+    assert (
+        main([*command, "--shape", "64x32", "--rows", "3", "--formats", "nf4"])
+        == status
+    )
+    assert wanted.pop() == ([((64, 32), 3)], ["NF4()"])
+    assert main([*command, "--formats", "all"]) == status
+    formats = wanted.pop()[1]
+    assert "Q4_K()" in formats and "RSRBinary()" not in formats
+
+
+# XLA leaves out what nobody reads.
+@pytest.mark.optimized
+def test_every_product_is_computed():
+    x, w = jnp.ones((3, 64)), jnp.ones((64, 32))
+    compiled = _gpu_measure._products.lower(x, [w] * 5).compile()
+    assert compiled.cost_analysis()["flops"] == 5 * 2 * 3 * 64 * 32

@@ -1,4 +1,5 @@
 import dataclasses
+import functools as ft
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ from jax.sharding import AbstractMesh
 
 import eqquant as eqq
 from eqquant._product import _primitive as primitive
+from eqquant.formats import AbstractComposite
 from eqquant.kernels import choose
+from eqquant.kernels._table import on_base
 from eqquant.kernels.gpu._decoded import decoded
 from eqquant.kernels.gpu._float import bfloat16_wgmma
 from eqquant.kernels.gpu._int8 import int8_dot, int8_wgmma
-from eqquant.kernels.gpu._plan import plan, stages_of
+from eqquant.kernels.gpu._plan import copying_registers, plan, stages_of
 
 from ..helpers import error, formats, normal
 
@@ -48,9 +51,12 @@ def product(x, q):
 
     found = problem(x, q)
     kernel = choose(found).kernel
-    assert kernel.fn in (bfloat16_wgmma, int8_wgmma), kernel.name
+    fn = {"bfloat16_wgmma": bfloat16_wgmma, "int8_wgmma": int8_wgmma}[kernel.name]
     interpreter = plgpu.InterpretGPUParams()
-    run = jax.jit(lambda x, stored: kernel.fn(x, stored, found, interpreter))
+    fn = ft.partial(fn, interpret=interpreter)
+    if isinstance(q.format, AbstractComposite):
+        fn = on_base(fn)
+    run = jax.jit(lambda x, stored: fn(x, stored, found))
     y = run(x, q.stored)
     assert y.dtype == x.dtype and y.shape == (x.shape[0], q.shape[0])
     return np.asarray(y, np.float64), kernel
@@ -73,6 +79,19 @@ def product(x, q):
         (3, 70, 224, eqq.Int8(32, scale_dtype=jnp.float16), jnp.float32),
         (5, 70, 384, eqq.Ternary(scale="tensor"), jnp.float32),
         (140, 70, 382, eqq.Ternary(128), jnp.bfloat16),
+        (3, 70, 256, eqq.Int(4, 32, "minimum"), jnp.bfloat16),
+        (70, 70, 256, eqq.Int(8, 64, "zero_point"), jnp.float32),
+        (2, 70, 256, eqq.Int(3, 64, "minimum", scale_dtype=jnp.float16), jnp.float32),
+        (2, 70, 256, eqq.Int(6, None), jnp.float32),
+        (3, 70, 256, eqq.FP8(), jnp.float32),
+        (200, 6000, 64, eqq.FP8("e5m2", 32), jnp.bfloat16),
+        (3, 70, 256, eqq.NVFP4(), jnp.float32),
+        (3, 70, 256, eqq.MXFP4(), jnp.float32),
+        (3, 70, 256, eqq.Nested(eqq.NF4(64), scale=eqq.Int8(32)), jnp.float32),
+        (3, 70, 512, eqq.formats.Q4_K(), jnp.float32),
+        (3, 70, 512, eqq.formats.Q6_K(), jnp.float32),
+        (3, 70, 256, eqq.formats.Q8_0(), jnp.float32),
+        (3, 70, 256, eqq.Binary(), jnp.float32),
     ),
     ids=str,
 )
@@ -195,11 +214,13 @@ def test_older_jax():
 @pytest.mark.parametrize(
     "m, k, format, reason",
     (
-        (513, 128, eqq.NF4(64), "is for at most 512 rows, got 513"),
+        (1025, 128, eqq.NF4(64), "is for at most 1024 rows, got 1025"),
         (0, 128, eqq.NF4(64), "is for operands that are not empty"),
         (1, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
-        (1, 128, eqq.NF4(16), "needs blocks whose size is a power of two from 32"),
-        (1, 192, eqq.Int4(96), "multiple of 256, got 96"),
+        (1, 128, eqq.NF4(16), "in blocks whose size is a power of two up to 256"),
+        (1, 192, eqq.Int4(96), "or a multiple of 256, got Int4(96)"),
+        (1, 128, eqq.Dynamic8(), "needs integers, 8-bit floats or a table of 16"),
+        (1, 128, eqq.Int(4, ordered=True), "needs blocks that are runs of positions"),
     ),
 )
 def test_refused(m, k, format, reason):
@@ -218,11 +239,6 @@ def test_refused_layouts():
     assert hint in reasons["bfloat16_wgmma"]
     q = eqq.tree_prepack(eqq.quantize(normal(128, 64), eqq.Int8()), platform="gpu")
     assert refusals(normal(1, 128), q)[0] == "bfloat16_wgmma"
-    q = eqq.quantize(normal(64, 320), "ternary", axis=-1)
-    found = problem(normal(1, 320), q)
-    layout = dataclasses.replace(q.layout, row_axis=-2)
-    _, refused = choose(dataclasses.replace(found, layout=layout))
-    assert hint in refused[0][1] and "2 bits" in refused[0][1]
 
 
 @interpreted
@@ -284,7 +300,12 @@ def test_plans(m, n, j, p, itemsize, block, of_blocks):
     assert found.steps * found.splits * found.bytes >= j
     assert found.steps * (found.splits - 1) * found.bytes < j
     assert 1 <= found.stages <= found.steps
-    assert m <= found.rows or found.rows == 128
+    assert m <= found.rows or found.rows in (128, 256)
+    assert found.stages >= min(2, found.steps)
+    # Registers, of which each warpgroup is given a multiple of eight per thread.
+    groups, launched = found.groups, 65536 // (128 * (found.groups + 1)) // 8 * 8
+    wanted = (512 - copying_registers) // groups // 8 * 8
+    assert copying_registers + groups * wanted <= launched * (groups + 1)
     # Steps and blocks are made of each other.
     step = found.bytes * p
     assert block is None or step % block == 0 or block % step == 0

@@ -119,24 +119,29 @@ def compute_now(fn: Callable[[], Array]) -> np.ndarray:
 
 
 @ft.cache
-def integer_step(format: AbstractFormat) -> tuple[int, int] | None:
+def integer_step(format: AbstractFormat, most: int = 127) -> tuple[int, int] | None:
     """The integers `a` and `b` such that each code `c` stands for the point `a c + b`,
-    if all points are integers of at most 127 in magnitude. `None` if there are none."""
+    if all points are integers of at most `most` in magnitude. `None` if there are
+    none."""
     if not isinstance(format, AbstractGrid):
         return None
-    few = jax.ShapeDtypeStruct((1, 16), jnp.float32)
-    dtype = jax.eval_shape(format.encode, few)["codes"].dtype
-    if dtype == jnp.int8:
+    if dtype_of_codes(format) == jnp.int8:
         codes = np.arange(-127, 128, dtype=np.int8)
     else:
         codes = np.arange(format.levels, dtype=np.uint8)
     found = compute_now(lambda: format.to_points(jnp.asarray(codes)))
     a = found[1] - found[0]
     b = found[0] - a * codes[0]
-    whole = a == np.round(a) and b == np.round(b) and np.max(np.abs(found)) <= 127
+    whole = a == np.round(a) and b == np.round(b) and np.max(np.abs(found)) <= most
     if not whole or not np.array_equal(found, a * codes + b):
         return None
     return int(a), int(b)
+
+
+@ft.cache
+def dtype_of_codes(format: AbstractGrid) -> np.dtype:
+    """The dtype of the bytes that hold codes."""
+    return format.structs((1, 16))["codes"].dtype
 
 
 def refuse_grid(problem: Problem) -> str | None:

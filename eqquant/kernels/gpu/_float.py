@@ -6,16 +6,22 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...formats import AbstractFormat, from_bits, Int4, Int8, NF4, round_trip, Ternary
+from ...formats import (
+    AbstractFormat,
+    AbstractGGUFBytes,
+    AbstractGrid,
+    from_bits,
+    round_trip,
+)
 from .._finite import infinite_as_nan
 from .._problem import Problem
-from .._table import register_kernel
+from .._table import of_base, on_base, register_kernel
 from ._decoded import decoded
 from ._pallas import hopper
 from ._plan import plan
 from ._product import product, unit_of
 from ._rows import by_eights, padded
-from ._words import per_byte
+from ._words import of_bytes, Points, points_of, to_bytes
 
 
 def bfloat16_wgmma(
@@ -34,16 +40,20 @@ def bfloat16_wgmma(
 
 
 def _product(x, stored, problem, interpret):
-    format, codes, dtype = problem.format, stored["codes"], problem.dtype
+    format, dtype = _grid(problem), problem.dtype
+    found = _reading(format)
+    assert found is not None
+    points, is_packed = found
+    codes = stored["codes"] if is_packed else to_bytes(stored["codes"], format)
     n, j = codes.shape
-    p, block = per_byte(format), format.block_size
-    scaling = [stored[name] for name in ("scale", "zero_point") if name in stored]
-    if block is None and len(scaling) == 2:
-        # A zero-point has to be subtracted before the product: treat the row as one
-        # long block.
+    p, block = points.per_byte, format.block_size
+    scaling = [stored[name] for name in ("scale", format.offset) if name in stored]
+    if block is None and format.offset is not None:
+        # Treat the row as one long block.
         block = -(-j * p // 256) * 256
     sizes = [] if block is None else [a.dtype.itemsize for a in scaling]
-    pieces = plan(x.shape[0], n, j, p, dtype.itemsize, block, sizes)
+    minima = format.offset == "minimum"
+    pieces = plan(x.shape[0], n, j, p, dtype.itemsize, block, sizes, minima)
     # Zeros in `x` meet the unused codes of the last byte, and of the last `wgmma`.
     size = -(-j * p // unit_of(block)) * unit_of(block)
     more = padded(x.shape[0]) - x.shape[0]
@@ -53,12 +63,14 @@ def _product(x, stored, problem, interpret):
         scale = jnp.broadcast_to(infinite_as_nan(scale), (n,))
         scaling = [jnp.pad(scale, (0, -n % pieces.channels))]
     else:
-        scaling = [_aligned(a) for a in scaling]
+        scaling = [_aligned(jnp.broadcast_to(a, (n, a.shape[1]))) for a in scaling]
     y = product(
         x,
         codes,
         *scaling,
-        format=format,
+        points=points,
+        kind=format.offset,
+        scale_dtype=format.scale_dtype,
         block=block,
         plan=pieces,
         dtype=dtype if pieces.splits == 1 else jnp.float32,
@@ -66,6 +78,26 @@ def _product(x, stored, problem, interpret):
     )
     y = y[:, : y.shape[1] - more]
     return y[0] if pieces.splits == 1 else jnp.sum(y, axis=0).astype(dtype)
+
+
+def _grid(problem):
+    assert isinstance(problem.format, AbstractGrid)
+    return problem.format
+
+
+def _reading(format: AbstractGrid) -> tuple[Points, bool] | None:
+    """How to decode the codes of a format, either as they are packed, or from a byte
+    for each: that takes a pass over the weight, but less than decoding it to memory."""
+    for points, is_packed in ((points_of(format), True), (of_bytes(format), False)):
+        # All codes of a call of `wgmma`, and of a thread's word, are of one block.
+        block = format.block_size
+        if points is not None and (
+            block is None
+            or block % 256 == 0
+            or (256 % block == 0 and block >= 16 * points.per_byte)
+        ):
+            return points, is_packed
+    return None
 
 
 def _aligned(a):
@@ -93,42 +125,40 @@ def refuse(problem: Problem) -> str | None:
     return None
 
 
-# By the data sheet of an H200: up to this many rows, decoding each tile of the weight
+# Measured on an H100: up to about this many rows, decoding each tile of the weight
 # where it is used takes less time than writing the decoded weight to memory and reading
 # it back.
-_most_rows = 512
+_most_rows = 1024
 
 
 def _supports(problem: Problem) -> str | None:
     if (reason := refuse(problem)) is not None:
         return reason
-    format = problem.format
-    if isinstance(format, Ternary) and format.radix != 4:
-        return (
-            "needs codes of 2 bits, as "
-            f'`eqq.tree_prepack(model, platform="gpu")` packs them, got {format}'
-        )
-    rows = problem.rows
+    if isinstance(problem.format, AbstractGGUFBytes):
+        problem = of_base(problem)
+    format, rows = _grid(problem), problem.rows
+    if format.ordered:
+        return f"needs blocks that are runs of positions, got {format}"
     if rows is not None and rows > _most_rows:
         return (
             f"is for at most {_most_rows} rows, got {rows}: for more, "
             "decoding the weight once takes less time"
         )
-    p = per_byte(format)
-    size = (problem.k + problem.tail) // p
+    if (found := _reading(format)) is None:
+        return (
+            "needs integers, 8-bit floats or a table of 16 points, in blocks whose "
+            f"size is a power of two up to 256, or a multiple of 256, got {format}"
+        )
+    size = (problem.k + problem.tail) // found[0].per_byte
     if size % 32 != 0:
         return f"needs rows of a multiple of 32 bytes, got {size}"
-    block, least = format.block_size, 16 * p
-    if block is None or block % 256 == 0 or (256 % block == 0 and block >= least):
-        return None
-    return (
-        f"needs blocks whose size is a power of two from {least} to 256, or a multiple "
-        f"of 256, got {block}"
-    )
+    return None
 
 
-_types = (NF4, Int4, Int8, Ternary)
-for _type, _activation in it.product(_types, (None, AbstractFormat)):
+# (Ahead of decoding the blocks of a file as they are.)
+for _type, _activation in it.product(
+    (AbstractGrid, AbstractGGUFBytes), (None, AbstractFormat)
+):
     register_kernel(
         "matmul",
         _type,
@@ -136,7 +166,7 @@ for _type, _activation in it.product(_types, (None, AbstractFormat)):
         activation=_activation,
         priority=1,
         supports=_supports,
-        # Inputs are rounded to bfloat16; so are the points of NF4. Small integers are
-        # exact.
-        error=8e-3 if _type is NF4 else 5e-3,
-    )(bfloat16_wgmma)
+        # The inputs and the weights are rounded to bfloat16; the latter up to three
+        # times: the points of a table, scales, and their products.
+        error=8e-3,
+    )(bfloat16_wgmma if _type is AbstractGrid else on_base(bfloat16_wgmma))

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from ._plan import Plan
+from ._plan import copying_registers, Plan
 
 
 def mosaic_gpu() -> tuple[Any, Any]:
@@ -30,7 +30,7 @@ def pipeline(
         body,
         grid=(plan.steps,),
         # Copying needs few registers: leave the others to the compute warpgroups.
-        memory_registers=40,
+        memory_registers=copying_registers,
         wg_axis="wg",
         num_compute_wgs=plan.groups,
         max_concurrent_steps=plan.stages,

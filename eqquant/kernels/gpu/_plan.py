@@ -12,6 +12,14 @@ _shared_memory = 220 * 1024
 # The number of rows of the operand that `wgmma` takes from one warpgroup.
 group = 64
 
+# The number of warpgroups that compute a tile. (A kernel of four would never end: it is
+# launched with 96 registers per thread, of which the four wait for more than there are.
+# Three were slower than two on an H100.)
+_groups = 2
+
+# The registers per thread that are left to the warpgroup that copies tiles.
+copying_registers = 56
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -25,6 +33,8 @@ class Plan:
     - `stages`: the number of steps whose tiles are in shared memory at once.
     - `splits`: the number of parts of the contracted axis, of `steps` steps each. They
       are computed in parallel, and added afterwards.
+    - `scales_numbers`: whether the scales of blocks are applied to decoded numbers, and
+      not to sums.
     """
 
     rows: int
@@ -33,6 +43,7 @@ class Plan:
     steps: int
     stages: int
     splits: int
+    scales_numbers: bool = False
 
     @property
     def channels(self) -> int:
@@ -48,6 +59,7 @@ def plan(
     itemsize: int,
     block: int | None,
     scaling: Sequence[int],
+    minima: bool = False,
 ) -> Plan:
     """Chooses a plan.
 
@@ -61,25 +73,31 @@ def plan(
         the sums instead of within the steps.
     - `scaling`: the itemsizes of the arrays of scales and zero-points that the steps
         load.
+    - `minima`: whether blocks have minima.
     """
+    # Few rows need few sums of each block. With many, there would be no registers left.
     rows = next((r for r in (8, 16, 32, 64) if m <= r), 128)
-    # With few rows, what limits the speed is how many bytes of the weight are in flight
-    # and how many warps decode them. With many, the accumulators take the registers
-    # that further warpgroups would need.
-    groups = 4 if rows <= 16 else 2
-    # The codes of a row in a step: as many as fit, and few blocks of them.
-    most = min(256, 2**14 // rows)
+    scales_numbers = block is not None and (minima or rows > 64)
+    channels = -(-n // (_groups * group))
+    if m > 128 and itemsize == 2 and channels * -(-m // 256) >= 0.7 * _processors:
+        # Tiles of twice as many rows decode half as often, if they are still enough.
+        rows = 256
+    # The codes of a row in a step: as many as fit twice, and few blocks of them.
+    most = min(256, 2**14 // rows) if rows <= 128 else min(128, 64 * p)
     if block is not None:
-        most = min(most, block * min(4 // len(scaling), 256 // rows))
+        few = 4 if scales_numbers else min(4 // len(scaling), 256 // rows)
+        most = min(most, block * few)
     size = next(size for size in (128, 64, 32, 16) if p * size <= most)
     all_steps = -(-j // size)
-    tiles = -(-n // (group * groups)) * -(-m // rows)
-    steps = -(-all_steps // splits_of(tiles, all_steps, 8 * rows / size))
+    tiles = channels * -(-m // rows)
+    splits = splits_of(tiles, all_steps, 8 * rows / size) if rows <= 128 else 1
+    steps = -(-all_steps // splits)
     splits = -(-all_steps // steps)
     scales = sum(loaded(p * size, block, nbytes) * nbytes for nbytes in scaling)
-    stage = group * groups * (size + scales) + 2 * rows * p * size
-    sums = group * groups * rows * (itemsize if splits == 1 else 4)
-    return Plan(rows, groups, size, steps, stages_of(steps, stage, sums), splits)
+    stage = group * _groups * (size + scales) + 2 * rows * p * size
+    sums = group * _groups * rows * (itemsize if splits == 1 else 4)
+    stages = stages_of(steps, stage, sums)
+    return Plan(rows, _groups, size, steps, stages, splits, scales_numbers)
 
 
 def loaded(step: int, block: int | None, nbytes: int) -> int:

@@ -1,16 +1,15 @@
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, BFloat16, Float, Integer, Shaped
 
-from ...formats import AbstractScaled
 from .._finite import infinite_as_nan
 from ._pallas import launch, mosaic_gpu, pipeline, store
 from ._plan import aligned, group, loaded, Plan
 from ._rows import swizzle_of
-from ._words import in_order_of_words, in_registers, interpreted, per_byte
+from ._words import in_order_of_words, in_registers, interpreted, Points
 
 
 # The number of registers per thread for sums that wait for their scales.
@@ -19,16 +18,18 @@ _waiting = 16
 
 def unit_of(block: int | None) -> int:
     """The number of codes per row in a call of `wgmma`, all of the same block."""
-    return 64 if block is None or block % 64 == 0 else 32
+    return next(u for u in (64, 32, 16) if block is None or block % u == 0)
 
 
 def product(
     x: BFloat16[Array, "m k"],
     codes: Integer[Array, "n j"],
     scale: Shaped[Array, "..."],
-    zero_point: Integer[Array, "n _"] | None = None,
+    offset: Integer[Array, "n _"] | None = None,
     *,
-    format: AbstractScaled,
+    points: Points,
+    kind: Literal["zero_point", "minimum"] | None,
+    scale_dtype: Any,
     block: int | None,
     plan: Plan,
     dtype: Any,
@@ -37,17 +38,20 @@ def product(
     """`x @ w.T` for a weight with the contracted axis last: the partial sum of each
     part of the contracted axis, rounded to `dtype`.
 
-    `scale` and `zero_point` have an entry for each `block` codes, as stored. If `block`
-    is `None`, `scale` has a float for each row, padded to whole tiles.
+    `scale` and `offset` have an entry for each `block` codes, as stored. If `block` is
+    `None`, `scale` has a float for each row, padded to whole tiles.
+
+    Where there are few rows, scales are applied to the sums of each block, `kind` being
+    that of the offset; otherwise, and for minima, to the decoded numbers.
 
     `wgmma` can read only its left operand from registers. So each tile computes
     `w @ x.T`, with the decoded weight on the left, and stores the transpose.
     """
     pl, plgpu = mosaic_gpu()
     m, n = x.shape[0], codes.shape[0]
-    p, unit = per_byte(format), unit_of(block)
+    p, unit = points.per_byte, unit_of(block)
     step = plan.bytes * p
-    scaling = [] if block is None else [a for a in (scale, zero_point) if a is not None]
+    scaling = [] if block is None else [a for a in (scale, offset) if a is not None]
     # A step has this many blocks (1 if a block is longer than a step), and copies this
     # many scales and zero-points. Each block takes `number` calls of `wgmma`.
     blocks = 1 if block is None else max(1, step // block)
@@ -83,7 +87,7 @@ def product(
             # In this layout, a thread loads words of 4 bytes: see `_words.py`.
             layout = plgpu.Layout.WGMMA_UPCAST_2X
             codes = plgpu.load(codes_smem.at[mine], layout=layout)
-            return (interpreted if interpret else in_registers)(codes, format, unit)
+            return (interpreted if interpret else in_registers)(codes, points, unit)
 
         def multiply(sums, parts, x_smem, start):
             for i, part in enumerate(parts):
@@ -103,34 +107,40 @@ def product(
             plgpu.wgmma_wait(0)
             return sums
 
-        def body_of_blocks(index, x_smem, codes_smem, *rest):
-            *blocks_smem, y = rest
-            parts = decode(codes_smem)
-
-            def of_block(i, b):
+        def loader(index, blocks_smem):
+            # What loads the scale (0) or the offset (1) of each row, in float32, for a
+            # block of the step.
+            def load(i, b):
                 at = lax.rem((first + index[0]) * step // block + b, sizes[i])
-                return plgpu.load(
-                    blocks_smem[i].at[mine, at], layout=row, optimized=False
-                )
+                ref = blocks_smem[i].at[mine, at]
+                found = plgpu.load(ref, layout=row, optimized=False)
+                if i == 0 or kind == "minimum":
+                    found = lax.bitcast_convert_type(found, scale_dtype)
+                return found.astype(jnp.float32)
 
-            if zero_point is not None:
-                # Affine codes are decoded with 128 added (see `_unsigned`). Codes and
-                # zero-points are small integers, so that their difference is exact.
-                for b in range(blocks):
-                    zero = of_block(1, b).astype(jnp.float32) + 128
-                    zero = zero.astype(jnp.bfloat16)
-                    zero = lax.broadcast_in_dim(zero, (group, unit), [0])
-                    for i in range(b * number, (b + 1) * number):
-                        parts[i] = parts[i] - zero
+            return load
+
+        def spread(of_rows, dtype):
+            return lax.broadcast_in_dim(of_rows.astype(dtype), (group, unit), [0])
+
+        def less_zero_points(parts, load):
+            # Both are small integers, so that their difference is exact.
+            if kind != "zero_point":
+                return parts
+            zeros = [load(1, b) + points.excess for b in range(blocks)]
+            zeros = [spread(zero, jnp.bfloat16) for zero in zeros]
+            return [part - zeros[i // number] for i, part in enumerate(parts)]
+
+        def body_of_sums(index, x_smem, codes_smem, *rest):
+            *blocks_smem, y = rest
+            load = loader(index, blocks_smem)
+            parts = less_zero_points(decode(codes_smem), load)
             # Several blocks, each with accumulators of its own, are in flight at once;
             # then each block's sums are scaled and added to `y`.
             together = max(1, min(blocks, 2 * _waiting // plan.rows))
             for start in range(0, blocks, together):
                 some = range(start, start + together)
-                scales = [
-                    lax.bitcast_convert_type(of_block(0, b), format.scale_dtype)
-                    for b in some
-                ]
+                scales = [load(0, b) for b in some]
 
                 def multiply_blocks(*sums):
                     for b, total in zip(some, sums):
@@ -139,10 +149,28 @@ def product(
                     return [total[...] for total in sums]
 
                 found = pl.run_scoped(multiply_blocks, *[sums_type] * together)
-                for total, factor in zip(found, scales):
-                    factor = infinite_as_nan(factor.astype(jnp.float32))
-                    y = y + total * lax.broadcast_in_dim(factor, total.shape, [0])
+                for total, scale in zip(found, scales):
+                    scale = infinite_as_nan(scale)
+                    y = y + total * lax.broadcast_in_dim(scale, total.shape, [0])
             return y
+
+        def body_of_numbers(index, x_smem, codes_smem, *rest):
+            *blocks_smem, sums = rest
+            load = loader(index, blocks_smem)
+            parts = less_zero_points(decode(codes_smem), load)
+            dtype = jnp.float32 if kind == "minimum" else jnp.bfloat16
+            for b in range(blocks):
+                scale = spread(load(0, b), dtype)
+                low = spread(load(1, b), dtype) if kind == "minimum" else None
+                for i in range(b * number, (b + 1) * number):
+                    if low is None:
+                        parts[i] = parts[i] * scale
+                        continue
+                    point = (parts[i] - jnp.bfloat16(points.excess)).astype(dtype)
+                    parts[i] = (point * scale + low).astype(jnp.bfloat16)
+            multiply(sums, parts, x_smem, 0)
+            plgpu.wgmma_wait(0)
+            return sums
 
         def scaled(y):
             mine = pl.ds(axis("n") * plan.channels + wg * group, group)
@@ -162,6 +190,8 @@ def product(
         def compute(run):
             if block is None:
                 pl.run_scoped(lambda sums: put(scaled(run(sums)[...])), sums_type)
+            elif plan.scales_numbers:
+                pl.run_scoped(lambda sums: put(run(sums)[...]), sums_type)
             else:
                 y = jnp.zeros((group, plan.rows), jnp.float32)
                 put(run(plgpu.layout_cast(y, plgpu.Layout.WGMMA)))
@@ -185,7 +215,10 @@ def product(
             ),
             *map(blocks_spec, sizes),
         ]
-        body = body_of_channels if block is None else body_of_blocks
+        if block is None:
+            body = body_of_channels
+        else:
+            body = body_of_numbers if plan.scales_numbers else body_of_sums
         run = pipeline(body, compute, plan, specs)
         run(x_gmem, *weight_gmem[: 1 + len(scaling)])
 

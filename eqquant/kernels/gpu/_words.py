@@ -1,13 +1,14 @@
 import functools as ft
 import operator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, BFloat16, Float
+from jax import lax
+from jaxtyping import Array, BFloat16, Float, Integer
 
-from ...formats import AbstractFormat, AbstractGrid, digits, Int8, NF4
-from ..cpu._codes import integer_step
+from ...formats import AbstractGrid, digits, FP8, per_byte as digits_of_byte
+from ..cpu._codes import dtype_of_codes, integer_step, point_table
 from ._pallas import mosaic_gpu
 
 
@@ -21,29 +22,100 @@ from ._pallas import mosaic_gpu
 # So no code has to move to another thread.
 
 
-def per_byte(format: AbstractFormat) -> int:
-    """The number of codes in a byte, each of a whole number of bits."""
-    return int(8 // format.bits)
+_e4m3 = np.dtype(jnp.float8_e4m3fn)
 
 
-def offset(format: AbstractFormat) -> int | None:
-    """The code of zero. `None` if the points are not integers, or if each block has a
-    zero-point of its own."""
-    assert isinstance(format, AbstractGrid)
-    step = integer_step(format)
-    return None if step is None or format.offset is not None else -step[1]
+class Points(NamedTuple):
+    """How a kernel decodes the codes of a weight. `table`, `float8` and `whole` exclude
+    each other; without them, codes are integers below 128.
+
+    - `per_byte`: the number of codes in a byte, each of a whole number of bits.
+    - `table`: the numbers that codes of 4 bits stand for.
+    - `float8`: the dtype of codes that are 8-bit floating-point numbers.
+    - `whole`: codes are integers of 8 bits, signed or unsigned. Unsigned ones are
+      decoded as if 128 were zero.
+    - `zero`: the code of zero. `None` if each block has one of its own.
+    - `excess`: what is to be subtracted from decoded points, together with the
+      zero-point. (Codes without a `zero` are decoded with 128 added.)
+    """
+
+    per_byte: int
+    table: tuple[float, ...] | None = None
+    float8: np.dtype | None = None
+    whole: Literal["signed", "unsigned"] | None = None
+    zero: int | None = None
+    excess: int = 0
 
 
-def ptx(format: AbstractFormat) -> str:
-    """PTX that decodes a word, the last operand, to pairs of bfloat16, the operands
-    `$0`, `$1` and so on. It applies neither scales nor the zero-points of blocks."""
-    p = per_byte(format)
-    if isinstance(format, NF4):
-        lines = _lookups(f"${2 * p}")
-    elif isinstance(format, Int8):
-        lines = _signed_bytes(f"${2 * p}")
+@ft.cache
+def points_of(format: AbstractGrid) -> Points | None:
+    """How to decode the codes of a format, or `None`."""
+    if format.radix not in (4, 16, 256):
+        return None
+    p = digits_of_byte(format.radix)
+    if (step := integer_step(format, most=255)) is not None:
+        return _integers(format, p, *step)
+    if isinstance(format, FP8):
+        return Points(p, float8=format.dtype)
+    if format.radix == 16 and format.offset is None:
+        return Points(p, table=tuple(point_table(format).tolist()))
+    return None
+
+
+@ft.cache
+def of_bytes(format: AbstractGrid) -> Points | None:
+    """How to decode the result of `to_bytes`, or `None`."""
+    if (step := integer_step(format)) is not None and format.levels <= 128:
+        if (points := _integers(format, 1, *step)) is not None:
+            return points
+    if format.radix is None or format.offset is not None:
+        return None
+    table = point_table(format)
+    exact = np.array_equal(table.astype(_e4m3).astype(np.float32), table)
+    return Points(1, float8=_e4m3) if exact else None
+
+
+def to_bytes(
+    codes: Integer[Array, "n j"], format: AbstractGrid
+) -> Integer[Array, "n k"]:
+    """Gives each code a byte of its own: integers as they are, and other points as
+    8-bit floating-point numbers."""
+    codes = format.unpack(codes, 0)
+    points = of_bytes(format)
+    if points is None or points.float8 is None:
+        return codes
+    floats = format.to_points(codes).astype(points.float8)
+    return lax.bitcast_convert_type(floats, jnp.uint8)
+
+
+def _integers(format, p, factor, low):
+    affine = format.offset == "zero_point"
+    if format.levels == 256 or dtype_of_codes(format) == jnp.int8:
+        signed = dtype_of_codes(format) == jnp.int8
+        points = Points(p, whole="signed" if signed else "unsigned", zero=0)
+        points = points._replace(excess=-low if signed else -low - 128)
+        usable = format.offset is not None or points.excess == 0
+    elif affine:
+        points = Points(p, excess=128 - low)
+        usable = True
     else:
-        lines = _unsigned(f"${2 * p}", p, offset(format))
+        points = Points(p, zero=-low)
+        usable = low <= 0
+    return points if factor == 1 and usable else None
+
+
+def ptx(points: Points) -> str:
+    """PTX that decodes a word, the last operand, to pairs of bfloat16, the operands
+    `$0`, `$1` and so on. It applies neither scales nor the offsets of blocks."""
+    word = f"${2 * points.per_byte}"
+    if points.table is not None:
+        lines = _lookups(word, points.table)
+    elif points.float8 is not None:
+        lines = _floats(word, points.float8)
+    elif points.whole is not None:
+        lines = _bytes(word, points.whole)
+    else:
+        lines = _integers_below_128(word, points)
     return "{\n" + "\n".join(f"{line};" for line in lines) + "\n}"
 
 
@@ -52,20 +124,22 @@ def ptx(format: AbstractFormat) -> str:
 _128 = 0x43004300
 
 
-def _unsigned(word, p, zero):
+def _integers_below_128(word, points):
     # Shift a code to the low bits of each half, mask it, and `or` it into 128. Then
-    # subtract 128 and the code of zero; with zero-points, the caller does.
+    # subtract 128 and the code of zero; without one, the caller does.
+    p, zero = points.per_byte, points.zero
     bits = 8 // p
-    mask = (1 << bits) - 1
+    mask = 2 ** min(bits, 7) - 1
     lines = [".reg .b32 w"]
     for i in range(p):
         for odd in range(2):
             out, shift = f"${2 * i + odd}", bits * i + 8 * odd
+            masked = out if zero is None else "w"
             lines += [
                 f"shr.u32 w, {word}, {shift}",
-                _and_or("w" if zero else out, "w", mask * 0x10001, _128),
+                _and_or(masked, "w", mask * 0x10001, _128),
             ]
-            if zero:
+            if zero is not None:
                 lines += [
                     f"mov.b32 {out}, 0x{_128 + zero * 0x10001:08x}",
                     f"sub.rn.bf16x2 {out}, w, {out}",
@@ -75,30 +149,73 @@ def _unsigned(word, p, zero):
 
 def _and_or(out, word, mask, others):
     # 0xea is the truth table of `(a & b) | c`.
-    return f"lop3.b32 {out}, {word}, 0x{mask:08x}, 0x{others:08x}, 0xea"
+    others = others if isinstance(others, str) else f"0x{others:08x}"
+    return f"lop3.b32 {out}, {word}, 0x{mask:08x}, {others}, 0xea"
 
 
-def _signed_bytes(word):
+def _bytes(word, kind):
     # A signed byte is its low seven bits, minus 128 if the sign bit is set. Both terms
-    # are made with 128 added: the first as in `_unsigned`; the second is 128, or 256
-    # if the sign is set, since that bit is the lowest of bfloat16's exponent.
+    # are made with 128 added: the first as in `_integers_below_128`; the second is 128,
+    # or 256 if the sign is set, since that bit is the lowest of bfloat16's exponent.
+    # The same bytes, as unsigned integers less 128, have the other sign bit.
     lines = [".reg .b32 w, low, sign"]
     for odd in range(2):
         lines += [
             f"shr.u32 w, {word}, {8 * odd}",
             _and_or("low", "w", 0x007F007F, _128),
+        ]
+        if kind == "unsigned":
+            lines.append("xor.b32 w, w, 0x00800080")
+        lines += [
             _and_or("sign", "w", 0x00800080, _128),
             f"sub.rn.bf16x2 ${odd}, low, sign",
         ]
     return lines
 
 
-def _lookups(word):
+def _floats(word, dtype):
+    # Shifted so that the exponent ends where that of bfloat16 does, a byte is the same
+    # number times a power of two. The product with that is exact. It would make finite
+    # numbers of what is not: the bytes from the largest number on carry into the sign
+    # bit when one is added to what they lack, and get all bits of the exponent. (For
+    # few threads, if any.)
+    info = jnp.finfo(dtype)
+    largest = int(np.asarray(info.max, dtype).view(np.uint8))
+    power = 127 - (1 - int(info.minexp))
+    factor, carry = (power + 127) << 7, 127 - largest
+    # Of `e4m3`, NaN has the bits of a larger number, and no infinity is among them.
+    exponent = 0x7FC0 if dtype == jnp.float8_e4m3fn else 0x7F80
+    lines = [
+        ".reg .b32 w, rest, factor, wild, few",
+        ".reg .pred any",
+        f"mov.b32 factor, 0x{factor * 0x10001:08x}",
+        f"and.b32 wild, {word}, 0x7f7f7f7f",
+        f"add.u32 wild, wild, 0x{carry * 0x01010101:08x}",
+        "and.b32 wild, wild, 0x80808080",
+        "setp.ne.u32 any, wild, 0",
+    ]
+    for odd in range(2):
+        lines += [
+            f"shl.b32 w, {word}, {8 - 8 * odd}",
+            "and.b32 rest, w, 0x7f007f00",
+            f"shr.u32 rest, rest, {info.nmant + 1}",
+            _and_or("rest", "w", 0x80008000, "rest"),
+            f"mul.rn.bf16x2 ${odd}, rest, factor",
+            f"@any shl.b32 few, wild, {8 - 8 * odd}",
+            "@any and.b32 few, few, 0x80008000",
+            "@any shr.u32 few, few, 15",
+            f"@any mul.lo.u32 few, few, 0x{exponent:04x}",
+            f"@any or.b32 ${odd}, ${odd}, few",
+        ]
+    return lines
+
+
+def _lookups(word, table):
     # `prmt` looks up four codes of three bits in a table of eight bytes. So the 16
     # points take two tables for their low bytes and two for their high bytes. The
     # fourth bit of each code chooses between the two (`half`), and a last `prmt`
     # interleaves low and high bytes to bfloat16.
-    numbers = NF4.codebook.astype(jnp.bfloat16).view(np.uint16)
+    numbers = np.asarray(table, jnp.bfloat16).view(np.uint16)
     lines = [
         ".reg .b32 w, index, half, few, many, low, high",
         f"prmt.b32 w, {word}, 0, 0x3120",
@@ -140,7 +257,7 @@ def columns(word: int, p: int, unit: int) -> list[int]:
 
 
 def in_registers(
-    codes: Array, format: AbstractFormat, unit: int
+    codes: Array, points: Points, unit: int
 ) -> list[BFloat16[Array, "n u"]]:
     """Decodes the bytes of a tile, loaded in the layout `WGMMA_UPCAST_2X`, to operands
     of `wgmma` of `unit` columns each."""
@@ -150,7 +267,7 @@ def in_registers(
 
     _, plgpu = mosaic_gpu()
     n, j = codes.shape
-    p, text = per_byte(format), ptx(format)
+    p, text = points.per_byte, ptx(points)
     words = unit // p // 16
     layout = plgpu.Layout.WGMMA
     operand = plgpu.ShapeDtypeStruct((n, unit), jnp.bfloat16, layout)
@@ -189,24 +306,27 @@ def in_registers(
 
 
 def interpreted(
-    codes: Array, format: AbstractFormat, unit: int
+    codes: Array, points: Points, unit: int
 ) -> list[BFloat16[Array, "n u"]]:
     """`in_registers` in operations of JAX, for Pallas' interpreter."""
-    p = per_byte(format)
+    p = points.per_byte
     n, j = codes.shape
     if p > 1:
         codes = jnp.stack(digits(codes, 2 ** (8 // p)), axis=-1).reshape(n, j * p)
-    codes = codes.astype(jnp.int32)
-    if isinstance(format, NF4):
+    if points.float8 is not None:
+        bits = lax.bitcast_convert_type(codes, points.float8)
+        found = bits.astype(jnp.float32)
+    elif points.table is not None:
+        codes = codes.astype(jnp.int32)
         chosen = [
             jnp.where(codes == i, np.float32(number), np.float32(0))
-            for i, number in enumerate(NF4.codebook)
+            for i, number in enumerate(points.table)
         ]
-        points = ft.reduce(operator.add, chosen)
-    elif isinstance(format, Int8):
-        points = codes
+        found = ft.reduce(operator.add, chosen)
+    elif points.whole is not None:
+        found = codes.astype(jnp.int32) - 128 * (points.whole == "unsigned")
     else:
-        zero = offset(format)
-        points = codes + 128 if zero is None else codes - zero
-    points = in_order_of_words(points.astype(jnp.bfloat16), p, unit)
-    return [points[:, i : i + unit] for i in range(0, j * p, unit)]
+        codes = codes.astype(jnp.int32) & 127
+        found = codes + 128 if points.zero is None else codes - points.zero
+    found = in_order_of_words(found.astype(jnp.bfloat16), p, unit)
+    return [found[:, i : i + unit] for i in range(0, j * p, unit)]
