@@ -15,7 +15,7 @@ from eqquant.formats import AbstractComposite
 from eqquant.kernels import choose
 from eqquant.kernels._table import on_base
 from eqquant.kernels.gpu._decoded import decoded
-from eqquant.kernels.gpu._float import bfloat16_wgmma
+from eqquant.kernels.gpu._float import bfloat16_wgmma, swapped_wgmma
 from eqquant.kernels.gpu._int8 import int8_dot, int8_wgmma
 from eqquant.kernels.gpu._plan import copying_registers, plan, stages_of
 
@@ -51,7 +51,8 @@ def product(x, q):
 
     found = problem(x, q)
     kernel = choose(found).kernel
-    fn = {"bfloat16_wgmma": bfloat16_wgmma, "int8_wgmma": int8_wgmma}[kernel.name]
+    kernels = (bfloat16_wgmma, swapped_wgmma, int8_wgmma)
+    fn = {fn.__name__: fn for fn in kernels}[kernel.name]
     interpreter = plgpu.InterpretGPUParams()
     fn = ft.partial(fn, interpret=interpreter)
     if isinstance(q.format, AbstractComposite):
@@ -101,6 +102,20 @@ def test_errors_are_as_declared(m, n, k, format, dtype):
     y, kernel = product(x, q)
     bound = kernel.error + float(jnp.finfo(dtype).eps)
     assert error(y, np.asarray(x, np.float64), q.mT.dequantize()) < bound
+
+
+# As `quantize` lays them.
+@pytest.mark.examples(1)
+@interpreted
+@pytest.mark.parametrize(
+    "format", (eqq.Int(4, 64, "zero_point"), eqq.Ternary(), eqq.MXFP4()), ids=str
+)
+def test_contracted_axis_first(format):
+    q, x = eqq.quantize(normal(256, 70), format), normal(3, 256, seed=1)
+    assert q.layout.row_axis == -1
+    y, kernel = product(x, q.mT)
+    assert kernel.name == "swapped_wgmma"
+    assert error(y, x, q.dequantize()) < kernel.error
 
 
 @pytest.mark.examples(1)
@@ -205,7 +220,7 @@ def test_older_jax():
     name, reasons = refusals(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
     assert name == "decoded"
     reason = f"needs JAX 0.11.2 or newer, got {jax.__version__}"
-    assert reasons == {"bfloat16_wgmma": reason}
+    assert reasons == {"bfloat16_wgmma": reason, "swapped_wgmma": reason}
     q = prepacked(64, 128, eqq.Int8(), eqq.Int8())
     assert refusals(normal(1, 128), q) == ("int8_dot", {"int8_wgmma": reason})
 
@@ -234,7 +249,7 @@ def test_refused_layouts():
     hint = '`eqq.tree_prepack(model, platform="gpu")`'
     q = eqq.quantize(normal(128, 64), "nf4")
     name, reasons = refusals(normal(1, 128), q)
-    assert name == "decoded"
+    assert name == "swapped_wgmma"
     assert "contracted axis last" in reasons["bfloat16_wgmma"]
     assert hint in reasons["bfloat16_wgmma"]
     q = eqq.tree_prepack(eqq.quantize(normal(128, 64), eqq.Int8()), platform="gpu")
@@ -281,8 +296,9 @@ def test_devices(kind, chosen):
         kernel, refused = choose(found)
     assert kernel.name == chosen
     if chosen == "decoded":
-        ((_, reason),) = refused
-        assert reason.endswith(f"9.0, such as an H100, got {kind}")
+        reasons = {reason for _, reason in refused}
+        assert reasons.pop().endswith(f"9.0, such as an H100, got {kind}")
+        assert not reasons
 
 
 @given(

@@ -91,6 +91,13 @@ def test_every_format(name, m, dtype):
     check(jnp.asarray(normal(m, 136, seed=1), dtype), q.mT)
 
 
+# As `quantize` lays them.
+@pytest.mark.parametrize("name", list(formats))
+def test_contracted_axis_first(name):
+    q = eqq.quantize(normal(256, 136), formats[name])
+    check(jnp.asarray(normal(5, 256, seed=1), jnp.bfloat16), q)
+
+
 @pytest.mark.parametrize("name", list(formats))
 def test_the_same_as_on_a_cpu(name):
     w, cpu = np.asarray(normal(256, 72)), jax.devices("cpu")[0]

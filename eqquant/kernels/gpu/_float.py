@@ -39,12 +39,32 @@ def bfloat16_wgmma(
     return by_eights(most, decoded, x, stored, problem)
 
 
+def swapped_wgmma(
+    x: Float[Array, "m k"],
+    stored: dict[str, Array],
+    problem: Problem,
+    interpret: Any = None,
+) -> Float[Array, "m n"]:
+    """Swaps the axes of the stored arrays in memory, which
+    `eqq.tree_prepack(model, platform="gpu")` does once, and goes on as
+    `bfloat16_wgmma`."""
+    rows = problem.layout.to_rows(stored)
+    return bfloat16_wgmma(x, rows, _rows_first(problem), interpret)
+
+
+def _rows_first(problem):
+    layout = dataclasses.replace(problem.layout, row_axis=-2)
+    return dataclasses.replace(problem, layout=layout)
+
+
 def _product(x, stored, problem, interpret):
     format, dtype = _grid(problem), problem.dtype
     found = _reading(format)
     assert found is not None
     points, is_packed = found
-    codes = stored["codes"] if is_packed else to_bytes(stored["codes"], format)
+    codes = stored["codes"]
+    if not is_packed:
+        codes = to_bytes(codes, format)[:, : _bytes_of_row(problem, points, is_packed)]
     n, j = codes.shape
     p, block = points.per_byte, format.block_size
     scaling = [stored[name] for name in ("scale", format.offset) if name in stored]
@@ -100,6 +120,12 @@ def _reading(format: AbstractGrid) -> tuple[Points, bool] | None:
     return None
 
 
+def _bytes_of_row(problem, points, is_packed):
+    if not is_packed and problem.k % 32 == 0:
+        return problem.k
+    return (problem.k + problem.tail) // points.per_byte
+
+
 def _aligned(a):
     # TMA, the unit that copies tiles, needs rows of a multiple of 16 bytes.
     return jnp.pad(a, ((0, 0), (0, -a.shape[1] % (16 // a.dtype.itemsize))))
@@ -149,24 +175,29 @@ def _supports(problem: Problem) -> str | None:
             "needs integers, 8-bit floats or a table of 16 points, in blocks whose "
             f"size is a power of two up to 256, or a multiple of 256, got {format}"
         )
-    size = (problem.k + problem.tail) // found[0].per_byte
+    size = _bytes_of_row(problem, *found)
     if size % 32 != 0:
         return f"needs rows of a multiple of 32 bytes, got {size}"
     return None
 
 
 # (Ahead of decoding the blocks of a file as they are.)
-for _type, _activation in it.product(
-    (AbstractGrid, AbstractGGUFBytes), (None, AbstractFormat)
+for _type, _activation, (_kernel, _priority, _supported) in it.product(
+    (AbstractGrid, AbstractGGUFBytes),
+    (None, AbstractFormat),
+    (
+        (bfloat16_wgmma, 1, _supports),
+        (swapped_wgmma, 0.5, lambda problem: _supports(_rows_first(problem))),
+    ),
 ):
     register_kernel(
         "matmul",
         _type,
         "cuda",
         activation=_activation,
-        priority=1,
-        supports=_supports,
+        priority=_priority,
+        supports=_supported,
         # The inputs and the weights are rounded to bfloat16; the latter up to three
         # times: the points of a table, scales, and their products.
         error=8e-3,
-    )(bfloat16_wgmma if _type is AbstractGrid else on_base(bfloat16_wgmma))
+    )(_kernel if _type is AbstractGrid else on_base(_kernel))

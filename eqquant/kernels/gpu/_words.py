@@ -35,8 +35,8 @@ class Points(NamedTuple):
     - `whole`: codes are integers of 8 bits, signed or unsigned. Unsigned ones are
       decoded as if 128 were zero.
     - `zero`: the code of zero. `None` if each block has one of its own.
-    - `excess`: what is to be subtracted from decoded points, together with the
-      zero-point. (Codes without a `zero` are decoded with 128 added.)
+    - `excess`: how much too large decoded points are. It is subtracted together with
+      the zero-point, or before the minimum is added.
     """
 
     per_byte: int

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Float, Integer, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from ...formats import (
     AbstractCodebook,
@@ -32,7 +32,12 @@ from ...formats import (
     Stored,
 )
 from .._problem import Problem
-from ..cpu._codes import compute_now, integer_step, refuse_layout
+from ..cpu._codes import (
+    compute_now,
+    dtype_of_codes,
+    integer_step,
+    refuse_layout,
+)
 from . import _library as library
 from ._call import refuse_library
 
@@ -175,7 +180,7 @@ def _points(format: AbstractGrid) -> tuple[int, int, Float[np.ndarray, " 256"]]:
     """What codes stand for: the `PointType`, the code of zero if points are integers,
     and a table of all points."""
     table = np.zeros(256, np.float32)
-    if _code_dtype(format) == jnp.int8:
+    if dtype_of_codes(format) == jnp.int8:
         return _signed, 0, table
     codes = np.arange(format.levels, dtype=np.uint8)
     points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
@@ -216,7 +221,7 @@ def _refuse_format(format: AbstractFormat) -> str | None:
     assert isinstance(format, AbstractGrid)
     if format.ordered:
         return f"needs blocks that are runs of positions, got {format}"
-    if _code_dtype(format) == jnp.int8:
+    if dtype_of_codes(format) == jnp.int8:
         integers = integer_step(format) == (1, 0)
         return None if integers else f"needs signed codes to be integers, got {format}"
     if _packing(format) is None:
@@ -224,11 +229,3 @@ def _refuse_format(format: AbstractFormat) -> str | None:
     if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
         return f"needs zero-points to be of integers from 0 on, got {format}"
     return None
-
-
-@ft.cache
-def _code_dtype(format: AbstractGrid) -> Any:
-    few: Integer[Array, "..."] = jax.eval_shape(
-        format.encode, jax.ShapeDtypeStruct((1, 16), jnp.float32)
-    )["codes"]
-    return few.dtype
