@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +88,23 @@ def test_of_many_rows(format):
 def test_of_narrow_inputs(name):
     q = weight(formats[name])
     check(q, np.asarray(q.dequantize(), np.float64), 33, jnp.bfloat16)
+
+
+# Each weight alone, so that no other covers its error: of the smallest, the code times
+# the scale is nearly the opposite of the minimum. (Optimized, XLA rounds the sum once.)
+@pytest.mark.optimized
+@pytest.mark.parametrize("m", (2, 48))
+@pytest.mark.parametrize("bits", (4, 7))
+def test_of_one_weight(bits, m):
+    q = eqq.quantize(normal(240, 80), eqq.Int(bits, 48, "minimum"))
+    w = np.asarray(jax.jit(lambda q: q.dequantize())(q), np.float64)
+    np.testing.assert_array_equal(q.dequantize(), w)
+    for start in range(0, 240, m):
+        x = jnp.eye(m, 240, start)
+        found = every_product(x, q)
+        for kernel in kernels(x, q):
+            y, wanted = np.asarray(found[kernel.name]), w[start : start + m]
+            assert np.all(np.abs(y - wanted) <= kernel.error * np.abs(wanted))
 
 
 @pytest.mark.parametrize("format", (eqq.RSRBinary(8), eqq.RSRTernary(5)), ids=str)

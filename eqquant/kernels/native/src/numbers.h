@@ -305,7 +305,7 @@ class Numbers {
       const auto steps = V::mul(minimum, V::about_reciprocal(scale));
       zero = V::rounded(V::sub(base, steps), static_cast<float>((1 << bits) - 1));
       V::store(piece.minimum + at, minimum);
-      V::store(piece.rest + at, V::add(V::mul(V::sub(zero, base), scale), minimum));
+      V::store(piece.rest + at, V::fma(V::sub(zero, base), scale, minimum));
     }
     if (w_.point_type != PointType::kIntegers) {
       zero = V::zero();
@@ -353,8 +353,12 @@ class Numbers {
         if constexpr (P::kUnit != 1) found[v] = V::mul(found[v], V::all(P::kUnit));
         if constexpr (std::is_same_v<P, IntegerPoints<V>> && minima)
           found[v] = V::sub(found[v], less[v]);
-        found[v] = V::mul(found[v], scale[v]);
-        if constexpr (minima) found[v] = V::add(found[v], minimum[v]);
+        if constexpr (minima)
+          // As XLA rounds it: once. Where the two cancel, no digit of a product that was
+          // rounded before might be the same.
+          found[v] = V::fma(found[v], scale[v], minimum[v]);
+        else
+          found[v] = V::mul(found[v], scale[v]);
       }
     };
     typename V::Floats a[4], b[4];
