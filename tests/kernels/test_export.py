@@ -25,3 +25,13 @@ def test_all_platforms(platform, kernel):
     assert loaded.platforms == ("cpu", "tpu", "cuda")
     y, expected = loaded.call(x), fn(x)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+# Weights that were not prepacked are for all GPUs.
+def test_no_kernel_for_one_kind_of_gpu():
+    q = eqq.quantize(jr.normal(jr.key(0), (256, 64)), "int4")
+    product = jax.jit(lambda x, q: x @ q)
+    exported = jax.export.export(product, platforms=("cuda",))(
+        jr.normal(jr.key(1), (2, 256)), q
+    )
+    assert "mosaic_gpu" not in exported.mlir_module()

@@ -181,13 +181,22 @@ def _supports(problem: Problem) -> str | None:
     return None
 
 
+def _supports_swapped(problem: Problem) -> str | None:
+    if problem.portable:
+        return (
+            "is not for exported programs, which may run on other GPUs than Hopper "
+            'unless `eqq.tree_prepack(model, platform="gpu")` chose its kernels'
+        )
+    return _supports(_rows_first(problem))
+
+
 # (Ahead of decoding the blocks of a file as they are.)
 for _type, _activation, (_kernel, _priority, _supported) in it.product(
     (AbstractGrid, AbstractGGUFBytes),
     (None, AbstractFormat),
     (
         (bfloat16_wgmma, 1, _supports),
-        (swapped_wgmma, 0.5, lambda problem: _supports(_rows_first(problem))),
+        (swapped_wgmma, 0.5, _supports_swapped),
     ),
 ):
     register_kernel(
