@@ -51,17 +51,12 @@ others = ("int4-minimum", "int8-zero-point", "int3", "fp8", "mxfp4", "nvfp4")
 # Their codes, or their scales, are computed before the kernel runs.
 unpacked = ("int3", "mxfp4", "nvfp4")
 # Rows, channels, and the size of the contracted axis. Also what fills no piece.
-sizes = (
-    *((1, 4096, 4096), (16, 4096, 4096), (256, 4096, 4096), (13, 86, 1152)),
-    (300, 14336, 1024),
-)
-# (The kernel for rounded inputs is for at most 256 rows.)
-cases = [
-    (name, *size)
-    for name in formats
-    for size in (sizes[::4] if name in others else sizes)
-    if name != "int8-int8" or size[0] <= 256
-]
+sizes = ((1, 4096, 4096), (16, 4096, 4096), (256, 4096, 4096), (13, 86, 1152))
+# In the tiles for many rows.
+large = (300, 14336, 1024)
+cases = [(name, *size) for name in formats if name not in others for size in sizes]
+cases += [(name, *sizes[0]) for name in others]
+cases += [(name, *large) for name in ("nf4", "int8", *others)]
 
 
 def main(folder: pathlib.Path) -> dict[str, dict]:
