@@ -123,8 +123,12 @@ def _bench_gpu(args: argparse.Namespace, formats: Any) -> int:
     from ..bench import default_cases, gpu_formats, run_gpu
     from ..formats import AbstractExact
 
-    # Those of a few integers have no kernels there.
-    formats = [f for f in formats or gpu_formats if not isinstance(f[0], AbstractExact)]
+    formats = formats or gpu_formats
+    exact = [f for f in formats if isinstance(f.format, AbstractExact)]
+    if exact and args.formats != ["all"]:
+        message = f"there are no kernels for GPUs for {', '.join(map(str, exact))}"
+        return user_error("bench", message)
+    formats = [f for f in formats if f not in exact]
     cases = default_cases
     if args.shape or args.rows:
         shapes, rows = args.shape or [(4096, 14336)], args.rows or (1, 16)

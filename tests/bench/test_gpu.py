@@ -79,7 +79,7 @@ def test_without_a_gpu(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("right, status", ((True, 0), (False, 1)))
-def test_status(monkeypatch, tmp_path, right, status):
+def test_status(monkeypatch, tmp_path, capsys, right, status):
     row = bench.GPUMeasurement(
         "NF4()", (1, 1), 1, "k", 1.0, 1.0, 1, 1.0, 0.0 if right else 2.0, 1.0
     )
@@ -102,6 +102,8 @@ def test_status(monkeypatch, tmp_path, right, status):
     assert main([*command, "--formats", "all"]) == status
     formats = wanted.pop()[1]
     assert "Q4_K()" in formats and "RSRBinary()" not in formats
+    assert main([*command, "--formats", "RSRBinary(8)"]) == 2
+    assert "no kernels for GPUs for RSRBinary()" in capsys.readouterr().err
 
 
 # XLA leaves out what nobody reads.

@@ -34,7 +34,8 @@ class Points(NamedTuple):
     - `float8`: the dtype of codes that are 8-bit floating-point numbers.
     - `whole`: codes are integers of 8 bits, signed or unsigned. Unsigned ones are
       decoded as if 128 were zero.
-    - `zero`: the code of zero. `None` if each block has one of its own.
+    - `zero`: the code of zero, of integers below 128. `None` if each block has one of
+      its own.
     - `excess`: how much too large decoded points are. It is subtracted together with
       the zero-point, or before the minimum is added.
     """
@@ -89,19 +90,18 @@ def to_bytes(
 
 
 def _integers(format, p, factor, low):
-    affine = format.offset == "zero_point"
-    if format.levels == 256 or dtype_of_codes(format) == jnp.int8:
-        signed = dtype_of_codes(format) == jnp.int8
-        points = Points(p, whole="signed" if signed else "unsigned", zero=0)
-        points = points._replace(excess=-low if signed else -low - 128)
-        usable = format.offset is not None or points.excess == 0
-    elif affine:
-        points = Points(p, excess=128 - low)
-        usable = True
-    else:
-        points = Points(p, zero=-low)
-        usable = low <= 0
-    return points if factor == 1 and usable else None
+    # (Zero-points are of codes: with other points, the sums below might be inexact.)
+    if factor != 1 or (format.offset == "zero_point" and low != 0):
+        return None
+    signed = dtype_of_codes(format) == jnp.int8
+    if signed or format.levels == 256:
+        excess = -low if signed else -low - 128
+        if format.offset is None and excess != 0:
+            return None
+        return Points(p, whole="signed" if signed else "unsigned", excess=excess)
+    if format.offset == "zero_point":
+        return Points(p, excess=128)
+    return Points(p, zero=-low) if 0 <= -low < 128 else None
 
 
 def ptx(points: Points) -> str:
@@ -174,11 +174,11 @@ def _bytes(word, kind):
 
 
 def _floats(word, dtype):
-    # Shifted so that the exponent ends where that of bfloat16 does, a byte is the same
-    # number times a power of two. The product with that is exact. It would make finite
-    # numbers of what is not: the bytes from the largest number on carry into the sign
-    # bit when one is added to what they lack, and get all bits of the exponent. (For
-    # few threads, if any.)
+    # With its exponent shifted to the place of that of bfloat16, a byte stands for the
+    # number times a power of two, and a product scales it back exactly. Infinities and
+    # NaNs would become finite. They are the bytes above that of the largest number, to
+    # which `carry` is added so that these, and no others, reach the sign bit. Then all
+    # bits of the exponent are set: few weights, if any, take these instructions.
     info = jnp.finfo(dtype)
     largest = int(np.asarray(info.max, dtype).view(np.uint8))
     power = 127 - (1 - int(info.minexp))

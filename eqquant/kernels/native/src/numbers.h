@@ -354,8 +354,8 @@ class Numbers {
         if constexpr (std::is_same_v<P, IntegerPoints<V>> && minima)
           found[v] = V::sub(found[v], less[v]);
         if constexpr (minima)
-          // As XLA rounds it: once. Where the two cancel, no digit of a product that was
-          // rounded before might be the same.
+          // Rounded once, as XLA does. Where the two cancel, the rounding of the product
+          // alone would be as large as the number.
           found[v] = V::fma(found[v], scale[v], minimum[v]);
         else
           found[v] = V::mul(found[v], scale[v]);
