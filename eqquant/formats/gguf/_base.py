@@ -57,11 +57,14 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     after another, unlike in the file.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
-    - `fields`: where the codes are. `None` if they are not bits of the block.
     """
 
     scale_at: eqx.AbstractClassVar[int]
-    fields: eqx.AbstractClassVar[tuple[Code, ...] | None]
+
+    @property
+    @abc.abstractmethod
+    def fields(self) -> tuple[Code, ...] | None:
+        """Where the codes are. `None` if they are not bits of the block."""
 
     @abc.abstractmethod
     def split_block(

@@ -1,16 +1,15 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from .._adjustable import Parameters
-from .._bit_fields import Code, plane_fields
 from .._scale import all_within
-from ._base import AbstractGGUFGrid, cut, planes, to_planes
 from ._iq4 import best_iq4_scale, iq4, iq4_codes
+from ._planes import AbstractGGUFPlanes
 
 
-class IQ4_NL(AbstractGGUFGrid):
+class IQ4_NL(AbstractGGUFPlanes):
     """GGUF's `IQ4_NL`: sixteen points from -127 to 113, which are denser around zero,
     times a scale in float16 for each 32 of them. Zero is not among the points, but
     comes back exactly in blocks of zeros. 4.5 bits.
@@ -30,11 +29,9 @@ class IQ4_NL(AbstractGGUFGrid):
     """
 
     block_size: ClassVar[int] = 32
-    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 16
     type_size: ClassVar[int] = 18
-    scale_at: ClassVar[int] = 0
-    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 4, 16)
+    width: ClassVar[int] = 16
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):
@@ -51,10 +48,3 @@ class IQ4_NL(AbstractGGUFGrid):
     def candidates(self, blocks, size):
         around = iq4.candidates(blocks, size).scale
         return Parameters(jnp.concatenate([self.fit(blocks, size)[None], around]), None)
-
-    def split_block(self, blocks):
-        scale, packed = cut(blocks, (2, 16))
-        return scale, planes(packed, 4, 16)
-
-    def join_block(self, scale, codes):
-        return jnp.concatenate([scale, to_planes(codes, 4, 16)], axis=-1)

@@ -1,15 +1,13 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from .._bit_fields import Code, plane_fields
 from .._blocks import steady_sum
 from .._scale import nearest_scale
-from ._base import AbstractGGUFGrid, cut, planes, to_planes
+from ._planes import AbstractGGUFPlanes
 
 
-class Q1_0(AbstractGGUFGrid):
+class Q1_0(AbstractGGUFPlanes):
     """GGUF's `Q1_0`: the sign of each number (that of zero is positive) times the mean
     absolute value of 128 of them, in float16. 1.125 bits.
 
@@ -28,11 +26,9 @@ class Q1_0(AbstractGGUFGrid):
     """
 
     block_size: ClassVar[int] = 128
-    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 2
     type_size: ClassVar[int] = 18
-    scale_at: ClassVar[int] = 0
-    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 1, 1)
+    width: ClassVar[int] = 1
 
     def fit(self, blocks, size):
         # Divided first: a sum of large numbers may overflow.
@@ -44,10 +40,3 @@ class Q1_0(AbstractGGUFGrid):
 
     def to_points(self, codes):
         return 2 * codes.astype(jnp.float32) - 1
-
-    def split_block(self, blocks):
-        scale, packed = cut(blocks, (2, 16))
-        return scale, planes(packed, 1, 1)
-
-    def join_block(self, scale, codes):
-        return jnp.concatenate([scale, to_planes(codes, 1, 1)], axis=-1)

@@ -1,16 +1,14 @@
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from .._bit_fields import Code, plane_fields
 from .._blocks import absmax
 from .._scale import reciprocal
-from ._base import AbstractGGUFGrid, cut, planes, to_planes
+from ._planes import AbstractGGUFPlanes
 from ._search import half_away
 
 
-class Q2_0(AbstractGGUFGrid):
+class Q2_0(AbstractGGUFPlanes):
     """GGUF's `Q2_0`: -1, 0, 1 or 2, times a scale in float16 for each 64 of them: the
     largest absolute value. So no number becomes twice the scale, although a file may
     have such numbers. 2.25 bits.
@@ -30,11 +28,9 @@ class Q2_0(AbstractGGUFGrid):
     """
 
     block_size: ClassVar[int] = 64
-    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     levels: ClassVar[int] = 4
     type_size: ClassVar[int] = 18
-    scale_at: ClassVar[int] = 0
-    fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 16, 2, 1)
+    width: ClassVar[int] = 1
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):
@@ -46,10 +42,3 @@ class Q2_0(AbstractGGUFGrid):
 
     def to_points(self, codes):
         return codes.astype(jnp.float32) - 1
-
-    def split_block(self, blocks):
-        scale, packed = cut(blocks, (2, 16))
-        return scale, planes(packed, 2, 1)
-
-    def join_block(self, scale, codes):
-        return jnp.concatenate([scale, to_planes(codes, 2, 1)], axis=-1)
