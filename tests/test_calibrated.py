@@ -118,6 +118,7 @@ def test_a_weight_that_is_not_known(model):
     assert eqx.tree_equal(q["b"], searched["b"])
 
 
+@pytest.mark.thorough
 def test_a_format_that_takes_no_method(model, stats):
     where = lambda m: m.layers[1].weight
     signs = eqx.tree_at(where, model, replace_fn=jnp.sign)

@@ -214,7 +214,7 @@ def matrices(model, quantized):
     return sum(n for n, taken in some if taken), sum(n for n, _ in some)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("make", models)
 def test_models(make):
     model, x = make()
@@ -243,7 +243,7 @@ def test_models(make):
         )
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("make", models)
 def test_calibrated_models(make):
     model, x = make()

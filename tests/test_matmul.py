@@ -102,6 +102,7 @@ def test_vector(name):
         assert_product(q @ x, q, x)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("shape", ((0, 5), (5, 0)))
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
@@ -119,7 +120,7 @@ def test_empty(name, shape, axis):
 
 # Large enough for the reference product to go over the weight in several steps, the
 # last of which is a short one.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_large(format):
     q = eqq.quantize(normal(601, 699), format, axis=-1)

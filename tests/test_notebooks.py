@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("path", notebooks.paths, ids=lambda path: path.st
 @pytest.mark.filterwarnings("ignore")
 @each
 def test_runs(path, monkeypatch):
-    if steps is None and path.stem != "quickstart":
+    if steps is None:
         pytest.skip("takes `EQQUANT_NOTEBOOKS=quick` or `full` in the environment")
     monkeypatch.setenv("XLA_FLAGS", "")
     if steps == "quick":

@@ -67,7 +67,7 @@ layers = {
 all_layers = pytest.mark.parametrize("layer", layers)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @all_layers
 @some_formats
 def test_layers(layer, name):

@@ -40,7 +40,7 @@ def product_and_gradient(x, w):
     return x @ w, jax.grad(lambda x: jnp.sum(jnp.sin(x @ w)))(x)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 @platforms
 def test_products(format, platform):
@@ -94,7 +94,7 @@ def test_model(platform):
     assert ys.shape == (3, 4, 32)
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", sorted(formats))
 @platforms
 def test_files_are_canonical(name, platform, tmp_path):

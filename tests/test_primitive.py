@@ -49,7 +49,7 @@ def _quantized_struct(shape, format, axis):
 
 
 # Of a weight of 4096 x 11008, which is a real one, 180 MB in float32.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("rows, axis", ((1, -2), (128, -1)))
 @main_formats
@@ -73,6 +73,7 @@ def test_temporaries_of_small_weights(format, dtype, axis):
 
 
 # Whether the layers are scanned or not, the backward pass keeps no weight but packed.
+@pytest.mark.examples(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("scanned", (False, True))
 def test_temporaries_of_a_backward_pass(scanned):
@@ -131,7 +132,7 @@ def test_weights_that_are_mapped_are_stacked():
     assert _products(rows, q, normal(3, 5, 64)) == [(5, 3, 64)]
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor", "nested"))
 def test_export(name):
     q = eqq.quantize(normal(256, 192), formats[name])
@@ -155,7 +156,7 @@ def test_export(name):
     assert jnp.allclose(y, gradient(x, q), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("shape", ((256, 128), (640, 1024)))
 @pytest.mark.parametrize("axis", (-1, -2))
 def test_shard_map(axis, shape):

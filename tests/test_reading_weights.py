@@ -103,7 +103,7 @@ def close(y, z):
     np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_models
 def test_on_call(name):
     dense = models[name](jr.key(0))

@@ -74,7 +74,7 @@ def step_of_part(trained, frozen, state, x):
     return eqx.apply_updates(trained, updates), state, value
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("nf4", "int4-affine", "nested"))
 def test_training_filtered_by_inexact_arrays(name):
     model = old = quantized(formats[name])
@@ -126,6 +126,7 @@ def test_training_is_that_of_the_dequantized_model():
         np.testing.assert_allclose(value, dense_value, rtol=1e-4)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", ("first", "second"))
 def test_stages_of_a_model(axis):
     # Gradients pass through a quantized layer to those before it.

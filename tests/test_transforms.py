@@ -157,7 +157,7 @@ def test_vmap_of_activation():
     close(jax.vmap(product)(x, q), jnp.stack([product(x[i], q[i]) for i in range(3)]))
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "name, remat",
     (("nf4", False), ("nf4", True), ("ternary-tensor", False), ("nested", True)),

@@ -69,6 +69,7 @@ def test_files(format, kind, tmp_path):
         assert metadata["tokenizer.ggml.model"] == "none"
 
 
+@pytest.mark.thorough
 def test_rows(monkeypatch):
     monkeypatch.setattr(_generation, "llama_cpp_python", lambda: None)
     shown = []

@@ -44,7 +44,7 @@ def _rows(m):
     return np.random.default_rng(6).standard_normal((m, _k), np.float32)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("m, name", _cases)
 def test_what_is_measured(m, name):
     row = _measured()[m, name]

@@ -77,6 +77,7 @@ def test_integers_and_booleans(kind, dtype):
     assert (integers(2, 30, dtype=np.int32) @ q).dtype == jnp.bfloat16
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_empty(format):
     for shape in ((0,), (0, 3), (3, 0)):

@@ -109,7 +109,7 @@ def test_qconv():
     assert_close(batched, expected)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", ("nf4", "int8", "nested"))
 @pytest.mark.parametrize("out", (128, 512))

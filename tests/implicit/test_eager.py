@@ -134,7 +134,7 @@ def closed_over(fn, constant):
 
 
 # (All programs at once: to collect garbage takes long.)
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiled", (False, True))
 def test_nothing_is_kept(compiled):
     q = stack()

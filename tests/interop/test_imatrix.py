@@ -235,7 +235,7 @@ def test_files_of_llama_imatrix():
         np.testing.assert_allclose(*means, rtol=1e-6)
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ("q4_k", "q2_k", "q3_k", "q5_k", "q6_k", "q4_0", *iq4))
 def test_errors_are_those_of_llama_quantize(name):
     stats = read_imatrix(of_llama_cpp)

@@ -83,6 +83,7 @@ def test_permuted_rows(tmp_path, monkeypatch):
         np.testing.assert_array_equal(q.dequantize(), w)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("kind", ["Q4_K", "Q4_0"])
 def test_joined_and_stacked(kind, tmp_path, monkeypatch):
     path, block = tmp_path / "model.gguf", block_formats[kind].block_size

@@ -110,6 +110,7 @@ def test_load(folder):
     assert tied[0].stored["codes"] is tied[2].stored["codes"]
 
 
+@pytest.mark.thorough
 def test_load_as_a_model_lies(folder):
     like = {"packed": eqq.tree_prepack(_packed(), "gpu")}
     like |= {"dense": _dense(like["packed"]), "others": _others()}

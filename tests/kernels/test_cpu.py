@@ -276,7 +276,7 @@ def test_minima(bits):
             assert error(y, x[:m], dense(q)) < 1e-5, name
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", packed)
 @pytest.mark.parametrize("m", (1, 16))

@@ -54,7 +54,7 @@ def rsr(k, ternary):
 sizes = ((1, 1), (5, 3), (130, 67), (640, 530))
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @every_level
 @pytest.mark.parametrize(
     "format",

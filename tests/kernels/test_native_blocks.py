@@ -30,7 +30,7 @@ formats = (
 )
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("level", available)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_products(format, level, monkeypatch):
@@ -62,6 +62,7 @@ def test_products(format, level, monkeypatch):
 
 
 # Some at a time, of which the last are more than the others.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (eqf.Int8(), eqf.Ternary(64), eqf.Q4_1()), ids=str)
 def test_many_rows(format):
     q = eqq.quantize(normal(70, 96), format)

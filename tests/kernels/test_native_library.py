@@ -153,6 +153,7 @@ class Machine(ctypes.CDLL):
 
 # What a compiled program calls by its name is there from the import on; and JAX, which
 # may be configured still, has not started.
+@pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("value", ("1", "0", "require"))
 def test_registered_at_import(value):

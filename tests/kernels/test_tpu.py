@@ -78,6 +78,7 @@ def test_both_products(format):
     assert found and transposed or isinstance(format, eqq.Dynamic8)
 
 
+@pytest.mark.thorough
 def test_float16():
     q = quantize(normal(64, 40), "int4")
     assert check(normal(2, 64, seed=1).astype(jnp.float16), q)
@@ -104,6 +105,7 @@ def test_int8_activations(name, m):
     assert ("mosaic_int8_activations" in names) == exact
 
 
+@pytest.mark.thorough
 def test_other_activations():
     q = quantize(normal(96, 40), "int4", eqq.Int8(32))
     names = check(normal(2, 96, seed=1), q)
@@ -115,7 +117,7 @@ def test_other_activations():
 
 
 # A row that is not finite, or large, says nothing of the others.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ("int4", "int8"))
 def test_rows_are_apart(name):
     q = quantize(normal(130, 70), name)
@@ -165,6 +167,7 @@ def test_wild_numbers(name):
 
 
 # Experts: weights that differ, side by side.
+@pytest.mark.thorough
 def test_stack():
     q = quantize(normal(3, 96, 40), "int4")
     for q, k in ((q, 96), (q.mT, 40)):

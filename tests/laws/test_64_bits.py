@@ -60,6 +60,7 @@ programs = {
 }
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", programs)
 def test_the_same(name):
     found, wide = programs[name](), with_64_bits(programs[name])

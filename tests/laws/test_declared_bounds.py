@@ -71,7 +71,7 @@ def check(q, w, m, dtype=jnp.float32):
     return {kernel.name for kernel in kernels(x, q)}
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @all_formats
 def test_of_few_rows(format):
     check_both(weight(format), 2)
@@ -92,6 +92,7 @@ def test_of_narrow_inputs(name):
 
 # Each weight alone, so that no other covers its error: of the smallest, the code times
 # the scale is nearly the opposite of the minimum. (Optimized, XLA rounds the sum once.)
+@pytest.mark.examples(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("m", (2, 48))
 @pytest.mark.parametrize("bits", (4, 7))

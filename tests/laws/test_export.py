@@ -130,6 +130,7 @@ _by_format = {
 
 # As a server would: it has the programs and the weights, and imports the library.
 # (A program that was read from the suite's cache cannot be written again.)
+@pytest.mark.processes
 @pytest.mark.optimized
 def test_in_a_new_process(tmp_path):
     x = normal(3, 256)

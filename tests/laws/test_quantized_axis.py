@@ -28,7 +28,7 @@ def test_same_bits(name):
     assert trees_equal(last.stored, first.stored)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", some)
 @pytest.mark.parametrize("fn", [eqq.quantize, eqq.straight_through])

@@ -76,7 +76,7 @@ def test_split_along_the_first_axis(make, kind, spec, shards):
     assert sent == {}
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @both
 @pytest.mark.parametrize("kind", kinds)
 @pytest.mark.parametrize("spec, shards", [((None, "b"), 4), (("a", "b"), 8)])

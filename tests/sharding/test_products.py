@@ -179,6 +179,7 @@ def test_a_mesh_that_is_set():
 
 
 # Law 6, for every format: in one program, as compiling takes the most of the time.
+@pytest.mark.thorough
 @many_at_once
 def test_every_format(names):
     on = mesh("auto", 4, 2)

@@ -309,6 +309,7 @@ traced = []
 
 
 # A row that is one block, whose columns are swept many at once.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("order", ("groups", "act", "none"))
 def test_one_block_of_any_size(order):
     method = eqq.GPTQ(order=order, passes=0)
@@ -322,7 +323,7 @@ def test_one_block_of_any_size(order):
 
 
 # Where JAX makes arrays of 64 bits by default, all is computed in float32 still.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", each(main))
 def test_with_64_bits(name):
     format, k = formats[name], 200

@@ -107,7 +107,7 @@ class Self(eqx.Module):
         return self.attention(x, x, x)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", models)
 def test_a_fold_changes_nothing(name):
     make, x, number = models[name]

@@ -72,6 +72,7 @@ def quantize(model, stats, **options):
 
 
 # (XLA:CPU has no product of what both models share with what they do not.)
+@pytest.mark.thorough
 def test_bfloat16():
     model = eqx.nn.MLP(32, 32, 48, depth=1, key=jr.key(0))
     half = lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x
@@ -131,7 +132,7 @@ def test_less_is_lost():
     assert jtu.tree_structure(whole) == jtu.tree_structure(one_pass)
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("reverse", (False, True))
 def test_layers_of_a_scan_come_one_after_another(reverse):
     model = stack(reverse)

@@ -38,7 +38,7 @@ to_learn = pytest.mark.parametrize(
 
 
 # With scales that are too small for some of the numbers, and for none.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @to_learn
 @pytest.mark.parametrize("factor", (0.6, 1.3))
 def test_definition(format, factor):

@@ -34,7 +34,7 @@ def adapters(model):
     return [x for x in jtu.tree_leaves(model, is_leaf=is_lora) if is_lora(x)]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (None, "nf4", "ternary"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_starts_as_the_model(dora, format):
@@ -105,6 +105,7 @@ def test_embedding(dora):
 
 
 # Layers that are scanned, and computed again in the backward pass, or one by one.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dora", (False, True))
 def test_stacked_layers(dora):
     make = eqx.filter_vmap(lambda key: eqx.nn.Linear(64, 64, key=key))
@@ -141,7 +142,7 @@ def test_stacked_layers(dora):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (None, "nf4"))
 @pytest.mark.parametrize("dora", (False, True))
 def test_merge(dora, format):

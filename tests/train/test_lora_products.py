@@ -52,7 +52,7 @@ def assert_products(w, full):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_formats(format):
     base = eqq.quantize(weight(-1), format, axis=-1)
@@ -79,7 +79,7 @@ def test_products(dora, axis, quantized):
     assert trees_equal(w.mT.mT, w)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("dora", (False, True))
 def test_dtypes(dora, quantized):
@@ -98,7 +98,7 @@ def test_dtypes(dora, quantized):
     assert error(y, x, full.T) < 2e-6
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("dora", (False, True))
 def test_stacks(dora, axis):
@@ -120,7 +120,7 @@ def test_stacks(dora, axis):
         w.T
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("quantized", (False, True))
 @pytest.mark.parametrize("dora", (False, True))
 def test_rows(dora, quantized):

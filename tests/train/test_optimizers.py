@@ -81,6 +81,7 @@ def test_what_stays_in_float32():
 
 
 # Until something is rounded, it is optax's. That is after the first step, or never.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("min_size", (0, 10**6))
 def test_as_optax(min_size):
     params = {"w": normal(30, 20), "v": normal(70)}
@@ -157,6 +158,7 @@ def test_dtypes_and_transformations(make, injected):
 
 
 # All that a step of training takes, what it is given and what it allocates.
+@pytest.mark.thorough
 @pytest.mark.optimized
 def test_memory():
     def nbytes(optimiser):
@@ -278,6 +280,7 @@ assert "optax" not in sys.modules
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("size", (8, 8192))
 @pytest.mark.parametrize("make", (adamw8bit, lion8bit))
 def test_complex_parameters(make, size):
@@ -293,6 +296,7 @@ def test_complex_parameters(make, size):
     assert jnp.allclose(update, expected, rtol=1e-2)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("make", (adamw8bit, lion8bit))
 def test_parameters_that_are_no_arrays(make):
     optimizer = make(0.1)

@@ -36,7 +36,7 @@ class Model(eqx.Module):
 
 # A training loop without any code for quantization, over a model with one quantized,
 # one fake-quantized and one dense layer.
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @main_formats
 def test_naive_loop(format):
     a, b, c = jr.split(jr.key(0), 3)

@@ -194,6 +194,7 @@ class Mixed(eqx.Module):
         return jax.vmap(self.out)(x)
 
 
+@pytest.mark.thorough
 def test_models_of_other_layers():
     model, x = Mixed(jr.key(0)), jnp.asarray(normal(4, 12))
     made = tree_compute(model, backward="int8", min_size=0, example=x)

@@ -46,6 +46,7 @@ def test_values_and_gradients():
 
 
 # Whatever the format stores: at the rounded argument the gradient is the rounded one.
+@pytest.mark.thorough
 @many_at_once
 def test_formats(names):
     x = normal(3, 1280)

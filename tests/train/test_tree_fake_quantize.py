@@ -68,7 +68,7 @@ def test_frozen_is_the_last_fake_quantized(format):
     _check_frozen(format)
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @some_formats
 @pytest.mark.parametrize(
     "options", (dict(step_sizes=True), dict(activation="int8", clip=True))
@@ -218,6 +218,7 @@ def test_eager_products():
     assert np.array_equal(fq[3], fq.dequantize()[3])
 
 
+@pytest.mark.thorough
 def test_stacks():
     w = normal(3, 70, 40)
     fq = tree_fake_quantize(w, eqq.Ternary(scale="tensor"), step_sizes=True)
