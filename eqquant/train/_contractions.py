@@ -52,14 +52,15 @@ def contract(
     stack: int,
     rounding: Rounding,
     dtype: Any,
+    delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "..."]:
     """One of the four products, in a dtype. `x` is rounded along what the product
-    contracts. If both then have 8 bits, they are multiplied as they are. For that, the
-    scales of the operand along what is contracted are multiplied into `x` before it is
-    rounded."""
+    contracts, with `delayed` scales if its rounding is so. If both then have 8 bits,
+    they are multiplied as they are. For that, the scales of the operand along what is
+    contracted are multiplied into `x` before it is rounded."""
     rows = (len(operand.shape) if kind == "outer" else x.ndim) - stack - 1
     if kind == "outer" and rows > 0 and rounding is not None:
-        return _outer(x, operand, stack, rounding, dtype)
+        return _outer(x, operand, stack, rounding, dtype, delayed)
     dims = _dims(kind, len(operand.shape) if kind == "spread" else x.ndim, stack)
     if rounding is None or rows == 0 and kind == "outer":
         y, w = x, operand.decode()
@@ -68,15 +69,15 @@ def contract(
         x, w = x.astype(rounding), operand.decode().astype(rounding)
         return _dot(x, w, dims, jnp.float32).astype(dtype)
     if not is_same_kind(rounding, operand):
-        x = rounded(x, rounding).astype(x.dtype)
+        x = rounded(x, rounding, delayed).astype(x.dtype)
         return _floats(x, operand.decode(), dims, dtype)
     codes, scale = operand.narrow
     x = x.astype(jnp.float32) * _of_last(scale, x.ndim, stack)
-    left, unit = as_operand(x, rounding).narrow
+    left, unit = as_operand(x, rounding, _times(delayed, scale, stack)).narrow
     return (_narrow(left, codes, stack, True) * unit[..., None]).astype(dtype)
 
 
-def _outer(y, operand, stack, rounding, dtype):
+def _outer(y, operand, stack, rounding, dtype, delayed):
     # What is contracted, several axes perhaps, becomes one axis.
     lead = operand.shape[:-1]
     merged = (*lead[:stack], math.prod(lead[stack:]))
@@ -88,11 +89,19 @@ def _outer(y, operand, stack, rounding, dtype):
 
     operand = Operand(jtu.tree_map(merge, operand.stored), operand.layout)
     if isinstance(rounding, np.dtype) or not is_same_kind(rounding, operand):
-        return contract("across", y.mT, operand, stack, rounding, dtype)
+        return contract("across", y.mT, operand, stack, rounding, dtype, delayed)
     codes, scale = operand.narrow
-    y, unit = narrow_columns(y.astype(jnp.float32) * scale[..., None], rounding)
+    y = y.astype(jnp.float32) * scale[..., None]
+    y, unit = narrow_columns(y, rounding, _times(delayed, scale, stack))
     w = _narrow(transposed(y), codes, stack, True)
     return (w * unit[..., None]).astype(dtype)
+
+
+def _times(delayed, scale, stack):
+    """The delayed scales of what is multiplied by the scales of an operand."""
+    if delayed is None:
+        return None
+    return delayed * jnp.max(scale, range(stack, scale.ndim), initial=0)
 
 
 def _dims(kind: Kind, ndim: int, stack: int):
