@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of, vary_together
-from ._contractions import contract, Kind, transposes
+from ._contractions import contract, transposes
+from ._dots import Kind
 from ._operand import Operand, Rounding
 from ._results import result, result_sharding
 

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of, vary_together
 from ..formats import AbstractFormat, FP8
-from ._contractions import Kind, layer
+from ._contractions import layer
 from ._delayed import Delayed
+from ._dots import Kind
 from ._history import bin_of, History
 from ._linear import linear
 from ._observe import observe

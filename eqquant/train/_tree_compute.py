@@ -68,7 +68,12 @@ def tree_compute(
     pass contracts an axis along which the weight or the inputs have scales, these are
     multiplied into the cotangent before it is rounded; so each operand is rounded once
     in a step. In other formats (blocks, [`eqquant.MXFP8`][], [`eqquant.NVFP4`][]), the
-    rounded operands are multiplied in the dtype of the inputs.
+    rounded operands are multiplied in the dtype of the inputs. But where a program is
+    compiled for an NVIDIA GPU of compute capability 10.0 or more (Blackwell), those of
+    [`eqquant.MXFP8`][], [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] are multiplied as
+    they are in the forward pass, by `jax.lax.scaled_dot`, if blocks are whole and XLA
+    does not have to split the product over devices. (The backward pass contracts
+    other axes than those that blocks lie along.)
 
     Scales are those of the array at hand ("current scaling"), or with
     [`eqquant.train.Delayed`][] those of earlier steps.
