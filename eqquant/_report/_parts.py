@@ -24,6 +24,8 @@ def part_of(info: LeafInfo) -> tuple[str, str] | None:
     for module in info.ancestors:
         if isinstance(module, LowPrecision):
             format, dtype = module.roundings.forward, module.dtype.name
+            if owner is module.history:
+                return "what the scales of the next steps are made from", ""
             if module is not owner:
                 return f"rounded to {format} by `train.tree_preround`", ""
             reason = f"trains in {dtype}; its products are computed in {format}"

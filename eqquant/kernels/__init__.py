@@ -28,6 +28,7 @@ from ._table import (
     platforms as platforms,
     register_kernel as register_kernel,
 )
+from .gpu import blackwell as blackwell
 from .native import (
     can_rearrange as can_rearrange,
     empty as empty,

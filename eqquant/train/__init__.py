@@ -23,6 +23,7 @@ from ._collectives import (
     quantized_psum as quantized_psum,
     quantized_psum_scatter as quantized_psum_scatter,
 )
+from ._delayed import Delayed as Delayed
 from ._dot_general import DotGeneral as DotGeneral
 from ._fake_quantized import FakeQuantized as FakeQuantized
 from ._learned_step_size import learned_step_size as learned_step_size
@@ -43,3 +44,4 @@ from ._tree_fake_quantize import (
     tree_fake_quantize as tree_fake_quantize,
     tree_freeze as tree_freeze,
 )
+from ._update_delayed import update_delayed as update_delayed

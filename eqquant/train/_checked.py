@@ -3,6 +3,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 
 from ..formats import AbstractFormat, as_format
+from ._delayed import Delayed
 from ._low_precision_product import Roundings
 from ._operand import Rounding
 from ._points import as_rounding
@@ -10,13 +11,19 @@ from ._stochastic import Stochastic
 
 
 # How a cotangent is rounded, as users give it. `Any` is a dtype.
-Backward: TypeAlias = AbstractFormat | Stochastic | str | Any | None
+Backward: TypeAlias = AbstractFormat | Stochastic | Delayed | str | Any | None
 
 
 def as_roundings(
     forward: AbstractFormat | str, backward: Backward | tuple[Backward, Backward]
 ) -> Roundings:
-    """The roundings of a product, from arguments of these names."""
+    """The roundings of a product without a weight, from arguments of these names."""
+    pair = backward if isinstance(backward, tuple) else (backward,)
+    if any(isinstance(r, Delayed) for r in (forward, *pair)):
+        raise ValueError(
+            "Scales of earlier steps are kept with a weight, so products without one "
+            f"cannot be `Delayed`. Got {forward} and {backward}: give the formats."
+        )
     return Roundings(checked_format("forward", forward), *checked_backward(backward))
 
 
@@ -31,7 +38,28 @@ def checked_backward(
             f"inputs and of the weights. Got {len(pair)} of them."
         )
     first, second = (_checked_rounding(one) for one in pair)
+    steps = {r.history for r in (first, second) if isinstance(r, Delayed)}
+    if len(steps) > 1:
+        raise ValueError(
+            "`backward` should have one `history`: both of its products round the same "
+            f"cotangent. Got {first} and {second}."
+        )
     return first, second
+
+
+def checked_forward(
+    forward: AbstractFormat | Delayed | str,
+) -> tuple[AbstractFormat, AbstractFormat | Delayed]:
+    """The format of the weight and the inputs, and how they are rounded to it."""
+    if not isinstance(forward, Delayed):
+        format = checked_format("forward", forward)
+        return format, format
+    if isinstance(forward.format, Stochastic):
+        raise ValueError(
+            "`forward` rounds to the nearest number: only `backward` may be "
+            f"`Stochastic`. Got {forward}."
+        )
+    return forward.format, forward
 
 
 def checked_format(name: str, format: AbstractFormat | str) -> AbstractFormat:
@@ -43,7 +71,7 @@ def checked_format(name: str, format: AbstractFormat | str) -> AbstractFormat:
 
 
 def _checked_rounding(rounding) -> Rounding:
-    if rounding is None or isinstance(rounding, Stochastic):
+    if rounding is None or isinstance(rounding, Stochastic | Delayed):
         return rounding
     if isinstance(rounding, AbstractFormat | str):
         return checked_format("backward", rounding)
@@ -51,8 +79,8 @@ def _checked_rounding(rounding) -> Rounding:
         dtype = jnp.dtype(rounding)
     except TypeError as e:
         raise TypeError(
-            "`backward` should be a format, a `Stochastic` one, a dtype, None, or a "
-            f"pair of these. Got {rounding!r}."
+            "`backward` should be a format, a `Stochastic` or `Delayed` one, a dtype, "
+            f"None, or a pair of these. Got {rounding!r}."
         ) from e
     if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 2:
         raise ValueError(

@@ -1,5 +1,5 @@
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Shaped
 
 from .._product import transposed, vary_together
 from ..kernels import integer_product
+from ._dots import dims_of, dot, floats, Kind
+from ._microscaled import is_microscaled, microscaled
 from ._operand import (
     as_operand,
     is_same_kind,
@@ -19,14 +21,6 @@ from ._operand import (
 )
 
 
-# The products of a training step: of a dense array with an operand that was rounded
-# before. That is the weight `W[*b, n, k]`, or the inputs `X[*b, *r, k]`.
-#
-#   along    x[*b, *r, k] with W   ->  y[*b, *r, n]   the layer
-#   across   y[*b, *r, n] with W   ->  x[*b, *r, k]   its transpose
-#   spread   w[*b, n, k]  with X   ->  y[*b, *r, n]   the layer, as a function of `w`
-#   outer    y[*b, *r, n] with X   ->  w[*b, n, k]    its transpose
-Kind: TypeAlias = Literal["along", "across", "spread", "outer"]
 transposes: dict[Kind, Kind] = {
     "along": "across",
     "across": "along",
@@ -37,9 +31,11 @@ transposes: dict[Kind, Kind] = {
 
 def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
     """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
-    dims = _dims("along", len(x.shape), stack)
+    dims = dims_of("along", len(x.shape), stack)
     if not is_same_kind(x.layout.format, w):
-        return _floats(x.decode(), w.decode(), dims, dtype)
+        if is_microscaled(x, w):
+            return microscaled(x, w, stack, dtype)
+        return floats(x.decode(), w.decode(), dims, dtype)
     (a, of_rows), (b, of_channels) = x.narrow, w.narrow
     y = _narrow(a, b, stack, False) * of_rows[..., None]
     return (y * _of_last(of_channels, y.ndim, stack)).astype(dtype)
@@ -52,31 +48,32 @@ def contract(
     stack: int,
     rounding: Rounding,
     dtype: Any,
+    delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "..."]:
     """One of the four products, in a dtype. `x` is rounded along what the product
-    contracts. If both then have 8 bits, they are multiplied as they are. For that, the
-    scales of the operand along what is contracted are multiplied into `x` before it is
-    rounded."""
+    contracts, with `delayed` scales if its rounding is so. If both then have 8 bits,
+    they are multiplied as they are. For that, the scales of the operand along what is
+    contracted are multiplied into `x` before it is rounded."""
     rows = (len(operand.shape) if kind == "outer" else x.ndim) - stack - 1
     if kind == "outer" and rows > 0 and rounding is not None:
-        return _outer(x, operand, stack, rounding, dtype)
-    dims = _dims(kind, len(operand.shape) if kind == "spread" else x.ndim, stack)
+        return _outer(x, operand, stack, rounding, dtype, delayed)
+    dims = dims_of(kind, len(operand.shape) if kind == "spread" else x.ndim, stack)
     if rounding is None or rows == 0 and kind == "outer":
         y, w = x, operand.decode()
-        return _floats(*((w, y) if kind == "spread" else (y, w)), dims, dtype)
+        return floats(*((w, y) if kind == "spread" else (y, w)), dims, dtype)
     if isinstance(rounding, np.dtype):
         x, w = x.astype(rounding), operand.decode().astype(rounding)
-        return _dot(x, w, dims, jnp.float32).astype(dtype)
+        return dot(x, w, dims, jnp.float32).astype(dtype)
     if not is_same_kind(rounding, operand):
-        x = rounded(x, rounding).astype(x.dtype)
-        return _floats(x, operand.decode(), dims, dtype)
+        x = rounded(x, rounding, delayed).astype(x.dtype)
+        return floats(x, operand.decode(), dims, dtype)
     codes, scale = operand.narrow
     x = x.astype(jnp.float32) * _of_last(scale, x.ndim, stack)
-    left, unit = as_operand(x, rounding).narrow
+    left, unit = as_operand(x, rounding, _times(delayed, scale, stack)).narrow
     return (_narrow(left, codes, stack, True) * unit[..., None]).astype(dtype)
 
 
-def _outer(y, operand, stack, rounding, dtype):
+def _outer(y, operand, stack, rounding, dtype, delayed):
     # What is contracted, several axes perhaps, becomes one axis.
     lead = operand.shape[:-1]
     merged = (*lead[:stack], math.prod(lead[stack:]))
@@ -88,32 +85,19 @@ def _outer(y, operand, stack, rounding, dtype):
 
     operand = Operand(jtu.tree_map(merge, operand.stored), operand.layout)
     if isinstance(rounding, np.dtype) or not is_same_kind(rounding, operand):
-        return contract("across", y.mT, operand, stack, rounding, dtype)
+        return contract("across", y.mT, operand, stack, rounding, dtype, delayed)
     codes, scale = operand.narrow
-    y, unit = narrow_columns(y.astype(jnp.float32) * scale[..., None], rounding)
+    y = y.astype(jnp.float32) * scale[..., None]
+    y, unit = narrow_columns(y, rounding, _times(delayed, scale, stack))
     w = _narrow(transposed(y), codes, stack, True)
     return (w * unit[..., None]).astype(dtype)
 
 
-def _dims(kind: Kind, ndim: int, stack: int):
-    """The dimension numbers of a product, whose `y` or `X` has so many axes."""
-    last, batch = ndim - 1, tuple(range(stack))
-    contracted = {
-        "along": ((last,), (stack + 1,)),
-        "across": ((last,), (stack,)),
-        "spread": ((last,), (stack + 1,)),
-        "outer": (tuple(range(stack, last)), tuple(range(stack, last))),
-    }
-    return contracted[kind], (batch, batch)
-
-
-def _dot(a, b, dims, wide):
-    return lax.dot_general(a, b, dims, preferred_element_type=wide)
-
-
-def _floats(a, b, dims, dtype):
-    wide = jnp.promote_types(dtype, jnp.float32)
-    return _dot(a.astype(dtype), b.astype(dtype), dims, wide).astype(dtype)
+def _times(delayed, scale, stack):
+    """The delayed scales of what is multiplied by the scales of an operand."""
+    if delayed is None:
+        return None
+    return delayed * jnp.max(scale, range(stack, scale.ndim), initial=0)
 
 
 def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across: bool):
@@ -121,8 +105,8 @@ def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across
     if a.dtype == jnp.int8:
         a, b = vary_together(a, b)
         return integer_product(a, b, stack=stack, across=across)
-    dims = _dims("across" if across else "along", a.ndim, stack)
-    return _dot(a, b, dims, jnp.float32)
+    dims = dims_of("across" if across else "along", a.ndim, stack)
+    return dot(a, b, dims, jnp.float32)
 
 
 def _of_last(scale: Float[Array, "*b n"], ndim: int, stack: int):

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of, vary_together
-from ._contractions import contract, Kind, transposes
+from ._contractions import contract, transposes
+from ._dots import Kind
 from ._operand import Operand, Rounding
 from ._results import result, result_sharding
 
@@ -23,7 +24,8 @@ class Linear:
 
     - `kind`, `stack`, `rounding`, `dtype`: as of `contract`.
     - `cotangent`: how the transpose rounds its argument.
-    - `treedef`: the structure of the operand.
+    - `treedef`: the structure of the operand and the delayed scales of the cotangent,
+        or `None`.
     """
 
     kind: Kind
@@ -36,8 +38,10 @@ class Linear:
     def __call__(self, x: Array, *leaves: Array) -> Array:
         # Otherwise XLA might decode the operand in the forward pass, and keep that.
         x, leaves = lax.optimization_barrier((x, leaves))
-        operand = self.treedef.unflatten(leaves)
-        return contract(self.kind, x, operand, self.stack, self.rounding, self.dtype)
+        operand, delayed = self.treedef.unflatten(leaves)
+        return contract(
+            self.kind, x, operand, self.stack, self.rounding, self.dtype, delayed
+        )
 
 
 def linear(
@@ -48,10 +52,11 @@ def linear(
     stack: int,
     cotangent: Rounding,
     dtype: Any,
+    delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "..."]:
     """One of the products, without rounding. It is linear in `x`, and rounds its
-    cotangent."""
-    leaves, treedef = jtu.tree_flatten(operand)
+    cotangent, with `delayed` scales if that is so."""
+    leaves, treedef = jtu.tree_flatten((operand, delayed))
     fn = Linear(kind, stack, None, cotangent, jnp.dtype(dtype), treedef)
     return linear_p.bind(*vary_together(x, *leaves), fn=fn, sharding=None)
 
@@ -75,7 +80,7 @@ def _compiled(**params):
 
 @linear_p.def_abstract_eval
 def _abstract(x, *leaves, fn, sharding):
-    operand = fn.treedef.unflatten(leaves)
+    operand, _ = fn.treedef.unflatten(leaves)
     shape = result(fn.kind, fn.stack, x.shape, operand.shape)
     y = x.update(shape=shape, dtype=fn.dtype, weak_type=False)
     if not x.sharding.mesh.explicit_axes:
@@ -134,14 +139,17 @@ def _batch(operands, axes, *, fn, sharding):
     x, *leaves = operands
     x_axis, *leaf_axes = axes
     stack = fn.stack
+    _, delayed_axis = fn.treedef.unflatten(leaf_axes)
+    number = fn.treedef.children()[0].num_leaves
     size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
     out = 0
     if fn.kind in ("along", "across") and all(axis is None for axis in leaf_axes):
         # The weight is the same for all: they are more rows.
         out, operands = stack, [jnp.moveaxis(x, x_axis, stack), *leaves]
-    elif fn.kind == "spread" and x_axis is None:
+    elif fn.kind == "spread" and x_axis is None and delayed_axis is None:
+        leaves, delayed = leaves[:number], leaves[number:]
         leaves = [_moved(a, i, stack, size) for a, i in zip(leaves, leaf_axes)]
-        out, operands = stack, [x, *leaves]
+        out, operands = stack, [x, *leaves, *delayed]
     else:
         # They are products side by side.
         operands = [_moved(a, i, 0, size) for a, i in zip(operands, axes)]

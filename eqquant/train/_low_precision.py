@@ -10,9 +10,11 @@ from jaxtyping import Array, Float
 
 from .._array import quantize, QuantizedArray
 from .._product import Axis, contracted_last, full_spec, placed
+from ..formats import FP8
 from ._fake_quantized import is_simple
+from ._history import History
 from ._low_precision_product import product, rounded_weight, Roundings
-from ._operand import Operand
+from ._operand import format_of, Operand
 from ._weight import AbstractWeight, by_transpose
 
 
@@ -28,12 +30,15 @@ class LowPrecision(AbstractWeight):
         has rounded it before. Otherwise `None`.
     - `axis`: the axis that the layer contracts, or axes. `None` if it is not known.
     - `roundings`: how products are rounded.
+    - `history`: what [`eqquant.train.Delayed`][] scales are made from, if there are
+        such. Otherwise `None`.
     """
 
     weight: Float[Array, "..."]
     rounded: Operand | None
     axis: Axis | None = eqx.field(static=True)
     roundings: Roundings = eqx.field(static=True)
+    history: History | None = None
 
     @property
     def _held(self) -> Any:
@@ -65,14 +70,18 @@ class LowPrecision(AbstractWeight):
 
     def freeze(self) -> QuantizedArray:
         """The weight as products read it, packed. With it, products quantize their
-        inputs to the same format."""
+        inputs to the same format. (Scales are those of the array at hand, of inputs
+        always one for each row.)"""
         if self.axis is None:
             raise ValueError(
                 "`axis` should be known, to pack a weight. Got `None`: construct the "
                 "`LowPrecision` by `tree_compute`."
             )
-        format = self.roundings.forward
-        return quantize(self.weight, format, axis=self.axis, activation=format)
+        format = format_of(self.roundings.forward)
+        activation = format
+        if isinstance(format, FP8):
+            activation = dataclasses.replace(format, scale="channel")
+        return quantize(self.weight, format, axis=self.axis, activation=activation)
 
     def preround(self) -> "LowPrecision":
         """Rounds the weight for all products along `axis`. (Not a filter of a
@@ -81,8 +90,15 @@ class LowPrecision(AbstractWeight):
             return self
         swapped = self.axis == -2
         w = self.weight.mT if swapped else contracted_last(self.weight, self.axis)
-        rounded = rounded_weight(w, self.roundings.forward)
+        rounded = rounded_weight(w, self.roundings.forward, self.history)
         return dataclasses.replace(self, rounded=rounded)
+
+    def moved(self, weight: Float[Array, "..."], axis: Axis | None) -> "LowPrecision":
+        """The same weight with its numbers in other places."""
+        history = None if self.history is None else self.history.merged()
+        return dataclasses.replace(
+            self, weight=weight, rounded=None, axis=axis, history=history
+        )
 
     def _left_product(self, x: Array) -> Array:
         return by_transpose(self, x)
@@ -101,7 +117,7 @@ class LowPrecision(AbstractWeight):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(self.dtype)
         rounded = self.rounded if self.axis == -2 else None
-        return _matmul(x, self.weight.mT, rounded, self.roundings)
+        return _matmul(x, self.weight.mT, rounded, self.history, self.roundings)
 
     def __getitem__(self, index: Any) -> "Array | LowPrecision":
         """Integers and slices along the stack axes give a `LowPrecision`. Any other
@@ -111,9 +127,7 @@ class LowPrecision(AbstractWeight):
         if not (on_stack and all(map(is_simple, index))):
             return self.weight[index]
         if self.axis not in (-1, -2):
-            return dataclasses.replace(
-                self, weight=self.weight[index], rounded=None, axis=None
-            )
+            return self.moved(self.weight[index], None)
         return jax.tree.map(lambda a: a[index], self)
 
 
@@ -127,14 +141,16 @@ def plain(x: Any) -> Any:
     return x.weight if is_low_precision(x) else x
 
 
-def _matmul(x, w, rounded, roundings):
+def _matmul(x, w, rounded, history, roundings):
     # `x @ w.mT`, whose leading axes broadcast as in `jnp.matmul`.
     stack = w.ndim - 2
+    if history is not None and history.steps.ndim - 2 != stack:
+        history = history.merged()
     if stack == 0:
-        return product(x, w, rounded, 0, roundings)
+        return product(x, w, rounded, 0, roundings, history)
     rows = x[None] if x.ndim == 1 else x
     lead = jnp.broadcast_shapes(rows.shape[:-2], w.shape[:-2])
     stacked = lambda a: jnp.broadcast_to(a, (*lead, *a.shape[-2:]))
-    w, rounded = stacked(w), jtu.tree_map(stacked, rounded)
-    y = product(stacked(rows), w, rounded, len(lead), roundings)
+    w, rounded, history = stacked(w), *jtu.tree_map(stacked, (rounded, history))
+    y = product(stacked(rows), w, rounded, len(lead), roundings, history)
     return jnp.squeeze(y, -2) if x.ndim == 1 else y

@@ -30,7 +30,7 @@ def _dot_general(interpreter, eqn, values):
     x = interpreter.dequantize(x, eqn)
     numbers = (x_contracted, w_contracted), (x_batch, w_batch)
     packed = _packed(w, w_contracted, w_batch)
-    y = rounded_dot(x, w.weight, numbers, w.roundings, dtype, packed)
+    y = rounded_dot(x, w.weight, numbers, w.roundings, dtype, packed, w.history)
     if w_first:
         number, rest = len(w_batch), x.ndim - len(x_contracted)
         order = [*range(number), *range(rest, y.ndim), *range(number, rest)]
@@ -67,7 +67,7 @@ def _transpose(interpreter, eqn, values):
     if axis is not None:
         axes = tuple(order.index(w.ndim + i) - w.ndim for i in as_tuple(axis))
         axis = axes[0] if isinstance(axis, int) else axes
-    return [_moved(w, lax.transpose(w.weight, order), axis)]
+    return [w.moved(lax.transpose(w.weight, order), axis)]
 
 
 @add_rule("convert_element_type", of=LowPrecision)
@@ -95,7 +95,7 @@ def _move(interpreter, eqn, values):
     if any(v.roundings != first.roundings for v in low):
         return NotImplemented
     arrays = [first.weight, *[interpreter.dequantize(v, eqn) for v in rest]]
-    return [_moved(first, y, None) for y in bind(eqn, arrays)]
+    return [first.moved(y, None) for y in bind(eqn, arrays)]
 
 
 @add_rule("mul", "div", of=LowPrecision)
@@ -107,7 +107,7 @@ def _scale(interpreter, eqn, values):
     if eqn.primitive.name == "div" and w is b:
         return NotImplemented
     arrays = [interpreter.dequantize(v, eqn) for v in values]
-    return [_moved(w, bind(eqn, arrays)[0], w.axis)]
+    return [w.moved(bind(eqn, arrays)[0], w.axis)]
 
 
 # Of a matrix, this looks up rows, which are no weight.
@@ -116,8 +116,4 @@ def _gather(interpreter, eqn, values):
     w, *rest = values
     if not isinstance(w, LowPrecision) or w.ndim < 3:
         return NotImplemented
-    return [_moved(w, bind(eqn, [w.weight, *rest])[0], None)]
-
-
-def _moved(w, new, axis):
-    return dataclasses.replace(w, weight=new, rounded=None, axis=axis)
+    return [w.moved(bind(eqn, [w.weight, *rest])[0], None)]

@@ -3,7 +3,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._product import full_spec, names_of
-from ._contractions import Kind
+from ._dots import Kind
 
 
 def result(kind: Kind, stack: int, x: tuple, operand: tuple) -> tuple:

@@ -7,6 +7,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from ._delayed import Delayed
 from ._low_precision_product import Roundings
 from ._round_cotangent import round_cotangent, rounded_over
 
@@ -38,11 +39,20 @@ def rounded_conv(
 ) -> Float[Array, "..."]:
     """A convolution of rounded operands, in the dtype of `x`. Inputs and cotangents
     have scales for each sample, and filters for each output channel. The derivatives
-    are those of the rounded convolution, straight through the rounding."""
-    numbers = conv.params["dimension_numbers"]
-    rounded = lambda a, spec: rounded_over(
-        lax.stop_gradient(a), roundings.forward, spec[:1]
-    )
+    are those of the rounded convolution, straight through the rounding.
+
+    **Raises:**
+
+    A `ValueError` if scales are delayed.
+    """
+    numbers, forward = conv.params["dimension_numbers"], roundings.forward
+    if isinstance(forward, Delayed) or any(roundings.histories):
+        raise ValueError(
+            "Convolutions have scales of their own for each sample, so the formats of "
+            f"a filter should not be `Delayed`. Got {roundings}: leave it out by "
+            "`filter_spec`, or prepare it by a call of its own."
+        )
+    rounded = lambda a, spec: rounded_over(lax.stop_gradient(a), forward, spec[:1])
     w = w.astype(x.dtype)
     return _conv(
         x,

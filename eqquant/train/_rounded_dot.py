@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float
 
+from ._history import History
 from ._low_precision_product import product, Roundings
 from ._operand import Operand
 
@@ -24,6 +25,7 @@ def rounded_dot(
     roundings: Roundings,
     dtype: Any,
     packed: Operand | None = None,
+    history: History | None = None,
 ) -> Float[Array, "..."]:
     """`lax.dot_general` of rounded operands, in a dtype. Scales extend over all that is
     contracted. `packed` may be the second operand, rounded before, with its contracted
@@ -41,9 +43,19 @@ def rounded_dot(
     moved = lax.transpose(w, [*w_batch, *w_free, *w_contracted])
     right = moved.reshape(*stack, columns, depth)
     if packed is not None:
-        merged = lambda a: a.reshape(*stack, columns, a.shape[-1])
-        packed = Operand(jtu.tree_map(merged, packed.stored), packed.layout)
-    y = product(left, right, packed, len(stack), roundings)
+        lead = moved.shape[: moved.ndim - len(w_contracted)]
+
+        def merge(a):  # The scale of a matrix has size one in place of its rows.
+            a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
+            return a.reshape(*stack, columns, a.shape[-1])
+
+        packed = Operand(jtu.tree_map(merge, packed.stored), packed.layout)
+    if history is not None:
+        of_each = list(w_batch) == list(range(history.steps.ndim - 2))
+        history = history if of_each else history.merged()
+        wide = lambda a: jnp.broadcast_to(a, (*stack, *a.shape[-2:]))
+        history = jtu.tree_map(wide, history)
+    y = product(left, right, packed, len(stack), roundings, history)
     # (`x` has its axes in order now.)
     last = len(stack) + len(x_free)
     return y.reshape(*x.shape[:last], *[w.shape[i] for i in w_free])

@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import AbstractArrayLike, is_quantized
-from .._product import Axis
+from .._product import as_tuple, Axis
 from .._tree import (
     closed,
     decide,
@@ -23,7 +23,9 @@ from .._tree import (
     Unsupported,
 )
 from ..formats import AbstractFormat, Int8
-from ._checked import Backward, checked_backward, checked_format
+from ._checked import Backward, checked_backward, checked_format, checked_forward
+from ._delayed import Delayed
+from ._history import History
 from ._lora_array import LoRA
 from ._low_precision import is_low_precision, LowPrecision, plain
 from ._low_precision_product import Roundings
@@ -32,7 +34,7 @@ from ._low_precision_product import Roundings
 def tree_compute(
     model: PyTree,
     filter_spec: FilterSpec = True,
-    forward: AbstractFormat | str | None = Int8(),
+    forward: AbstractFormat | Delayed | str | None = Int8(),
     *,
     backward: Backward | tuple[Backward, Backward] = None,
     axis: Axis | Literal["auto"] = "auto",
@@ -66,8 +68,15 @@ def tree_compute(
     pass contracts an axis along which the weight or the inputs have scales, these are
     multiplied into the cotangent before it is rounded; so each operand is rounded once
     in a step. In other formats (blocks, [`eqquant.MXFP8`][], [`eqquant.NVFP4`][]), the
-    rounded operands are multiplied in the dtype of the inputs. All scales are those of
-    the array at hand ("current scaling").
+    rounded operands are multiplied in the dtype of the inputs. But where a program is
+    compiled for an NVIDIA GPU of compute capability 10.0 or more (Blackwell), those of
+    [`eqquant.MXFP8`][], [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] are multiplied as
+    they are in the forward pass, by `jax.lax.scaled_dot`, if blocks are whole and XLA
+    does not have to split the product over devices. (The backward pass contracts
+    other axes than those that blocks lie along.)
+
+    Scales are those of the array at hand ("current scaling"), or with
+    [`eqquant.train.Delayed`][] those of earlier steps.
 
     A product contracts the axes that it contracts, whatever their number and order.
     Convolutions have scales for each output channel of the filter, and for each sample
@@ -83,10 +92,12 @@ def tree_compute(
         `example`: as in [`eqquant.tree_quantize`][], which selects the same leaves and
         modules. So convolutions, `jnp.einsum`s and layers of other classes compute in
         fewer bits with an `example`, or with `unsupported="on_call"`.
-    - `forward`: the format of the weights and inputs, or its name. `None` undoes this:
-        it puts the weights back.
+    - `forward`: the format of the weights and inputs, or its name, or one with
+        [`eqquant.train.Delayed`][] scales. `None` undoes this: it puts the weights
+        back.
     - `backward`: what cotangents are rounded to: a format; a format at random, as
-        [`eqquant.train.Stochastic`][]; a dtype, such as `jnp.bfloat16`, which the other
+        [`eqquant.train.Stochastic`][]; a format with [`eqquant.train.Delayed`][]
+        scales; a dtype, such as `jnp.bfloat16`, which the other
         operand is rounded to as well; or nothing, with `None`. A pair of these is for
         the gradients of the inputs, and for those of the weights.
 
@@ -101,7 +112,7 @@ def tree_compute(
 
     The errors of [`eqquant.tree_quantize`][], except that weights need not be finite. A
     `ValueError` if a format does not round, or if `backward` is a tuple of another
-    length or a dtype of integers.
+    length, a dtype of integers, or a pair of different histories.
 
     ??? cite "Reference"
 
@@ -115,16 +126,17 @@ def tree_compute(
         Perez et al., 2023. (Scales of the array at hand.)
     """
     model = _undone(opened(model))
-    to_input, to_weight = checked_backward(backward)
+    backwards = checked_backward(backward)
     if forward is None:
         return closed(model)
+    format, rounding = checked_forward(forward)
     # The weight under an adapter is decided upon as if it had none.
     bare = jtu.tree_map(_base, model, is_leaf=_is_done)
     called = None if example is None else Example(example)
     decisions = decide(
         bare,
         filter_spec,
-        checked_format("forward", forward),
+        format,
         axis,
         min_size,
         embeddings,
@@ -133,7 +145,9 @@ def tree_compute(
         example=called,
         is_done=_is_done,
     )
-    new = [_low_precision(d, to_input, to_weight) for d in decisions]
+    # A rule may name another format.
+    as_given = lambda f: rounding if f == format else f
+    new = [_low_precision(d, as_given, backwards) for d in decisions]
     given = jtu.tree_leaves(model, is_leaf=_is_done)
     adapted = [_with_base(*pair) for pair in zip(given, new, strict=True)]
     callers = {id(module): False for d in decisions for module in d.on_call}
@@ -214,14 +228,26 @@ def _with_base(given, new):
     return dataclasses.replace(given, base=new) if _is_adapted(given) else new
 
 
-def _low_precision(decision: Decision, to_input, to_weight) -> Any:
+def _low_precision(decision: Decision, as_given, backwards) -> Any:
     if decision.format is None:
         return decision.leaf
     info = decision.info
     assert info is not None
     format = checked_format(f"forward` of `{info.path}", decision.format)
-    roundings = Roundings(format, to_input, to_weight)
-    return LowPrecision(decision.leaf, None, info.axis, roundings)
+    roundings = Roundings(as_given(format), *backwards)
+    history = None
+    if any(roundings.histories):
+        history = History.empty(_stack(info.shape, info.axis))
+    return LowPrecision(decision.leaf, None, info.axis, roundings, history)
+
+
+def _stack(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
+    """The sizes of the axes before those of one layer: what it contracts, and at least
+    one axis of its outputs."""
+    axes = as_tuple(axis)
+    first = -min(axes)
+    own = first + 1 if first == len(axes) else first
+    return shape[: max(0, len(shape) - own)]
 
 
 def _skeletons(decisions: Sequence[Decision], new: Sequence[Any]):

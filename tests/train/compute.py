@@ -18,8 +18,10 @@ import optax
 
 import eqquant as eqq
 from eqquant.demo import LanguageModel, standard_library, windows
-from eqquant.train import Stochastic, tree_compute
+from eqquant.train import Delayed, Stochastic, tree_compute, update_delayed
 
+
+e4m3, e5m2 = (eqq.FP8(dtype, scale="tensor") for dtype in ("e4m3", "e5m2"))
 
 # The arguments of `tree_compute` after the format forward.
 ways = {
@@ -31,6 +33,9 @@ ways = {
     "int8, inputs' gradients to the nearest": ("int8", ("int8", jnp.bfloat16)),
     "int8, weights' gradients to the nearest": ("int8", (jnp.bfloat16, "int8")),
     "fp8, backward in e5m2": (eqq.FP8(), eqq.FP8("e5m2")),
+    "fp8, one scale, backward in e5m2": (e4m3, e5m2),
+    "fp8, one delayed scale, backward in float32": (Delayed(e4m3), None),
+    "fp8, one delayed scale, backward in e5m2": (Delayed(e4m3), Delayed(e5m2)),
 }
 adam = optax.chain(optax.scale_by_adam(b2=0.95), optax.add_decayed_weights(0.1))
 
@@ -60,6 +65,7 @@ def loss(model, rows):
 def step(batch, model, state):
     rows, rate = batch
     value, gradients = eqx.filter_value_and_grad(loss)(model, rows)
+    model, gradients = update_delayed(model, gradients)
     params = eqx.filter(model, eqx.is_inexact_array)
     updates, state = adam.update(gradients, state, params)
     updates = jax.tree.map(lambda u: -rate * u, updates)
@@ -71,14 +77,15 @@ def started(name, **sizes):
     return model, adam.init(eqx.filter(model, eqx.is_inexact_array))
 
 
-def speed(repeats):
+def speed(repeats, width=768, depth=7, heads=12):
     """The shortest of some steps of each way, which take turns."""
     names = [*ways][0], [*ways][1], [*ways][3]
     rows = jr.randint(jr.key(1), (8, 257), 0, 256).astype(jnp.uint8)
     batch = rows, jnp.float32(1e-3)
     running = {}
     for name in names:
-        running[name] = started(name, width=768, depth=7, heads=12, key=jr.key(0))
+        sizes = dict(width=width, depth=depth, heads=heads)
+        running[name] = started(name, **sizes, key=jr.key(0))
     model, _ = running[names[0]]
     number = sum(a.size for a in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     print(f"{number / 1e6:.1f} million parameters, {rows[:, 1:].size} tokens a step")
@@ -92,17 +99,18 @@ def speed(repeats):
     first = min(seconds[names[0]][1:])
     for name in names:
         best = min(seconds[name][1:])
-        print(f"{name:40} {best:6.2f} s a step   {first / best:.2f} times as fast")
+        print(f"{name:44} {best:6.2f} s a step   {first / best:.2f} times as fast")
 
 
-def losses(steps, seeds, names):
+def losses(steps, seeds, names, width=128, depth=2, heads=4):
     """The loss after the training, above that of float32 with the same seed."""
     text = standard_library()
     train_text = jnp.asarray(text.train)
     held_out = jnp.asarray(windows(text.held_out, 256, 129))
 
     def train(name, seed):
-        model, state = started(name, width=128, depth=2, heads=4, key=jr.key(seed))
+        sizes = dict(width=width, depth=depth, heads=heads)
+        model, state = started(name, **sizes, key=jr.key(seed))
         for count in range(steps):
             key = jr.fold_in(jr.key(seed + 1000), count)
             starts = jr.randint(key, (8, 1), 0, train_text.size - 128)
@@ -113,11 +121,11 @@ def losses(steps, seeds, names):
         return float(eqx.filter_jit(loss)(model, held_out))
 
     base = [train("float32", seed) for seed in seeds]
-    print(f"{'float32':40}", *[f"{value:7.4f}" for value in base], flush=True)
+    print(f"{'float32':44}", *[f"{value:7.4f}" for value in base], flush=True)
     for name in names:
         over = [train(name, seed) - value for seed, value in zip(seeds, base)]
         text = [f"{value:+7.4f}" for value in over]
-        print(f"{name:40}", *text, f"  mean {np.mean(over):+.4f}", flush=True)
+        print(f"{name:44}", *text, f"  mean {np.mean(over):+.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import of_base, on_base, register_kernel
 from ._decoded import decoded
-from ._pallas import hopper
+from ._devices import hopper
 from ._plan import plan
 from ._product import product, unit_of
 from ._rows import by_eights, padded

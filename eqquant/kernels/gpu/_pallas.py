@@ -1,4 +1,3 @@
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,25 +73,3 @@ def store(ref: Any, y: Any) -> None:
         plgpu.store(ref, y, optimized=False)
     else:
         ref[...] = y
-
-
-def hopper() -> str | None:
-    """Why kernels for Hopper cannot be compiled, or `None`.
-
-    The device is the one that the abstract mesh in context names, or else the first GPU
-    of this process. A process without a GPU exports programs for others: it assumes
-    Hopper.
-    """
-    if jax.__version_info__ < (0, 11, 2):
-        return f"needs JAX 0.11.2 or newer, got {jax.__version__}"
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is not None and device.platform == "gpu":
-        kind, fits = device.device_kind, re.search(r"H\d{2,3}\b", device.device_kind)
-    elif jax.default_backend() == "gpu":
-        gpu = jax.devices()[0]
-        kind, fits = gpu.device_kind, gpu.compute_capability == "9.0"
-    else:
-        return None
-    if not fits:
-        return f"needs a GPU of compute capability 9.0, such as an H100, got {kind}"
-    return None
