@@ -133,6 +133,33 @@ def test_conv(groups):
     check(stats["weight"], value, 125)
 
 
+# Of weights that contract nothing but axes of size one.
+def test_one_input():
+    one = np.asarray(jr.normal(key, (8, 1)))
+    mlp = eqx.nn.MLP(1, 1, 6, depth=1, key=key)
+    stats = eqq.calibrate(apply, mlp, [one])
+    hidden = np.maximum(linear(mlp.layers[0], one), 0)
+    check(stats["layers.0.weight"], gram(one), 8)
+    check(stats["layers.1.weight"], gram(hidden), 8)
+    assert stats["layers.0.weight"].contracted == (1,)
+    assert stats.incomplete == ()
+    q = eqq.tree_quantize(mlp, eqq.Int4(64), min_size=0, stats=stats)
+    assert eqq.is_quantized(q.layers[0].weight)
+    w = {"w": jnp.ones((1, 5))}
+    found = eqq.calibrate(lambda m, x: x @ m["w"], w, [one])["w"]
+    check(found, gram(one), 8)
+    assert found.contracted == (0,)
+    conv = eqx.nn.Conv1d(4, 8, 1, groups=4, key=key)
+    signal = np.asarray(jr.normal(key, (2, 4, 9)))
+    found = eqq.calibrate(apply, conv, [signal])["weight"]
+    wanted = np.sum(np.float64(signal) ** 2, (0, 2))
+    assert found.rows.size == 4 and found.value.size == 4
+    np.testing.assert_allclose(found.value.ravel(), wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="`fn` should apply `model`"):
+        outer = lambda m, x: jnp.einsum("i,j->ij", m["v"], x[:, 0])
+        eqq.calibrate(outer, {"v": jnp.ones(5)}, [one])
+
+
 def test_axes():
     fn = lambda ws, x: [
         jnp.einsum("thd,hdo->to", x.reshape(8, 4, 4), ws["heads"]),
