@@ -15,7 +15,7 @@ from eqquant.demo import full
 
 
 def costs():
-    fn, model, windows = _call()
+    fn, model, windows = language_model()
     forward = eqx.filter_jit(fn)
     jax.block_until_ready(forward(model, windows))
     plain = np.median([_seconds(forward, model, windows) for _ in range(7)])
@@ -31,7 +31,7 @@ def costs():
     ours = _since(starts[0]) / number
     yield "time of calibrating, of that of the call", ours / plain, 3
     what = "memory above the call's, of the Grams and one more"
-    yield what, memory_above_the_call(), 1
+    yield what, memory_above_the_call(fn, model, windows), 1
     w = jr.normal(jr.key(1), (4096, 4096))
     x = jr.normal(jr.key(2), (8192, 4096)) * jnp.linspace(0.1, 2, 4096)
     gram = x.T @ x
@@ -39,17 +39,16 @@ def costs():
     yield "seconds of GPTQ of 4096 x 4096, compiling included", seconds, 60
 
 
-def memory_above_the_call():
+def memory_above_the_call(fn, model, batch):
     """In units of all Gram matrices and the largest of them once more."""
-    fn, model, windows = _call()
     arrays, static = eqx.partition(model, eqx.is_array)
     whole = jax.jit(lambda arrays, x: fn(eqx.combine(arrays, static), x))
-    before = _memory(whole.lower(arrays, windows).compile().memory_analysis())
+    before = _memory(whole.lower(arrays, batch).compile().memory_analysis())
     live = jax.extend.backend.get_backend().live_executables
     others, after = live(), []
 
     def batches():
-        yield windows
+        yield batch
         new = [program for program in live() if program not in others]
         after.extend(_memory(each.get_compiled_memory_stats()) for each in new)
 
@@ -58,7 +57,8 @@ def memory_above_the_call():
     return (max(after) - before) / (stats.nbytes + largest)
 
 
-def _call():
+def language_model():
+    """A function, a model, and a batch."""
     # (How long it takes and how much memory does not depend on the weights.)
     windows = jr.randint(jr.key(0), (64, full.window + 1), 0, 256).astype(jnp.uint8)
     fn = lambda model, windows: jax.vmap(model)(windows[:, :-1])

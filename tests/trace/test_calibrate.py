@@ -327,6 +327,20 @@ def test_sharded(kind):
     check(stats["layers.1.weight"], 2 * gram(hidden), 16)
 
 
+# Of rows with two axes: only if the first of them alone is split are they joined.
+@pytest.mark.parametrize("split", [("data",), (None, "data"), ("data", None, "model")])
+def test_sharded_rows_of_two_axes(split):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+    w = place(jr.normal(key, (2, 8, 6)), *split[2:])
+    rows = np.asarray(jr.normal(key, (8, 4, 2, 8)))
+    out = dict(out_sharding=P(*split[:2]))
+    fn = lambda m, x: jnp.einsum("bthc,hcn->btn", x, m["w"], **out)
+    with jax.set_mesh(mesh):
+        stats = eqq.calibrate(fn, {"w": w}, [place(rows, *split)] * 2)
+    check(stats["w"], 2 * gram(rows.reshape(32, 16)), 64)
+
+
 def test_what_is_lost():
     w = jr.normal(key, (16, 16))
     fn = lambda w, x: x @ jnp.sort(w["w"])
