@@ -75,6 +75,8 @@ def _dot(eqn, place, view, shape):
     )
     factors = merged([f for i in order for f in dims[i]])
     axes = tuple(f.axis for f in factors)
+    if dims and not axes:
+        axes = _of_size_one(shape)
     if not axes or min(axes) < 0 or len({*axes}) < len(axes):
         return None
     x = eqn.invars[1 - place].aval.shape
@@ -138,9 +140,14 @@ def _ragged(eqn, view, shape):
 def _axes(factors, shape):
     # Each of them has to be the whole of an axis.
     factors = merged(factors)
-    if not factors or any(f.axis < 0 or f.size != shape[f.axis] for f in factors):
+    if any(f.axis < 0 or f.size != shape[f.axis] for f in factors):
         return None
-    return tuple(f.axis for f in factors)
+    return tuple(f.axis for f in factors) or _of_size_one(shape) or None
+
+
+def _of_size_one(shape):
+    # What contracts nothing but axes of size one: it makes no difference which.
+    return tuple(i for i, n in enumerate(shape) if n == 1)[-1:]
 
 
 def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:

@@ -30,9 +30,9 @@ def moments(
     """What a product adds to the Gram of a leaf, with one matrix for each index of the
     axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
     `second`, or `x` if that is `None`. If rows `pick` their matrices, there is one for
-    each index of the axis along which they do. The axes of the rows are joined, unless
-    the arrays are `sharded`: XLA would gather what is split along other axes than the
-    first."""
+    each index of the axis along which they do. The axes of the rows are joined; but if
+    the arrays are `sharded`, only where types tell how. XLA would gather what is split
+    along other axes than the first."""
     x = _within(jnp.asarray(operands[met.other]), met)
     y = x if second is None else _within(second, met)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -70,7 +70,7 @@ def _moments(eqn, operands, met, diagonal, x, y, pick, sharded):
         gram = _ragged(x, y, sizes, 1, diagonal)
     elif name == "dot_general":
         columns, batch = met.columns, met.batch
-        if not sharded:
+        if not sharded or _is_split_first(x, met):
             x, y = (_as_matrices(a, met) for a in (x, y))
             columns, batch = (x.ndim - 1 - met.other,), tuple(range(len(batch)))
         gram = _gram(x, y, columns, batch, diagonal)
@@ -96,16 +96,27 @@ def _repeats(gram, met):
     return math.prod(n for n, dim in sizes if any(f.axis < 0 for f in dim))
 
 
+def _is_split_first(x, met):
+    # Whether rows, and columns, are known to be split along the first of their axes.
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty or sharding.mesh.auto_axes:
+        return False
+    rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
+    others = (*rest[1:], *met.columns[1:])
+    return all(sharding.spec[i] is None for i in others)
+
+
 def _as_matrices(x, met):
     """The other operand of a product as `*batch rows k`, or as `*batch k rows` if it is
     the second. XLA:CPU brings the operands of products into this order. Of one axis of
     rows, it then needs no copy in another order for `x^T x`."""
     rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
     axes = (met.columns, rest) if met.other else (rest, met.columns)
-    lead = [x.shape[i] for i in met.batch]
-    sizes = [math.prod(x.shape[i] for i in each) for each in axes]
-    x = lax.transpose(x, (*met.batch, *axes[0], *axes[1]))
-    return x.reshape(*lead, *sizes)
+    groups = [*([i] for i in met.batch), *axes]
+    sizes = [math.prod(x.shape[i] for i in each) for each in groups]
+    place = _placed(x, [each[0] if each else None for each in groups])
+    x = lax.transpose(x, [i for each in groups for i in each])
+    return lax.reshape(x, sizes, out_sharding=place)
 
 
 def _gram(x, y, columns, batch, diagonal):
@@ -215,6 +226,13 @@ def _whole(x, rank):
     mesh = jax.typeof(x).sharding.mesh
     spec = PartitionSpec(*[None] * rank)
     return NamedSharding(mesh, spec) if mesh.explicit_axes else None
+
+
+def _placed(x, axes):
+    # Where an array is whose axes are split as these are of `x`.
+    sharding = jax.typeof(x).sharding
+    spec = PartitionSpec(*[None if i is None else sharding.spec[i] for i in axes])
+    return sharding.update(spec=spec) if sharding.mesh.explicit_axes else None
 
 
 def _gathered(x):

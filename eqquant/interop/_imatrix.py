@@ -19,7 +19,11 @@ _most_entries = 2**16
 
 
 def read_imatrix(
-    path: str | os.PathLike[str], rename: Any = None, *, axis: int = -1
+    path: str | os.PathLike[str],
+    rename: Any = None,
+    *,
+    axis: int = -1,
+    chunk_size: int = _rows_of_chunk,
 ) -> Statistics:
     """Reads an importance matrix of llama.cpp: the mean squares of what each weight is
     multiplied with, which are diagonals of Gram matrices.
@@ -40,6 +44,12 @@ def read_imatrix(
         paths of a model, as for [`eqquant.interop.load_into`][].
     - `axis`: the axis of the weights that products contract: -1 for `(out, in)`
         matrices, -2 for `(in, out)`.
+    - `chunk_size`: how many tokens a chunk had, which is the context that
+        `llama-imatrix` ran with (`-c`). A file of the older kind counts chunks and does
+        not say how large they were; files of GGUF count tokens, and this is ignored.
+        It scales the `rows` of an [`eqquant.Gram`][], not the means: so it matters
+        where a file is added to other statistics, and where there were fewer rows than
+        inputs, since these then count less, with a warning.
 
     **Returns:**
 
@@ -52,8 +62,12 @@ def read_imatrix(
     """
     if axis not in (-1, -2):
         raise ValueError(f"`axis` should be -1 or -2. Got {axis!r}.")
+    if chunk_size < 1:
+        raise ValueError(
+            f"`chunk_size` should be a positive number of tokens. Got {chunk_size!r}."
+        )
     found = {}
-    for name, (sums, counts) in _read(path).items():
+    for name, (sums, counts) in _read(path, chunk_size).items():
         bad = not np.all(np.isfinite(sums)) or np.any(sums < 0)
         if bad or not np.all(np.isfinite(counts)) or np.any(counts < 0):
             raise _error(
@@ -135,12 +149,12 @@ def write_imatrix(
     write_gguf(path, tensors, metadata)
 
 
-def _read(path) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+def _read(path, chunk_size) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     # The sums of squares of each tensor, and the numbers of rows: `e k` and `e`.
     file = MappedFile(path)
     try:
         if file.start(4) != gguf_magic:
-            return _read_old(path, file)
+            return _read_old(path, file, chunk_size)
     finally:
         file.close()
     container = open_container(path)
@@ -179,7 +193,7 @@ def _of_tensors(path, tensors):
     return found
 
 
-def _read_old(path, file):
+def _read_old(path, file, chunk_size):
     # Means of squares, times the number of chunks, which is there, too.
     cursor = Cursor(file.map(0, file.size).data if file.size else memoryview(b""))
     found = {}
@@ -204,8 +218,8 @@ def _read_old(path, file):
                     stacklevel=4,
                 )
                 continue
-            rows = np.float32(chunks * _rows_of_chunk)
-            found[name] = values[None] * _rows_of_chunk, np.full(1, rows)
+            rows = np.float32(chunks * chunk_size)
+            found[name] = values[None] * np.float32(chunk_size), np.full(1, rows)
     except ValueError as e:
         raise _error(path, str(e)) from e
     return found

@@ -80,9 +80,15 @@ def test_read_the_older_kind(tmp_path):
     path = tmp_path / "imatrix.dat"
     path.write_bytes(old({"a.weight": (7, 7 * means), "b.weight": (0, 0 * means)}))
     stats = read_imatrix(path)
-    gram = stats["a.weight"]
-    np.testing.assert_allclose(gram.value[0] / gram.rows[0], means, rtol=1e-6)
+    np.testing.assert_allclose(stats["a.weight"].value[0], 7 * 512 * means, rtol=1e-6)
+    np.testing.assert_array_equal(stats["a.weight"].rows, 7 * 512)
     np.testing.assert_array_equal(stats["b.weight"].value, 1)
+    # The size of a chunk is not there. With small ones, there were few rows.
+    small = read_imatrix(path, chunk_size=8)
+    assert "a.weight" not in stats.few_rows and "a.weight" in small.few_rows
+    np.testing.assert_allclose(small["a.weight"].value[0], 7 * 8 * means, rtol=1e-6)
+    with pytest.raises(ValueError, match="`chunk_size`"):
+        read_imatrix(path, chunk_size=0)
     path.write_bytes(
         old({"a.weight": (7, means), "blk.0.ffn_up_exps.weight": (7, means)})
     )
@@ -223,7 +229,8 @@ def test_files_of_llama_imatrix():
     stats = read_imatrix(of_llama_cpp)
     tensors = {x.name: x.data for x in gguf.GGUFReader(of_llama_cpp).tensors}
     assert len(stats) == 7 * 3 + 1
-    older = read_imatrix(of_llama_cpp.with_suffix(".dat"))
+    # (It was run with a context of 128.)
+    older = read_imatrix(of_llama_cpp.with_suffix(".dat"), chunk_size=128)
     assert {*older} == {*stats}
     for name in stats:
         found, before = stats[name], older[name]
@@ -231,8 +238,8 @@ def test_files_of_llama_imatrix():
             np.ravel(found.value), np.ravel(tensors[f"{name}.in_sum2"])
         )
         assert found.rows.ravel() == tensors[f"{name}.counts"].ravel() == 20 * 128
-        means = [x.value.ravel() / x.rows.ravel() for x in (found, before)]
-        np.testing.assert_allclose(*means, rtol=1e-6)
+        np.testing.assert_array_equal(found.rows, before.rows)
+        np.testing.assert_allclose(found.value, before.value, rtol=1e-6)
 
 
 @pytest.mark.thorough

@@ -133,6 +133,33 @@ def test_conv(groups):
     check(stats["weight"], value, 125)
 
 
+# Of weights that contract nothing but axes of size one.
+def test_one_input():
+    one = np.asarray(jr.normal(key, (8, 1)))
+    mlp = eqx.nn.MLP(1, 1, 6, depth=1, key=key)
+    stats = eqq.calibrate(apply, mlp, [one])
+    hidden = np.maximum(linear(mlp.layers[0], one), 0)
+    check(stats["layers.0.weight"], gram(one), 8)
+    check(stats["layers.1.weight"], gram(hidden), 8)
+    assert stats["layers.0.weight"].contracted == (1,)
+    assert stats.incomplete == ()
+    q = eqq.tree_quantize(mlp, eqq.Int4(64), min_size=0, stats=stats)
+    assert eqq.is_quantized(q.layers[0].weight)
+    w = {"w": jnp.ones((1, 5))}
+    found = eqq.calibrate(lambda m, x: x @ m["w"], w, [one])["w"]
+    check(found, gram(one), 8)
+    assert found.contracted == (0,)
+    conv = eqx.nn.Conv1d(4, 8, 1, groups=4, key=key)
+    signal = np.asarray(jr.normal(key, (2, 4, 9)))
+    found = eqq.calibrate(apply, conv, [signal])["weight"]
+    wanted = np.sum(np.float64(signal) ** 2, (0, 2))
+    assert found.rows.size == 4 and found.value.size == 4
+    np.testing.assert_allclose(found.value.ravel(), wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="`fn` should apply `model`"):
+        outer = lambda m, x: jnp.einsum("i,j->ij", m["v"], x[:, 0])
+        eqq.calibrate(outer, {"v": jnp.ones(5)}, [one])
+
+
 def test_axes():
     fn = lambda ws, x: [
         jnp.einsum("thd,hdo->to", x.reshape(8, 4, 4), ws["heads"]),
@@ -298,6 +325,20 @@ def test_sharded(kind):
         stats = eqq.calibrate(fn, mlp, [jax.device_put(x, split)] * 2)
     check(stats["layers.0.weight"], 2 * gram(x), 16)
     check(stats["layers.1.weight"], 2 * gram(hidden), 16)
+
+
+# Of rows with two axes: only if the first of them alone is split are they joined.
+@pytest.mark.parametrize("split", [("data",), (None, "data"), ("data", None, "model")])
+def test_sharded_rows_of_two_axes(split):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+    w = place(jr.normal(key, (2, 8, 6)), *split[2:])
+    rows = np.asarray(jr.normal(key, (8, 4, 2, 8)))
+    out = dict(out_sharding=P(*split[:2]))
+    fn = lambda m, x: jnp.einsum("bthc,hcn->btn", x, m["w"], **out)
+    with jax.set_mesh(mesh):
+        stats = eqq.calibrate(fn, {"w": w}, [place(rows, *split)] * 2)
+    check(stats["w"], 2 * gram(rows.reshape(32, 16)), 64)
 
 
 def test_what_is_lost():
