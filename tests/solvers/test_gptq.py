@@ -142,6 +142,22 @@ def test_passes_improve():
     assert errors[0] > errors[1] > errors[2]
 
 
+# The scales that are best at first need not be so in the end, most of all if there are
+# few levels and few directions of the inputs.
+def test_tries_by_levels():
+    h = jnp.asarray(oracle.gram(oracle.inputs("few", k)))
+    v = normal(64, k, seed=5)
+
+    def solved(format, **how):
+        stored = eqq.GPTQ(**how).solve(v, format, h)
+        return np.asarray(Layout(format).decode(stored))
+
+    two, four = eqq.Int(2, 64, "minimum"), eqq.Int4(64)
+    lost = [np.sum(oracle.error(v, solved(two, **t), h)) for t in ({}, {"tries": 8})]
+    assert lost[0] < 0.95 * lost[1]
+    np.testing.assert_array_equal(solved(four), solved(four, tries=8))
+
+
 def test_a_diagonal_is_a_search():
     d = jnp.asarray(np.linspace(1, 9, k), jnp.float32)
     one = eqq.GPTQ().solve(w, eqq.NF4(64), d)
