@@ -1,4 +1,3 @@
-import functools as ft
 import math
 
 import jax
@@ -11,7 +10,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Shaped
 
 from ..formats import AbstractFormat, Layout, Stored
-from ..kernels import choose, platforms, Problem, Product
+from ..kernels import choose, platforms, Problem, Product, run_compiled
 from ._partition import (
     as_declared,
     by_compiler,
@@ -99,17 +98,7 @@ def _bind(x, *leaves, **params):
 # Why a primitive? A `custom_vjp` has no forward mode, a `custom_vmap` has no transpose,
 # and `vmap` of a plain function would read the weight once for each row of the batch.
 qmatmul_p = Primitive("qmatmul")
-
-
-@qmatmul_p.def_impl
-def _impl(*operands, **params):
-    with jax.disable_jit(False):  # or this would call itself
-        return _compiled(**params)(*operands)
-
-
-@ft.cache
-def _compiled(**params):
-    return jax.jit(ft.partial(qmatmul_p.bind, **params))
+run_compiled(qmatmul_p)
 
 
 @qmatmul_p.def_abstract_eval

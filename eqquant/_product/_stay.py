@@ -1,12 +1,12 @@
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from ..kernels import run_compiled
 from ._partition import known_to_compiler
 
 
@@ -17,10 +17,8 @@ def stay(a: Array, declared: NamedSharding) -> Array:
 
 
 stay_p = Primitive("stay")
-stay_p.def_impl(lambda a, *, sharding: _compiled(a, sharding))
+run_compiled(stay_p)
 stay_p.def_abstract_eval(lambda a, *, sharding: a)
-
-_compiled = jax.jit(stay, static_argnums=1)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, a: Any, *, sharding: NamedSharding) -> Any:

@@ -4,6 +4,7 @@
 a kernel is chosen), and `_reference` is the product that every format has on every
 platform. `_finite` and `_digits` hold what kernels of several backends share: exact
 results where a fast kernel overflows, and the splitting of inputs into 8-bit digits.
+`_eager` is how primitives run outside of `jax.jit`.
 
 Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64), `gpu` and
 `tpu` (Pallas). The table knows no backend: a backend registers its kernels when it is
@@ -20,6 +21,7 @@ of the package decorates with `eqquant.register_kernel` in the same way.
 """
 
 from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
+from ._eager import run_compiled as run_compiled
 from ._problem import Problem as Problem, Product as Product
 from ._table import (
     Choice as Choice,

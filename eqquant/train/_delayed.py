@@ -32,7 +32,8 @@ class Delayed(eqx.Module):
     The scale is the smallest power of two with which that value is within the format.
     Larger numbers than that become the largest number of the format. Infinities and NaN
     become NaN. An operand of which nothing has been seen yet (in the first step, or if
-    it was zero) has the scale that suits itself.
+    it was zero) has the scale that suits itself; within `jax.vmap`, these are scales
+    for each of what is mapped.
 
     [`eqquant.train.update_delayed`][] has to be called once in a step: it moves what
     the operands were to the weights.

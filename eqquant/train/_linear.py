@@ -1,5 +1,4 @@
 import dataclasses
-import functools as ft
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from .._product import by_types, codes_of, vary_together
+from ..kernels import run_compiled
 from ._contractions import contract, transposes
 from ._dots import Kind
 from ._operand import Operand, Rounding
@@ -65,17 +65,7 @@ def linear(
 # where `vmap` maps a function of one row, and its own rounding has to be part of it.
 # With `custom_vjp`, `vmap` would multiply row by row, and there is no forward mode.
 linear_p = Primitive("rounded_product")
-
-
-@linear_p.def_impl
-def _impl(*operands, **params):
-    with jax.disable_jit(False):  # or this would call itself
-        return _compiled(**params)(*operands)
-
-
-@ft.cache
-def _compiled(**params):
-    return jax.jit(ft.partial(linear_p.bind, **params))
+run_compiled(linear_p)
 
 
 @linear_p.def_abstract_eval

@@ -1,8 +1,6 @@
-import functools as ft
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
@@ -12,7 +10,7 @@ from jaxtyping import Array, Float, Shaped
 
 from .._product import codes_of, vary_together
 from ..formats import from_bits, MXFP4, MXFP8, NVFP4, reciprocal
-from ..kernels import blackwell
+from ..kernels import blackwell, run_compiled
 from ._dots import dims_of, floats
 from ._operand import Operand
 
@@ -52,17 +50,7 @@ def microscaled(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, 
 # A primitive, since `vmap` of `lax.scaled_dot` would repeat a weight that is the same
 # for all, and since only when it is lowered it is known what a program is for.
 microscaled_p = Primitive("microscaled_product")
-
-
-@microscaled_p.def_impl
-def _impl(*leaves, **params):
-    with jax.disable_jit(False):  # or this would call itself
-        return _compiled(**params)(*leaves)
-
-
-@ft.cache
-def _compiled(**params):
-    return jax.jit(ft.partial(microscaled_p.bind, **params))
+run_compiled(microscaled_p)
 
 
 @microscaled_p.def_abstract_eval
@@ -121,8 +109,10 @@ def _is_for_one(module):
     if len(module.platforms) != 1:
         return False
     context = module.axis_context
-    if hasattr(context, "num_devices"):
+    if isinstance(context, mlir.ShardingContext):
         return context.num_devices == 1
+    if not isinstance(context, mlir.SPMDAxisContext):
+        return False
     mesh = context.mesh
     return mesh.size == 1 or set(context.manual_axes) == set(mesh.axis_names)
 

@@ -338,6 +338,13 @@ def test_narrow_inputs_and_not_finite():
     assert np.all(np.isnan(dw))
 
 
+def test_disabled_jit():
+    with jax.disable_jit():
+        found = pullback(x, w, ct, "int8", "int8")
+    for a, b in zip(found, pullback_jit(x, w, ct, "int8", "int8"), strict=True):
+        assert_near(a, b)
+
+
 # More than a sum in 32 bits holds.
 def test_many_rows():
     rows = 140_000

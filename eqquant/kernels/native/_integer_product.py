@@ -11,6 +11,7 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array, Float, Int8 as Int8Array
 
 from ...formats import Int8, Layout
+from .._eager import run_compiled
 from .._problem import Problem
 from ..cpu._tuning import multiplies_integers
 from . import _library as library
@@ -39,12 +40,7 @@ _most = (2**31 - 1) // 127**2
 
 # (So that `vmap` gives it more rows.)
 integer_product_p = Primitive("integer_product")
-integer_product_p.def_impl(lambda *args, **params: _compiled(**params)(*args))
-
-
-@ft.cache
-def _compiled(**params):
-    return jax.jit(ft.partial(integer_product_p.bind, **params))
+run_compiled(integer_product_p)
 
 
 @integer_product_p.def_abstract_eval
