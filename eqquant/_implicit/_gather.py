@@ -1,77 +1,32 @@
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
+from jaxtyping import Array
 
-from .._array import (
-    axis_from_end,
-    blocked_axes,
-    is_quantized,
-    leading_axes,
-    permuted,
-    QuantizedArray,
-)
+from .._array import axis_from_end, blocked_axes, leading_axes, QuantizedArray
 from ..formats import AbstractScaled
-from ._table import add_rule
+from ._moves import Gather
 
 
-# The rule for gathers along one leading axis, which read only the selected entries.
-# Rows of a matrix are decoded; weights of a stack stay packed.
-
-
-@add_rule("gather")
-def _gather(interpreter, eqn, values):
-    q, indices = values
-    params = eqn.params
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    if not is_quantized(q) or numbers.operand_batching_dims:
-        return NotImplemented
-    # Exactly one axis should be indexed, with slices of size one.
-    cut = [i for i in range(q.ndim) if sizes[i] != q.shape[i]]
-    cut = cut or [i for i in numbers.collapsed_slice_dims]
-    if len(cut) != 1 or cut[0] not in leading_axes(q) or sizes[cut[0]] != 1:
-        return NotImplemented
-    (axis,) = cut
-    fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    if axis not in numbers.start_index_map:
-        return NotImplemented
-    if fills and len(numbers.start_index_map) != 1:
-        return NotImplemented
-    if set(numbers.collapsed_slice_dims) - {axis}:
-        return NotImplemented
-    ids = indices[..., numbers.start_index_map.index(axis)]
+def gathered(q: QuantizedArray, move: Gather) -> QuantizedArray | Array | None:
+    """The selected entries of a leading axis; only these are read. Rows of a matrix are
+    decoded; weights of a stack stay packed. `None` if neither is possible."""
+    axis, size = move.axis, q.shape[move.axis]
+    fills = move.mode == lax.GatherScatterMode.FILL_OR_DROP
+    if axis not in leading_axes(q) or (fills and move.indices.shape[-1] != 1):
+        return None
+    ids = move.indices[..., move.column].reshape(move.shape)
     ids = ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)
-    keeps = axis not in numbers.collapsed_slice_dims
-
-    # Taking `ids` along `axis` puts their axes in its place: permute the result to the
-    # order of the gather.
-    batch = ids.ndim
-    rank = batch + q.ndim - (not keeps)
-    batch_axes = [i for i in range(rank) if i not in numbers.offset_dims]
-    offsets = iter(sorted(numbers.offset_dims))
-    axes = []
-    for i in range(q.ndim):
-        if i == axis:
-            axes += batch_axes
-        if i != axis or keeps:
-            axes.append(next(offsets))
-    order = [axes.index(i) for i in range(rank)]
-    ids = ids[..., None] if keeps else ids
-
-    if q.ndim == 2 and q.axis in (-1, -2):
-        # (With blocks along axis 0, the rows are the columns of `q`.)
-        rows = (q if q.axis == -1 else q.mT)[jnp.clip(ids, 0, q.shape[axis] - 1)]
-        if q.axis == -2:
-            rows = jnp.moveaxis(rows, -1, 0)
-        if fills:
-            rows = _filled(rows, ids, q, axis, params["fill_value"])
-        return [rows.transpose(order)]
-    picked = _picked(q, ids, axis, fills, params["fill_value"])
-    if picked is None:
-        return NotImplemented
-    new = permuted(picked, order)
-    return NotImplemented if new is None else [new]
+    if q.ndim != 2 or q.axis not in (-1, -2):
+        return _picked(q, ids, axis, fills, move.fill_value)
+    # (With blocks along axis 0, the rows are the columns of `q`.)
+    rows: Any = (q if q.axis == -1 else q.mT)[jnp.clip(ids, 0, size - 1)]
+    if q.axis == -2:
+        rows = jnp.moveaxis(rows, -1, 0)
+    return _filled(rows, ids, q, axis, move.fill_value) if fills else rows
 
 
 def _filled(rows, ids, q, axis, value):

@@ -18,7 +18,19 @@ from .._array import (
     reshaped_leading,
     take_along,
 )
+from ._gather import gathered
 from ._interpreter import bind
+from ._moves import (
+    Broadcast,
+    DynamicSlice,
+    Gather,
+    joining,
+    moves_of,
+    moving,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from ._table import add_rule
 
 
@@ -53,148 +65,111 @@ def _convert(interpreter, eqn, values):
     return [q.astype(dtype)]
 
 
-@add_rule("transpose")
-def _transpose(interpreter, eqn, values):
-    (q,) = values
-    new = permuted(q, eqn.params["permutation"])
-    return NotImplemented if new is None else [new]
-
-
-@add_rule("reshape")
-def _reshape(interpreter, eqn, values):
-    q, *sizes = values
-    params = eqn.params
-    if sizes or params["dimensions"] is not None or params["sharding"] is not None:
+@add_rule(*moving)
+def _move(interpreter, eqn, values):
+    q, *others = values
+    if not is_quantized(q) or any(map(is_quantized, others)):
         return NotImplemented
-    return _reshaped(q, eqn.params["new_sizes"])
+    if eqn.params.get("sharding") is not None:
+        return NotImplemented
+    found = [
+        None if moves is None else _moved(q, moves)
+        for moves in moves_of(eqn, 0, values)
+    ]
+    return NotImplemented if any(new is None for new in found) else found
 
 
-@add_rule("squeeze")
-def _squeeze(interpreter, eqn, values):
-    (q,) = values
-    return _reshaped(q, eqn.outvars[0].aval.shape)
+def _moved(q, moves):
+    for move in moves:
+        q = _rules[type(move)](q, move)
+        if q is None:
+            break
+    return q
 
 
-def _reshaped(q, shape):
-    if tuple(shape) == q.shape:
-        return [q]
+def _transpose(q, move):
+    # (What was gathered may be dense.)
+    return permuted(q, move.order) if is_quantized(q) else q.transpose(move.order)
+
+
+def _reshape(q, move):
+    shape = move.shape
+    if shape == q.shape:
+        return q
     blocked = blocked_axes(q)
     start, stop = blocked[0], blocked[-1] + 1
     before, inside = math.prod(q.shape[:start]), math.prod(q.shape[start:stop])
     if stop - start != len(blocked) or q.size == 0:
-        return NotImplemented
+        return None
     # The blocked axes must keep the number of elements before them and among them. Axes
     # of size one next to them become leading axes where possible.
     ends = np.cumprod([1, *shape])
     starts = np.flatnonzero(ends == before)
     stops = np.flatnonzero(ends == before * inside)
     if len(starts) == 0 or len(stops) == 0 or starts[-1] >= stops[-1]:
-        return NotImplemented
+        return None
     start = int(starts[-1])
     stop = int(stops[stops > start][0])
     lead = (*shape[:start], *shape[stop:])
     if len(lead) == 0:
-        return [q.dequantize().reshape(shape)]
+        return q.dequantize().reshape(shape)
     new = reshaped_leading(q, lead)
     axis = axis_from_end(range(start, stop), len(shape))
-    inner = tuple(shape[start + 1 : stop])
-    return [dataclasses.replace(new, axis=axis, inner=inner)]
+    return dataclasses.replace(new, axis=axis, inner=shape[start + 1 : stop])
 
 
-@add_rule("broadcast_in_dim")
-def _broadcast(interpreter, eqn, values):
-    q, *sizes = values
-    shape = eqn.params["shape"]
-    dims = [int(i) for i in eqn.params["broadcast_dimensions"]]  # may be NumPy's
+def _broadcast(q, move):
+    shape, dims = move
     blocked = blocked_axes(q)
-    if sizes or eqn.params["sharding"] is not None:
-        return NotImplemented
     if any(shape[dims[i]] != q.shape[i] for i in blocked):
-        return NotImplemented
+        return None
     if q.ndim == 1 and math.prod(shape) != q.size:
-        return NotImplemented  # repeats a vector, which has no leading axes
+        return None  # repeats a vector, which has no leading axes
     axes = [dims[i] for i in blocked]
     lead = [i for i in range(len(shape)) if i not in axes]
     places = tuple(lead.index(dims[i]) for i in leading_axes(q))
     new = broadcast_leading(q, tuple(shape[i] for i in lead), places)
-    return [dataclasses.replace(new, axis=axis_from_end(axes, len(shape)))]
+    return dataclasses.replace(new, axis=axis_from_end(axes, len(shape)))
 
 
-@add_rule("slice")
-def _slice(interpreter, eqn, values):
-    (q,) = values
-    strides = eqn.params["strides"] or (1,) * q.ndim
-    start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
-    for i in range(q.ndim):
-        if (start[i], limit[i], strides[i]) == (0, q.shape[i], 1):
-            continue
-        if i not in leading_axes(q):
-            return NotImplemented
-        cut = lambda a, axis, i=i: lax.slice_in_dim(
-            a, start[i], limit[i], strides[i], axis
-        )
-        q = along(q, i, cut)
-    return [q]
-
-
-@add_rule("dynamic_slice")
-def _dynamic_slice(interpreter, eqn, values):
-    q, *starts = values
-    sizes = eqn.params["slice_sizes"]
-    if not is_quantized(q) or len(starts) != q.ndim:
-        return NotImplemented
-    for i in range(q.ndim):
-        if sizes[i] == q.shape[i]:
-            continue
-        if i not in leading_axes(q):
-            return NotImplemented
-        q = take_along(q, i, starts[i], sizes[i])
-    return [q]
-
-
-@add_rule("split")
-def _split(interpreter, eqn, values):
-    (q,) = values
-    axis, sizes = eqn.params["axis"], eqn.params["sizes"]
+def _slice(q, move):
+    axis, start, size, step = move
     if axis not in leading_axes(q):
-        return NotImplemented
-    stops = np.cumsum(sizes).tolist()
-    return [take_along(q, axis, i - int(n), int(n)) for i, n in zip(stops, sizes)]
+        return None
+    stop = start + (size - 1) * step + 1 if size > 0 else start
+    return along(q, axis, lambda a, i: lax.slice_in_dim(a, start, stop, step, i))
 
 
-@add_rule("unstack")
-def _unstack(interpreter, eqn, values):
-    (q,) = values
-    axis = eqn.params["axis"]
-    if axis not in leading_axes(q):
-        return NotImplemented
-    shape = q.shape[:axis] + q.shape[axis + 1 :]
-    outs = [_reshaped(take_along(q, axis, i, 1), shape) for i in range(q.shape[axis])]
-    return NotImplemented if NotImplemented in outs else [out for (out,) in outs]
+def _dynamic_slice(q, move):
+    axis, start, size = move
+    return take_along(q, axis, start, size) if axis in leading_axes(q) else None
 
 
-@add_rule("stack")
-def _stack(interpreter, eqn, values):
-    axis, shape = eqn.params["axis"], list(eqn.outvars[0].aval.shape)
-    shape[axis] = 1
+_rules = {
+    Broadcast: _broadcast,
+    DynamicSlice: _dynamic_slice,
+    Gather: gathered,
+    Reshape: _reshape,
+    Slice: _slice,
+    Transpose: _transpose,
+}
+
+
+@add_rule(*joining)
+def _join(interpreter, eqn, values):
     if not all(map(is_quantized, values)) or values[0].ndim == 1:
         return NotImplemented
-    expanded = [_reshaped(q, shape) for q in values]
-    if NotImplemented in expanded:
+    each = [joining[eqn.primitive.name](eqn, i) for i in range(len(values))]
+    parts = [_moved(q, before) for q, (*before, _) in zip(values, each, strict=True)]
+    if any(part is None for part in parts):
         return NotImplemented
-    return concatenated([q for (q,) in expanded], axis)
-
-
-@add_rule("concatenate")
-def _concatenate(interpreter, eqn, values):
-    return concatenated(values, eqn.params["dimension"])
+    *_, join = each[0]
+    return concatenated(parts, join.axis)
 
 
 def concatenated(values, axis):
-    if not is_quantized(values[0]):
-        return NotImplemented
     first, *rest = values
-    if not all(map(is_quantized, values)) or axis not in leading_axes(first):
+    if axis not in leading_axes(first):
         return NotImplemented
     if any(_kind(q) != _kind(first) for q in rest):
         return NotImplemented

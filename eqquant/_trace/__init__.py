@@ -1,16 +1,17 @@
 """What a program does with its operands: which products they enter, and what these
 multiply them with.
 
-`_view` knows which values of a program are an operand but for the order of its axes,
-and `_meeting` how such a value enters a product. `_uses` walks through a program.
-`_capture` runs one and adds up what the products multiply operands with (`_moments`),
-for `calibrate` and `Sequential`, which read off a walk what there is to be summed
-(`_plan`). `_calls` traces and compiles what they run, and `_folds` finds which arrays
-could take a scale of the inputs of others.
+`_view` says which values of a program are an operand but for the order of its axes,
+`_follow` what primitives make of such a value, and `_meeting` how it enters a product.
+`_uses` walks through a program. `_capture` runs one and adds up what the products
+multiply operands with (`_moments`), for `calibrate` and `Sequential`, which read off a
+walk what there is to be summed (`_plan`). `_calls` traces and compiles what they run,
+and `_folds` finds which arrays could take a scale of the inputs of others.
 
 May import `_implicit` and the rooms below it.
 
-To follow a leaf through another primitive, add it to `follow` in `_view.py`.
+To follow a leaf through another primitive, say in `_moves.py` of `_implicit` what it
+does.
 """
 
 from ._calibrate import calibrate as calibrate

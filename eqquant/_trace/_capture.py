@@ -10,12 +10,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
+from ._follow import changed, follow
 from ._inner import body_of, calls, is_kept
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
 from ._pieces import placed
 from ._uses import joint, with_view
-from ._view import changed, chosen, follow, View
+from ._view import chosen, View
 
 
 # A leaf by its number, and the axes that are contracted.

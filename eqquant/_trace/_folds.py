@@ -8,9 +8,10 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from .._implicit import opened, sizes_of_scan
 from ._capture import Slot
+from ._follow import follow
 from ._inner import body_of, calls, is_kept
 from ._meeting import meeting
-from ._view import chosen, Factor, follow, repeated, View, whole
+from ._view import chosen, Factor, repeated, View, whole
 
 
 # Inputs may be divided by a scale for each channel, and the weights that they are

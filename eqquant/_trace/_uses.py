@@ -9,9 +9,10 @@ import jax.tree_util as jtu
 from jax.extend.core import ClosedJaxpr, Literal
 
 from .._implicit import opened, sizes_of_scan
+from ._follow import changed, follow
 from ._inner import body_of, calls, is_kept
 from ._meeting import lead, meeting, products, stacked
-from ._view import anywhere, changed, chosen, follow, Index, View, whole
+from ._view import anywhere, chosen, Index, View, whole
 
 
 @dataclasses.dataclass(frozen=True)

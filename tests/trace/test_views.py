@@ -13,7 +13,7 @@ from eqquant._trace import uses
 
 # What the trace takes for a product over a whole axis of a weight, and what `implicit`
 # computes from the packed codes of an array that is quantized along this axis, are the
-# same: they have rules of their own for what a view of a weight is.
+# same.
 
 
 def scan(w, x):
@@ -76,6 +76,15 @@ programs = {
     ),
     "one of a stack": (lambda w, x: x @ w[2], cube),
     "unstacked": (lambda w, x: [x @ a for a in w], cube),
+    "split stack": (lambda w, x: [x @ a[0] for a in jnp.split(w, 4)], cube),
+    "inner axis unstacked": (
+        lambda w, x: [x @ a for a in jnp.unstack(w, axis=1)],
+        (16, 3, 24),
+    ),
+    "inner axis gathered": (
+        lambda w, x: jnp.einsum("td,dto->to", x, w[:, ids]),
+        (16, 4, 24),
+    ),
     "gathered": (lambda w, x: jnp.einsum("td,tdo->to", x, w[ids]), cube),
     "mapped": (lambda w, x: jax.vmap(lambda w: x @ w)(w), cube),
     "experts": (lambda w, x: lax.ragged_dot(x, w, sizes), cube),

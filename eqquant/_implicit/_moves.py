@@ -1,0 +1,226 @@
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+
+# What primitives that only move numbers do to an array, in few terms: the one place
+# that knows which these are. `implicit` does the same to packed arrays, and `_trace` to
+# views of the leaves of a model.
+#
+# Axes of primitives may be NumPy's integers; those of moves are not.
+#
+# An index that is no constant is an operand of the equation: whatever stands for it.
+
+
+class Transpose(NamedTuple):
+    """Axis `i` of the result is axis `order[i]` of the array."""
+
+    order: tuple[int, ...]
+
+
+class Reshape(NamedTuple):
+    """The same numbers, in row-major order, in another shape."""
+
+    shape: tuple[int, ...]
+
+
+class Broadcast(NamedTuple):
+    """Axis `i` of the array becomes axis `dims[i]` of the result, and is repeated if
+    the sizes of the two differ."""
+
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+
+class Slice(NamedTuple):
+    """`size` indices along an axis, `step` apart, from `start` on."""
+
+    axis: int
+    start: int
+    size: int
+    step: int = 1
+
+
+class DynamicSlice(NamedTuple):
+    """`size` indices along an axis, from `start` on, which is an operand."""
+
+    axis: int
+    start: Any
+    size: int
+
+
+class Gather(NamedTuple):
+    """Arbitrary indices along an axis, whose place the axes of the indices take.
+
+    - `axis`: the axis.
+    - `indices`: the operand that has the indices, along with those of other axes: they
+        are in the place `column` of its last axis.
+    - `shape`: the shape of the indices in the result.
+    - `mode`, `fill_value`: what is read outside of the array.
+    """
+
+    axis: int
+    indices: Any
+    column: int
+    shape: tuple[int, ...]
+    mode: lax.GatherScatterMode
+    fill_value: Any
+
+
+class Concatenate(NamedTuple):
+    """The array is a part of the result, from `start` on, of `size` indices along an
+    axis."""
+
+    axis: int
+    start: int
+    size: int
+
+
+Move: TypeAlias = (
+    Transpose | Reshape | Broadcast | Slice | DynamicSlice | Gather | Concatenate
+)
+Moves: TypeAlias = tuple[Move, ...]
+
+
+def moves_of(
+    eqn: JaxprEqn, place: int, operands: Sequence[Any]
+) -> Sequence[Moves | None]:
+    """What an equation does to one of its operands.
+
+    **Arguments:**
+
+    - `eqn`: the equation.
+    - `place`: which operand it is.
+    - `operands`: what stands for each operand. Moves may hold some of these.
+
+    **Returns:**
+
+    For each result, how it is made of the operand: moves, one after the other (none, if
+    it is the same array but for its dtype and placement), or `None` if it is not.
+    """
+    name = eqn.primitive.name
+    if name == "optimization_barrier":
+        return [() if i == place else None for i in range(len(eqn.outvars))]
+    if name in joining:
+        return [joining[name](eqn, place)]
+    if place != 0 or name not in same | {*moving}:
+        return [None] * len(eqn.outvars)
+    return [()] if name in same else moving[name](eqn, operands)
+
+
+def _transpose(eqn, operands):
+    return [(Transpose(tuple(map(int, eqn.params["permutation"]))),)]
+
+
+def _reshape(eqn, operands):
+    return [None] if eqn.params["dimensions"] is not None else _resized(eqn, operands)
+
+
+def _resized(eqn, operands):
+    return [(Reshape(tuple(eqn.outvars[0].aval.shape)),)]
+
+
+def _broadcast(eqn, operands):
+    dims = tuple(map(int, eqn.params["broadcast_dimensions"]))
+    return [(Broadcast(tuple(eqn.outvars[0].aval.shape), dims),)]
+
+
+def _slice(eqn, operands):
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    starts = eqn.params["start_indices"]
+    steps = eqn.params["strides"] or (1,) * len(after)
+    slices = [Slice(i, *each) for i, each in enumerate(zip(starts, after, steps))]
+    cut = lambda s: (s.size, s.step) != (before[s.axis], 1)
+    return [tuple(filter(cut, slices))]
+
+
+def _dynamic_slice(eqn, operands):
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    slices = [DynamicSlice(i, *each) for i, each in enumerate(zip(operands[1:], after))]
+    return [tuple(s for s in slices if s.size != before[s.axis])]
+
+
+def _split(eqn, operands):
+    axis, sizes = eqn.params["axis"], [int(n) for n in eqn.params["sizes"]]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [(Slice(axis, start, n),) for start, n in zip(starts, sizes)]
+
+
+def _unstack(eqn, operands):
+    axis, shape = eqn.params["axis"], tuple(eqn.outvars[0].aval.shape)
+    number = len(eqn.outvars)
+    return [(Slice(axis, i, 1), Reshape(shape)) for i in range(number)]
+
+
+def _gather(eqn, operands):
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    # Exactly one axis should be indexed, with slices of size one.
+    axes = [i for i, n in enumerate(before) if sizes[i] != n]
+    axes = axes or [*numbers.collapsed_slice_dims]
+    if numbers.operand_batching_dims or len(axes) != 1 or sizes[axes[0]] != 1:
+        return [None]
+    (axis,) = axes
+    collapsed = axis in numbers.collapsed_slice_dims
+    if axis not in numbers.start_index_map or {*numbers.collapsed_slice_dims} - {axis}:
+        return [None]
+    batch = [i for i in range(len(after)) if i not in numbers.offset_dims]
+    shape = tuple(after[i] for i in batch)
+    move = Gather(
+        axis,
+        operands[1],
+        numbers.start_index_map.index(axis),
+        shape if collapsed else (*shape, 1),
+        eqn.params["mode"],
+        eqn.params["fill_value"],
+    )
+    # The axes of the indices are in the place of the axis now. The gather has them in
+    # places of its own.
+    offsets = iter(sorted(numbers.offset_dims))
+    axes = []
+    for i in range(len(before)):
+        axes += batch if i == axis else []
+        axes += [] if i == axis and collapsed else [next(offsets)]
+    order = tuple(axes.index(i) for i in range(len(after)))
+    return [(move, Transpose(order))]
+
+
+def _concatenate(eqn, place):
+    axis = int(eqn.params["dimension"])
+    start = sum(var.aval.shape[axis] for var in eqn.invars[:place])
+    return (Concatenate(axis, start, eqn.outvars[0].aval.shape[axis]),)
+
+
+def _stack(eqn, place):
+    axis, number = eqn.params["axis"], len(eqn.invars)
+    shape = eqn.outvars[0].aval.shape
+    expanded = Reshape((*shape[:axis], 1, *shape[axis + 1 :]))
+    return expanded, Concatenate(axis, place, number)
+
+
+# By primitive. Code that runs programs may have rules of its own for those in `same`,
+# which change the dtype or the placement of an array.
+same = {
+    *("convert_element_type", "copy", "copy_p", "mesh_cast", "name", "pcast", "pvary"),
+    *("reduce_precision", "reshard", "sharding_constraint", "stop_gradient"),
+}
+
+moving: dict[str, Callable[[Any, Sequence[Any]], Sequence[Moves | None]]] = {
+    "broadcast_in_dim": _broadcast,
+    "dynamic_slice": _dynamic_slice,
+    "expand_dims": _resized,
+    "gather": _gather,
+    "reshape": _reshape,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": _resized,
+    "transpose": _transpose,
+    "unstack": _unstack,
+}
+
+joining: dict[str, Callable[[Any, int], tuple[Any, ...]]] = {
+    "concatenate": _concatenate,
+    "stack": _stack,
+}
