@@ -39,7 +39,7 @@ def test_products(format, level, monkeypatch):
     weights = [eqq.quantize(normal(*size), format) for size in sizes]
     pairs = [
         (normal(m, q.shape[0], seed=1), q)
-        for m in (1, 2, 4, 7)
+        for m in (1, 2, 3, 4, 7)
         for w in weights
         for q in (w, w.T)
     ]

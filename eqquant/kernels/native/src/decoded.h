@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "digits_of_bytes.h"
+#include "few_bytes.h"
 #include "few_inputs.h"
 #include "kernels.h"
 #include "numbers.h"
@@ -36,11 +37,24 @@ void in_some_rows(int64_t rows, Some some) {
 // are read fastest, but not so many that some threads have no task or that `floats` for
 // each row of a panel leave the cache.
 template <class V>
-int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers) {
+int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers,
+                       int64_t most = kDecodedPanels) {
   constexpr int64_t each = Numbers<V>::kRows;
   const int64_t shared = divided_up(w.n, workers * each);
   const int64_t cached = larger(1, (1 << 16) / (floats * each));
-  return smaller(smaller(kDecodedPanels, cached), shared);
+  return smaller(smaller(most, cached), shared);
+}
+
+// Whether sums of products are scaled, and not the numbers.
+inline bool scales_sums(const Blocks& w, int64_t rows) {
+  const bool points = w.point_type != PointType::kIntegers;
+  return rows <= kFewRows && !(w.offset == Offset::kMinimum && points);
+}
+
+// Whether codes are read in the order of memory. (Measured with AVX2 alone.)
+template <class V>
+bool reads_in_order(const Blocks& w, int64_t rows) {
+  return V::registers == 16 && w.packing == Packing::kBits8 && scales_sums(w, rows);
 }
 
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
@@ -206,8 +220,7 @@ class Decoded {
   // The products with the `count` rows of the weight from row `n`: those of some
   // panels. `sums` has a float for each of these and each row of inputs.
   void columns(int64_t n, int64_t count, float* sums) const {
-    if (rows_ <= kFewRows &&
-        !(w_.offset == Offset::kMinimum && w_.point_type != PointType::kIntegers))
+    if (scales_sums(w_, rows_))
       with_points<V>(w_, [&](auto points) {
         using P = typename decltype(points)::type;
         switch (rows_) {
@@ -247,10 +260,17 @@ class Decoded {
   template <class P, int R>
   void few(int64_t n, int64_t count, float* sums) const {
     if (!few_digits<V>(w_, numbers_, few_, rows_, n, count, sums)) {
+      const int64_t whole = reads_in_order<V>(w_, R) ? count / kRows : 0;
+      const int64_t first = whole * kRows;
+      if (whole > 0) {
+        float* const scratch = sums + divided_up(count, kRows) * kRows * R;
+        FewBytes<V, P, R>(w_, numbers_, few_).columns(n, whole, sums, scratch);
+      }
       const FewRows<V, P, R> rows(w_, few_);
-      pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
-        rows.add(piece, k, mine);
-      });
+      pieces(n + first, count - first, sums + first * R,
+             [&](const Piece<V>& piece, int64_t k, float* mine) {
+               rows.add(piece, k, mine);
+             });
     }
     // Scaled sums may be infinite or NaN where sums of scaled numbers are not.
     for (int64_t i = 0; i < count; i += kRows) {
@@ -276,14 +296,30 @@ class Decoded {
   int64_t rows_;
 };
 
+// The number of adjacent rows of the weight that a task takes, and of floats that it
+// needs for each of them.
+template <class V>
+struct DecodedTasks {
+  int64_t together, floats;
+
+  DecodedTasks(const Blocks& w, int64_t rows, int64_t workers) {
+    const bool in_order = reads_in_order<V>(w, rows);
+    floats = in_order ? 2 * rows + 3 : rows;
+    together = Numbers<V>::kRows *
+               decoded_panels<V>(w, floats, workers, in_order ? w.n : kDecodedPanels);
+  }
+
+  int64_t number(const Blocks& w) const { return divided_up(w.n, together); }
+};
+
 template <class V>
 int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
   int64_t most = 0;
   in_some_rows(rows, [&](int64_t, int64_t some) {
-    const int64_t together = decoded_panels<V>(w, some, workers) * Numbers<V>::kRows;
-    const int64_t tasks = divided_up(w.n, together);
-    const int64_t sums = smaller(workers, tasks) * some * together;
-    most = larger(most, sums + FewInputs::number(w, some));
+    const DecodedTasks<V> tasks(w, some, workers);
+    const int64_t mine = tasks.floats * tasks.together;
+    most = larger(most, smaller(workers, tasks.number(w)) * mine +
+                            FewInputs::number(w, some));
   });
   return most;
 }
@@ -291,16 +327,14 @@ int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
 template <class V>
 void decoded_rows(const Blocks& w, const float* x, float* y, int64_t rows,
                   float* scratch, const Parallel& parallel) {
-  const int64_t together =
-      decoded_panels<V>(w, rows, parallel.workers) * Numbers<V>::kRows;
-  const int64_t tasks = divided_up(w.n, together);
-  float* const input_sums =
-      scratch + smaller(parallel.workers, tasks) * rows * together;
+  const DecodedTasks<V> tasks(w, rows, parallel.workers);
+  const int64_t number = tasks.number(w), mine = tasks.floats * tasks.together;
+  float* const input_sums = scratch + smaller(parallel.workers, number) * mine;
   FewInputs::sum_up(w, x, rows, input_sums);
   const Decoded<V> product(w, x, input_sums, y, rows);
-  parallel(tasks, [&](int64_t i, int64_t worker) {
-    const int64_t n = i * together;
-    product.columns(n, smaller(together, w.n - n), scratch + worker * rows * together);
+  parallel(number, [&](int64_t i, int64_t worker) {
+    const int64_t n = i * tasks.together;
+    product.columns(n, smaller(tasks.together, w.n - n), scratch + worker * mine);
   });
 }
 

@@ -23,6 +23,7 @@ inline bool has_few_points(const Blocks& w) {
 template <class V>
 struct IntegerPoints {
   static constexpr float kUnit = 1;
+  static constexpr bool kWide = false;
   static constexpr bool kIntegers = true;
   explicit IntegerPoints(const Blocks&) {}
   void operator()(const uint8_t* c, const typename V::Floats*,
@@ -35,6 +36,7 @@ struct IntegerPoints {
 template <class V, bool sign>
 struct WideIntegerPoints {
   static constexpr float kUnit = 1;
+  static constexpr bool kWide = true;
   static constexpr bool kIntegers = true;
   explicit WideIntegerPoints(const Blocks&) {}
   void operator()(const uint8_t* c, const typename V::Floats* less,
@@ -48,6 +50,7 @@ struct WideIntegerPoints {
 template <class V, class Table>
 struct TablePoints {
   static constexpr float kUnit = 1;
+  static constexpr bool kWide = false;
   static constexpr bool kIntegers = false;
   Table table;
   explicit TablePoints(const Blocks& w) : table(w.points) {}
@@ -62,6 +65,7 @@ struct TablePoints {
 template <class V, PointType type>
 struct SmallFloatPoints {
   static constexpr float kUnit = type == PointType::kE4M3 ? 256 : 1;
+  static constexpr bool kWide = false;
   static constexpr bool kIntegers = false;
   explicit SmallFloatPoints(const Blocks&) {}
   void operator()(const uint8_t* c, const typename V::Floats*,
