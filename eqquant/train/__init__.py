@@ -25,6 +25,7 @@ from ._collectives import (
 )
 from ._delayed import Delayed as Delayed
 from ._dot_general import DotGeneral as DotGeneral
+from ._ema8bit import ema8bit as ema8bit
 from ._fake_quantized import FakeQuantized as FakeQuantized
 from ._learned_step_size import learned_step_size as learned_step_size
 from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit
@@ -36,6 +37,7 @@ from ._lora_adapters import (
 )
 from ._lora_array import LoRA as LoRA
 from ._low_precision import LowPrecision as LowPrecision
+from ._muon8bit import muon8bit as muon8bit, scale_by_muon8bit as scale_by_muon8bit
 from ._save_quantized import save_quantized as save_quantized
 from ._stochastic import Stochastic as Stochastic
 from ._straight_through import straight_through as straight_through

@@ -1,3 +1,4 @@
+import functools as ft
 from collections.abc import Callable
 from typing import Any, NamedTuple, TYPE_CHECKING
 
@@ -6,7 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from ._advance8bit import advance
-from ._moments8bit import chained, Moment, optax_library, Scalar, Size, zeros
+from ._moments8bit import (
+    chained,
+    Moment,
+    optax_library,
+    Scalar,
+    Size,
+    unbiased,
+    zeros,
+)
 
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ def scale_by_adam8bit(
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
     *,
+    nesterov: bool = False,
     block_size: Size = 256,
     filter_spec: PyTree = True,
     min_size: Size = 4096,
@@ -49,7 +59,7 @@ def scale_by_adam8bit(
 
     **Arguments:**
 
-    - `b1`, `b2`, `eps`, `eps_root`: as in `optax.scale_by_adam`.
+    - `b1`, `b2`, `eps`, `eps_root`, `nesterov`: as in `optax.scale_by_adam`.
     - `block_size`: the number of elements that share a scale.
     - `filter_spec`: which parameters have their moments in 8 bits: a prefix PyTree of
         the parameters, as in `eqx.partition`, of booleans and of functions from a leaf
@@ -88,26 +98,28 @@ def scale_by_adam8bit(
     def update(updates, state, params=None):
         del params
         count = library.safe_increment(state.count)
-        return _step(updates, state, count, (b1, 1 - b1, b2, 1 - b2, eps, eps_root))
+        options = (b1, 1 - b1, b2, 1 - b2, eps, eps_root)
+        return _step(updates, state, count, options, nesterov)
 
     return library.GradientTransformation(init, update)
 
 
 # At module level, with every number an argument: `optax.inject_hyperparams` makes a new
 # transformation in each step, which must not compile a new program.
-@jax.jit
-def _step(updates, state, count, options):
+@ft.partial(jax.jit, static_argnames="nesterov")
+def _step(updates, state, count, options, nesterov):
     options = (count.astype(jnp.float32), *options)
-    updates, mu, nu = advance(_one, options, updates, state.mu, state.nu)
+    one = ft.partial(_one, nesterov)
+    updates, mu, nu = advance(one, options, updates, state.mu, state.nu)
     return updates, ScaleByAdam8bitState(count, mu, nu)
 
 
-def _one(options, g, m, v):
+def _one(nesterov, options, g, m, v):
     t, b1, rest1, b2, rest2, eps, eps_root = options
     m = b1 * m + rest1 * g
     v = b2 * v + rest2 * g**2
     root = jnp.sqrt(v / (1 - b2**t) + eps_root)
-    return m / (1 - b1**t) / (root + eps), m, v
+    return unbiased(m, g, t, b1, rest1, nesterov) / (root + eps), m, v
 
 
 def adamw8bit(
@@ -119,6 +131,7 @@ def adamw8bit(
     weight_decay: Scalar = 1e-4,
     mask: Any = None,
     *,
+    nesterov: bool = False,
     block_size: Size = 256,
     filter_spec: PyTree = True,
     min_size: Size = 4096,
@@ -135,8 +148,8 @@ def adamw8bit(
 
     **Arguments:**
 
-    - `learning_rate`, `b1`, `b2`, `eps`, `eps_root`, `weight_decay`, `mask`: as in
-        `optax.adamw`.
+    - `learning_rate`, `b1`, `b2`, `eps`, `eps_root`, `weight_decay`, `mask`,
+        `nesterov`: as in `optax.adamw`.
     - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
         [`eqquant.train.scale_by_adam8bit`][].
 
@@ -153,6 +166,7 @@ def adamw8bit(
         b2,
         eps,
         eps_root,
+        nesterov=nesterov,
         block_size=block_size,
         filter_spec=filter_spec,
         min_size=min_size,

@@ -67,6 +67,16 @@ def chained(
     )
 
 
+def unbiased(
+    m: Array, g: Array, t: Array, b: Scalar, rest: Scalar, nesterov: bool
+) -> Array:
+    """Corrects the running mean `m` of `t` gradients, of which `g` is the last, for its
+    start at zero. With Nesterov's momentum, as if `g` came once more."""
+    if nesterov:
+        return b * m / (1 - b ** (t + 1)) + rest * g / (1 - b**t)
+    return m / (1 - b**t)
+
+
 def zeros(
     params: PyTree,
     signed: bool,
@@ -78,9 +88,9 @@ def zeros(
     """The initial moments. They are quantized for parameters that `filter_spec` selects
     and that have at least `min_size` elements, except (by default) embeddings; all
     others are in float32. Each is sharded over the devices of its parameter."""
-    block = None if block_size is None else _static("block_size", block_size)
+    block = None if block_size is None else static("block_size", block_size)
     format = Dynamic8(block, signed=signed, dithered=True)
-    size = _static("min_size", min_size)
+    size = static("min_size", min_size)
 
     def zero(x, selected, embedding):
         _check(x)
@@ -105,7 +115,8 @@ def _check(x):
         )
 
 
-def _static(name: str, value: Size) -> int:
+def static(name: str, value: Size) -> int:
+    """The integer `value`, which may be an array under `optax.inject_hyperparams`."""
     if isinstance(value, Tracer):
         raise TypeError(
             f"`{name}` should be a static integer. Pass it to "

@@ -12,6 +12,7 @@ from .case import Case
 _makers = {
     "adamw8bit": eqq.train.adamw8bit,
     "lion8bit": eqq.train.lion8bit,
+    "muon8bit": eqq.train.muon8bit,
 }
 _specs = (P(), P("a"), P("b"), P("a", "b"), P(None, "a"), P(("a", "b")))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from eqquant.train import adamw8bit, lion8bit
+from eqquant.train import adamw8bit, lion8bit, muon8bit
 
 from ..helpers import normal
 from .meshes import kinds, mesh, put, run
@@ -93,6 +93,15 @@ def test_split_along_others(make, kind, spec, shards):
 )
 def test_blocks_that_do_not_divide_the_shards(kind, shape, spec, shards):
     moments, _ = as_without(adamw8bit, kind, shape, spec)
+    assert split_in(moments) == {shards}
+
+
+# What is orthogonalized is the whole matrix.
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("kind", kinds)
+@pytest.mark.parametrize("spec, shards", [(("a",), 2), (("a", "b"), 8)])
+def test_momentum_of_matrices(kind, spec, shards):
+    moments, _ = as_without(muon8bit, kind, (64, 96), spec)
     assert split_in(moments) == {shards}
 
 

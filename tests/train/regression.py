@@ -1,12 +1,13 @@
-"""The losses of AdamW with moments in 8 bits, next to those in float32, on regressions
-without noise:
+"""The losses of optimizers with moments in 8 bits, next to those in float32, on
+regressions without noise:
 
     python -m tests.train.regression                     # an MLP of ReLUs, 20 seeds
     python -m tests.train.regression --activation tanh
+    python -m tests.train.regression --optimizer muon    # or adafactor, with momentum
 
 An MLP 64-256-256-64 learns `sin(x @ a)` of 512 points, all of them in each of 400 steps
-at a rate of 3e-3. Each loss is the mean of the last 20. They scatter by a factor of two
-over seeds, so that medians of ten scatter by a third.
+at a rate of 3e-3 (AdamW) or 1e-2. Each loss is the mean of the last 20. Those of AdamW
+scatter by a factor of two over seeds, so that medians of ten scatter by a third.
 
 If torch and bitsandbytes are installed, `torch.optim.AdamW` and `AdamW8bit` of
 bitsandbytes train from the same parameters.
@@ -22,10 +23,10 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from eqquant.train import adamw8bit
+from eqquant.train import adamw8bit, ema8bit, muon8bit
 
 
-rate, steps = 3e-3, 400
+steps = 400
 
 
 def problem(seed, activation):
@@ -85,29 +86,66 @@ def trained_by_torch(make, activation):
     return run
 
 
-def optimizers(activation, block_sizes):
-    found = {"optax.adamw": trained(optax.adamw(rate), activation)}
+def adamw(rate, block_sizes):
+    yield "optax.adamw", optax.adamw(rate)
     for size in block_sizes:
-        optimizer = adamw8bit(rate, block_size=size)
-        found[f"adamw8bit, blocks of {size}"] = trained(optimizer, activation)
-    if all(importlib.util.find_spec(name) for name in ("torch", "bitsandbytes")):
+        yield f"adamw8bit, blocks of {size}", adamw8bit(rate, block_size=size)
+
+
+def muon(rate, block_sizes):
+    def outputs_first(params):
+        numbers = optax.contrib.MuonDimensionNumbers(1, 0)
+        return jax.tree.map(lambda x: numbers if x.ndim == 2 else None, params)
+
+    options = dict(muon_weight_dimension_numbers=outputs_first)
+    yield "optax.contrib.muon", optax.contrib.muon(rate, **options)
+    for size in block_sizes:
+        optimizer = muon8bit(rate, block_size=size, **options)
+        yield f"muon8bit, blocks of {size}", optimizer
+
+
+def adafactor(rate, block_sizes):
+    # Its matrices have 64 columns at least.
+    options = dict(min_dim_size_to_factor=64)
+    yield "optax.adafactor", optax.adafactor(rate, momentum=0.9, **options)
+    for size in block_sizes:
+        momentum = ema8bit(0.9, debias=False, block_size=size)
+        optimizer = optax.chain(optax.adafactor(rate, **options), momentum)
+        yield f"with ema8bit, blocks of {size}", optimizer
+
+
+# And their rates.
+optimizers = {
+    "adamw": (adamw, 3e-3),
+    "muon": (muon, 1e-2),
+    "adafactor": (adafactor, 1e-2),
+}
+
+
+def runs(name, rate, activation, block_sizes):
+    """The names of optimizers, and functions from a seed to a loss."""
+    make, usual = optimizers[name]
+    rate = usual if rate is None else rate
+    for about, optimizer in make(rate, block_sizes):
+        yield about, trained(optimizer, activation)
+    packages = ("torch", "bitsandbytes")
+    if name == "adamw" and all(importlib.util.find_spec(p) for p in packages):
         import bitsandbytes
         import torch
 
         options = dict(lr=rate, weight_decay=1e-4)
-        for name, make in (
+        for about, make in (
             ("torch.optim.AdamW", torch.optim.AdamW),
             ("bitsandbytes.optim.AdamW8bit", bitsandbytes.optim.AdamW8bit),
         ):
             by = lambda params, make=make: make(params, **options)
-            found[name] = trained_by_torch(by, activation)
-    return found
+            yield about, trained_by_torch(by, activation)
 
 
-def main(seeds, activation, block_sizes):
+def main(seeds, *how):
     first = None
     print(f"{'':30} median  of optax's  quartiles")
-    for name, run in optimizers(activation, block_sizes).items():
+    for name, run in runs(*how):
         low, median, high = np.quantile(
             [run(seed) for seed in seeds], (0.25, 0.5, 0.75)
         )
@@ -124,6 +162,9 @@ if __name__ == "__main__":
     parser.add_argument(
         "--activation", default="relu", choices=("relu", "tanh", "gelu")
     )
+    parser.add_argument("--optimizer", default="adamw", choices=optimizers)
+    parser.add_argument("--rate", type=float)
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[256])
     given = parser.parse_args()
-    main(range(given.seeds), given.activation, given.block_sizes)
+    how = (given.optimizer, given.rate, given.activation, given.block_sizes)
+    main(range(given.seeds), *how)

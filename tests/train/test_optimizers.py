@@ -1,3 +1,4 @@
+import functools as ft
 import importlib.util
 import subprocess
 import sys
@@ -12,7 +13,14 @@ import optax
 import pytest
 
 import eqquant as eqq
-from eqquant.train import adamw8bit, lion8bit, scale_by_adam8bit, scale_by_lion8bit
+from eqquant.train import (
+    adamw8bit,
+    ema8bit,
+    lion8bit,
+    muon8bit,
+    scale_by_adam8bit,
+    scale_by_lion8bit,
+)
 
 from ..helpers import normal, trees_equal
 from ..raises import raises
@@ -43,9 +51,10 @@ def test_bytes():
     assert state.nu["w"].format == eqq.Dynamic8(256, signed=False, dithered=True)
     size = sum(x.size for x in params.values())
     assert sum(x.nbytes for x in moments(state)) <= 2.1 * size
-    state = scale_by_lion8bit().init(params)
-    assert sum(x.nbytes for x in moments(state)) <= 1.05 * size
-    assert all(jnp.all(x.dequantize() == 0) for x in moments(state))
+    for optimizer in (scale_by_lion8bit(), ema8bit(0.9), muon8bit(0.1)):
+        state = optimizer.init(params)
+        assert sum(x.nbytes for x in moments(state)) <= 1.03 * size
+        assert all(jnp.all(x.dequantize() == 0) for x in moments(state))
 
 
 def test_what_stays_in_float32():
@@ -86,14 +95,28 @@ def test_what_stays_in_float32():
 def test_as_optax(min_size):
     params = {"w": normal(30, 20), "v": normal(70)}
     state_options = dict(min_size=min_size)
+    momentum = ema8bit(0.8, debias=False, **state_options)
     pairs = [
         (
             adamw8bit(0.1, 0.8, 0.95, 1e-6, 1e-9, 0.2, **state_options),
             optax.adamw(0.1, 0.8, 0.95, 1e-6, 1e-9, None, 0.2),
         ),
         (
+            scale_by_adam8bit(0.8, nesterov=True, **state_options),
+            optax.scale_by_adam(0.8, nesterov=True),
+        ),
+        (
             lion8bit(0.1, 0.8, 0.95, 0.2, **state_options),
             optax.lion(0.1, 0.8, 0.95, None, 0.2),
+        ),
+        (ema8bit(0.8, **state_options), optax.ema(0.8)),
+        (
+            optax.chain(momentum, optax.sgd(0.1 / (1 - 0.8))),
+            optax.sgd(0.1, momentum=0.8),
+        ),
+        (
+            optax.chain(optax.adafactor(0.1), momentum),
+            optax.adafactor(0.1, momentum=0.8),
         ),
     ]
     for ours, theirs in pairs:
@@ -122,6 +145,54 @@ def test_moments():
         assert np.max(error) <= 1.001 * gap * np.max(np.abs(wanted))
 
 
+# From what is stored, the next update is that of float64.
+@pytest.mark.parametrize("nesterov", (False, True))
+def test_second_step(nesterov):
+    first, g = normal(30, 20), normal(30, 20, seed=1)
+    exact = lambda q: np.asarray(q.dequantize(), np.float64).reshape(30, 20)
+
+    def second(optimiser):
+        _, state = optimiser.update(first, optimiser.init(first))
+        updates, _ = optimiser.update(g, state)
+        return updates, state
+
+    g64 = np.asarray(g, np.float64)
+    for debias in (False, True):
+        found, state = second(ema8bit(0.8, debias, min_size=0))
+        expected = 0.8 * exact(state.ema) + 0.2 * g64
+        expected = expected / (1 - 0.8**2) if debias else expected
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+    optimiser = scale_by_adam8bit(0.8, 0.9, nesterov=nesterov, min_size=0)
+    found, state = second(optimiser)
+    m = 0.8 * exact(state.mu) + 0.2 * g64
+    v = 0.9 * exact(state.nu) + 0.1 * g64**2
+    m = m / (1 - 0.8**2)
+    if nesterov:
+        m = 0.8 * m * (1 - 0.8**2) / (1 - 0.8**3) + 0.2 * g64 / (1 - 0.8**2)
+    expected = m / np.sqrt(v / (1 - 0.9**2))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# Each step rounds by less than the distance of two points, `gap * end`, and the next
+# ones forget it, by `decay` each.
+def test_a_running_mean_of_many_steps():
+    ours, theirs = (make(0.9, debias=False) for make in (ema8bit, optax.ema))
+    params = {"w": normal(64, 64)}
+    state, expected_state, error = ours.init(params), theirs.init(params), 0.0
+    rounded = []
+    for i in range(20):
+        grads = {"w": normal(64, 64, seed=i)}
+        found, state = ours.update(grads, state)
+        expected, expected_state = theirs.update(grads, expected_state)
+        difference = np.abs(found["w"] - expected["w"])
+        assert np.max(difference) <= 1.001 * error + 1e-6
+        rounded.append(np.mean(difference))
+        error = 0.9 * (error + 0.9 / 64 * np.max(np.abs(found["w"])))
+    # Errors that are independent grow less than their bound, and do not vanish.
+    assert 0 < rounded[-1] < 0.2 * error
+
+
 # A second moment that became zero would be divided by.
 def test_small_gradients_next_to_large_ones():
     params = {"w": jnp.ones(512)}
@@ -135,14 +206,15 @@ def test_small_gradients_next_to_large_ones():
 
 
 @pytest.mark.examples(2)
-@pytest.mark.parametrize("make", (adamw8bit, lion8bit))
+@pytest.mark.parametrize("make", (adamw8bit, lion8bit, muon8bit))
 @pytest.mark.parametrize("injected", (False, True))
 def test_dtypes_and_transformations(make, injected):
     params = {"w": normal(64, 64, dtype=jnp.bfloat16), "none": None}
     grads = {"w": normal(64, 64, seed=1, dtype=jnp.bfloat16), "none": None}
     if injected:
-        make = optax.inject_hyperparams(make, ("block_size", "min_size"))
-    optimiser = make(learning_rate=1e-2, b2=0.9)
+        static_args = ("block_size", "min_size", "ns_steps")
+        make = optax.inject_hyperparams(make, static_args)
+    optimiser = make(learning_rate=1e-2, weight_decay=0.1)
     state = optimiser.init(params)
     eager, eager_state = optimiser.update(grads, state, params)
     updates, new = jax.jit(optimiser.update)(grads, state, params)
@@ -180,6 +252,9 @@ def test_memory():
         return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
     assert nbytes(adamw8bit(1e-3)) < 0.8 * nbytes(optax.adamw(1e-3))
+    # Three bytes of momentum for each parameter, and no momentum in float32.
+    saved = nbytes(optax.contrib.muon(1e-3)) - nbytes(muon8bit(1e-3))
+    assert saved > 0.98 * 3 * 8 * 512**2
 
 
 # Nothing is hidden, and nothing raised that optax would not.
@@ -197,7 +272,7 @@ def test_gradients_that_are_not_finite():
 
 def test_files(tmp_path):
     params = {"w": normal(64, 64), "v": normal(64)}
-    optimiser = adamw8bit(1e-2)
+    optimiser = optax.chain(adamw8bit(1e-2), muon8bit(1e-2))
     _, state = optimiser.update(params, optimiser.init(params), params)
     eqq.save(tmp_path / "state.safetensors", state)
     loaded = eqq.load(tmp_path / "state.safetensors", like=optimiser.init(params))
@@ -250,7 +325,12 @@ def curve(optimiser, seed):
 @pytest.mark.thorough
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    "ours, theirs, rate", [(adamw8bit, optax.adamw, 3e-3), (lion8bit, optax.lion, 1e-3)]
+    "ours, theirs, rate",
+    [
+        (adamw8bit, optax.adamw, 3e-3),
+        (lion8bit, optax.lion, 1e-3),
+        (muon8bit, optax.contrib.muon, 1e-2),
+    ],
 )
 def test_curves(ours, theirs, rate):
     rate = optax.cosine_decay_schedule(rate, steps)
@@ -266,7 +346,7 @@ def test_curves(ours, theirs, rate):
 
 def test_optax_is_needed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for make in (adamw8bit, lion8bit):
+    for make in (adamw8bit, ema8bit, lion8bit, muon8bit):
         with pytest.raises(ModuleNotFoundError, match=r"pip install eqquant\[train\]"):
             make(1e-3)
 
@@ -282,7 +362,9 @@ assert "optax" not in sys.modules
 
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("size", (8, 8192))
-@pytest.mark.parametrize("make", (adamw8bit, lion8bit))
+@pytest.mark.parametrize(
+    "make", (adamw8bit, lion8bit, ft.partial(muon8bit, nesterov=False))
+)
 def test_complex_parameters(make, size):
     # Moments are real: the imaginary parts of gradients would be dropped.
     optimizer = make(0.1, weight_decay=0.0)

@@ -1,17 +1,33 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from eqquant.train import adamw8bit, lion8bit, scale_by_adam8bit, scale_by_lion8bit
+from eqquant.train import (
+    adamw8bit,
+    ema8bit,
+    lion8bit,
+    muon8bit,
+    scale_by_adam8bit,
+    scale_by_lion8bit,
+)
 
 from ..helpers import normal, trees_equal
 
 
-all_optimizers = pytest.mark.parametrize(
-    "make", (adamw8bit, lion8bit, scale_by_adam8bit, scale_by_lion8bit)
-)
+# With the names of their decay rates.
+decays = {
+    adamw8bit: ("b1", "b2"),
+    lion8bit: ("b1", "b2"),
+    muon8bit: ("beta", "adam_b1", "adam_b2"),
+    scale_by_adam8bit: ("b1", "b2"),
+    scale_by_lion8bit: ("b1", "b2"),
+    ema8bit: ("decay",),
+}
+all_optimizers = pytest.mark.parametrize("make", decays)
 params = {"w": normal(64, 96), "v": normal(7)}
 
 
@@ -36,10 +52,11 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def rate(make):
-    if make in (scale_by_adam8bit, scale_by_lion8bit):
-        return {}
-    return {"learning_rate": 1e-2}
+def required(make):
+    if make is ema8bit:
+        return {"decay": 0.9}
+    takes_rate = make in (adamw8bit, lion8bit, muon8bit)
+    return {"learning_rate": 1e-2} if takes_rate else {}
 
 
 def steps(optimizer, number, state=None):
@@ -54,11 +71,11 @@ def steps(optimizer, number, state=None):
 def test_hyperparameters_are_no_reason_to_compile(make, compiled):
     inject = optax.inject_hyperparams(make)
     decay = optax.linear_schedule(0.9, 0.5, 10)
-    for options in ({}, {"b1": decay}, {"b2": decay}):
-        optimizer = inject(**rate(make), **options)
+    for options in ({}, *({name: decay} for name in decays[make])):
+        optimizer = inject(**(required(make) | options))
         _, state = steps(optimizer, 1)
         if options == {}:
-            state.hyperparams["b1"] = jnp.asarray(0.7)
+            state.hyperparams[decays[make][0]] = jnp.asarray(0.7)
             _, state = steps(optimizer, 1, state)
         compiled.clear()
         steps(optimizer, 2, state)
@@ -67,19 +84,24 @@ def test_hyperparameters_are_no_reason_to_compile(make, compiled):
 
 @all_optimizers
 def test_others_of_the_same_kind_are_compiled_once(make, compiled):
-    steps(make(**rate(make), min_size=100), 2)
+    options = required(make) | dict(min_size=100)
+    steps(make(**options), 2)
     compiled.clear()
-    for b1 in (0.8, 0.7):
-        steps(make(**rate(make), b1=b1, min_size=100), 2)
+    for decay in (0.8, 0.7):
+        steps(make(**(options | {decays[make][0]: decay})), 2)
     assert compiled == []
 
 
 # And they are what they would be as constants.
 @all_optimizers
 def test_injected(make):
-    options = dict(min_size=100, b1=0.5, b2=0.75, **rate(make))
+    rates = dict(zip(decays[make], (0.5, 0.75, 0.5)))
+    options = required(make) | rates | dict(min_size=100)
     expected, state = steps(make(**options), 3)
-    for static_args in ((), ("block_size", "min_size")):
+    sizes = {"block_size", "min_size", "ns_steps"} & {
+        *inspect.signature(make).parameters
+    }
+    for static_args in ((), sizes):
         inject = optax.inject_hyperparams(make, static_args)
         found, injected = steps(inject(**options), 3)
         for x, y in zip(found.values(), expected.values(), strict=True):
