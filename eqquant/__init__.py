@@ -69,6 +69,7 @@ from .formats import (
     NVFP4 as NVFP4,
     RSRBinary as RSRBinary,
     RSRTernary as RSRTernary,
+    Square4 as Square4,
     Ternary as Ternary,
 )
 from .kernels import Problem as Problem, register_kernel as register_kernel

@@ -25,6 +25,7 @@ _native = {
     "ternary-tensor": eqq.Ternary(scale="tensor"),
     "ternary-threshold": eqq.Ternary(128, rule="threshold"),
     "dynamic8": eqq.Dynamic8(32),
+    "square4": eqq.Square4(32),
     "binary": eqq.Binary(),
     "binary-128": eqq.Binary(128),
     "nested": eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)),

@@ -190,6 +190,7 @@ def test_scale_of_each_format(format):
     whole = isinstance(format, eqq.Ternary) and format.scale == "tensor"
     assert q.scale.shape == (1 if whole else 5, blocks)
     largest = {eqq.Int8: 127, eqq.Int4: 7 if getattr(format, "symmetric", 0) else 15}
+    largest[eqq.Square4] = 49
     expected = 3 / largest.get(type(format), 1)
     np.testing.assert_allclose(q.scale, jnp.full_like(q.scale, expected), rtol=1e-6)
 

@@ -76,6 +76,7 @@ from ._rsr import (
     RSRTernary as RSRTernary,
 )
 from ._scale import from_bits as from_bits, reciprocal as reciprocal, to_bits as to_bits
+from ._square4 import Square4 as Square4
 from ._ternary import Ternary as Ternary
 from .gguf import (
     AbstractCodebook as AbstractCodebook,

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Float
 
+from ._dither import dither
 from ._grid import AbstractGrid
 from ._scale import as_scale_dtype, in_units
 
@@ -103,7 +103,7 @@ class Dynamic8(AbstractGrid):
         # Those of one decade are evenly spaced, so they need not be compared with.
         rank = jnp.zeros(unit.shape, jnp.int32)
         below = np.float32(0)
-        shift = _uniform(unit) if self.dithered else 0
+        shift = dither(unit) if self.dithered else 0
         for i in range(_decades):
             points = _decade(i, self.signed)
             edge = (below + points[0]) / 2 if i > 0 or self.signed else below
@@ -113,12 +113,3 @@ class Dynamic8(AbstractGrid):
             rank += (unit > edge).astype(jnp.int32) + within.astype(jnp.int32)
             below = points[-1]
         return rank
-
-
-def _uniform(x):
-    # More than -1/2 and up to 1/2, by the bits of each number. (The constants are those
-    # of MurmurHash3's finalizer.)
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
-    return 0.5 - (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)

@@ -15,6 +15,7 @@ surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
 
 from .._tree import trainable_spec as trainable_spec
 from . import _low_precision_rules as _low_precision_rules
+from ._adam4bit import adamw4bit as adamw4bit, scale_by_adam4bit as scale_by_adam4bit
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet
 from ._collectives import (

@@ -1,34 +1,15 @@
-import functools as ft
 from collections.abc import Callable
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 
-from ._advance8bit import advance
-from ._moments8bit import (
-    chained,
-    Moment,
-    optax_library,
-    Scalar,
-    Size,
-    unbiased,
-    zeros,
-)
+from ..formats import Dynamic8
+from ._moments8bit import chained, Scalar, Size
+from ._quantized_adam import scale_by_quantized_adam
 
 
 if TYPE_CHECKING:
     import optax
-
-
-class ScaleByAdam8bitState(NamedTuple):
-    """The step count, and the running means of each parameter's gradient (`mu`) and
-    squared gradient (`nu`)."""
-
-    count: Int[Array, ""]
-    mu: PyTree[Moment]
-    nu: PyTree[Moment]
 
 
 def scale_by_adam8bit(
@@ -87,39 +68,17 @@ def scale_by_adam8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    library = optax_library()
-
-    def init(params):
-        options = (block_size, filter_spec, min_size, embeddings)
-        mu = zeros(params, True, *options)
-        nu = zeros(params, False, *options)
-        return ScaleByAdam8bitState(jnp.zeros((), jnp.int32), mu, nu)
-
-    def update(updates, state, params=None):
-        del params
-        count = library.safe_increment(state.count)
-        options = (b1, 1 - b1, b2, 1 - b2, eps, eps_root)
-        return _step(updates, state, count, options, nesterov)
-
-    return library.GradientTransformation(init, update)
-
-
-# At module level, with every number an argument: `optax.inject_hyperparams` makes a new
-# transformation in each step, which must not compile a new program.
-@ft.partial(jax.jit, static_argnames="nesterov")
-def _step(updates, state, count, options, nesterov):
-    options = (count.astype(jnp.float32), *options)
-    one = ft.partial(_one, nesterov)
-    updates, mu, nu = advance(one, options, updates, state.mu, state.nu)
-    return updates, ScaleByAdam8bitState(count, mu, nu)
-
-
-def _one(nesterov, options, g, m, v):
-    t, b1, rest1, b2, rest2, eps, eps_root = options
-    m = b1 * m + rest1 * g
-    v = b2 * v + rest2 * g**2
-    root = jnp.sqrt(v / (1 - b2**t) + eps_root)
-    return unbiased(m, g, t, b1, rest1, nesterov) / (root + eps), m, v
+    return scale_by_quantized_adam(
+        Dynamic8,
+        (b1, b2),
+        eps,
+        eps_root,
+        nesterov,
+        block_size,
+        filter_spec,
+        min_size,
+        embeddings,
+    )
 
 
 def adamw8bit(

@@ -1,5 +1,6 @@
 import dataclasses
 import functools as ft
+import itertools as it
 import math
 from collections.abc import Callable
 from typing import Any
@@ -89,8 +90,9 @@ def _by_parts(fn, formats, shards, g, stored):
     that the moments never exist in float32 as a whole. The update overwrites the
     gradient. All shards advance together, so that each device reads and writes only its
     own."""
-    blocks = [format.block_size or g.size for format in formats]
-    block = math.lcm(*blocks)
+    # The number of elements per entry of codes, and of scales.
+    per = [(int(8 // f.bits), f.block_size or g.size) for f in formats]
+    block = math.lcm(*it.chain(*per))
     if g.size % (shards * block) != 0:
         shards = 1
     length = g.size // shards
@@ -100,8 +102,10 @@ def _by_parts(fn, formats, shards, g, stored):
         cut = lambda a, per: lax.dynamic_slice_in_dim(
             a, start // per, -(-size // per), 1
         )
-        g, *old = _by_block(cut, blocks, state)
-        old = [f.decode(s, 0).astype(jnp.float32) for f, s in zip(formats, old)]
+        g, *old = _by_entry(cut, per, state)
+        tails = [-size % codes for codes, _ in per]
+        old = [f.decode(*args) for f, *args in zip(formats, old, tails)]
+        old = [m.astype(jnp.float32) for m in old]
         update, *new = fn(g.astype(jnp.float32), *old)
         new = [f.encode(w) for f, w in zip(formats, new)]
         parts = iter(jtu.tree_leaves((update.astype(g.dtype), *new)))
@@ -109,7 +113,7 @@ def _by_parts(fn, formats, shards, g, stored):
         def paste(a, per):
             return lax.dynamic_update_slice_in_dim(a, next(parts), start // per, 1)
 
-        return _by_block(paste, blocks, state)
+        return _by_entry(paste, per, state)
 
     state = jtu.tree_map(lambda a: a.reshape(shards, -1), (g, *stored))
     whole = length // size
@@ -122,9 +126,14 @@ def _by_parts(fn, formats, shards, g, stored):
     return update.reshape(g.shape), *flat
 
 
-def _by_block(fn, blocks, state):
-    # `fn(array, elements per entry)` for the gradient, the codes and the scales: a
-    # scale is one entry for a whole block.
+def _by_entry(fn, per, state):
+    # `fn(array, elements per entry)` for the gradient, the codes and the scales.
     g, *stored = state
-    one = lambda s, block: {"codes": fn(s["codes"], 1), "scale": fn(s["scale"], block)}
-    return fn(g, 1), *[one(s, block) for s, block in zip(stored, blocks)]
+
+    def one(stored, codes, scale):
+        return {
+            "codes": fn(stored["codes"], codes),
+            "scale": fn(stored["scale"], scale),
+        }
+
+    return fn(g, 1), *[one(s, *each) for s, each in zip(stored, per)]

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from ..formats import Dynamic8
 from ._advance8bit import advance
 from ._moments8bit import Moment, optax_library, Scalar, Size, unbiased, zeros
 
@@ -69,7 +70,8 @@ def ema8bit(
     library = optax_library()
 
     def init(params):
-        ema = zeros(params, True, block_size, filter_spec, min_size, embeddings)
+        options = (block_size, filter_spec, min_size, embeddings)
+        ema = zeros(params, Dynamic8, True, *options)
         return Ema8bitState(jnp.zeros((), jnp.int32), ema)
 
     def update(updates, state, params=None):
@@ -80,7 +82,7 @@ def ema8bit(
     return library.GradientTransformation(init, update)
 
 
-# At module level, with every number an argument: see `_step` in `_adam8bit.py`.
+# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
 @ft.partial(jax.jit, static_argnames="debias")
 def _step(updates, state, count, options, debias):
     options = (count.astype(jnp.float32), *options)

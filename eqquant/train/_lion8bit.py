@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ..formats import Dynamic8
 from ._advance8bit import advance
 from ._moments8bit import chained, Moment, optax_library, Scalar, Size, zeros
 
@@ -53,7 +54,8 @@ def scale_by_lion8bit(
     """
 
     def init(params):
-        mu = zeros(params, True, block_size, filter_spec, min_size, embeddings)
+        options = (block_size, filter_spec, min_size, embeddings)
+        mu = zeros(params, Dynamic8, True, *options)
         return ScaleByLion8bitState(mu)
 
     def update(updates, state, params=None):
@@ -63,7 +65,7 @@ def scale_by_lion8bit(
     return optax_library().GradientTransformation(init, update)
 
 
-# At module level, with every number an argument: see `_step` in `_adam8bit.py`.
+# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
 @jax.jit
 def _step(updates, state, options):
     updates, mu = advance(_one, options, updates, state.mu)

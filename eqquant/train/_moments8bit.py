@@ -24,7 +24,7 @@ from .._product import (
     splits_evenly,
     vary_together,
 )
-from ..formats import Dynamic8
+from ..formats import AbstractGrid
 
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def unbiased(
 
 def zeros(
     params: PyTree,
+    format: Callable[..., AbstractGrid],
     signed: bool,
     block_size: Size | None,
     filter_spec: PyTree,
@@ -89,13 +90,13 @@ def zeros(
     and that have at least `min_size` elements, except (by default) embeddings; all
     others are in float32. Each is sharded over the devices of its parameter."""
     block = None if block_size is None else static("block_size", block_size)
-    format = Dynamic8(block, signed=signed, dithered=True)
+    stored = format(block, signed=signed, dithered=True)
     size = static("min_size", min_size)
 
     def zero(x, selected, embedding):
         _check(x)
-        is_8bit = selected and np.size(x) >= size and (embeddings or not embedding)
-        return _zeros(x, format) if is_8bit else jnp.zeros_like(x, jnp.float32)
+        is_quantized = selected and np.size(x) >= size and (embeddings or not embedding)
+        return _zeros(x, stored) if is_quantized else jnp.zeros_like(x, jnp.float32)
 
     selected = _extended(filter_spec, params)
     return jtu.tree_map(zero, params, selected, _embeddings(params))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .._product import by_types
+from ..formats import Dynamic8
 from ._adam8bit import adamw8bit
 from ._advance8bit import advance
 from ._moments8bit import (
@@ -89,8 +90,9 @@ def scale_by_muon8bit(
     library = optax_library()
 
     def init(params):
+        options = (block_size, filter_spec, min_size, embeddings)
         jtu.tree_map(_check, params)
-        mu = zeros(params, True, block_size, filter_spec, min_size, embeddings)
+        mu = zeros(params, Dynamic8, True, *options)
         return ScaleByMuon8bitState(jnp.zeros((), jnp.int32), mu)
 
     def update(updates, state, params=None):
@@ -114,7 +116,7 @@ def scale_by_muon8bit(
     return library.GradientTransformation(init, update)
 
 
-# At module level, with every number an argument: see `_step` in `_adam8bit.py`.
+# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
 @ft.partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
 def _step(updates, state, count, decays, numbers, nesterov, *how):
     options = (count.astype(jnp.float32), *decays)

@@ -43,6 +43,12 @@ def _dynamic8(case):
     )
 
 
+def _square4(case):
+    return eqq.Square4(
+        _block(case), dithered=case.chance(0.2), scale_dtype=_dtype(case)
+    )
+
+
 def _int(case):
     return eqq.Int(
         case.integer(2, 8),
@@ -108,6 +114,7 @@ families: dict[type, Callable[[Case], eqq.AbstractFormat]] = {
     eqq.Int4: _int4,
     eqq.Ternary: _ternary,
     eqq.Dynamic8: _dynamic8,
+    eqq.Square4: _square4,
     eqq.Int: _int,
     eqq.FP8: _fp8,
     eqq.Nested: _nested,

@@ -10,6 +10,7 @@ from .case import Case
 
 
 _makers = {
+    "adamw4bit": eqq.train.adamw4bit,
     "adamw8bit": eqq.train.adamw8bit,
     "lion8bit": eqq.train.lion8bit,
     "muon8bit": eqq.train.muon8bit,

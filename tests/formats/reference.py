@@ -94,6 +94,8 @@ def _scale(block, format):
             return largest / 127
         case eqq.Int4(symmetric=True):
             return largest / 7
+        case eqq.Square4(signed=True):
+            return largest / 49
         case eqq.Int4(symmetric=False):
             low, high = _range(block)
             return (high - low) / 15
@@ -123,6 +125,12 @@ def _points(block, scale, format):
             return np.clip(np.round(unit), -127, 127)
         case eqq.Int4(symmetric=True):
             return np.clip(np.round(unit), -7, 7)
+        case eqq.Square4(signed=True):
+            # Of two equally near points, the one that is nearer to zero.
+            squares = np.arange(8) ** 2
+            edges = (squares[1:] + squares[:-1]) / 2
+            nearest = squares[np.searchsorted(edges, np.abs(unit), side="left")]
+            return np.sign(unit) * nearest
         case eqq.Int4(symmetric=False):
             low, _ = _range(block)
             zero = np.clip(np.round(-low / np.where(scale == 0, 1, scale)), 0, 15)

@@ -23,7 +23,7 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from eqquant.train import adamw8bit, ema8bit, muon8bit
+from eqquant.train import adamw4bit, adamw8bit, ema8bit, muon8bit
 
 
 steps = 400
@@ -90,6 +90,7 @@ def adamw(rate, block_sizes):
     yield "optax.adamw", optax.adamw(rate)
     for size in block_sizes:
         yield f"adamw8bit, blocks of {size}", adamw8bit(rate, block_size=size)
+    yield "adamw4bit", adamw4bit(rate)
 
 
 def muon(rate, block_sizes):

@@ -14,10 +14,12 @@ import pytest
 
 import eqquant as eqq
 from eqquant.train import (
+    adamw4bit,
     adamw8bit,
     ema8bit,
     lion8bit,
     muon8bit,
+    scale_by_adam4bit,
     scale_by_adam8bit,
     scale_by_lion8bit,
 )
@@ -55,6 +57,11 @@ def test_bytes():
         state = optimizer.init(params)
         assert sum(x.nbytes for x in moments(state)) <= 1.03 * size
         assert all(jnp.all(x.dequantize() == 0) for x in moments(state))
+    state = scale_by_adam4bit().init(params)
+    assert state.mu["w"].format == eqq.Square4(128, signed=True, dithered=True)
+    assert state.nu["w"].format == eqq.Square4(128, signed=False, dithered=True)
+    assert sum(x.nbytes for x in moments(state)) <= 1.07 * size
+    assert all(jnp.all(x.dequantize() == 0) for x in moments(state))
 
 
 def test_what_stays_in_float32():
@@ -102,6 +109,10 @@ def test_as_optax(min_size):
             optax.adamw(0.1, 0.8, 0.95, 1e-6, 1e-9, None, 0.2),
         ),
         (
+            adamw4bit(0.1, 0.8, 0.95, 1e-6, 1e-9, 0.2, **state_options),
+            optax.adamw(0.1, 0.8, 0.95, 1e-6, 1e-9, None, 0.2),
+        ),
+        (
             scale_by_adam8bit(0.8, nesterov=True, **state_options),
             optax.scale_by_adam(0.8, nesterov=True),
         ),
@@ -130,26 +141,32 @@ def test_as_optax(min_size):
 
 
 # What is kept of each moment is what optax has, up to the distance of two points.
-def test_moments():
+@pytest.mark.parametrize(
+    "make, gaps",
+    [
+        (scale_by_adam8bit, (0.9 / 64, 0.9 / 128)),
+        (scale_by_adam4bit, (13 / 49, 31 / 256)),
+    ],
+)
+def test_moments(make, gaps):
     params = {"w": normal(30, 20)}
     grads = {"w": normal(30, 20, seed=1)}
-    ours, theirs = scale_by_adam8bit(min_size=0), optax.scale_by_adam()
+    ours, theirs = make(min_size=0), optax.scale_by_adam()
     _, state = ours.update(grads, ours.init(params))
     _, expected = theirs.update(grads, theirs.init(params))
     assert state.count == expected.count == 1
-    for found, wanted, gap in (
-        (state.mu["w"], expected.mu["w"], 0.9 / 64),
-        (state.nu["w"], expected.nu["w"], 0.9 / 128),
-    ):
+    pairs = (state.mu["w"], expected.mu["w"]), (state.nu["w"], expected.nu["w"])
+    for (found, wanted), gap in zip(pairs, gaps):
         error = np.abs(found.dequantize() - wanted.reshape(-1))
         assert np.max(error) <= 1.001 * gap * np.max(np.abs(wanted))
 
 
-# From what is stored, the next update is that of float64.
+# From what is stored, the next update is that of float64. (An odd number of codes of
+# four bits ends within a byte.)
 @pytest.mark.parametrize("nesterov", (False, True))
 def test_second_step(nesterov):
-    first, g = normal(30, 20), normal(30, 20, seed=1)
-    exact = lambda q: np.asarray(q.dequantize(), np.float64).reshape(30, 20)
+    first, g = normal(31, 21), normal(31, 21, seed=1)
+    exact = lambda q: np.asarray(q.dequantize(), np.float64).reshape(31, 21)
 
     def second(optimiser):
         _, state = optimiser.update(first, optimiser.init(first))
@@ -163,15 +180,15 @@ def test_second_step(nesterov):
         expected = expected / (1 - 0.8**2) if debias else expected
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
-    optimiser = scale_by_adam8bit(0.8, 0.9, nesterov=nesterov, min_size=0)
-    found, state = second(optimiser)
-    m = 0.8 * exact(state.mu) + 0.2 * g64
-    v = 0.9 * exact(state.nu) + 0.1 * g64**2
-    m = m / (1 - 0.8**2)
-    if nesterov:
-        m = 0.8 * m * (1 - 0.8**2) / (1 - 0.8**3) + 0.2 * g64 / (1 - 0.8**2)
-    expected = m / np.sqrt(v / (1 - 0.9**2))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for make in (scale_by_adam8bit, scale_by_adam4bit):
+        found, state = second(make(0.8, 0.9, nesterov=nesterov, min_size=0))
+        m = 0.8 * exact(state.mu) + 0.2 * g64
+        v = 0.9 * exact(state.nu) + 0.1 * g64**2
+        corrected = m / (1 - 0.8**2)
+        if nesterov:
+            corrected = 0.8 * m / (1 - 0.8**3) + 0.2 * g64 / (1 - 0.8**2)
+        expected = corrected / np.sqrt(v / (1 - 0.9**2))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 # Each step rounds by less than the distance of two points, `gap * end`, and the next
@@ -206,7 +223,7 @@ def test_small_gradients_next_to_large_ones():
 
 
 @pytest.mark.examples(2)
-@pytest.mark.parametrize("make", (adamw8bit, lion8bit, muon8bit))
+@pytest.mark.parametrize("make", (adamw8bit, adamw4bit, lion8bit, muon8bit))
 @pytest.mark.parametrize("injected", (False, True))
 def test_dtypes_and_transformations(make, injected):
     params = {"w": normal(64, 64, dtype=jnp.bfloat16), "none": None}
@@ -272,7 +289,7 @@ def test_gradients_that_are_not_finite():
 
 def test_files(tmp_path):
     params = {"w": normal(64, 64), "v": normal(64)}
-    optimiser = optax.chain(adamw8bit(1e-2), muon8bit(1e-2))
+    optimiser = optax.chain(adamw8bit(1e-2), adamw4bit(1e-2), muon8bit(1e-2))
     _, state = optimiser.update(params, optimiser.init(params), params)
     eqq.save(tmp_path / "state.safetensors", state)
     loaded = eqq.load(tmp_path / "state.safetensors", like=optimiser.init(params))
@@ -328,6 +345,7 @@ def curve(optimiser, seed):
     "ours, theirs, rate",
     [
         (adamw8bit, optax.adamw, 3e-3),
+        (adamw4bit, optax.adamw, 3e-3),
         (lion8bit, optax.lion, 1e-3),
         (muon8bit, optax.contrib.muon, 1e-2),
     ],

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from eqquant.train import (
+    adamw4bit,
     adamw8bit,
     ema8bit,
     lion8bit,
@@ -20,6 +21,7 @@ from ..helpers import normal, trees_equal
 
 # With the names of their decay rates.
 decays = {
+    adamw4bit: ("b1", "b2"),
     adamw8bit: ("b1", "b2"),
     lion8bit: ("b1", "b2"),
     muon8bit: ("beta", "adam_b1", "adam_b2"),
@@ -55,7 +57,7 @@ def compiled():
 def required(make):
     if make is ema8bit:
         return {"decay": 0.9}
-    takes_rate = make in (adamw8bit, lion8bit, muon8bit)
+    takes_rate = make in (adamw4bit, adamw8bit, lion8bit, muon8bit)
     return {"learning_rate": 1e-2} if takes_rate else {}
 
 
