@@ -286,8 +286,11 @@ def _extended(given, params, fn=lambda dimensions: dimensions):
     numbers = optax_library().contrib.MuonDimensionNumbers
     # A PyTree may be callable, too, such as those in the structure of an MLP.
     is_function = callable(given) and jtu.all_leaves([given])
-    given = given(params) if is_function else given
-    given = numbers() if given is None else given
+    if given is None:
+        given = numbers()
+    elif is_function:
+        # (Of one array that is no matrix, it returns none.)
+        given = given(params)
     extend = lambda d, subtree: jtu.tree_map(lambda _: fn(d), subtree)
     is_leaf = lambda x: x is None or isinstance(x, numbers)
     return jtu.tree_map(extend, given, params, is_leaf=is_leaf)

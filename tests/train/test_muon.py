@@ -114,6 +114,17 @@ def test_dimension_numbers_of_many():
         assert trees_equal(found, expected)
 
 
+# Each of one array, too, be it a matrix or not.
+@pytest.mark.parametrize("name", shapes)
+def test_one_array(name):
+    params, (g,) = trees(1)
+    ours, theirs = muon8bit(0.1, min_size=0), optax.contrib.muon(0.1)
+    found, _ = ours.update(g[name], ours.init(params[name]), params[name])
+    state = theirs.init(params[name])
+    expected, _ = theirs.update(g[name], state, params[name])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 # In a loop of accumulated gradients, in bfloat16, whose state is donated.
 def test_a_training_loop():
     model = eqx.nn.MLP(64, 8, 64, 2, dtype=jnp.bfloat16, key=jr.key(0))

@@ -1,5 +1,6 @@
 import functools as ft
 import importlib.util
+import inspect
 import subprocess
 import sys
 
@@ -223,15 +224,20 @@ def test_small_gradients_next_to_large_ones():
 
 
 @pytest.mark.examples(2)
-@pytest.mark.parametrize("make", (adamw8bit, adamw4bit, lion8bit, muon8bit))
+@pytest.mark.parametrize(
+    "make, name",
+    [(adamw8bit, "b2"), (adamw4bit, "b2"), (lion8bit, "b2"), (muon8bit, "adam_b2")],
+)
 @pytest.mark.parametrize("injected", (False, True))
-def test_dtypes_and_transformations(make, injected):
+def test_dtypes_and_transformations(make, name, injected):
     params = {"w": normal(64, 64, dtype=jnp.bfloat16), "none": None}
     grads = {"w": normal(64, 64, seed=1, dtype=jnp.bfloat16), "none": None}
     if injected:
-        static_args = ("block_size", "min_size", "ns_steps")
+        sizes = {"block_size", "min_size", "ns_steps"}
+        static_args = sizes & {*inspect.signature(make).parameters}
         make = optax.inject_hyperparams(make, static_args)
-    optimiser = make(learning_rate=1e-2, weight_decay=0.1)
+    # (Injected, they are of the gradients' dtype, in which 0.999 is one.)
+    optimiser = make(learning_rate=1e-2, **{name: 0.9})
     state = optimiser.init(params)
     eager, eager_state = optimiser.update(grads, state, params)
     updates, new = jax.jit(optimiser.update)(grads, state, params)
