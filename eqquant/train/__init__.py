@@ -1,7 +1,7 @@
 """Training with quantized weights: straight-through estimators, quantization-aware
-training, LoRA adapters and 8-bit optimizers; and training in fewer bits: products
-(`_tree_compute`), activations (`_save_quantized`), and what devices send each other
-(`_collectives`).
+training, LoRA adapters and optimizers with states in 8 and 4 bits; and training in
+fewer bits: products (`_tree_compute`), activations (`_save_quantized`), and what
+devices send each other (`_collectives`).
 
 The products of a training step are four (`_contractions`), of which a primitive
 (`_linear`) makes derivatives and `vmap`. Products of other dimensions become these

@@ -4,7 +4,7 @@ from typing import Any, TYPE_CHECKING
 from jaxtyping import PyTree
 
 from ..formats import Dynamic8
-from ._moments8bit import chained, Scalar, Size
+from ._moments import chained, Scalar, Size
 from ._quantized_adam import scale_by_quantized_adam
 
 

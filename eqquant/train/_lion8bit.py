@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ..formats import Dynamic8
-from ._advance8bit import advance
-from ._moments8bit import chained, Moment, optax_library, Scalar, Size, zeros
+from ._advance import advance
+from ._moments import chained, Moment, optax_library, Scalar, Size, zeros
 
 
 if TYPE_CHECKING:

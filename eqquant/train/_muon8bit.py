@@ -12,8 +12,8 @@ from jaxtyping import Array, Int, PyTree
 from .._product import by_types
 from ..formats import Dynamic8
 from ._adam8bit import adamw8bit
-from ._advance8bit import advance
-from ._moments8bit import (
+from ._advance import advance
+from ._moments import (
     chained,
     Moment,
     optax_library,

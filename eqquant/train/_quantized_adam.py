@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from ..formats import AbstractGrid
-from ._advance8bit import advance
-from ._moments8bit import Moment, optax_library, Scalar, Size, unbiased, zeros
+from ._advance import advance
+from ._moments import Moment, optax_library, Scalar, Size, unbiased, zeros
 
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def optax_library() -> Any:
     """Imports optax, which is an optional dependency."""
     if importlib.util.find_spec("optax") is None:
         raise ModuleNotFoundError(
-            "8-bit optimizers are gradient transformations of optax, which is not "
+            "Optimizers are gradient transformations of optax, which is not "
             "installed. Install it by `pip install eqquant[train]`."
         )
     return importlib.import_module("optax")
