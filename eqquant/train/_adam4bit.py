@@ -26,8 +26,9 @@ def scale_by_adam4bit(
 ) -> "optax.GradientTransformation":
     """`optax.scale_by_adam` with a state of 1.06 bytes per parameter instead of eight.
     Both moments are flattened and stored in [`eqquant.Square4`][] with dithered
-    rounding; the second moment is unsigned. It is never less than a sixteenth of the
-    largest of its block, by which parameters with small gradients learn more slowly.
+    rounding; the second moment is unsigned. What is kept of it is never less than 1/256
+    of the largest of its block: parameters whose gradients are less than 1/16 of those
+    of others in the block learn more slowly than by `optax.scale_by_adam`.
 
     **Arguments:**
 
