@@ -67,9 +67,11 @@ class BytePlanes {
     }
   }
   static void collect(const __m256* from, float* to) {
-    for (int v = 0; v < 4; ++v) {
-      _mm_storeu_ps(to + 4 * v, _mm256_castps256_ps128(from[v]));
-      _mm_storeu_ps(to + 16 + 4 * v, _mm256_extractf128_ps(from[v], 1));
+    // (Of whole vectors: a load of two halves would wait until they are written.)
+    for (int v = 0; v < 4; v += 2) {
+      _mm256_storeu_ps(to + 4 * v, _mm256_permute2f128_ps(from[v], from[v + 1], 0x20));
+      _mm256_storeu_ps(to + 16 + 4 * v,
+                       _mm256_permute2f128_ps(from[v], from[v + 1], 0x31));
     }
   }
 
