@@ -179,11 +179,11 @@ def _gather(eqn, operands):
     # The axes of the indices are in the place of the axis now. The gather has them in
     # places of its own.
     offsets = iter(sorted(numbers.offset_dims))
-    axes = []
+    places = []
     for i in range(len(before)):
-        axes += batch if i == axis else []
-        axes += [] if i == axis and collapsed else [next(offsets)]
-    order = tuple(axes.index(i) for i in range(len(after)))
+        places += batch if i == axis else []
+        places += [] if i == axis and collapsed else [next(offsets)]
+    order = tuple(places.index(i) for i in range(len(after)))
     return [(move, Transpose(order))]
 
 

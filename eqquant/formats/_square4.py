@@ -26,7 +26,7 @@ class Square4(AbstractGrid):
     !!! Example
 
         ```python
-        q = eqquant.quantize(w, eqquant.Square4(signed=False, dithered=True))
+        nu = eqquant.quantize(grad**2, eqquant.Square4(signed=False))
         ```
 
     ??? cite "Reference"

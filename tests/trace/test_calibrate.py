@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 
-from .test_uses import dynamic, looped, mapped, scanned, unrolled
+from .test_uses import dynamic, looped, mapped, scanned, split, unrolled
 
 
 key = jr.key(0)
@@ -91,7 +91,7 @@ def test_multihead_attention():
     assert "as query_proj.weight" in repr(stats)
 
 
-@pytest.mark.parametrize("fn", [scanned, unrolled, looped, dynamic])
+@pytest.mark.parametrize("fn", [scanned, unrolled, split, looped, dynamic])
 def test_stacks(fn):
     make = lambda key: eqx.nn.Linear(16, 16, key=key)
     stack = eqx.filter_vmap(make)(jr.split(key, 3))

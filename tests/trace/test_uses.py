@@ -67,6 +67,15 @@ def unrolled(m, x):
     return x
 
 
+def split(m, x):
+    arrays, static = eqx.partition(m, eqx.is_array)
+    leaves, treedef = jtu.tree_flatten(arrays)
+    for parts in zip(*(jnp.split(a, 3) for a in leaves), strict=True):
+        one = treedef.unflatten([a[0] for a in parts])
+        x = x + jax.vmap(eqx.combine(one, static))(x)
+    return x
+
+
 def looped(m, x):
     arrays, static = eqx.partition(m, eqx.is_array)
 
@@ -99,10 +108,10 @@ def make_stack():
     return eqx.filter_eval_shape(eqx.filter_vmap(make), jr.split(key, 3))
 
 
-@pytest.mark.parametrize("fn", [scanned, unrolled, looped, dynamic])
+@pytest.mark.parametrize("fn", [scanned, unrolled, split, looped, dynamic])
 def test_stacks(fn):
     use = used(fn, make_stack(), struct(8, 16))["weight"]
-    assert len(use.products) == (3 if fn is unrolled else 1)
+    assert len(use.products) == (3 if fn in (unrolled, split) else 1)
     for product in use.products:
         assert (product.contracted, product.rows) == ((2,), 8)
         assert product.stacked == (0,)

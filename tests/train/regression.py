@@ -1,4 +1,4 @@
-"""The losses of optimizers with moments in 8 bits, next to those in float32, on
+"""The losses of optimizers with moments in 8 and 4 bits, next to those in float32, on
 regressions without noise:
 
     python -m tests.train.regression                     # an MLP of ReLUs, 20 seeds

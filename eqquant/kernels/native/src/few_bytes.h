@@ -1,8 +1,8 @@
 // Products of weights of `Blocks` by a few rows of inputs, of codes that are bytes.
 //
-// Codes of adjacent rows are adjacent in memory, those of a row are far apart. Memory is
-// read fastest in long runs, so that a few codes of many panels are taken at a time, not
-// many codes of a panel.
+// Codes of adjacent rows are adjacent in memory, those of a row are far apart. Memory
+// is read fastest in long runs, so that a few codes of many panels are taken at a time,
+// not many codes of a panel.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class FewBytes {
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
   // How many codes of a panel are taken at a time, how many codes ahead memory is
   // prefetched, and how many are summed before they are scaled.
-  static constexpr int64_t kTogether = 4, kAhead = 8, kSummed = 64;
+  static constexpr int64_t kTogether = 4, kCodesAhead = 8, kSummed = 64;
 
   FewBytes(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x)
       : w_(w), numbers_(numbers), x_(x), points_(w),
@@ -77,7 +77,7 @@ class FewBytes {
     const uint8_t* c = w_.bytes + k * w_.n + n_ + p * kRows;
     EQQUANT_UNROLL
     for (int64_t i = 0; i < number; ++i, c += w_.n) {
-      _mm_prefetch(reinterpret_cast<const char*>(c + kAhead * w_.n), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(c + kCodesAhead * w_.n), _MM_HINT_T0);
       typename V::Floats point[4];
       points_(c, less, point);
       each([&](int r, int v) {
