@@ -73,12 +73,16 @@ def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
     """The same array in another layout, whose format may pack the same codes
     differently. The `tail` of the result is computed here; that of `layout` is
     ignored."""
-    vector = all(a.ndim < 2 for a in jtu.tree_leaves(q.stored))
+    leaves = jtu.tree_leaves(q.stored)
+    vector = all(a.ndim < 2 for a in leaves)
     row_axis = q.layout.row_axis if vector else layout.row_axis
     layout = Layout(layout.format, q.layout.tail, row_axis)
     if layout == q.layout:
         return q
-    stored = _relaid(q.stored, q.layout, layout)
+    # (A skeleton has shapes alone.)
+    skeleton = any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves)
+    relay = lambda stored: _relaid(stored, q.layout, layout)
+    stored = jax.eval_shape(relay, q.stored) if skeleton else relay(q.stored)
     layout = layout.trimmed(stored, q.layout.shape(q.stored)[-1])
     new = dataclasses.replace(q, stored=stored, layout=layout)
     placed = isinstance(q.sharding, NamedSharding)

@@ -57,6 +57,8 @@ large = (300, 14336, 1024)
 cases = [(name, *size) for name in formats if name not in others for size in sizes]
 cases += [(name, *sizes[0]) for name in others]
 cases += [(name, *large) for name in ("nf4", "int8", *others)]
+# As many channels as a warpgroup stores.
+cases += [("nf4", 2, 64, 512), ("int8-int8", 2, 128, 512)]
 
 
 def main(folder: pathlib.Path) -> dict[str, dict]:
@@ -103,7 +105,7 @@ def _compile(x, q, mesh, folder):
         ),
         "instructions": {
             name: len(re.findall(rf"\b{name}", ptx))
-            for name in ("wgmma.mma_async", "prmt", "lop3", "sub.rn.bf16x2", "cp.async")
+            for name in ("prmt", "cp.async.bulk.tensor", "cp.async.bulk.global")
         },
         "serialized": "C7510" in ptxas or "C7512" in ptxas,
     }

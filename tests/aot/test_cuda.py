@@ -46,6 +46,14 @@ def test_products_are_those_of_tensor_cores(compiled, case):
     assert found["wgmma"]
 
 
+# As runs of memory, tiles would end within the rows that follow.
+@case
+def test_products_are_stored_in_tiles(compiled, case):
+    instructions = compiled[case]["instructions"]
+    assert instructions["cp.async.bulk.tensor"] >= 3
+    assert instructions["cp.async.bulk.global"] == 0
+
+
 @pytest.mark.parametrize("name, m, n, k", cases)
 def test_no_copy_of_the_weight(compiled, name, m, n, k):
     found = compiled[f"{name}-{m}"]

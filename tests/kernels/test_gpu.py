@@ -17,7 +17,7 @@ from eqquant.kernels._table import on_base
 from eqquant.kernels.gpu._decoded import decoded
 from eqquant.kernels.gpu._float import bfloat16_wgmma, swapped_wgmma
 from eqquant.kernels.gpu._int8 import int8_dot, int8_wgmma
-from eqquant.kernels.gpu._plan import copying_registers, plan, stages_of
+from eqquant.kernels.gpu._plan import copying_registers, plan, stages_of, width
 
 from ..helpers import error, formats, normal
 
@@ -331,6 +331,11 @@ def test_plans(m, n, j, p, itemsize, block, of_blocks):
     sums = found.channels * found.rows * (itemsize if found.splits == 1 else 4)
     # What a kernel may have of a multiprocessor, less some for barriers.
     assert found.stages * stage + sums <= 227 * 1024 - 4096
+
+
+def test_rows_are_longer_than_tiles():
+    assert [width(n, 64) for n in (1, 63, 64, 65, 72, 200)] == [72, 72, 72, 72, 72, 200]
+    assert [width(n, 128) for n in (64, 128, 129)] == [136, 136, 136]
 
 
 def test_one_stage_is_the_least():

@@ -1,5 +1,9 @@
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from eqquant.kernels import integer_product
 
@@ -49,3 +53,17 @@ def test_against_integers():
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == np.float32
         np.testing.assert_allclose(a, b, rtol=1e-7)
+
+
+# XLA gives wrong numbers there for other sizes.
+@pytest.mark.parametrize("across", (False, True))
+def test_gpus_contract_multiples_of_four(across):
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.int8) for shape in ((5, 70), (33, 70)))
+    if across:
+        w = jax.ShapeDtypeStruct((70, 33), jnp.int8)
+    traced = jax.jit(lambda x, w: integer_product(x, w, across=across)).trace(x, w)
+    (dot,) = re.findall(
+        r"dot_general.*", traced.lower(lowering_platforms=("cuda",)).as_text()
+    )
+    assert "tensor<5x72xi8>" in dot
+    assert "xi8" in dot and "70" not in dot

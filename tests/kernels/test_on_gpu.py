@@ -44,12 +44,14 @@ def check(x, q, name=None):
     assert error(y, np.asarray(x, np.float64), q.dequantize()) < bound
 
 
-# Channels that fill no tile; rows that do, and that do not.
+# Channels that fill no tile, and what one warpgroup stores; rows that fill a tile, and
+# that do not.
 @pytest.mark.parametrize(
     "m, k, n, dtype",
     (
         (1, 4096, 1024, jnp.bfloat16),
         (1, 1024, 263, jnp.float32),
+        (2, 512, 64, jnp.float32),
         (9, 1024, 263, jnp.float16),
         (16, 4096, 1024, jnp.bfloat16),
         (33, 1024, 263, jnp.bfloat16),
@@ -67,11 +69,21 @@ def test_hopper(name, m, k, n, dtype):
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32), ids=str)
 @pytest.mark.parametrize("m", (1, 8, 16, 64, 100, 256, 1000))
-@pytest.mark.parametrize("k, n", ((224, 197), (4096, 4096)))
+@pytest.mark.parametrize("k, n", ((70, 5), (224, 197), (512, 128), (4096, 4096)))
 def test_integers(m, k, n, dtype):
     x = jnp.asarray(normal(m, k, seed=1), dtype)
     q = weight(k, n, eqq.Int8(), eqq.Int8())
-    check(x, q, "int8_wgmma" if m <= 256 else "int8_dot")
+    check(x, q, "int8_wgmma" if m <= 256 and k != 70 else "int8_dot")
+
+
+@pytest.mark.parametrize("k", (64, 70, 71, 513))
+def test_stacks_of_integers(k):
+    q = eqq.quantize(normal(3, k, 40), "int8", activation="int8")
+    x = normal(3, 7, k, seed=1)
+    y = jax.jit(jax.vmap(lambda x, q: x @ q))(x, q)
+    for i in range(3):
+        rounded = eqq.quantize(x[i], "int8", axis=-1).dequantize()
+        assert error(y[i], rounded, q[i].dequantize()) < 1e-5
 
 
 @pytest.mark.parametrize("k", (64, 320, 832, 1088, 11008))

@@ -90,6 +90,14 @@ def test_skeletons(format):
     assert outside["layer"].bias.shape == (64,)
 
 
+@pytest.mark.parametrize("platform", ("gpu", "tpu"))
+def test_skeletons_are_prepacked(platform):
+    model = eqq.tree_quantize(_dense, "ternary")
+    skeleton = eqx.filter_eval_shape(lambda: model)
+    packed = eqx.filter_eval_shape(lambda: eqq.tree_prepack(model, platform))
+    assert eqx.tree_equal(eqq.tree_prepack(skeleton, platform), packed)
+
+
 def test_skeletons_are_loaded(tmp_path):
     eqq.save(tmp_path / "model", _quantized["int8"])
     skeleton = eqq.tree_quantize(eqx.filter_eval_shape(_mlp), "int8")

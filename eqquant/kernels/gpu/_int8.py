@@ -11,9 +11,10 @@ from ...formats import from_bits, Int8
 from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
+from ..native import integer_product
 from ._float import refuse
 from ._pallas import launch, mosaic_gpu, pipeline, store
-from ._plan import aligned, group, Plan, splits_of, stages_of
+from ._plan import group, Plan, splits_of, stages_of, width
 from ._rows import by_eights, padded, swizzle_of
 
 
@@ -137,7 +138,7 @@ def _product(
     y = launch(
         kernel,
         plan,
-        jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
+        jax.ShapeDtypeStruct((plan.splits, m, width(n, _columns)), dtype),
         (-(-n // _columns), -(-m // plan.channels)),
         [plgpu.SMEM((plan.groups, group, _columns), dtype)],
         interpret,
@@ -150,14 +151,8 @@ def int8_dot(
 ) -> Float[Array, "m n"]:
     """Quantizes `x` to 8 bits, and leaves the product of 8-bit integers to XLA."""
     codes, scale = _rounded(x, problem.activation)
-    axis = 1 if problem.row_axis == -2 else 0
-    y = lax.dot_general(
-        codes,
-        stored["codes"],
-        (((1,), (axis,)), ((), ())),
-        preferred_element_type=jnp.int32,
-    )
-    y = y.astype(jnp.float32) * scale[:, None]
+    y = integer_product(codes, stored["codes"], across=problem.row_axis != -2)
+    y = y * scale[:, None]
     return (y * _scale_of_rows(stored, problem)[None]).astype(problem.dtype)
 
 

@@ -126,7 +126,11 @@ def stages_of(steps: int, stage: int, sums: int) -> int:
     return max(1, min(8, steps, (_shared_memory - sums) // stage))
 
 
-def aligned(n: int) -> int:
-    """The length of a row of `n` numbers, padded to a multiple of 16 bytes as TMA needs
-    it."""
-    return -(-n // 8) * 8
+def width(n: int, tile: int) -> int:
+    """The length of the rows of a product of `n` columns that is stored in tiles of
+    `tile` columns, padded to a multiple of 16 bytes as TMA needs it.
+
+    Rows are longer than a tile: whole rows would be copied as one run of memory, also
+    to what follows the last of them.
+    """
+    return -(-max(n, tile + 1) // 8) * 8

@@ -7,7 +7,7 @@ from jaxtyping import Array, BFloat16, Float, Integer, Shaped
 
 from .._finite import infinite_as_nan
 from ._pallas import launch, mosaic_gpu, pipeline, store
-from ._plan import aligned, group, loaded, Plan
+from ._plan import group, loaded, Plan, width
 from ._rows import swizzle_of
 from ._words import in_order_of_words, in_registers, interpreted, Points
 
@@ -229,7 +229,7 @@ def product(
     y = launch(
         kernel,
         plan,
-        jax.ShapeDtypeStruct((plan.splits, m, aligned(n)), dtype),
+        jax.ShapeDtypeStruct((plan.splits, m, width(n, group)), dtype),
         (-(-n // plan.channels), -(-m // plan.rows)),
         scratch,
         interpret,

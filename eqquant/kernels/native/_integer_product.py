@@ -63,16 +63,24 @@ def _by_parts(fn, x, w, across):
     return ft.reduce(operator.add, parts)
 
 
-def _xla(x, w, *, stack, across):
+def _xla(x, w, *, stack, across, cpu):
     batch = tuple(range(stack))
     contracted = (x.ndim - 1,), (stack if across else stack + 1,)
 
     def dot(x, w):
         dims = contracted, (batch, batch)
+        if not cpu:
+            # On GPUs, XLA gives wrong numbers (as of JAX 0.11.2) unless the size of the
+            # contracted axes is a multiple of four.
+            x, w = (_in_fours(a, axis) for a, (axis,) in zip((x, w), contracted))
         y = lax.dot_general(x, w, dims, preferred_element_type=jnp.int32)
         return y.astype(jnp.float32)
 
     return _by_parts(dot, x, w, across)
+
+
+def _in_fours(a, axis):
+    return jnp.pad(a, [(0, -n % 4 * (i == axis)) for i, n in enumerate(a.shape)])
 
 
 def _native(x, w, *, stack, across):
@@ -120,7 +128,7 @@ def _lower(ctx, x, w, *, cpu, **params):
         and library.missing() is None
         and library.level() >= 2
     )
-    fn = ft.partial(_native if native else _xla, **params)
+    fn = ft.partial(_native if native else ft.partial(_xla, cpu=cpu), **params)
     return mlir.lower_fun(fn, multiple_results=False)(ctx, x, w)
 
 
