@@ -67,3 +67,34 @@ def test_gpus_contract_multiples_of_four(across):
     )
     assert "tensor<5x72xi8>" in dot
     assert "xi8" in dot and "70" not in dot
+
+
+def test_any_shape_and_integer():
+    """Of whole and partial groups of rows and columns, cut several times, empty, and
+    stacked; with -128, which no format gives."""
+    ends = np.array([-128, -127, 127], np.int8)
+    shapes = [(1, 1, 1), (2, 3, 5), (34, 1031, 17), (32, 8, 16), (35, 2050, 9)]
+    shapes += [(0, 4, 3), (40, 0, 3), (40, 4, 0), (32, 131_080, 2)]
+
+    def operands(m, k, n, stack=()):
+        return [generator.choice(ends, (*stack, *s)) for s in ((m, k), (n, k), (k, n))]
+
+    given = [operands(*shape) for shape in shapes]
+    stacked = operands(37, 70, 3, stack=(2, 3))
+
+    @jax.jit
+    def products(given, stacked):
+        both = lambda x, w, v, stack=0: (
+            integer_product(x, w, stack=stack),
+            integer_product(x, v, stack=stack, across=True),
+        )
+        return [both(*some) for some in given], both(*stacked, stack=2)
+
+    found, side_by_side = products(given, stacked)
+    for (x, w, v), (along, across) in zip(
+        [*given, stacked], [*found, side_by_side], strict=True
+    ):
+        x, w, v = (a.astype(np.int64) for a in (x, w, v))
+        for a, b in ((along, x @ w.mT), (across, x @ v)):
+            assert a.dtype == np.float32
+            np.testing.assert_allclose(a, b, rtol=1e-7)

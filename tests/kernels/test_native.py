@@ -163,7 +163,7 @@ def test_is_chosen(format):
 
 def test_rounded_activations():
     q = eqq.quantize(normal(200, 70), eqq.Int8(), activation=eqq.Int8())
-    for m in (1, 2, 7):
+    for m in (1, 2, 7, 70):
         x = normal(m, 200, seed=m)
         wanted = eqq.qmatmul(x, q, kernel="reference")
         assert np.allclose(x @ q, wanted, rtol=1e-5, atol=1e-4)

@@ -22,6 +22,7 @@
 
 #include "case.h"
 #include "check_blocks.h"
+#include "check_bytes.h"
 #include "compare.h"
 #include "emulated_tiles.h"
 #include "kernels.h"
@@ -230,6 +231,7 @@ void check_case(const Kernels& kernels, const char* set, const Pool& pool) {
   check_integers(whole, kernels, set, pool);
   check_rounded(whole, kernels, set, pool);
   check_blocks(kernels, set, pool);
+  check_bytes(kernels, set, pool);
 }
 
 }  // namespace

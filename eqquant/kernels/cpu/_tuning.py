@@ -38,6 +38,11 @@ unit_sweep_rows = 2
 native_bfloat16_rows = 16
 native_decoded_bfloat16_rows = 8
 
+# The least number of rows for which products of 8-bit integers alone are the fastest
+# with AVX2: of given integers, and of inputs that are rounded first.
+native_byte_rows = 32
+native_rounded_byte_rows = 64
+
 # The least block for which products of 8-bit integers are as fast.
 native_integer_block = 64
 

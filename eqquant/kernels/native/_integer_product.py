@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int8 as Int8Array
 from ...formats import Int8, Layout
 from .._eager import run_compiled
 from .._problem import Problem
-from ..cpu._tuning import multiplies_integers
+from ..cpu._tuning import multiplies_integers, native_byte_rows
 from . import _library as library
 from ._call import call, weight
 
@@ -29,14 +29,13 @@ def integer_product(
     n]` with that, if it is `across`. It is exact, but for rounding to float32. `*b` are
     `stack` axes.
 
-    XLA computes it; or on a CPU, before JAX 0.11, the native library, since XLA would
-    take as long as for a product of floats.
+    XLA computes it, or on a CPU where that is slower, the native library.
     """
     return integer_product_p.bind(x, w, stack=stack, across=across)
 
 
-# The largest number of products of two integers up to 127 whose sum fits into 32 bits.
-_most = (2**31 - 1) // 127**2
+# The largest number of products of two integers up to 128 whose sum fits into 32 bits.
+_most = (2**31 - 1) // 128**2
 
 # (So that `vmap` gives it more rows.)
 integer_product_p = Primitive("integer_product")
@@ -83,7 +82,21 @@ def _in_fours(a, axis):
     return jnp.pad(a, [(0, -n % 4 * (i == axis)) for i, n in enumerate(a.shape)])
 
 
-def _native(x, w, *, stack, across):
+def _bytes(x, w, *, stack, across):
+    lead, rows = x.shape[:stack], x.shape[stack:-1]
+
+    def dot(x, w):
+        shape = *x.shape[:-1], w.shape[-1 if across else -2]
+        result = jax.ShapeDtypeStruct(shape, jnp.float32)
+        function = jax.ffi.ffi_call("eqquant_bytes", result)
+        return function(x, w, across=across, level=np.int32(library.level()))
+
+    x = x.reshape(*lead, math.prod(rows), x.shape[-1])
+    y = _by_parts(dot, x, w, across)
+    return y.reshape(*lead, *rows, y.shape[-1])
+
+
+def _rounded(x, w, *, stack, across):
     if not across:
         w = w.mT  # The library reads what is contracted first.
     *rows, k = x.shape[stack:]
@@ -123,12 +136,17 @@ def _lower(ctx, x, w, *, cpu, **params):
     native = (
         cpu
         and alone
-        and not multiplies_integers
         and not module.lowering_parameters.for_export
         and library.missing() is None
-        and library.level() >= 2
+        and all(math.prod(a.shape) for a in ctx.avals_in)
     )
-    fn = ft.partial(_native if native else ft.partial(_xla, cpu=cpu), **params)
+    rows = math.prod(ctx.avals_in[0].shape[params["stack"] : -1])
+    fn = ft.partial(_xla, cpu=cpu)
+    if native and library.level() == 1 and rows >= native_byte_rows:
+        fn = _bytes
+    elif native and library.level() >= 2 and not multiplies_integers:
+        fn = _rounded
+    fn = ft.partial(fn, **params)
     return mlir.lower_fun(fn, multiple_results=False)(ctx, x, w)
 
 

@@ -15,17 +15,20 @@ from ...formats import (
     round_trip,
 )
 from .._digits import error, provided
+from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
-from ..cpu._codes import grid, integer_step, radix
+from ..cpu._codes import grid, integer_step, radix, scales
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_bfloat16_rows,
     native_integer_rows,
+    native_rounded_byte_rows,
     native_transposed_rows,
 )
 from . import _library as library
 from ._call import by_digit, call, integer_offset, refuse, weight
+from ._integer_product import integer_product
 
 
 def native(
@@ -85,6 +88,19 @@ def native_integers(
         codes = jnp.pad(codes, ((0, 0), (0, -codes.shape[1] % math.lcm(4, w.per))))
         unit = problem.activation.scales(rounded, 0)
         y = call("rounded", [codes, unit], w, problem.n)
+    return y.astype(problem.dtype)
+
+
+@exact_where_not_finite
+def native_bytes(
+    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+) -> Float[Array, "m n"]:
+    """Multiplies 8-bit integers: the codes by the inputs, which are quantized to 8
+    bits. Scales are applied to the sums."""
+    assert isinstance(problem.activation, Int8)
+    rounded = problem.activation.encode(x.astype(jnp.float32))
+    y = integer_product(rounded["codes"], stored["codes"], across=True)
+    y = y * problem.activation.scales(rounded, 0) * scales(stored, problem)
     return y.astype(problem.dtype)
 
 
@@ -156,6 +172,21 @@ def refuse_integers(problem: Problem) -> str | None:
     return None
 
 
+def _refuse_bytes(problem: Problem) -> str | None:
+    reason = refuse(problem)
+    if reason is not None:
+        return reason
+    if library.level() != 1:
+        return "is slower than `native_integers` on this CPU"
+    assert problem.rows is not None and problem.activation is not None
+    if problem.rows < native_rounded_byte_rows:
+        return f"is for {native_rounded_byte_rows} rows or more, got {problem.rows}"
+    for format in (problem.format, problem.activation):
+        if format.block_size is not None:
+            return f"needs formats with one scale for each row, got {format}"
+    return None
+
+
 for _type, _activation in it.product(
     (AbstractGrid, Int4, AbstractRSR), (None, Int8, AbstractFormat)
 ):
@@ -181,3 +212,11 @@ for _type in (AbstractGrid, Int4):
     )
     _register(error=error, provided=provided)(native_integers)
     _register(activation=Int8, error=1e-5)(native_integers)
+
+register_kernel(
+    *("matmul", Int8),
+    activation=Int8,
+    priority=11,
+    error=1e-5,
+    supports=_refuse_bytes,
+)(native_bytes)

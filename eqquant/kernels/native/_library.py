@@ -20,6 +20,7 @@ _functions = (
     "decoded_transposed",
     "decoded_bfloat16",
     "decoded_integers",
+    "bytes",
 )
 # The instruction sets, each of which includes those before it.
 _levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}

@@ -1,4 +1,5 @@
 // Kernels for AVX2 with FMA and F16C: any x86-64 since 2013.
+#include "bytes.h"
 #include "decoded.h"
 #include "decoded_transposed.h"
 #include "forward.h"
@@ -19,6 +20,7 @@ const Kernels avx2_kernels = {
     nullptr,
     nullptr,
     nullptr,
+    multiply_bytes,
     nullptr,
     nullptr,
     decoded_scratch<Avx2>,

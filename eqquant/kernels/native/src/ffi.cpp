@@ -2,18 +2,12 @@
 // instruction set, and run them on XLA's thread pool.
 #include "xla/ffi/api/ffi.h"
 
-#include <immintrin.h>
-
-#include <atomic>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <string>
-#include <thread>
 
 #include "blocks_operands.h"
+#include "call.h"
 #include "kernels.h"
-#include "machine.h"
 #include "operands.h"
 #include "products.h"
 
@@ -21,73 +15,6 @@ namespace eqquant {
 namespace {
 
 namespace ffi = xla::ffi;
-
-// The kernels of an instruction set, or null if the machine does not have it.
-const Kernels* kernels_of(int32_t level) {
-  if (level > level_of_machine()) return nullptr;
-  switch (level) {
-    case kAvx2: return &avx2_kernels;
-    case kAvx512: return &avx512_kernels;
-    case kAvx512Bf16: return &avx512_bf16_kernels;
-    case kAmx: return &amx_kernels;
-    default: return nullptr;
-  }
-}
-
-// Runs tasks on the threads of the pool and on the calling thread. Each takes the next
-// task as soon as it is free.
-void run_on_pool(const void* pool, int64_t tasks,
-                 void (*task)(void* data, int64_t i, int64_t worker), void* data) {
-  auto& threads =
-      *const_cast<ffi::ThreadPool*>(static_cast<const ffi::ThreadPool*>(pool));
-  struct State {
-    std::atomic<int64_t> next{0}, done{0}, workers{1};
-  };
-  // Shared: a thread of the pool may start only after the caller has returned.
-  auto state = std::make_shared<State>();
-  auto work = [state, tasks, task, data](int64_t worker) {
-    for (int64_t i; (i = state->next.fetch_add(1)) < tasks;) {
-      task(data, i, worker);
-      state->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  const int64_t helpers = smaller(threads.num_threads(), tasks) - 1;
-  for (int64_t i = 0; i < helpers; ++i)
-    threads.Schedule([state, work] { work(state->workers.fetch_add(1)); });
-  work(0);
-  for (int64_t spins = 0; state->done.load(std::memory_order_acquire) < tasks; ++spins)
-    spins < 4096 ? _mm_pause() : std::this_thread::yield();
-}
-
-ffi::Error wrong(const std::string& what) {
-  return ffi::Error::InvalidArgument("eqquant: " + what);
-}
-
-// Scratch memory for one call, aligned to 64 bytes. (XLA's allocator is for devices
-// only.)
-template <class T>
-class Scratch {
- public:
-  explicit Scratch(int64_t number)
-      : data_(number == 0 ? nullptr
-                          : ::operator new(static_cast<size_t>(number) * sizeof(T),
-                                           std::align_val_t(64), std::nothrow)),
-        failed_(number != 0 && data_ == nullptr) {}
-  ~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  T* get() const { return static_cast<T*>(data_); }
-  bool failed() const { return failed_; }
-
- private:
-  void* data_;
-  bool failed_;
-};
-
-Parallel on(const ffi::ThreadPool& pool) {
-  return {run_on_pool, &pool, larger(1, pool.num_threads())};
-}
 
 using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<ffi::Buffer<ffi::F32>>;
@@ -105,14 +32,6 @@ std::string check(const Weights& w, const Matrices& x, const Matrices& y, int64_
            std::to_string(to) + ", got " + std::to_string(x.columns) + " and " +
            std::to_string(y.columns);
   return "";
-}
-
-ffi::Error no_level(int32_t level) {
-  return wrong("this machine has no instructions of level " + std::to_string(level));
-}
-
-ffi::Error no_memory() {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "eqquant: no scratch memory");
 }
 
 // Calls `one(product, i)` for each weight of the stack.
@@ -214,6 +133,25 @@ ffi::Error rounded(const ffi::ThreadPool& pool, ffi::Buffer<ffi::S8> x, Floats u
                                            unit.typed_data() + i * xs.rows,
                                            y->typed_data() + i * ys.each());
                   });
+}
+
+// `y[m, n] = x[m, k] @ w[n, k].T`, or `x[m, k] @ w[k, n]`, of integers.
+ffi::Error bytes(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Buffer<ffi::S8> w,
+                 Result y, bool across, int32_t level) {
+  const Kernels* kernels = kernels_of(level);
+  if (kernels == nullptr || kernels->bytes == nullptr) return no_level(level);
+  const Matrices xs(x.dimensions()), ws(w.dimensions()), ys(y->dimensions());
+  const int64_t k = across ? ws.rows : ws.columns, n = across ? ws.columns : ws.rows;
+  if (xs.number != ws.number || ys.number != ws.number || xs.rows != ys.rows ||
+      xs.columns != k || ys.columns != n)
+    return wrong("matrices should have shapes that a product has");
+  if (xs.each() == 0 || ws.each() == 0 || k >= 1 << 17)
+    return wrong("matrices should not be empty, nor too long for sums of 32 bits");
+  for (int64_t i = 0; i < ws.number; ++i)
+    kernels->bytes({x.typed_data() + i * xs.each(), w.typed_data() + i * ws.each(),
+                    y->typed_data() + i * ys.each(), xs.rows, n, k, across},
+                   on(pool));
+  return ffi::Error::Success();
 }
 
 // Which product of `Blocks` to compute.
@@ -340,6 +278,15 @@ auto bind_rounded() {
   return with_weight(bind().Arg<ffi::Buffer<ffi::S8>>().Arg<Floats>());
 }
 
+auto bind_bytes() {
+  return bind()
+      .Arg<ffi::Buffer<ffi::S8>>()
+      .Arg<ffi::Buffer<ffi::S8>>()
+      .Ret<ffi::Buffer<ffi::F32>>()
+      .Attr<bool>("across")
+      .Attr<int32_t>("level");
+}
+
 }  // namespace
 }  // namespace eqquant
 
@@ -375,4 +322,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_integers,
                               eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_rounded, eqquant::of_rounded,
                               eqquant::bind_rounded());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_bytes, eqquant::bytes, eqquant::bind_bytes());
 #pragma GCC visibility pop

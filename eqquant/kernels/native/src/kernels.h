@@ -250,6 +250,17 @@ struct AnyRows {
   const float* unit;
 };
 
+// Matrices of 8-bit integers, and their product `y[m, n]`: of `x[m, k]` with `w[n, k]`,
+// or with `w[k, n]`, `across` it. None is empty, and `k` is below 2**17, so that sums
+// have 32 bits.
+struct ByteMatrices {
+  const int8_t* x;
+  const int8_t* w;
+  float* y;
+  int64_t rows, n, k;
+  bool across;
+};
+
 // The kernels of an instruction set; `products.h` combines them to whole products. No
 // two tasks of a kernel add to the same number, so that results do not depend on the
 // number of threads.
@@ -279,6 +290,9 @@ struct Kernels {
   int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
   void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
                    const Parallel&);
+
+  // Products of 8-bit integers alone. Null if those of weights are faster.
+  void (*bytes)(const ByteMatrices&, const Parallel&);
 
   // Products of bfloat16, accumulated in float32. Null if the instruction set has none.
   int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
