@@ -79,7 +79,8 @@ def _xla(x, w, *, stack, across, cpu):
 
 
 def _in_fours(a, axis):
-    return jnp.pad(a, [(0, -n % 4 * (i == axis)) for i, n in enumerate(a.shape)])
+    more = [-n % 4 if i == axis else 0 for i, n in enumerate(a.shape)]
+    return jnp.pad(a, [(0, n) for n in more])
 
 
 def _bytes(x, w, *, stack, across):
