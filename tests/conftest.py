@@ -80,6 +80,8 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    # From now on: some models are made while tests are collected.
+    jax.config.update("jax_disable_most_optimizations", where == "cpu")
 
 
 # Programs that a test reads, say for their memory, are compiled as for users, and now:

@@ -111,7 +111,7 @@ def normal(*shape, seed=0, dtype=np.float32):
     """Numbers of a normal distribution, made by numpy: the same on every version, and
     nothing is compiled for them."""
     w = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(w.astype(dtype))
+    return jax.device_put(w.astype(dtype))  # (`jnp.asarray` compiles a copy)
 
 
 @eqx.filter_jit

@@ -28,6 +28,7 @@ def scanned(model, x):
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, model["w"])[0]
 
 
+@jax.jit
 def reduced(x):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     fn = lambda x, e: eqq.train.quantized_pmean(x, "data", error=e, min_size=1)

@@ -7,9 +7,13 @@ import pytest
 
 import eqquant as eqq
 from eqquant.demo import LanguageModel
+from eqquant.formats import Layout
+
+from ..helpers import decode, trees_equal
 
 
 fn = lambda model, x: jax.vmap(model)(x)
+jitted = eqx.filter_jit(fn)
 
 
 class Net(eqx.Module):
@@ -48,8 +52,8 @@ def quantize(model, stats, method, format="int4"):
 
 def first_error(model, q):
     """Of the products of the first layer, in float64."""
-    y = np.asarray(jax.vmap(model.norm)(x), np.float64)
-    z = np.asarray(jax.vmap(q.norm)(x), np.float64)
+    y = np.asarray(jitted(model.norm, x), np.float64)
+    z = np.asarray(jitted(q.norm, x), np.float64)
     w, v = (
         np.asarray(eqq.tree_dequantize(m).up.weight, np.float64) for m in (model, q)
     )
@@ -64,7 +68,8 @@ def test_large_inputs_lose_less(model, stats, then):
     assert first_error(model, scaled) < 0.97 * first_error(model, plain)
     assert not np.allclose(scaled.norm.weight, model.norm.weight)
     dense = eqq.tree_dequantize(scaled)
-    np.testing.assert_allclose(fn(scaled, x), fn(dense, x), rtol=1e-3, atol=1e-2)
+    y, z = jitted(scaled, x), jitted(dense, x)
+    np.testing.assert_allclose(y, z, rtol=1e-3, atol=1e-2)
 
 
 def test_scales_by_hand(model, stats):
@@ -77,7 +82,7 @@ def test_scales_by_hand(model, stats):
     def rounded(w, s):
         inputs = jnp.float32(size**2 / s**2)
         stored = eqq.ScaleSearch().solve(jnp.float32(w * s), format, inputs)
-        return np.asarray(format.decode(stored, 0), np.float64)
+        return np.asarray(decode(Layout(format), stored), np.float64)
 
     w = np.asarray(model.up.weight, np.float64)
     for power in np.arange(5) / 4:
@@ -110,7 +115,7 @@ def test_stacks_have_scales_of_their_own():
         stats=stats,
         method=eqq.AWQ(),
     )
-    assert eqx.tree_equal(only.blocks.norm1, model.blocks.norm1)
+    assert trees_equal(only.blocks.norm1, model.blocks.norm1)
     y = fn(model, text)
     np.testing.assert_allclose(fn(only, text), y, atol=0.02 * np.abs(y).max())
 
@@ -120,14 +125,14 @@ def test_what_cannot_be_scaled(model, stats):
     call = lambda m, x: fn(m["a"], x)
     found = eqq.calibrate(call, tied, [x])
     q = eqq.tree_quantize(tied, "int4", min_size=0, stats=found, method=eqq.AWQ())
-    assert eqx.tree_equal(q["a"].norm, model.norm)
+    assert trees_equal(q["a"].norm, model.norm)
     linear = eqx.nn.Linear(64, 32, key=jr.key(0))
     alone = eqq.calibrate(fn, linear, [x])
     with pytest.warns(UserWarning, match="scales no weight.*ScaleSearch"):
         q = quantize(linear, alone, eqq.AWQ())
-    assert eqx.tree_equal(q, quantize(linear, alone, eqq.ScaleSearch()))
+    assert trees_equal(q, quantize(linear, alone, eqq.ScaleSearch()))
     loaded = eqq.Statistics.from_tree(stats.as_tree())
-    assert eqx.tree_equal(
+    assert trees_equal(
         quantize(model, loaded, eqq.AWQ()), quantize(model, stats, eqq.AWQ())
     )
 

@@ -7,6 +7,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import optax
+import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -270,6 +271,7 @@ def everything_of(optimizer, first):
 
 # No optimizer changes what is kept, in whatever order. A norm of gradients is right in
 # the order of the example.
+@pytest.mark.thorough
 def test_optimizers():
     with jax.numpy_dtype_promotion("standard"):
         adamw = optax.MultiSteps(optax.adamw(1e-2, weight_decay=0.3), 2)
@@ -319,13 +321,12 @@ def test_forward_mode():
 # At random, to the two neighbours among the numbers of the delayed scale.
 def test_stochastic():
     model = low(np.eye(64, dtype=np.float32), backward=Delayed(Stochastic(e5m2), 2))
-    one = 1.5 * jnp.ones((1, 64))
-    model, _ = pullback(model, one, one)
+    one = np.full((1, 64), 1.5, np.float32)
+    model, _ = jax.jit(pullback)(model, one, one)
     # Larger than what was seen, as its bin has room for.
-    ct = jnp.linspace(0.2, 1.7, 64)[None] * (
-        1 + 1e-6 * jnp.arange(400.0)[:, None] / 400
-    )
-    _, (_, dx, _) = jax.jit(pullback)(model, jnp.ones((400, 64)), ct)
+    ct = np.linspace(0.2, 1.7, 64)[None] * (1 + 1e-6 * np.arange(400)[:, None] / 400)
+    ct = ct.astype(np.float32)
+    _, (_, dx, _) = jax.jit(pullback)(model, np.ones_like(ct), ct)
     dx, ct = np.asarray(dx, np.float64), np.asarray(ct, np.float64)
     power = 2.0 ** np.floor(np.log2(ct))
     below = np.floor(ct / power * 4) / 4 * power
