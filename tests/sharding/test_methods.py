@@ -26,7 +26,6 @@ hows = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("how", hows)
 @pytest.mark.parametrize("kind", kinds)

@@ -144,7 +144,6 @@ def test_passes_improve():
 
 # The scales that are best at first need not be so in the end, most of all if there are
 # few levels and few directions of the inputs.
-@pytest.mark.thorough
 def test_tries_by_levels():
     h = jnp.asarray(oracle.gram(oracle.inputs("few", k)))
     v = normal(64, k, seed=5)

@@ -7,7 +7,6 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import optax
-import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -271,7 +270,6 @@ def everything_of(optimizer, first):
 
 # No optimizer changes what is kept, in whatever order. A norm of gradients is right in
 # the order of the example.
-@pytest.mark.thorough
 def test_optimizers():
     with jax.numpy_dtype_promotion("standard"):
         adamw = optax.MultiSteps(optax.adamw(1e-2, weight_decay=0.3), 2)

@@ -55,7 +55,6 @@ def test_sharded(kind, kwargs):
 
 
 # Under `shard_map`, each device rounds what it has; and JAX sums the gradients.
-@pytest.mark.thorough
 def test_manual():
     m = mesh("auto", 8)
     each = lambda *args: step(*args, **integers)
