@@ -99,6 +99,8 @@ def test_shapes(name):
         w.transpose(1, 0, 2).reshape(30, 36),
         w.reshape(3, 10, 6, 6),
         jnp.broadcast_to(w[:, None], (3, 2, 10, 36)),
+        # An axis within the contracted one.
+        lax.broadcast_in_dim(w.reshape(3, 2, 1, 5, 36), (3, 2, 4, 5, 36), range(5)),
     )
     twice, *_ = assert_same(every, q, tolerance=1e-6)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, twice, q))
