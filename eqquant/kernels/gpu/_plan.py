@@ -130,7 +130,7 @@ def width(n: int, tile: int) -> int:
     """The length of the rows of a product of `n` columns that is stored in tiles of
     `tile` columns, padded to a multiple of 16 bytes as TMA needs it.
 
-    Rows are longer than a tile: whole rows would be copied as one run of memory, also
-    to what follows the last of them.
+    Rows are longer than a tile. Otherwise Mosaic would copy a tile as one contiguous
+    run of memory, and overwrite what follows its rows.
     """
     return -(-max(n, tile + 1) // 8) * 8

@@ -141,7 +141,7 @@ class ByteProduct {
         }
       }
     };
-    // (Decoding instructions takes as long as the products.)
+    // (Otherwise decoding the instructions of the loop takes as long as the products.)
 #pragma GCC unroll 4
     for (int64_t q = panel.codes / 4; q > 0; --q, x += 4, w += 2 * kFours) add(four);
     if (panel.codes % 4 != 0)
