@@ -138,6 +138,76 @@ def test_integers_of_16_bits(format, exact, monkeypatch):
     assert error(y, few, q.dequantize()) < (5e-7 if exact else 1e-3)
 
 
+# Codes of each width, each offset, and a table; blocks, and rows that end within the
+# codes that are unpacked together.
+few_formats = (
+    *(eqf.Q2_K(), eqf.Q3_K(), eqf.Q4_K(), eqf.Q5_K(), eqf.Q6_K(), eqf.Q4_1()),
+    *(eqf.IQ4_XS(), eqf.MXFP4(), eqf.NVFP4(), eqf.IQ4_NL(), eqf.Q8_0()),
+    *(eqq.Int4(), eqf.Int(4, 48, "minimum"), eqf.Int(4, 128, "zero_point")),
+    *(eqf.Int(2, 64, "minimum"), eqf.Int(3, 32, "zero_point"), eqf.Int(3, None)),
+    *(eqf.Int(5, 64, "minimum"), eqf.Int(6, 16), eqf.Int(7, None, "zero_point")),
+    *(eqf.Int(8, 32, "minimum"), eqf.Int(8, 48, "zero_point"), eqq.Int8()),
+    *(eqq.Binary(64), eqf.Q2_0()),
+)
+
+
+@pytest.mark.examples(3)
+@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
+@pytest.mark.parametrize("format", few_formats, ids=str)
+def test_few_rows_of_integers(format, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512")
+    q = eqq.quantize(normal(500, 700), format)
+    x = np.array(normal(5, 500, seed=1))
+    x[1, ::50] *= 300  # in a unit of their own
+    x[2, 7] = 1e6  # too large even for that: in float32
+    x[3] = 0
+    x[4, 3:] = 0
+
+    @jax.jit
+    def product(x, q):
+        return eqq.qmatmul(x, q, kernel="native_few_integers")
+
+    w = np.asarray(q.dequantize(), np.float64)
+    for rows in ((0,), (1, 0), (3, 4)):
+        some = x[list(rows)]
+        assert error(product(some, q), some.astype(np.float64), w) < 1e-6
+    float32 = eqq.qmatmul(x[2:3], q, kernel="native_decoded")
+    np.testing.assert_array_equal(product(x[2:3], q), float32)
+    with pytest.raises(ValueError, match="at most 2 rows"):
+        eqq.qmatmul(x, q, kernel="native_few_integers")
+    with pytest.raises(ValueError, match="not for all"):
+        some = x[:1]
+        eqq.qmatmul(some, q, kernel="native_few_integers", precision="highest")
+
+
+@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
+@pytest.mark.parametrize(
+    "format, split",
+    (
+        *((eqf.Q4_K(), True), (eqf.Q2_K(), True), (eqf.Q6_K(), False)),
+        *((eqq.Int4(), True), (eqf.Q4_0(), False), (eqq.NF4(), False)),
+        *((eqf.Int(4, 64, "minimum"), True), (eqq.Int8(), False)),
+        *((eqf.Int(3), True), (eqf.Q5_1(), False), (eqq.Ternary(), False)),
+    ),
+    ids=str,
+)
+def test_where_few_rows_are_split(format, split):
+    x, q = normal(1, 512, seed=1), eqq.quantize(normal(512, 512), format)
+    assert (eqq.explain(x, q).kernel == "native_few_integers") == split
+    assert eqq.explain(normal(3, 512), q).kernel != "native_few_integers"
+
+
+# Blocks that begin, and sums that are scaled, within the codes that are read together.
+@pytest.mark.parametrize("level", available)
+@pytest.mark.parametrize("offset", ("minimum", "zero_point"))
+def test_blocks_that_begin_anywhere(level, offset, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", level)
+    q = eqq.quantize(normal(604, 148), eqf.Int(8, 176, offset))
+    x = normal(2, 604, seed=1)
+    y = eqq.qmatmul(x, q, kernel="native_decoded")
+    assert error(y, x, q.dequantize()) < 1e-6
+
+
 # Points that are no multiples of one number, some of them close to zero.
 def test_points_that_are_far_from_integers():
     x, q = normal(9, 512), eqq.quantize(normal(512, 512), eqf.Dynamic8())
@@ -163,21 +233,26 @@ def test_none_is_left_to_the_reference_product(format):
             assert kernel != "reference"
             # Those that XLA compiles come after the native ones.
             blocks = isinstance(format, eqf.AbstractGGUFBlocks)
-            assert not blocks or kernel.startswith("native_decoded")
+            assert not blocks or kernel.startswith("native")
 
 
 # A minimum that cancels nearly all numbers of a block: no digits are lost in the sums.
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("bits", (2, 3, 4, 5, 8))
 def test_weights_that_are_nearly_zero(bits):
-    w = np.full((256, 128), 1e-3, np.float32)
+    w = np.full((2048, 128), 1e-3, np.float32)
     w[::32] = 1
     w[1::32] = -(2**bits - 2) / 2 if bits > 2 else -1
     q = eqq.quantize(jnp.asarray(w), eqf.Int(bits, 32, "minimum"))
-    x = np.array(normal(3, 256))
+    x = np.array(normal(3, 2048))
     x[:, ::32] = x[:, 1::32] = 0
-    y = eqq.qmatmul(jnp.asarray(x), q, kernel="native_decoded")
-    assert error(y, x.astype(np.float64), np.asarray(q.dequantize())) < 1e-5
+    kernels = ["native_decoded"]
+    if "avx512" in available:
+        kernels.append("native_few_integers")
+    for kernel in kernels:
+        some = x[:2] if kernel == "native_few_integers" else x
+        y = eqq.qmatmul(jnp.asarray(some), q, kernel=kernel)
+        assert error(y, some.astype(np.float64), np.asarray(q.dequantize())) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ bool is_product(const BlocksCase& c, bool transposed, const float* x, const floa
   return true;
 }
 
-// Products of 16-bit integers, of weights for which there are some.
-void check_words(const BlocksCase& c, const Kernels& kernels, const char* set,
-                 const Pool& pool) {
+// Products of integers of 16 bits, and of 8, of weights for which there are some.
+void check_integers(const BlocksCase& c, const Kernels& kernels, const char* set,
+                    const Pool& pool) {
   Blocks w = c.weight();
   if (kernels.decoded_integers == nullptr || w.point_type == PointType::kE4M3 ||
       w.point_type == PointType::kE5M2)
@@ -50,22 +50,31 @@ void check_words(const BlocksCase& c, const Kernels& kernels, const char* set,
   if (w.point_type == PointType::kTable) w.points = points.data();
   const float unit = w.point_type == PointType::kTable ? BlocksCase::kUnit : 1;
   const auto x = c.inputs(c.k());
-  const auto y = c.buffer(c.rows() * c.n()), again = c.buffer(c.rows() * c.n());
-  const Pool alone(0);
-  for (const Pool* some : {&pool, &alone})
-    BlocksProducts<Guarded>(kernels, w, some->parallel())
-        .integers(x.data(), some == &pool ? y.data() : again.data(), c.rows(), unit);
-  const auto fail = [&](const char* what) { report(set, what, [&] { c.print(); }); };
-  if (std::memcmp(y.data(), again.data(), y.size() * sizeof(float)) != 0)
-    fail("not the same on one thread");
   const auto exactly = [](float x) { return static_cast<double>(x); };
-  if (!is_product(c, false, x.data(), y.data(), exactly, 0.51 / kMostWord))
-    fail("integers");
+  const auto fail = [&](const char* what) { report(set, what, [&] { c.print(); }); };
+  // `share`: what inputs may be off by, of the largest that is no outlier.
+  const auto check = [&](const char* what, double share, auto product) {
+    const auto y = c.buffer(c.rows() * c.n()), again = c.buffer(c.rows() * c.n());
+    const Pool alone(0);
+    for (const Pool* some : {&pool, &alone})
+      product(BlocksProducts<Guarded>(kernels, w, some->parallel()),
+              some == &pool ? y.data() : again.data());
+    if (std::memcmp(y.data(), again.data(), y.size() * sizeof(float)) != 0)
+      fail("not the same on one thread");
+    if (!is_product(c, false, x.data(), y.data(), exactly, share)) fail(what);
+  };
+  check("words", 0.51 / kMostWord, [&](const auto& product, float* y) {
+    product.integers(x.data(), y, c.rows(), unit);
+  });
+  if (c.rows() > kFewPartRows || !kernels.has_fours(w)) return;
+  check("three digits", 0.51 / (127.0 * 254 * 254), [&](const auto& product, float* y) {
+    product.few_integers(x.data(), y, c.rows(), unit);
+  });
 }
 
 void check_blocks(const Kernels& kernels, const char* set, const Pool& pool) {
   const BlocksCase c;
-  check_words(c, kernels, set, pool);
+  check_integers(c, kernels, set, pool);
   const Blocks w = c.weight();
   const auto exactly = [](float x) { return static_cast<double>(x); };
   const auto fail = [&](const char* what) { report(set, what, [&] { c.print(); }); };

@@ -91,6 +91,12 @@ def native_decoded_integer_rows(radix: int | None) -> int:
     return {None: 4, 2: 128, 3: 12}.get(radix, 8)
 
 
+# The largest number of rows for which splitting inputs into three 8-bit digits is the
+# fastest, and the least block of codes of 4 bits.
+native_split_rows = 2
+native_split_block = 64
+
+
 def native_transposed_rows(integers: bool, highest: bool) -> int:
     """The largest number of rows for which a product across the blocks by the native
     library is faster than tiles by XLA.

@@ -165,6 +165,28 @@ def with_integer_points(w: Blocks, points: IntegerPoints) -> Blocks:
     )
 
 
+def has_fours(format: AbstractFormat, k: int) -> bool:
+    """Whether four codes of a row of `k` can be brought into a lane of 8-bit integers:
+    see `src/fours.h`."""
+    grid = format.base if isinstance(format, AbstractGGUFBytes) else format
+    assert isinstance(grid, AbstractGrid)
+    kind, _, _ = _points(grid)
+    points = integer_points(format)
+    if points is None or (kind != _integers and grid.offset is not None):
+        return False
+    if kind == _table and (grid.levels > 16 or np.abs(points.table).max() > 127):
+        return False
+    if isinstance(format, AbstractGGUFBytes):
+        return not isinstance(format, (AbstractCodebook, Q5_0, Q5_1))
+    bits = _packing(grid)
+    if not bits:
+        return False
+    # (Lanes have the same bits of different bytes.)
+    apart = {8: 1, 4: 2, 2: 4, 6: 4}.get(bits, 8)
+    size = grid.block_size or k
+    return size >= k or size % max(16, 4 * apart) == 0
+
+
 def _packing(format: AbstractGrid) -> int | None:
     """The number of bits of a packed code, or 0 for digits of base 3. `None` for other
     packings."""

@@ -20,6 +20,7 @@ _functions = (
     "decoded_transposed",
     "decoded_bfloat16",
     "decoded_integers",
+    "few_integers",
     "bytes",
 )
 # The instruction sets, each of which includes those before it.

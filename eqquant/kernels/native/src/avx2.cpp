@@ -31,6 +31,10 @@ const Kernels avx2_kernels = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace eqquant

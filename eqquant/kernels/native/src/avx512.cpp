@@ -4,10 +4,12 @@
 #include "decoded_integers.h"
 #include "decoded_transposed.h"
 #include "digits.h"
+#include "few_integers.h"
 #include "forward.h"
 #include "integers.h"
 #include "kernels.h"
 #include "mend.h"
+#include "row_parts.h"
 #include "simd_avx512.h"
 #include "transposed.h"
 
@@ -33,6 +35,10 @@ const Kernels avx512_kernels = {
     to_words,
     decoded_integers_scratch,
     decoded_integers,
+    has_fours,
+    to_parts,
+    few_integers_scratch,
+    few_integers,
 };
 
 const Kernels avx512_bf16_kernels = {
@@ -55,6 +61,10 @@ const Kernels avx512_bf16_kernels = {
     to_words,
     decoded_integers_scratch,
     decoded_integers,
+    has_fours,
+    to_parts,
+    few_integers_scratch,
+    few_integers,
 };
 
 const Kernels amx_kernels = {
@@ -77,6 +87,10 @@ const Kernels amx_kernels = {
     to_words,
     decoded_integers_scratch,
     decoded_integers,
+    has_fours,
+    to_parts,
+    few_integers_scratch,
+    few_integers,
 };
 
 }  // namespace eqquant

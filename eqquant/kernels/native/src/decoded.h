@@ -51,10 +51,9 @@ inline bool scales_sums(const Blocks& w, int64_t rows) {
   return rows <= kFewRows && !(w.offset == Offset::kMinimum && points);
 }
 
-// Whether codes are read in the order of memory. (Measured with AVX2 alone.)
-template <class V>
-bool reads_in_order(const Blocks& w, int64_t rows) {
-  return V::registers == 16 && w.packing == Packing::kBits8 && scales_sums(w, rows);
+// Whether codes are read in the order of memory.
+inline bool reads_in_order(const Blocks& w, int64_t rows) {
+  return w.packing == Packing::kBits8 && scales_sums(w, rows);
 }
 
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
@@ -260,7 +259,7 @@ class Decoded {
   template <class P, int R>
   void few(int64_t n, int64_t count, float* sums) const {
     if (!few_digits<V>(w_, numbers_, few_, rows_, n, count, sums)) {
-      const int64_t whole = reads_in_order<V>(w_, R) ? count / kRows : 0;
+      const int64_t whole = reads_in_order(w_, R) ? count / kRows : 0;
       const int64_t first = whole * kRows;
       if (whole > 0) {
         float* const scratch = sums + divided_up(count, kRows) * kRows * R;
@@ -303,7 +302,7 @@ struct DecodedTasks {
   int64_t together, floats;
 
   DecodedTasks(const Blocks& w, int64_t rows, int64_t workers) {
-    const bool in_order = reads_in_order<V>(w, rows);
+    const bool in_order = reads_in_order(w, rows);
     floats = in_order ? 2 * rows + 3 : rows;
     together = Numbers<V>::kRows *
                decoded_panels<V>(w, floats, workers, in_order ? w.n : kDecodedPanels);

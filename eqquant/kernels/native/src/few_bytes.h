@@ -119,7 +119,7 @@ class FewBytes {
     const int64_t i = first_ / numbers_.codes();
     numbers_.read_runs(i, n_ + p * kRows, kRows, piece_, places);
     int64_t run = 0;
-    while (piece_.run[run].first < first_ - i * numbers_.codes()) ++run;
+    while (piece_.run[run].last <= first_ - i * numbers_.codes()) ++run;
     const float* const parts[3] = {piece_.less, piece_.scale, piece_.rest};
     EQQUANT_UNROLL
     for (int j = 0; j < 3; ++j) {

@@ -155,12 +155,13 @@ ffi::Error bytes(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Buffer<ffi::
 }
 
 // Which product of `Blocks` to compute.
-enum class Decoding { kForward, kTransposed, kBfloat16, kIntegers };
+enum class Decoding { kForward, kTransposed, kBfloat16, kIntegers, kFewIntegers };
 
 inline bool has(const Kernels& kernels, Decoding kind) {
   switch (kind) {
     case Decoding::kBfloat16: return kernels.decoded_bfloat16 != nullptr;
     case Decoding::kIntegers: return kernels.decoded_integers != nullptr;
+    case Decoding::kFewIntegers: return kernels.few_integers != nullptr;
     default: return true;
   }
 }
@@ -186,6 +187,9 @@ ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& 
     const float* const mine = x.typed_data() + i * xs.each();
     float* const found = y->typed_data() + i * ys.each();
     const BlocksProducts<Scratch> product(*kernels, w, parallel);
+    if (kind == Decoding::kFewIntegers &&
+        (xs.rows > kFewPartRows || !kernels->has_fours(w)))
+      return wrong("such products are for few rows, and codes of up to 8 bits");
     bool done = true;
     if constexpr (kind == Decoding::kForward)
       done = product.floats(mine, found, xs.rows);
@@ -193,6 +197,8 @@ ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& 
       done = product.bfloat16(mine, found, xs.rows);
     else if constexpr (kind == Decoding::kIntegers)
       done = product.integers(mine, found, xs.rows, unit);
+    else if constexpr (kind == Decoding::kFewIntegers)
+      done = product.few_integers(mine, found, xs.rows, unit);
     else
       kernels->decoded_transposed(w, mine, found, xs.rows, parallel);
     if (!done) return no_memory();
@@ -319,6 +325,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_bfloat16,
                               eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_integers,
                               eqquant::of_blocks<eqquant::Decoding::kIntegers>,
+                              eqquant::bind_blocks());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_few_integers,
+                              eqquant::of_blocks<eqquant::Decoding::kFewIntegers>,
                               eqquant::bind_blocks());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_rounded, eqquant::of_rounded,
                               eqquant::bind_rounded());

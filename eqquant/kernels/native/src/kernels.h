@@ -12,6 +12,8 @@
 #define EQQUANT_ADDED_UP(x) asm("" : "+v"(x))
 // Keeps inner loops out of their callers, whose variables would take registers.
 #define EQQUANT_INNERMOST __attribute__((noinline))
+// Arrays of vectors stay in registers only if what takes them is part of its caller.
+#define EQQUANT_INLINE __attribute__((always_inline))
 
 namespace eqquant {
 
@@ -242,6 +244,22 @@ struct Words {
   const Outlier* outlier;
 };
 
+// The most rows of inputs that are split into parts.
+constexpr int64_t kFewPartRows = 16;
+
+// Parts of rows of inputs, in three 8-bit digits: the part `i` adds to its row
+// `unit[i] * (digit[i, 0, k] + digit[i, 1, k] / 254 + digit[i, 2, k] / 254**2)`. Parts
+// of a row follow each other. Digits are in the order of codes in `fours.h`.
+struct RowParts {
+  int64_t number;       // how many parts there are
+  int64_t stride;       // `k`, rounded up to a multiple of 64, and padded with zeros
+  const int8_t* digit;  // [number, 3, stride]
+  const float* unit;    // [number]
+  // [number, 4, stride / 16], of each 16: the sums of the digits, and of all three.
+  const float* totals;
+  const int64_t* row;   // [number]
+};
+
 // Rows of inputs in float32, or if `x` is null, as one digit.
 struct AnyRows {
   const float* x;  // [rows, stride]
@@ -321,6 +339,19 @@ struct Kernels {
   int64_t (*decoded_integers_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*decoded_integers)(const Blocks&, const Words&, float unit, float* y,
                            float* scratch, const Parallel&);
+
+  // The same of at most `kFewPartRows` rows, by products of 8-bit integers, and nearly
+  // as exact as in float32: of weights that have fours. Null if the instruction set has
+  // none. The last five pointers of `to_parts` are to the memory of `RowParts`, which
+  // it writes, and to a number for each row: `kNoDigits` if it has no parts, or 0. It
+  // returns how many parts there are, at most two for each row.
+  bool (*has_fours)(const Blocks&);
+  int64_t (*to_parts)(const Blocks&, const float* x, int64_t rows, float unit,
+                      int64_t stride, int8_t* digit, float* unit_of_part, float* totals,
+                      int64_t* row, int32_t* none, const Parallel&);
+  int64_t (*few_integers_scratch)(const Blocks&, int64_t parts, int64_t workers);
+  void (*few_integers)(const Blocks&, const RowParts&, float unit, float* y,
+                       float* scratch, const Parallel&);
 };
 
 extern const Kernels avx2_kernels;

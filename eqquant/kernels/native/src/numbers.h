@@ -67,6 +67,41 @@ class Numbers {
     });
   }
 
+  // Calls `f` with the packing as a compile-time constant.
+  template <class F>
+  static void with_packing(Packing packing, F f) {
+    switch (packing) {
+#define EQQUANT_PACKING(name) \
+  case Packing::name: return f(std::integral_constant<Packing, Packing::name>());
+      EQQUANT_PACKING(kTrits)
+      EQQUANT_PACKING(kBits1)
+      EQQUANT_PACKING(kBits2)
+      EQQUANT_PACKING(kBits3)
+      EQQUANT_PACKING(kBits4)
+      EQQUANT_PACKING(kBits5)
+      EQQUANT_PACKING(kBits6)
+      EQQUANT_PACKING(kBits7)
+      EQQUANT_PACKING(kBits8)
+      EQQUANT_PACKING(kQ4_1)
+      EQQUANT_PACKING(kQ5_0)
+      EQQUANT_PACKING(kQ5_1)
+      EQQUANT_PACKING(kQ2_K)
+      EQQUANT_PACKING(kQ3_K)
+      EQQUANT_PACKING(kQ4_K)
+      EQQUANT_PACKING(kQ5_K)
+      EQQUANT_PACKING(kQ6_K)
+      EQQUANT_PACKING(kIQ2_XXS)
+      EQQUANT_PACKING(kIQ2_XS)
+      EQQUANT_PACKING(kIQ3_XXS)
+      EQQUANT_PACKING(kIQ1_S)
+      EQQUANT_PACKING(kIQ3_S)
+      EQQUANT_PACKING(kIQ2_S)
+      EQQUANT_PACKING(kIQ4_XS)
+      EQQUANT_PACKING(kIQ1_M)
+#undef EQQUANT_PACKING
+    }
+  }
+
   // The number of codes of a piece, but the last of a row.
   int64_t codes() const { return codes_; }
   int64_t pieces() const { return divided_up(w_.k, codes_); }
@@ -114,40 +149,6 @@ class Numbers {
   }
 
  private:
-  template <class F>
-  static void with_packing(Packing packing, F f) {
-    switch (packing) {
-#define EQQUANT_PACKING(name) \
-  case Packing::name: return f(std::integral_constant<Packing, Packing::name>());
-      EQQUANT_PACKING(kTrits)
-      EQQUANT_PACKING(kBits1)
-      EQQUANT_PACKING(kBits2)
-      EQQUANT_PACKING(kBits3)
-      EQQUANT_PACKING(kBits4)
-      EQQUANT_PACKING(kBits5)
-      EQQUANT_PACKING(kBits6)
-      EQQUANT_PACKING(kBits7)
-      EQQUANT_PACKING(kBits8)
-      EQQUANT_PACKING(kQ4_1)
-      EQQUANT_PACKING(kQ5_0)
-      EQQUANT_PACKING(kQ5_1)
-      EQQUANT_PACKING(kQ2_K)
-      EQQUANT_PACKING(kQ3_K)
-      EQQUANT_PACKING(kQ4_K)
-      EQQUANT_PACKING(kQ5_K)
-      EQQUANT_PACKING(kQ6_K)
-      EQQUANT_PACKING(kIQ2_XXS)
-      EQQUANT_PACKING(kIQ2_XS)
-      EQQUANT_PACKING(kIQ3_XXS)
-      EQQUANT_PACKING(kIQ1_S)
-      EQQUANT_PACKING(kIQ3_S)
-      EQQUANT_PACKING(kIQ2_S)
-      EQQUANT_PACKING(kIQ4_XS)
-      EQQUANT_PACKING(kIQ1_M)
-#undef EQQUANT_PACKING
-    }
-  }
-
   template <Packing packing>
   void unpack_as(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
     using P = Packed<packing>;

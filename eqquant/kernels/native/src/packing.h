@@ -31,7 +31,7 @@ struct Unit {
 };
 
 // Where unpacked codes go: those of position `k` to `codes + k * B::lanes`. Each 16 of
-// them lose what is in `zero`.
+// them lose what is in `zero`. (`fours.h` has vectors of several codes of a row.)
 template <class B>
 struct UnpackedCodes {
   uint8_t* codes;
@@ -85,11 +85,10 @@ struct Packed {
   static constexpr int kDigit = kBits == 2 || kBits == 4 ? kBits : 0;
   static constexpr Places places(int64_t) { return {0, 1, 8 / kBits}; }
 
-  template <class B, bool part>
-  static void unpack(const Unit<B, part>& unit, int64_t, int64_t number,
-                     UnpackedCodes<B> put) {
+  template <class B, bool part, class Put>
+  static void unpack(const Unit<B, part>& unit, int64_t, int64_t number, Put put) {
     constexpr int together = kBits == 8 ? 1 : kBits == 4 ? 2 : kBits % 2 == 0 ? 4 : 8;
-    for (int64_t k = 0; k < number; k += together) {
+    for (int64_t k = 0; k < number; k += together * B::together) {
       constexpr int bytes = together * kBits / 8;
       typename B::Vector c[bytes];
       EQQUANT_UNROLL
@@ -100,7 +99,7 @@ struct Packed {
         auto code = moved<B, first, here>(c[byte]);
         if constexpr (here < kBits)
           code = B::either(code, moved<B, 0, kBits - here, here>(c[byte + 1]));
-        put(k + i, code);
+        put(k + i * B::together, code);
       });
     }
   }
@@ -136,10 +135,10 @@ struct Packed<Packing::kQ4_1> {
   static constexpr int kDigit = 4;
   static constexpr Places places(int64_t) { return {4, 16, 1}; }
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 16; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 16; i += B::together) {
       const auto c = unit[4 + i];
       put(i, moved<B, 0, 4>(c));
       put(16 + i, moved<B, 4, 4>(c));
@@ -191,10 +190,10 @@ struct Packed<Packing::kQ2_K> {
   static constexpr int kDigit = 2;
   static constexpr Places places(int64_t slice) { return {16 + 32 * slice, 32, 1}; }
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 32; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 32; i += B::together) {
       const auto c = unit[16 + 32 * slice + i];
       unrolled<4>([&](auto p) { put(32 * p + i, moved<B, 2 * p, 2>(c)); });
     }
@@ -206,10 +205,10 @@ struct Packed<Packing::kQ3_K> {
   static constexpr int kSlices = 2, kCodes = 128, kBytes = 110, kBlock = 16;
   static constexpr int kDigit = 0;
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 32; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 32; i += B::together) {
       auto high = unit[i];
       if (slice == 1) high = B::template right<4>(high);
       const auto c = unit[32 + 32 * slice + i];
@@ -226,10 +225,10 @@ struct Packed<Packing::kQ4_K> {
   static constexpr int kDigit = 4;
   static constexpr Places places(int64_t slice) { return {16 + 32 * slice, 32, 1}; }
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 32; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 32; i += B::together) {
       const auto c = unit[16 + 32 * slice + i];
       put(i, moved<B, 0, 4>(c));
       put(32 + i, moved<B, 4, 4>(c));
@@ -242,12 +241,12 @@ struct Packed<Packing::kQ5_K> {
   static constexpr int kSlices = 4, kCodes = 64, kBytes = 176, kBlock = 32;
   static constexpr int kDigit = 0;
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
+                     Put put) {
     unrolled<4>([&](auto j) {
       if (slice != j) return;
-      for (int64_t i = 0; i < 32; ++i) {
+      for (int64_t i = 0; i < 32; i += B::together) {
         const auto high = unit[16 + i], c = unit[48 + 32 * j + i];
         put(i, B::either(moved<B, 0, 4>(c), moved<B, 2 * j, 1, 4>(high)));
         put(32 + i, B::either(moved<B, 4, 4>(c), moved<B, 2 * j + 1, 1, 4>(high)));
@@ -261,10 +260,10 @@ struct Packed<Packing::kQ6_K> {
   static constexpr int kSlices = 2, kCodes = 128, kBytes = 210, kBlock = 16;
   static constexpr int kDigit = 0;
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 32; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 32; i += B::together) {
       const auto a = unit[64 * slice + i], b = unit[64 * slice + 32 + i];
       const auto high = unit[128 + 32 * slice + i];
       put(i, B::either(moved<B, 0, 4>(a), moved<B, 0, 2, 4>(high)));
@@ -281,10 +280,10 @@ struct Packed<Packing::kIQ4_XS> {
   static constexpr int kDigit = 4;
   static constexpr Places places(int64_t slice) { return {8 + 16 * slice, 16, 1}; }
 
-  template <class B, bool part>
+  template <class B, bool part, class Put>
   static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     UnpackedCodes<B> put) {
-    for (int64_t i = 0; i < 16; ++i) {
+                     Put put) {
+    for (int64_t i = 0; i < 16; i += B::together) {
       const auto c = unit[8 + 16 * slice + i];
       put(i, moved<B, 0, 4>(c));
       put(16 + i, moved<B, 4, 4>(c));

@@ -35,7 +35,11 @@ struct Panel {
       }
       EQQUANT_UNROLL
       for (int q = 0; q < step * per / 4; ++q) {
-        interleave(digit + 4 * q, panel + 256 * q);
+        __m512i lanes[4];
+        interleave(digit + 4 * q, lanes);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v)
+          _mm512_storeu_si512(panel + 256 * q + 64 * v, lanes[v]);
       }
       panel += 64 * step * per;
     }
@@ -52,6 +56,18 @@ struct Panel {
     to[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
     to[2] = _mm512_shuffle_f32x4(b, d, 0x88);
     to[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+
+  // Brings four bytes of each row together, in a lane.
+  static void interleave(const __m512i* byte, __m512i* lanes) {
+    const __m512i ab0 = _mm512_unpacklo_epi8(byte[0], byte[1]);
+    const __m512i ab1 = _mm512_unpackhi_epi8(byte[0], byte[1]);
+    const __m512i cd0 = _mm512_unpacklo_epi8(byte[2], byte[3]);
+    const __m512i cd1 = _mm512_unpackhi_epi8(byte[2], byte[3]);
+    lanes[0] = _mm512_unpacklo_epi16(ab0, cd0);
+    lanes[1] = _mm512_unpackhi_epi16(ab0, cd0);
+    lanes[2] = _mm512_unpacklo_epi16(ab1, cd1);
+    lanes[3] = _mm512_unpackhi_epi16(ab1, cd1);
   }
 
  private:
@@ -83,17 +99,6 @@ struct Panel {
       found[i] = _mm512_sub_epi8(c, _mm512_add_epi8(twice, third));
       c = third;
     }
-  }
-
-  static void interleave(const __m512i* code, uint8_t* panel) {
-    __m512i ab0 = _mm512_unpacklo_epi8(code[0], code[1]);
-    __m512i ab1 = _mm512_unpackhi_epi8(code[0], code[1]);
-    __m512i cd0 = _mm512_unpacklo_epi8(code[2], code[3]);
-    __m512i cd1 = _mm512_unpackhi_epi8(code[2], code[3]);
-    _mm512_storeu_si512(panel, _mm512_unpacklo_epi16(ab0, cd0));
-    _mm512_storeu_si512(panel + 64, _mm512_unpackhi_epi16(ab0, cd0));
-    _mm512_storeu_si512(panel + 128, _mm512_unpacklo_epi16(ab1, cd1));
-    _mm512_storeu_si512(panel + 192, _mm512_unpackhi_epi16(ab1, cd1));
   }
 };
 

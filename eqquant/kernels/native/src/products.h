@@ -171,15 +171,46 @@ class BlocksProducts {
     for (int64_t m = 0; m < rows; ++m)
       if (outliers.get()[m] > 0) words.outliers = outliers.get();
     kernels_.decoded_integers(w_, words, unit, y, scratch.get(), parallel_);
+    return mend(x, y, rows, unit, outliers.get());
+  }
+
+  // Splits `x` into parts of 8-bit digits. A point of the table is `unit` times as
+  // large. For weights that have `fours`, and at most `kFewPartRows` rows.
+  bool few_integers(const float* x, float* y, int64_t rows, float unit) const {
+    const int64_t stride = divided_up(w_.k, 64) * 64;
+    const Memory<int8_t> digit(2 * rows * 3 * stride);
+    const Memory<float> units(2 * rows), totals(2 * rows * 4 * stride / 16);
+    const Memory<int64_t> row(2 * rows);
+    const Memory<int32_t> none(rows);
+    if (digit.failed() || units.failed() || totals.failed() || row.failed() ||
+        none.failed())
+      return false;
+    const int64_t number =
+        kernels_.to_parts(w_, x, rows, unit, stride, digit.get(), units.get(),
+                          totals.get(), row.get(), none.get(), parallel_);
+    if (number > 0) {
+      const Memory<float> scratch(
+          kernels_.few_integers_scratch(w_, number, parallel_.workers));
+      if (scratch.failed()) return false;
+      const RowParts parts = {number,      stride,       digit.get(),
+                              units.get(), totals.get(), row.get()};
+      kernels_.few_integers(w_, parts, unit, y, scratch.get(), parallel_);
+    }
+    return mend(x, y, rows, unit, none.get());
+  }
+
+ private:
+  // Computes in float32 what integers leave. A point of the table is `unit` times as
+  // large.
+  bool mend(const float* x, float* y, int64_t rows, float unit,
+            int32_t* outliers) const {
     float points[256];
     for (int i = 0; i < 256; ++i) points[i] = unit * w_.points[i];
     Blocks w = w_;
     w.points = points;
-    return BlocksProducts(kernels_, w, parallel_)
-        .without_words(x, y, rows, outliers.get());
+    return BlocksProducts(kernels_, w, parallel_).without_words(x, y, rows, outliers);
   }
 
- private:
   // Computes rows without words in float32, and those that have sums which are not
   // finite: scaled sums may be so where sums of scaled numbers are not.
   bool without_words(const float* x, float* y, int64_t rows, int32_t* outliers) const {

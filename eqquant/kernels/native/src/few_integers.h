@@ -1,0 +1,350 @@
+// Products of weights of `Blocks` along their blocks by a few rows of inputs, of 8-bit
+// integers: codes by the digits of the parts of rows.
+//
+// The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "decoded.h"
+#include "fours.h"
+#include "kernels.h"
+#include "lane_runs.h"
+#include "numbers.h"
+#include "panel.h"
+#include "simd_avx512.h"
+
+namespace eqquant {
+namespace {
+
+// The products of a part of a row of inputs with some codes of a run: of each digit.
+struct DigitSums {
+  __m512i of[3][4];
+
+  // Starting with this subtracts `base` from every code.
+  EQQUANT_INLINE void start(int32_t base, const float* totals) {
+    EQQUANT_UNROLL
+    for (int d = 0; d < 3; ++d) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        of[d][v] = _mm512_set1_epi32(-base * static_cast<int32_t>(totals[d]));
+    }
+  }
+
+  // Adds those with four codes of each row, `codes(v)`.
+  template <class Codes>
+  EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
+    __m512i four[3];
+    EQQUANT_UNROLL
+    for (int d = 0; d < 3; ++d) {
+      int32_t some;
+      __builtin_memcpy(&some, x + d * stride, 4);
+      four[d] = _mm512_set1_epi32(some);
+    }
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      const __m512i mine = codes(v);
+      EQQUANT_UNROLL
+      for (int d = 0; d < 3; ++d)
+        of[d][v] = _mm512_dpbusd_epi32(of[d][v], mine, four[d]);
+    }
+  }
+
+  EQQUANT_INLINE void stay_in_registers() {
+    EQQUANT_UNROLL
+    for (int d = 0; d < 3; ++d) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v) EQQUANT_ADDED_UP(of[d][v]);
+    }
+  }
+
+  // Adds them to `sums`, scaled, and less what is subtracted from codes.
+  template <Offset offset>
+  EQQUANT_INLINE void finish(const LaneRuns& runs, int64_t r, const float* totals,
+                             float* sums) {
+    using V = Avx512;
+    const auto smaller_digit = V::all(1.0f / 254);
+    EQQUANT_UNROLL
+    for (int v = 0; v < 4; ++v) {
+      const int64_t at = r * LaneRuns::kRows + v * V::width;
+      __m512 digit[3];
+      EQQUANT_UNROLL
+      for (int d = 0; d < 3; ++d) {
+        digit[d] = _mm512_cvtepi32_ps(of[d][v]);
+        if constexpr (offset != Offset::kNone)
+          digit[d] = _mm512_fnmadd_ps(V::load(runs.zero + at), V::all(totals[d]),
+                                      digit[d]);
+      }
+      const auto product = V::fma(V::fma(digit[2], smaller_digit, digit[1]),
+                                  smaller_digit, digit[0]);
+      float* const to = sums + v * V::width;
+      auto total = V::fma(product, V::load(runs.scale + at), V::load(to));
+      if constexpr (offset == Offset::kMinimum)
+        total = V::fma(V::load(runs.rest + at), V::all(totals[3]), total);
+      V::store(to, total);
+    }
+  }
+};
+
+template <Unsigned how>
+class FewIntegers {
+ public:
+  using V = Avx512;
+  static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
+
+  FewIntegers(const Blocks& w, const RowParts& x, float unit, float* y)
+      : w_(w), x_(x), fours_(w), unit_(unit), y_(y) {
+    Numbers<V>::with_packing(w.packing, [&](auto packing) {
+      constexpr Packing p = decltype(packing)::value;
+      if constexpr (has_fours(p)) {
+        columns_ = &FewIntegers::some<p, Offset::kNone>;
+        if constexpr (how != Unsigned::kLookedUp) {
+          if (w.offset == Offset::kZeroPoint)
+            columns_ = &FewIntegers::some<p, Offset::kZeroPoint>;
+          if (w.offset == Offset::kMinimum)
+            columns_ = &FewIntegers::some<p, Offset::kMinimum>;
+        }
+      }
+    });
+  }
+
+  // The products with the `count` rows of the weight from row `n`: those of some
+  // panels. `sums` has a float for each of these and each part of a row of inputs.
+  void columns(int64_t n, int64_t count, float* sums) const {
+    const int64_t panels = divided_up(count, kRows), each = x_.number * kRows;
+    for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+    (this->*columns_)(n, count, sums);
+    for (int64_t p = 0; p < panels; ++p)
+      write(n + p * kRows, smaller(kRows, count - p * kRows), sums + p * each);
+  }
+
+ private:
+  template <Packing packing, Offset offset>
+  void some(int64_t n, int64_t count, float* sums) const {
+    using P = Packed<packing>;
+    const int64_t each = x_.number * kRows;
+    LaneRuns runs;
+    for (int64_t i = 0; i * P::kCodes < w_.k; ++i) {
+      const int64_t byte = i / P::kSlices * P::kBytes;
+      for (int64_t p = 0; p * kRows < count; ++p) {
+        const int64_t first = n + p * kRows, here = smaller(kRows, count - p * kRows);
+        const uint8_t* const at = w_.bytes + byte * w_.n + first;
+        runs.set<packing>(w_, i, at, first, here);
+        add<packing, offset>(i, at, here, runs, sums + p * each);
+      }
+    }
+  }
+
+  // Adds the products with piece `i` of a panel.
+  template <Packing packing, Offset offset>
+  EQQUANT_INNERMOST void add(int64_t i, const uint8_t* at, int64_t count,
+                             const LaneRuns& runs, float* sums) const {
+    using P = Packed<packing>;
+    const int64_t k = i * P::kCodes;
+    if (x_.number == 1 && count == kRows && k + P::kCodes <= w_.k) {
+      if constexpr (is_gguf(packing) && P::kDigit == 4)
+        return add_nibbles<packing, offset>(i, at, runs, sums);
+      if constexpr (!is_gguf(packing))
+        return add_stream<packing, offset>(k, at, runs, sums);
+    }
+    alignas(64) uint8_t codes[P::kCodes * kRows];
+    fours_.template unpack<packing>(i, at, count, smaller(P::kCodes, w_.k - k), codes);
+    int64_t m = 0;
+    for (; m + 2 <= x_.number; m += 2)
+      for (int64_t r = 0; r < runs.number; ++r)
+        multiply<2, offset>(codes, runs, r, k, m, sums + m * kRows);
+    if (m == x_.number) return;
+    for (int64_t r = 0; r < runs.number; ++r)
+      multiply<1, offset>(codes, runs, r, k, m, sums + m * kRows);
+  }
+
+  // How many codes of a run there are to multiply: the last ones of a row may be in any
+  // of the lanes that are unpacked together.
+  int64_t whole(Run run) const {
+    const int64_t lanes = 4 * apart_in_fours(w_.packing);
+    return divided_up(run.last - run.first, lanes) * lanes;
+  }
+
+  // The sums of the digits of part `m` for a run of codes from position `k` on.
+  void sum_up(int64_t m, int64_t k, Run run, float* totals) const {
+    const int64_t groups = x_.stride / kRun;
+    const float* const mine = x_.totals + m * 4 * groups;
+    const int64_t first = (k + run.first) / kRun, number = divided_up(whole(run), kRun);
+    EQQUANT_UNROLL
+    for (int d = 0; d < 4; ++d) {
+      totals[d] = 0;
+      for (int64_t g = first; g < first + number; ++g)
+        totals[d] += mine[d * groups + g];
+    }
+  }
+
+  template <Offset offset>
+  int32_t base() const {
+    return offset == Offset::kNone ? fours_.base() : 0;
+  }
+
+  // The same, of codes in registers: of GGUF's types with two digits in each byte,
+  // which are of one run or of two.
+  template <Packing packing, Offset offset>
+  void add_nibbles(int64_t i, const uint8_t* at, const LaneRuns& runs,
+                   float* sums) const {
+    using P = Packed<packing>;
+    constexpr Places places = P::places(0);
+    constexpr bool two = P::kCodes > P::kBlock;
+    const int64_t k = i * P::kCodes, stride = x_.stride;
+    const Fours<how> fours = fours_;
+    const Unit<Fours512, false> unit = {at + P::places(i % P::kSlices).first * w_.n,
+                                        w_.n, kRows, 1, P::kBytes};
+    const int8_t* const x = x_.digit + k;
+    float totals[4];
+    DigitSums sum;
+    sum_up(0, k, runs.run[0], totals);
+    sum.start(base<offset>(), totals);
+    // (Those of two runs would not stay in registers.)
+    alignas(64) uint8_t bytes[places.apart * kRows];
+    for (int64_t b = 0; b < places.apart; b += 4) {
+      const auto some = unit[b];
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        if (two) Bytes512::store(bytes + b * kRows + v * 64, some.of[v]);
+      const auto low = [&](int v) {
+        return fours(moved<Bytes512, 0, 4>(some.of[v]));
+      };
+      const auto high = [&](int v) {
+        return fours(moved<Bytes512, 4, 4>(some.of[v]));
+      };
+      sum.add(low, x + b, stride);
+      if (!two) sum.add(high, x + places.apart + b, stride);
+    }
+    sum.stay_in_registers();
+    sum.template finish<offset>(runs, 0, totals, sums);
+    if (!two) return;
+    sum_up(0, k, runs.run[1], totals);
+    sum.start(base<offset>(), totals);
+    for (int64_t b = 0; b < places.apart; b += 4) {
+      const auto high = [&](int v) {
+        return fours(moved<Bytes512, 4, 4>(
+            _mm512_load_si512(bytes + b * kRows + v * 64)));
+      };
+      sum.add(high, x + places.apart + b, stride);
+    }
+    sum.stay_in_registers();
+    sum.template finish<offset>(runs, 1, totals, sums);
+  }
+
+  // The same, of a stream of codes from position `k` on.
+  template <Packing packing, Offset offset>
+  void add_stream(int64_t k, const uint8_t* at, const LaneRuns& runs,
+                  float* sums) const {
+    constexpr int bits = static_cast<int>(packing);
+    constexpr int64_t apart = apart_in_fours(packing) * bits / 8;
+    const Fours<how> fours = fours_;
+    const int64_t stride = x_.stride;
+    for (int64_t r = 0; r < runs.number; ++r) {
+      const Run run = runs.run[r];
+      const Unit<Fours512, false> unit = {at + run.first * bits / 8 * w_.n, w_.n, kRows,
+                                          apart, 0};
+      float totals[4];
+      sum_up(0, k, run, totals);
+      DigitSums sum;
+      sum.start(base<offset>(), totals);
+      const int8_t* const x = x_.digit + k + run.first;
+      Packed<packing>::unpack(
+          unit, 0, run.last - run.first, [&](int64_t i, Fours512::Vector codes) {
+            const auto mine = [&](int v) { return fours(codes.of[v]); };
+            sum.add(mine, x + i, stride);
+          });
+      sum.stay_in_registers();
+      sum.finish<offset>(runs, r, totals, sums);
+    }
+  }
+
+  // The same, of run `r` of unpacked codes, and of `M` parts from part `m` on.
+  template <int M, Offset offset>
+  EQQUANT_INNERMOST void multiply(const uint8_t* codes, const LaneRuns& runs, int64_t r,
+                                  int64_t k, int64_t m, float* sums) const {
+    const Run run = runs.run[r];
+    float totals[M][4];
+    DigitSums sum[M];
+    EQQUANT_UNROLL
+    for (int i = 0; i < M; ++i) {
+      sum_up(m + i, k, run, totals[i]);
+      sum[i].start(base<offset>(), totals[i]);
+    }
+    const int64_t stride = x_.stride;
+    codes += run.first * kRows;
+    const int8_t* x = x_.digit + 3 * m * stride + k + run.first;
+    for (int64_t left = whole(run); left > 0; left -= 4, x += 4, codes += 4 * kRows) {
+      const auto mine = [&](int v) { return _mm512_load_si512(codes + v * 64); };
+      EQQUANT_UNROLL
+      for (int i = 0; i < M; ++i) sum[i].add(mine, x + 3 * i * stride, stride);
+    }
+    EQQUANT_UNROLL
+    for (int i = 0; i < M; ++i) sum[i].stay_in_registers();
+    EQQUANT_UNROLL
+    for (int i = 0; i < M; ++i)
+      sum[i].template finish<offset>(runs, r, totals[i], sums + i * kRows);
+  }
+
+  // Adds up the parts of each row of inputs, and writes them to `y`.
+  void write(int64_t n, int64_t count, const float* sums) const {
+    for (int64_t i = 0; i < x_.number; ++i, sums += kRows) {
+      __m512 lane[4], row[4];
+      for (int v = 0; v < 4; ++v)
+        lane[v] = V::mul(V::load(sums + v * W), V::all(x_.unit[i] * unit_));
+      Panel::exchange(lane, row);
+      const bool first = i == 0 || x_.row[i] != x_.row[i - 1];
+      float* const y = y_ + x_.row[i] * w_.n + n;
+      for (int64_t v = 0; v < 4 && v * W < count; ++v) {
+        const int64_t here = smaller(W, count - v * W);
+        if (!first) row[v] = V::add(row[v], V::load(y + v * W, here));
+        V::store(y + v * W, row[v], here);
+      }
+    }
+  }
+
+  const Blocks& w_;
+  const RowParts& x_;
+  Fours<how> fours_;
+  float unit_;
+  float* y_;
+  void (FewIntegers::*columns_)(int64_t, int64_t, float*) const = nullptr;
+};
+
+inline int64_t few_integers_panels(const Blocks& w, int64_t parts, int64_t workers) {
+  return decoded_panels<Avx512>(w, parts, workers) * Numbers<Avx512>::kRows;
+}
+
+inline int64_t few_integers_scratch(const Blocks& w, int64_t parts, int64_t workers) {
+  const int64_t together = few_integers_panels(w, parts, workers);
+  return smaller(workers, divided_up(w.n, together)) * parts * together;
+}
+
+template <Unsigned how>
+void few_integers_of(const Blocks& w, const RowParts& x, float unit, float* y,
+                     float* scratch, const Parallel& parallel) {
+  const int64_t together = few_integers_panels(w, x.number, parallel.workers);
+  const FewIntegers<how> product(w, x, unit, y);
+  parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
+    const int64_t n = i * together;
+    product.columns(n, smaller(together, w.n - n),
+                    scratch + worker * x.number * together);
+  });
+}
+
+inline void few_integers(const Blocks& w, const RowParts& x, float unit, float* y,
+                         float* scratch, const Parallel& parallel) {
+  switch (w.point_type) {
+    case PointType::kSigned:
+      return few_integers_of<Unsigned::kFlipped>(w, x, unit, y, scratch, parallel);
+    case PointType::kTable:
+      return few_integers_of<Unsigned::kLookedUp>(w, x, unit, y, scratch, parallel);
+    default:
+      return few_integers_of<Unsigned::kAsTheyAre>(w, x, unit, y, scratch, parallel);
+  }
+}
+
+}  // namespace
+}  // namespace eqquant

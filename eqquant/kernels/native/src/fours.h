@@ -1,0 +1,162 @@
+// Unpacks codes of `Blocks` to bytes, four of a row side by side: what 8-bit integer
+// products take as a lane. The lanes are in the order of `panel.h`.
+//
+// Bytes of a row are brought together before codes are taken out of them, since there
+// are fewer of those.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels.h"
+#include "numbers.h"
+#include "packing.h"
+#include "panel.h"
+#include "points.h"
+
+namespace eqquant {
+namespace {
+
+// Four bytes of each of 64 rows.
+struct Fours512 {
+  struct Vector {
+    __m512i of[4];
+  };
+  static constexpr int64_t lanes = Bytes512::lanes;
+  static constexpr int together = 4;
+
+  static Vector both(Vector x, char y) {
+    return each([&](int v) { return Bytes512::both(x.of[v], y); });
+  }
+  static Vector either(Vector x, Vector y) {
+    return each([&](int v) { return Bytes512::either(x.of[v], y.of[v]); });
+  }
+  template <int bits>
+  static Vector right(Vector x) {
+    return each([&](int v) { return Bytes512::right<bits>(x.of[v]); });
+  }
+  template <int bits>
+  static Vector left(Vector x) {
+    return each([&](int v) { return Bytes512::left<bits>(x.of[v]); });
+  }
+
+ private:
+  template <class F>
+  static Vector each(F f) {
+    return {{f(0), f(1), f(2), f(3)}};
+  }
+};
+
+// If `part`, there may be fewer rows, and bytes from `bytes` on are zeros.
+template <bool part>
+struct Unit<Fours512, part> {
+  const uint8_t* at;
+  int64_t stride;
+  int64_t rows;
+  int64_t apart;  // bytes of a row that are brought together
+  int64_t bytes;
+
+  Fours512::Vector operator[](int64_t i) const {
+    __m512i byte[4];
+    EQQUANT_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const int64_t b = i + j * apart;
+      if (part && b >= bytes) byte[j] = _mm512_setzero_si512();
+      else if (part && rows < Fours512::lanes)
+        byte[j] = Unit<Bytes512, true>{at, stride, rows}[b];
+      else byte[j] = Unit<Bytes512, false>{at, stride, rows}[b];
+    }
+    Fours512::Vector found;
+    Panel::interleave(byte, found.of);
+    return found;
+  }
+};
+
+// Whether `unpack` of a packing can bring bytes together: those whose codes have the
+// same bits of different bytes.
+constexpr bool has_fours(Packing packing) {
+  if (!is_gguf(packing)) return packing != Packing::kTrits;
+  return codebook_points(packing) == 0 && packing != Packing::kQ5_0 &&
+         packing != Packing::kQ5_1;
+}
+
+// How far apart the four codes of a lane are in a row.
+constexpr int64_t apart_in_fours(Packing packing) {
+  const int64_t bits = static_cast<int64_t>(packing);
+  return is_gguf(packing) || bits == 8 ? 1 : bits == 4 ? 2 : bits % 2 == 0 ? 4 : 8;
+}
+
+// Whether the codes of a weight can be unpacked so: lanes should not be of two blocks,
+// and what is not an integer without a sign has no offset.
+inline bool has_fours(const Blocks& w) {
+  const bool integers = w.point_type == PointType::kIntegers;
+  if (!has_fours(w.packing) || (!integers && w.offset != Offset::kNone)) return false;
+  if (w.point_type == PointType::kTable) {
+    if (!has_few_points(w)) return false;
+    for (int i = 0; i < 16; ++i)
+      if (!(w.points[i] >= -127 && w.points[i] <= 127)) return false;
+  } else if (!integers && w.point_type != PointType::kSigned) {
+    return false;
+  }
+  const int64_t whole = larger(kRun, 4 * apart_in_fours(w.packing));
+  return is_gguf(w.packing) || w.block >= w.k || w.block % whole == 0;
+}
+
+// What makes codes integers without a sign.
+enum class Unsigned { kAsTheyAre, kFlipped, kLookedUp };
+
+template <Unsigned how>
+class Fours {
+ public:
+  static constexpr int64_t kRows = Numbers<Avx512>::kRows;
+
+  explicit Fours(const Blocks& w) : w_(w) {
+    alignas(64) int8_t table[64] = {};
+    if (how == Unsigned::kLookedUp)
+      for (int i = 0; i < 64; ++i)
+        table[i] = static_cast<int8_t>(static_cast<int>(w.points[i % 16]) + 128);
+    table_ = _mm512_load_si512(table);
+  }
+
+  // The integer that stands for zero, if the weight has no zero-points.
+  int32_t base() const { return how == Unsigned::kAsTheyAre ? w_.base : 128; }
+
+  // The integers of codes.
+  __m512i operator()(__m512i code) const {
+    if constexpr (how == Unsigned::kFlipped)
+      return Bytes512::differing(code, Bytes512::all(static_cast<char>(0x80)));
+    return how == Unsigned::kLookedUp ? _mm512_shuffle_epi8(table_, code) : code;
+  }
+
+  // Unpacks `number` codes of piece `i` of `count` rows, of which the unit begins at
+  // `at`. Four vectors are where those of position `k` and of the three after it would
+  // be.
+  template <Packing packing>
+  void unpack(int64_t i, const uint8_t* at, int64_t count, int64_t number,
+              uint8_t* codes) const {
+    using P = Packed<packing>;
+    constexpr int bits = static_cast<int>(packing);
+    constexpr bool gguf = is_gguf(packing);
+    const int64_t apart = gguf ? 1 : divided_up(apart_in_fours(packing) * bits, 8);
+    const int64_t bytes = gguf ? P::kBytes : divided_up(number * bits, 8);
+    const auto put = [&](int64_t k, Fours512::Vector some) {
+      EQQUANT_UNROLL
+      for (int v = 0; v < 4; ++v)
+        Bytes512::store(codes + k * kRows + v * 64, (*this)(some.of[v]));
+    };
+    if (count == kRows && number == P::kCodes)
+      P::unpack(Unit<Fours512, false>{at, w_.n, count, apart, bytes}, i % P::kSlices,
+                number, put);
+    else
+      P::unpack(Unit<Fours512, true>{at, w_.n, count, apart, bytes}, i % P::kSlices,
+                number, put);
+  }
+
+ private:
+  const Blocks& w_;
+  __m512i table_;
+};
+
+}  // namespace
+}  // namespace eqquant
