@@ -26,8 +26,8 @@ def integer_product(
     across: bool = False,
 ) -> Float[Array, "..."]:
     """The product of 8-bit integers `x[*b, *r, k]` with `w[*b, n, k]`; or of `x[*b, *r,
-    n]` with that, if it is `across`. It is exact, but for rounding to float32. `*b` are
-    `stack` axes.
+    n]` with that, if it is `across`. It is exact, but for rounding to float32, also of
+    parts of sums of more than 1024 products. `*b` are `stack` axes.
 
     XLA computes it, or on a CPU where that is slower, the native library.
     """
