@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels.h"
 
@@ -215,9 +216,14 @@ class BlocksProducts {
   // finite: scaled sums may be so where sums of scaled numbers are not.
   bool without_words(const float* x, float* y, int64_t rows, int32_t* outliers) const {
     parallel_(rows, [&](int64_t m, int64_t) {
-      float zeros = 0;
-      for (int64_t i = 0; i < w_.n; ++i) zeros += y[m * w_.n + i] - y[m * w_.n + i];
-      if (!(zeros == 0)) outliers[m] = kNoDigits;
+      // (Of bits, so that the compiler makes vectors of them.)
+      uint32_t largest = 0;
+      for (int64_t i = 0; i < w_.n; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, y + m * w_.n + i, 4);
+        largest = std::max(largest, bits & 0x7fffffff);
+      }
+      if (largest >= 0x7f800000) outliers[m] = kNoDigits;
     });
     const int64_t left = std::count(outliers, outliers + rows, kNoDigits);
     if (left == 0) return true;
