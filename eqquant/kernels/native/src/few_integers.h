@@ -88,6 +88,8 @@ struct DigitSums {
   }
 };
 
+// Products of the parts of a few rows. Of a single part, codes are multiplied while they
+// are in registers, where their packing allows that; otherwise they are unpacked first.
 template <Unsigned how>
 class FewIntegers {
  public:
@@ -121,6 +123,7 @@ class FewIntegers {
   }
 
  private:
+  // A piece of all panels after the other, since long runs of memory are read fastest.
   template <Packing packing, Offset offset>
   void some(int64_t n, int64_t count, float* sums) const {
     using P = Packed<packing>;
