@@ -97,6 +97,9 @@ def test_any_shape_and_integer():
         x, w, v = (a.astype(np.int64) for a in (x, w, v))
         for a, w in ((along, w.mT), (across, v)):
             assert a.dtype == np.float32
+            if x.shape[-1] < 2**16:
+                np.testing.assert_allclose(a, x @ w, rtol=1e-7)
+                continue
             # (Parts of long sums are rounded, too.)
             off = np.abs(np.asarray(a, np.float64) - x @ w)
             assert np.all(off <= 5e-7 * (np.abs(x) @ np.abs(w)))

@@ -233,7 +233,8 @@ def test_none_is_left_to_the_reference_product(format):
             assert kernel != "reference"
             # Those that XLA compiles come after the native ones.
             blocks = isinstance(format, eqf.AbstractGGUFBlocks)
-            assert not blocks or kernel.startswith("native")
+            native = ("native_decoded", "native_few_integers")
+            assert not blocks or kernel.startswith(native)
 
 
 # A minimum that cancels nearly all numbers of a block: no digits are lost in the sums.
@@ -281,6 +282,34 @@ def test_weights_that_are_nearly_zero(bits):
     ),
 )
 def test_checks_what_it_is_given(changed, message):
+    _given(changed, "decoded", message)
+
+
+@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
+@pytest.mark.parametrize(
+    "changed",
+    (
+        dict(x=jnp.zeros((17, 64))),
+        dict(packing=np.int32(0), offset_type=np.int32(0)),
+        dict(
+            packing=np.int32(3),
+            block=np.int64(16),
+            codes=jnp.zeros((24, 16), jnp.uint8),
+            scale=jnp.zeros((4, 16), jnp.uint32),
+            offset=jnp.zeros((4, 16), jnp.uint8),
+        ),
+        dict(
+            point_type=np.int32(1),
+            offset_type=np.int32(2),
+            offset=jnp.zeros((2, 16), jnp.uint32),
+        ),
+    ),
+)
+def test_checks_few_rows(changed):
+    _given(changed, "few_integers", "at most 16 rows")
+
+
+def _given(changed, function, message):
     given = dict(
         x=jnp.zeros((2, 64)),
         codes=jnp.zeros((32, 16), jnp.uint8),
@@ -299,8 +328,8 @@ def test_checks_what_it_is_given(changed, message):
     )
     given = given | changed
     operands = [given.pop(name) for name in ("x", "codes", "scale", "offset", "points")]
-    result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
+    result = jax.ShapeDtypeStruct((operands[0].shape[0], 16), jnp.float32)
     with pytest.raises(Exception, match=message):
         jax.block_until_ready(
-            jax.ffi.ffi_call("eqquant_decoded", result)(*operands, **given)
+            jax.ffi.ffi_call(f"eqquant_{function}", result)(*operands, **given)
         )

@@ -12,15 +12,6 @@
 namespace eqquant {
 namespace {
 
-// A number of a weight, and the part of it that was added to what its code stands for.
-struct Decoded {
-  double all, offset;
-  Decoded(double all) : all(all), offset(0) {}
-  // As formats decode: in float32. (Products are exact in it; sums are not.)
-  Decoded(double scaled, double offset)
-      : all(static_cast<float>(scaled) + static_cast<float>(offset)), offset(offset) {}
-};
-
 // A block of one of GGUF's types, as ggml's `dequantize_row_*` read it.
 struct GGUFBlock {
   Packing packing;
@@ -50,19 +41,19 @@ struct GGUFBlock {
     }
   }
 
-  Decoded number(int64_t k) const {
+  double number(int64_t k) const {
     const int64_t i = k % 32, j = k / 32, low = k % 16;
     switch (packing) {
-      case Packing::kQ4_1: return {nibble(4 + low, k / 16) * half(0), half(2)};
+      case Packing::kQ4_1: return rounded(nibble(4 + low, k / 16) * half(0) + half(2));
       case Packing::kQ5_0:
         return (nibble(6 + low, k / 16) + 16 * bit(2 + k / 8, k % 8) - 16) * half(0);
       case Packing::kQ5_1:
-        return {(nibble(8 + low, k / 16) + 16 * bit(4 + k / 8, k % 8)) * half(0),
-                half(2)};
+        return rounded(
+            (nibble(8 + low, k / 16) + 16 * bit(4 + k / 8, k % 8)) * half(0) + half(2));
       case Packing::kQ2_K: {
         const int code = byte[16 + k / 128 * 32 + i] >> (2 * (j % 4)) & 3;
         const int both = byte[k / 16];
-        return {code * (half(80) * (both & 15)), -half(82) * (both >> 4)};
+        return rounded(code * (half(80) * (both & 15)) - half(82) * (both >> 4));
       }
       case Packing::kQ3_K: {
         const int code = byte[32 + k / 128 * 32 + i] >> (2 * (j % 4)) & 3;
@@ -77,7 +68,8 @@ struct GGUFBlock {
       case Packing::kIQ4_XS: {
         const int steps =
             nibble(4 + j / 2, j % 2) | (byte[2 + j / 4] >> (2 * (j % 4)) & 3) << 4;
-        return points[nibble(8 + 16 * j + low, k / 16 % 2)] * (half(0) * (steps - 32));
+        return rounded(points[nibble(8 + 16 * j + low, k / 16 % 2)] *
+                       (half(0) * (steps - 32)));
       }
       case Packing::kIQ1_S: {
         const int high = word(34 + 2 * j), add = high >> 15 ? -1 : 1;
@@ -151,14 +143,16 @@ struct GGUFBlock {
     for (int i = 0; i < 7; ++i) ones += signs >> i & 1;
     return signs | ones % 2 << 7;
   }
+  // (Products are exact in float32; sums are not.)
+  static double rounded(double x) { return static_cast<float>(x); }
   double half(int64_t at) const {
     return float16_to_double(static_cast<uint16_t>(byte[at] | byte[at + 1] << 8));
   }
-  Decoded of_ranges(int code, int64_t j) const {
+  double of_ranges(int code, int64_t j) const {
     const uint8_t* const s = byte + 4;
     const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
     const int low = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
-    return {code * (half(0) * scale), -half(2) * low};
+    return rounded(code * (half(0) * scale) - half(2) * low);
   }
 };
 
@@ -233,7 +227,7 @@ class BlocksCase {
   }
 
   // The number `k` of the row `i`.
-  Decoded number(int64_t i, int64_t k) const {
+  double number(int64_t i, int64_t k) const {
     const int64_t unit = k / unit_codes(), first = unit * unit_bytes();
     uint8_t bytes[256];
     for (int64_t b = 0; b < unit_bytes(); ++b) bytes[b] = codes_[(first + b) * n_ + i];
@@ -254,9 +248,8 @@ class BlocksCase {
     const int64_t at = g * n_ + i;
     const double less = offset_ == Offset::kZeroPoint ? offsets_[at] : 0;
     const double low = offset_ == Offset::kMinimum ? get(offsets_, at) : 0;
-    Decoded found((point(code) - less) * scale, low);
-    found.offset += less * scale;
-    return found;
+    // As formats decode: rounded once, since XLA multiplies and adds at a time.
+    return static_cast<float>((point(code) - less) * scale + low);
   }
 
   // Some of the inputs are not what one would like.

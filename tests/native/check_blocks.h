@@ -21,18 +21,16 @@ bool is_product(const BlocksCase& c, bool transposed, const float* x, const floa
                 Round round, double share = 0) {
   const int64_t summed = transposed ? c.n() : c.k();
   const int64_t columns = transposed ? c.k() : c.n();
-  std::vector<double> w(static_cast<size_t>(summed)), mine(w.size()), offset(w.size());
+  std::vector<double> w(static_cast<size_t>(summed)), mine(w.size());
   for (int64_t i = 0; i < columns; ++i) {
-    for (int64_t j = 0; j < summed; ++j) {
-      const Decoded some = transposed ? c.number(j, i) : c.number(i, j);
-      w[static_cast<size_t>(j)] = round(static_cast<float>(some.all));
-      offset[static_cast<size_t>(j)] = some.offset;
-    }
+    for (int64_t j = 0; j < summed; ++j)
+      w[static_cast<size_t>(j)] =
+          round(static_cast<float>(transposed ? c.number(j, i) : c.number(i, j)));
     for (int64_t m = 0; m < c.rows(); ++m) {
       for (int64_t j = 0; j < summed; ++j)
         mine[static_cast<size_t>(j)] = round(x[m * summed + j]);
       const double unit = 65 * share * mean_size(x + m * summed, summed);
-      if (!close(y[m * columns + i], mine.data(), w, unit, offset)) return false;
+      if (!close(y[m * columns + i], mine.data(), w, unit)) return false;
     }
   }
   return true;

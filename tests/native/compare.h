@@ -28,17 +28,13 @@ void report(const char* set, const char* what, Print print) {
 // Numbers that are not normal are less exact, or taken as zeros: inputs, weights, and
 // inputs times what codes stand for, before they are scaled.
 //
-// `unit`: what inputs may be off by. `offset`: what is part of each weight, and was
-// perhaps multiplied on its own.
-bool close(float y, const double* x, const std::vector<double>& w, double unit = 0,
-           const std::vector<double>& offset = {}) {
+// `unit`: what inputs may be off by.
+bool close(float y, const double* x, const std::vector<double>& w, double unit = 0) {
   double sum = 0, size = 0, all = 1, rounded = 0;
   for (size_t j = 0; j < w.size(); ++j) {
     const double product = x[j] * w[j];
     sum += product;
     size += std::isfinite(product) ? std::abs(product) : 0;
-    const double part = offset.empty() ? 0 : 2 * x[j] * offset[j];
-    size += std::isfinite(part) ? std::abs(part) : 0;
     rounded += std::isfinite(w[j]) ? unit * std::abs(w[j]) : 0;
     all += std::abs(w[j]) + std::abs(x[j]);
   }

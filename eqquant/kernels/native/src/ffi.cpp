@@ -189,7 +189,9 @@ ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& 
     const BlocksProducts<Scratch> product(*kernels, w, parallel);
     if (kind == Decoding::kFewIntegers &&
         (xs.rows > kFewPartRows || !kernels->has_fours(w)))
-      return wrong("such products are for few rows, and codes of up to 8 bits");
+      return wrong("products of three digits are for at most " +
+                   std::to_string(kFewPartRows) +
+                   " rows, and for integers of 8 bits, four of which are of one block");
     bool done = true;
     if constexpr (kind == Decoding::kForward)
       done = product.floats(mine, found, xs.rows);

@@ -209,12 +209,12 @@ class BlocksProducts {
     for (int i = 0; i < 256; ++i) points[i] = unit * w_.points[i];
     Blocks w = w_;
     w.points = points;
-    return BlocksProducts(kernels_, w, parallel_).without_words(x, y, rows, outliers);
+    return BlocksProducts(kernels_, w, parallel_).mend_rows(x, y, rows, outliers);
   }
 
-  // Computes rows without words in float32, and those that have sums which are not
-  // finite: scaled sums may be so where sums of scaled numbers are not.
-  bool without_words(const float* x, float* y, int64_t rows, int32_t* outliers) const {
+  // Computes rows without digits or words in float32, and those that have sums which
+  // are not finite: scaled sums may be so where sums of scaled numbers are not.
+  bool mend_rows(const float* x, float* y, int64_t rows, int32_t* outliers) const {
     parallel_(rows, [&](int64_t m, int64_t) {
       // (Of bits, so that the compiler makes vectors of them.)
       uint32_t largest = 0;
