@@ -59,20 +59,23 @@ inline bool reads_in_order(const Blocks& w, int64_t rows) {
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
 // weight from row `n`, with the position of its first code, and the panel's sums: as
 // many floats as `each`, which are zeros at first. Of each panel in turn it takes
-// `together` consecutive pieces.
+// `together` consecutive pieces, or as many as have bytes in common.
 template <class V, class Add>
 void over_pieces(const Numbers<V>& numbers, int64_t together, int64_t each, int64_t n,
                  int64_t count, float* sums, Add add) {
   constexpr int64_t kRows = Numbers<V>::kRows;
   const int64_t panels = divided_up(count, kRows);
   for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
+  together = larger(together, numbers.slices());
   Piece<V> piece;
   for (int64_t first = 0; first < numbers.pieces(); first += together)
-    for (int64_t p = 0; p < panels; ++p)
+    for (int64_t p = 0; p < panels; ++p) {
+      piece.ahead = numbers.ahead(p, panels, together);
       for (int64_t i = first; i < smaller(first + together, numbers.pieces()); ++i) {
         numbers.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
         add(piece, i * numbers.codes(), sums + p * each);
       }
+    }
 }
 
 template <class V>

@@ -168,6 +168,7 @@ class DecodedIntegers {
     for (int64_t first = 0; first < numbers_.pieces(); first += together)
       for (int64_t p = 0; p < panels; ++p) {
         panel.number = panel.runs = 0;
+        piece.ahead = numbers_.ahead(p, panels, together);
         for (int64_t i = first; i < smaller(first + together, numbers_.pieces()); ++i) {
           numbers_.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
           words_.append(piece, i * numbers_.codes(), panel);

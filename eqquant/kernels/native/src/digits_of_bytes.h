@@ -26,9 +26,12 @@ class DigitsOfBytes {
                 const FewInputs& x)
       : w_(w), points_(points), numbers_(numbers), x_(x) {}
 
-  // Adds the products with piece `i` of `count` rows from row `n` to `sums`.
-  EQQUANT_INNERMOST void add(int64_t i, int64_t n, int64_t count, float* sums) const {
+  // Adds the products with piece `i` of `count` rows from row `n` to `sums`. Memory is
+  // prefetched `ahead` bytes further.
+  EQQUANT_INNERMOST void add(int64_t i, int64_t n, int64_t count, int64_t ahead,
+                             float* sums) const {
     Piece<V> piece;
+    piece.ahead = ahead;
     Places places = {};
     const uint8_t* at = numbers_.read_runs(i, n, count, piece, places);
     const int64_t start = i * numbers_.codes();
@@ -72,7 +75,7 @@ class DigitsOfBytes {
     const uint8_t* c = p.codes;
     const float* x = x_.x + p.k + first * p.places.apart;
     for (int64_t b = 0; b < p.bytes; ++b, c += w_.n, x += p.places.next) {
-      _mm_prefetch(reinterpret_cast<const char*>(c + kAhead), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(c + piece.ahead), _MM_HINT_T1);
       const auto codes =
           p.count == kRows ? V::Bytes::load(c) : V::Bytes::load(c, p.count);
       unrolled<kTogether>([&](auto d) {
@@ -165,10 +168,14 @@ void few_digits(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x,
     const DigitsOfBytes<V, Points, R, bits> product(w, points, numbers, x);
     const int64_t panels = divided_up(count, kRows), each = R * kRows;
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
-    for (int64_t i = 0; i < numbers.pieces(); ++i)
-      for (int64_t p = 0; p < panels; ++p)
-        product.add(i, n + kRows * p, smaller(kRows, count - kRows * p),
-                    sums + p * each);
+    const int64_t together = numbers.slices();
+    for (int64_t first = 0; first < numbers.pieces(); first += together)
+      for (int64_t p = 0; p < panels; ++p) {
+        const int64_t ahead = numbers.ahead(p, panels, together);
+        for (int64_t i = first; i < smaller(first + together, numbers.pieces()); ++i)
+          product.add(i, n + kRows * p, smaller(kRows, count - kRows * p), ahead,
+                      sums + p * each);
+      }
     for (float* at = sums; at < sums + panels * each; at += kRows) {
       typename V::Floats dealt[4];
       for (int v = 0; v < 4; ++v) dealt[v] = V::load(at + v * W);

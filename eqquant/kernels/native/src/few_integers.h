@@ -123,19 +123,23 @@ class FewIntegers {
   }
 
  private:
-  // A piece of all panels after the other, since long runs of memory are read fastest.
+  // A unit of all panels after the other, since long runs of memory are read fastest.
   template <Packing packing, Offset offset>
   void some(int64_t n, int64_t count, float* sums) const {
     using P = Packed<packing>;
-    const int64_t each = x_.number * kRows;
+    constexpr int64_t codes = P::kCodes * P::kSlices;
+    const int64_t each = x_.number * kRows, panels = divided_up(count, kRows);
     LaneRuns runs;
-    for (int64_t i = 0; i * P::kCodes < w_.k; ++i) {
-      const int64_t byte = i / P::kSlices * P::kBytes;
-      for (int64_t p = 0; p * kRows < count; ++p) {
+    for (int64_t u = 0; u * codes < w_.k; ++u) {
+      for (int64_t p = 0; p < panels; ++p) {
         const int64_t first = n + p * kRows, here = smaller(kRows, count - p * kRows);
-        const uint8_t* const at = w_.bytes + byte * w_.n + first;
-        runs.set<packing>(w_, i, at, first, here);
-        add<packing, offset>(i, at, here, runs, sums + p * each);
+        const uint8_t* const at = w_.bytes + u * P::kBytes * w_.n + first;
+        const int64_t ahead = bytes_ahead(p, panels, kRows, P::kBytes, w_.n);
+        const int64_t end = smaller((u + 1) * P::kSlices, divided_up(w_.k, P::kCodes));
+        for (int64_t i = u * P::kSlices; i < end; ++i) {
+          runs.set<packing>(w_, i, at, first, here, ahead);
+          add<packing, offset>(i, at, here, runs, ahead, sums + p * each);
+        }
       }
     }
   }
@@ -143,17 +147,19 @@ class FewIntegers {
   // Adds the products with piece `i` of a panel.
   template <Packing packing, Offset offset>
   EQQUANT_INNERMOST void add(int64_t i, const uint8_t* at, int64_t count,
-                             const LaneRuns& runs, float* sums) const {
+                             const LaneRuns& runs, int64_t ahead,
+                             float* sums) const {
     using P = Packed<packing>;
     const int64_t k = i * P::kCodes;
     if (x_.number == 1 && count == kRows && k + P::kCodes <= w_.k) {
       if constexpr (is_gguf(packing) && P::kDigit == 4)
-        return add_nibbles<packing, offset>(i, at, runs, sums);
+        return add_nibbles<packing, offset>(i, at, runs, ahead, sums);
       if constexpr (!is_gguf(packing))
-        return add_stream<packing, offset>(k, at, runs, sums);
+        return add_stream<packing, offset>(k, at, runs, ahead, sums);
     }
     alignas(64) uint8_t codes[P::kCodes * kRows];
-    fours_.template unpack<packing>(i, at, count, smaller(P::kCodes, w_.k - k), codes);
+    fours_.template unpack<packing>(i, at, count, smaller(P::kCodes, w_.k - k), ahead,
+                                    codes);
     int64_t m = 0;
     for (; m + 2 <= x_.number; m += 2)
       for (int64_t r = 0; r < runs.number; ++r)
@@ -192,14 +198,14 @@ class FewIntegers {
   // which are of one run or of two.
   template <Packing packing, Offset offset>
   void add_nibbles(int64_t i, const uint8_t* at, const LaneRuns& runs,
-                   float* sums) const {
+                   int64_t ahead, float* sums) const {
     using P = Packed<packing>;
     constexpr Places places = P::places(0);
     constexpr bool two = P::kCodes > P::kBlock;
     const int64_t k = i * P::kCodes, stride = x_.stride;
     const Fours<how> fours = fours_;
     const Unit<Fours512, false> unit = {at + P::places(i % P::kSlices).first * w_.n,
-                                        w_.n, kRows, 1, P::kBytes};
+                                        w_.n, kRows, 1, P::kBytes, ahead};
     const int8_t* const x = x_.digit + k;
     float totals[4];
     DigitSums sum;
@@ -239,7 +245,7 @@ class FewIntegers {
 
   // The same, of a stream of codes from position `k` on.
   template <Packing packing, Offset offset>
-  void add_stream(int64_t k, const uint8_t* at, const LaneRuns& runs,
+  void add_stream(int64_t k, const uint8_t* at, const LaneRuns& runs, int64_t ahead,
                   float* sums) const {
     constexpr int bits = static_cast<int>(packing);
     constexpr int64_t apart = apart_in_fours(packing) * bits / 8;
@@ -248,7 +254,7 @@ class FewIntegers {
     for (int64_t r = 0; r < runs.number; ++r) {
       const Run run = runs.run[r];
       const Unit<Fours512, false> unit = {at + run.first * bits / 8 * w_.n, w_.n, kRows,
-                                          apart, 0};
+                                          apart, 0, ahead};
       float totals[4];
       sum_up(0, k, run, totals);
       DigitSums sum;

@@ -91,7 +91,7 @@ class Sums {
         if constexpr (!part)
           // Prefetch the next bytes of these columns.
           _mm_prefetch(reinterpret_cast<const char*>(c + (of.last - of.first) * w_.n),
-                       _MM_HINT_T0);
+                       _MM_HINT_T1);
         EQQUANT_UNROLL
         for (int u = 0; u < U; ++u) {
           constexpr bool sign = kind == Codes::kInt8;

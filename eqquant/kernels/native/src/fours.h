@@ -56,6 +56,7 @@ struct Unit<Fours512, part> {
   int64_t rows;
   int64_t apart;  // bytes of a row that are brought together
   int64_t bytes;
+  int64_t ahead = kAhead;
 
   Fours512::Vector operator[](int64_t i) const {
     __m512i byte[4];
@@ -65,7 +66,7 @@ struct Unit<Fours512, part> {
       if (part && b >= bytes) byte[j] = _mm512_setzero_si512();
       else if (part && rows < Fours512::lanes)
         byte[j] = Unit<Bytes512, true>{at, stride, rows}[b];
-      else byte[j] = Unit<Bytes512, false>{at, stride, rows}[b];
+      else byte[j] = Unit<Bytes512, false>{at, stride, rows, ahead}[b];
     }
     Fours512::Vector found;
     Panel::interleave(byte, found.of);
@@ -130,11 +131,11 @@ class Fours {
   }
 
   // Unpacks `number` codes of piece `i` of `count` rows, of which the unit begins at
-  // `at`. Four vectors are where those of position `k` and of the three after it would
-  // be.
+  // `at`, and the one to prefetch `ahead` bytes further. Four vectors are where those of
+  // position `k` and of the three after it would be.
   template <Packing packing>
   void unpack(int64_t i, const uint8_t* at, int64_t count, int64_t number,
-              uint8_t* codes) const {
+              int64_t ahead, uint8_t* codes) const {
     using P = Packed<packing>;
     constexpr int bits = static_cast<int>(packing);
     constexpr bool gguf = is_gguf(packing);
@@ -146,8 +147,8 @@ class Fours {
         Bytes512::store(codes + k * kRows + v * 64, (*this)(some.of[v]));
     };
     if (count == kRows && number == P::kCodes)
-      P::unpack(Unit<Fours512, false>{at, w_.n, count, apart, bytes}, i % P::kSlices,
-                number, put);
+      P::unpack(Unit<Fours512, false>{at, w_.n, count, apart, bytes, ahead},
+                i % P::kSlices, number, put);
     else
       P::unpack(Unit<Fours512, true>{at, w_.n, count, apart, bytes}, i % P::kSlices,
                 number, put);

@@ -28,9 +28,10 @@ struct Unit<Lanes512, part> {
   const uint8_t* at;
   int64_t stride;
   int64_t rows;
+  int64_t ahead = kAhead;
 
   __m512i operator[](int64_t i) const {
-    return to_lanes(Unit<Bytes512, part>{at, stride, rows}[i]);
+    return to_lanes(Unit<Bytes512, part>{at, stride, rows, ahead}[i]);
   }
 };
 
@@ -46,9 +47,11 @@ struct LaneRuns {
   alignas(64) float zero[kRuns * kRows];
   alignas(64) float rest[kRuns * kRows];
 
-  // Those of piece `i` of `count` rows from row `n`, with the unit of codes at `at`.
+  // Those of piece `i` of `count` rows from row `n`, with the unit of codes at `at`, and
+  // the one to prefetch `ahead` bytes further.
   template <Packing packing>
-  void set(const Blocks& w, int64_t i, const uint8_t* at, int64_t n, int64_t count) {
+  void set(const Blocks& w, int64_t i, const uint8_t* at, int64_t n, int64_t count,
+           int64_t ahead) {
     using P = Packed<packing>;
     const int64_t first = i * P::kCodes, codes = smaller(P::kCodes, w.k - first);
     if constexpr (is_gguf(packing)) {
@@ -56,7 +59,8 @@ struct LaneRuns {
       for (int64_t r = 0; r < number; ++r)
         run[r] = {r * P::kBlock, smaller((r + 1) * P::kBlock, codes)};
       if (count == kRows)
-        set_small<packing>(Unit<Lanes512, false>{at, w.n, count}, i % P::kSlices);
+        set_small<packing>(Unit<Lanes512, false>{at, w.n, count, ahead},
+                           i % P::kSlices);
       else set_small<packing>(Unit<Lanes512, true>{at, w.n, count}, i % P::kSlices);
     } else {
       number = 0;

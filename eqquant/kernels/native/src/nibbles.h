@@ -59,7 +59,7 @@ class ManyColumns<Avx2, Codes::kNibbles> {
       const float* x = of.x.terms;
       for (int64_t i = b.first; i < b.last; ++i, c += w_.n, x += 2) {
         _mm_prefetch(reinterpret_cast<const char*>(c + (b.last - b.first) * w_.n),
-                     _MM_HINT_T0);
+                     _MM_HINT_T1);
         const __m256i codes = Bytes256::load(c);
         const auto add = [&](auto digit) {
           __m256 point[4];

@@ -42,6 +42,7 @@ struct Piece {
   Run run[kRuns];
   const uint8_t* at;
   int64_t stride;
+  int64_t ahead = kAhead;  // of `Unit`
   alignas(64) uint8_t codes[kPieceCodes * kRows];
   alignas(64) uint8_t zero[kRuns * kRows];
   alignas(64) float scale[kRuns * kRows];
@@ -63,6 +64,8 @@ class Numbers {
       unpack_ = &Numbers::unpack_as<p>;
       read_runs_ = &Numbers::read_runs_as<p>;
       codes_ = Packed<p>::kCodes;
+      slices_ = Packed<p>::kSlices;
+      bytes_ = Packed<p>::kBytes;
       digit_ = Packed<p>::kDigit;
     });
   }
@@ -105,6 +108,14 @@ class Numbers {
   // The number of codes of a piece, but the last of a row.
   int64_t codes() const { return codes_; }
   int64_t pieces() const { return divided_up(w_.k, codes_); }
+  // The number of pieces that have bytes in common.
+  int64_t slices() const { return slices_; }
+
+  // See `bytes_ahead`: where `pieces` pieces of each panel are read at a time.
+  int64_t ahead(int64_t p, int64_t panels, int64_t pieces) const {
+    const int64_t bytes = larger(1, pieces / slices_) * bytes_;
+    return bytes_ahead(p, panels, kRows, bytes, w_.n);
+  }
 
   // Unpacks piece `i` of `count` rows from row `n`.
   void unpack(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
@@ -160,14 +171,15 @@ class Numbers {
       piece.at = at;
       piece.stride = w_.n;
       for (int64_t k = 0; k < piece.number; ++k)
-        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + kAhead),
-                     _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + piece.ahead),
+                     _MM_HINT_T1);
       return;
     }
     const UnpackedCodes<B> found = {piece.codes, piece.zero, w_.codebook};
     const int64_t slice = i % P::kSlices;
     if (count == kRows)
-      P::unpack(Unit<B, false>{at, w_.n, count}, slice, piece.number, found);
+      P::unpack(Unit<B, false>{at, w_.n, count, piece.ahead}, slice, piece.number,
+                found);
     else P::unpack(Unit<B, true>{at, w_.n, count}, slice, piece.number, found);
   }
 
@@ -195,7 +207,8 @@ class Numbers {
   void set_small_blocks(const uint8_t* at, int64_t slice, int64_t count,
                         Piece<V>& piece) const {
     if (count == kRows)
-      set_small_blocks<packing>(Unit<B, false>{at, w_.n, count}, slice, piece);
+      set_small_blocks<packing>(Unit<B, false>{at, w_.n, count, piece.ahead}, slice,
+                                piece);
     else set_small_blocks<packing>(Unit<B, true>{at, w_.n, count}, slice, piece);
   }
 
@@ -376,7 +389,7 @@ class Numbers {
   }
 
   const Blocks& w_;
-  int64_t codes_;
+  int64_t codes_, slices_, bytes_;
   int digit_;
   const uint8_t* (Numbers::*read_runs_)(int64_t, int64_t, int64_t, Piece<V>&,
                                         Places&) const;

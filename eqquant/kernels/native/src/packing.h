@@ -12,23 +12,37 @@
 namespace eqquant {
 namespace {
 
-// How far ahead, in bytes of a row of codes, memory is prefetched: the next panel's.
+// How many bytes further memory is prefetched, where a loop does not say it: the next
+// rows of the weight.
 constexpr int64_t kAhead = 64;
 
-// The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer.
+// The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer. Each that
+// is read prefetches the one that is `ahead` bytes further.
 template <class B, bool part>
 struct Unit {
   const uint8_t* at;
   int64_t stride;
   int64_t rows;
+  int64_t ahead = kAhead;
 
   typename B::Vector operator[](int64_t i) const {
     const uint8_t* const p = at + i * stride;
     if constexpr (part) return B::load(p, rows);
-    _mm_prefetch(reinterpret_cast<const char*>(p + kAhead), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p + ahead), _MM_HINT_T1);
     return B::load(p);
   }
 };
+
+// How many bytes further to prefetch while panel `p` is read, where a loop reads `bytes`
+// bytes of each of `panels` panels of `rows` rows, one panel after the other, and then
+// the next bytes of each. Processors do not predict this order. The distance, in lines
+// of the cache, gives memory the time to answer.
+inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t bytes,
+                           int64_t n) {
+  constexpr int64_t lines = 96;
+  const int64_t to = p + divided_up(lines, bytes);
+  return to / panels * bytes * n + (to % panels - p) * rows;
+}
 
 // Where unpacked codes go: those of position `k` to `codes + k * B::lanes`. Each 16 of
 // them lose what is in `zero`. (`fours.h` has vectors of several codes of a row.)
