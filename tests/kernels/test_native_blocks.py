@@ -151,6 +151,8 @@ few_formats = (
 )
 
 
+# (Optimized, XLA rounds weights with a minimum once, as the kernel does.)
+@pytest.mark.optimized
 @pytest.mark.examples(3)
 @pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
 @pytest.mark.parametrize("format", few_formats, ids=str)
