@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import shutil
+import threading
 
 
 # Before JAX is imported: sharding is tested on eight devices that one machine plays.
@@ -15,7 +16,8 @@ flags.append("--xla_cpu_parallel_codegen_split_count=1")
 # Until JAX 0.10, XLA has a second way to compile fusions, which takes half as long.
 # (With `XLA_FLAGS` in the environment, and be they empty, it is the way of users.)
 jax_version = importlib.metadata.version("jax").split(".")
-if "XLA_FLAGS" not in os.environ and [*map(int, jax_version[:2])] <= [0, 10]:
+is_jax_10 = [*map(int, jax_version[:2])] <= [0, 10]
+if "XLA_FLAGS" not in os.environ and is_jax_10:
     flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 where = os.environ.get("EQQUANT_TESTS", "cpu")
@@ -26,6 +28,8 @@ import hypothesis
 import jax
 import jaxtyping
 import pytest
+from jax._src import core
+from jax._src.interpreters import mlir
 from jax.experimental.compilation_cache import compilation_cache
 
 
@@ -48,6 +52,19 @@ def _this_machine():
 
 
 _compiled = pytest.StashKey[str]()
+_context = threading.local()
+
+
+def _make_ir_context(make=mlir.make_ir_context):
+    """As newer JAX has it: ten programs share a context of MLIR. To make one takes
+    longer than to lower a small program. (Not those that are lowered within another, or
+    where XLA partitions it, which binds the names of axes.)"""
+    if mlir.ir.Context.current is not None or core.get_axis_env().axis_sizes:
+        return make()
+    if getattr(_context, "uses", 10) == 10:
+        _context.value, _context.uses = make(), 0
+    _context.uses += 1
+    return _context.value
 
 
 def _as_part(text):
@@ -74,6 +91,8 @@ def pytest_configure(config):
     if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
         shutil.rmtree(folder)
     config.stash[_compiled] = str(folder)
+    if is_jax_10:
+        mlir.make_ir_context = _make_ir_context
     # Looking up the lines of code that each operation comes from takes time.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_compilation_cache_dir", str(folder))

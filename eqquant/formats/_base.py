@@ -1,5 +1,6 @@
 import abc
 import dataclasses
+import functools as ft
 import json
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -7,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import wadler_lindig as wl
 from jaxtyping import Array, Bool, Float, Shaped
@@ -15,6 +17,13 @@ from jaxtyping import Array, Bool, Float, Shaped
 # What a format stores: integer arrays by name, possibly nested. All that is static
 # lives on the format.
 Stored: TypeAlias = dict[str, Any]
+
+
+@ft.lru_cache(maxsize=4096)
+def _structs(format, shape):
+    structs = jax.eval_shape(format.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
+    # (Without the mesh that is set now.)
+    return jtu.tree_map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), structs)
 
 
 class AbstractFormat(eqx.Module):
@@ -77,7 +86,7 @@ class AbstractFormat(eqx.Module):
 
     def structs(self, shape: tuple[int, ...]) -> Stored:
         """The shapes and dtypes of the stored arrays of numbers of a shape."""
-        return jax.eval_shape(self.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
+        return jtu.tree_map(lambda a: a, _structs(self, tuple(shape)))
 
     @abc.abstractmethod
     def decode(self, stored: Stored, tail: int) -> Float[Array, "*b k"]:

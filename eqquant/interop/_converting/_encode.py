@@ -14,7 +14,6 @@ from ...formats import (
     encode_rows,
     Layout,
     not_held_text,
-    Stored,
 )
 from ._pieces import Pieces
 
@@ -25,7 +24,7 @@ def encoded_struct(
     """A quantized array without its numbers, whose NumPy arrays take no memory. They
     lie in rows, as those of `encode`."""
     *lead, n, k = _by_row(shape, axis)
-    stored = _structs(format, (*lead, n, k))
+    stored = format.structs((*lead, n, k))
     return _array(
         jtu.tree_map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), stored),
         Layout(format).trimmed(stored, k),
@@ -58,7 +57,7 @@ def encode(
     A `ValueError` if there are numbers that the format cannot have.
     """
     rows = w if axis == -1 else w.swapaxes(-1, -2)
-    structs = _structs(format, rows.shape)
+    structs = format.structs(rows.shape)
     layout = Layout(format).trimmed(structs, rows.shape[-1])
     pieces = Pieces(rows, _is_whole(format, rows.shape[-1]))
     known = _known(format, rows.shape, pieces)
@@ -130,11 +129,6 @@ def _array(stored, layout, axis, dtype):
 def _by_row(shape, axis):
     *lead, n, k = shape
     return (*lead, n, k) if axis == -1 else (*lead, k, n)
-
-
-@ft.cache
-def _structs(format, shape) -> Stored:
-    return format.structs(shape)
 
 
 @ft.cache

@@ -1,4 +1,3 @@
-import functools as ft
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -78,7 +77,7 @@ def to_quantized(
     axes = tuple(range(-len(shape), 0))
     flat = flat and len(axes) > 1
     rows = (int(np.prod(shape)),) if flat else shape
-    _check_stored(stored, _structs(format, rows))
+    _check_stored(stored, format.structs(rows))
     layout = Layout(format).preferred(len(rows))
     stored = layout.from_rows(jtu.tree_map(_on_host, stored))
     return QuantizedArray(
@@ -90,11 +89,6 @@ def to_quantized(
         dtype=jnp.dtype(dtype),
         inner=shape[1:] if flat else (),
     )
-
-
-@ft.lru_cache(maxsize=256)
-def _structs(format, shape):
-    return format.structs(shape)
 
 
 def _on_host(x):
