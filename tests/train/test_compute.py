@@ -7,7 +7,7 @@ import pytest
 from . import compute
 
 
-tiny = dict(width=32, depth=2, heads=2)
+tiny = dict(width=32, depth=1, heads=2)
 
 
 @pytest.fixture
