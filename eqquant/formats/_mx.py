@@ -10,10 +10,11 @@ from ._adjustable import AbstractAdjustable, Parameters
 from ._base import AbstractComposite
 from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
-from ._scale import poison, to_bits
+from ._scale import poison
 
 
 _nan = 255
+_subnormal = np.uint16(2**6)  # 2**-127, in bfloat16.
 # What methods may add to the exponent that `encode` finds.
 _around = np.array([0, 1, -1], np.int32)
 
@@ -34,7 +35,7 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
     @property
     @abc.abstractmethod
     def base(self) -> AbstractGrid:
-        """The elements, with scales of their own."""
+        """The elements, with scales of their own, in bfloat16."""
 
     @property
     @abc.abstractmethod
@@ -92,7 +93,11 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
         return _scaled(self.base.to_points(codes), exponent)
 
     def flat(self, stored, tail):
-        return stored | {"scale": to_bits(_power(stored["scale"]), self.scale_dtype)}
+        # In bfloat16, which has the same powers of two in half of the bits.
+        exponent = stored["scale"].astype(jnp.uint16)
+        bits = jnp.where(exponent == 0, _subnormal, exponent << np.uint16(7))
+        bits = jnp.where(exponent == _nan, np.uint16(0x7FC0), bits)
+        return stored | {"scale": bits}
 
     def scales(self, stored, tail):
         return _power(stored["scale"])

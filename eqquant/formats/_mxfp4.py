@@ -42,7 +42,7 @@ class MXFP4(AbstractMX, AbstractGGUF):
 
     ties: Literal["even", "zero"] = eqx.field(default="even", static=True)
     type_size: ClassVar[int] = 17
-    base: ClassVar[FP4] = FP4(32)
+    base: ClassVar[FP4] = FP4(32, jnp.bfloat16)
     largest_power: ClassVar[int] = 2
 
     def __check_init__(self):

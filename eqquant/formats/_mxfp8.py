@@ -1,6 +1,7 @@
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from ._fp8 import as_float8, FP8
 from ._mx import AbstractMX
@@ -27,7 +28,7 @@ class MXFP8(AbstractMX):
 
     @property
     def base(self) -> FP8:
-        return FP8(self.dtype, self.block_size)
+        return FP8(self.dtype, self.block_size, scale_dtype=jnp.bfloat16)
 
     @property
     def largest_power(self) -> int:
