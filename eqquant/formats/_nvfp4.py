@@ -103,7 +103,7 @@ class NVFP4(AbstractComposite, AbstractAdjustable):
         return {"codes": self.base.pack(codes), **settled}
 
     def flat(self, stored, tail):
-        # (Plainly, since this is done for each product: `to_bits` takes twice as long.)
+        # Without the checks of `to_bits`, since this is done for each product.
         scale = lax.bitcast_convert_type(self.scales(stored, tail), jnp.uint32)
         return {"codes": stored["codes"], "scale": scale}
 
