@@ -122,8 +122,10 @@ def attend(
     mask: Bool[Array, "t s"],
 ) -> Float[Array, "t c"]:
     """The attention of one head."""
-    scores = jnp.where(mask, q @ k.T / q.shape[-1] ** 0.5, -jnp.inf)
-    return jax.nn.softmax(scores) @ v
+    # Keys come first: XLA on a CPU copies the second factor of a product in order to
+    # transpose it. For one query that would take longer than the product.
+    scores = (k @ q.T).T / q.shape[-1] ** 0.5
+    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)) @ v
 
 
 def rotate(
