@@ -226,10 +226,7 @@ def test_none_is_left_to_the_reference_product(format):
     q = eqq.quantize(jnp.zeros((1024, 512)), format)
     if q.block_size is None or getattr(format, "ordered", False):
         return
-    # (Before JAX 0.11, many rows of composite scales are decoded first.)
-    composite = isinstance(format, eqq.formats.AbstractComposite)
-    fuses = jax.__version_info__ >= (0, 11)
-    for m in (1, 4, 16, 128) if fuses or not composite else (1, 4, 16):
+    for m in (1, 4, 16, 128):
         for x, w in ((normal(m, 1024), q), (normal(m, 512), q.T)):
             kernel = eqq.explain(x, w).kernel
             assert kernel != "reference"

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from ...formats import AbstractFormat, AbstractGrid, as_product, FP4, FP8, per_byte
 from .._problem import Problem
-from ._tuning import fuses
 
 
 # The kernels here are for grids. Their codes lie with the contracted axis first, `j n`,
@@ -164,8 +163,4 @@ def refuse_layout(problem: Problem) -> str | None:
         return "needs the contracted axis first in memory, where `tree_prepack` puts it"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"
-    if problem.composite and not fuses and problem.rows not in range(32):
-        # XLA would hold several copies of all scales, and be no faster than the
-        # reference product.
-        return "needs JAX 0.11 for composite scales with 32 rows or more"
     return None
