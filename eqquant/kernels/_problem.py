@@ -43,6 +43,9 @@ class Problem:
     - `precision`: the name of a precision, as in `jax.default_matmul_precision`.
     - `portable`: whether the compiled program may run on other machines, as one that
       `jax.export` writes.
+    - `composite`: whether `W` is stored in a composite format, such as
+      [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
+      computed before the kernel runs.
     """
 
     product: Product
@@ -56,6 +59,7 @@ class Problem:
     dtype: np.dtype
     precision: str | None
     portable: bool = False
+    composite: bool = False
 
     @property
     def format(self) -> AbstractFormat:

@@ -219,7 +219,7 @@ def of_base(problem: Problem) -> Problem:
     """The same product with the codes of a composite format, as those of its base."""
     assert isinstance(problem.format, AbstractComposite)
     layout = dataclasses.replace(problem.layout, format=problem.format.base)
-    return dataclasses.replace(problem, layout=layout)
+    return dataclasses.replace(problem, layout=layout, composite=True)
 
 
 def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:

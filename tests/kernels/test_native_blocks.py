@@ -228,7 +228,10 @@ def test_none_is_left_to_the_reference_product(format):
         return
     for m in (1, 4, 16, 128):
         for x, w in ((normal(m, 1024), q), (normal(m, 512), q.T)):
-            kernel = eqq.explain(x, w).kernel
+            explained = eqq.explain(x, w)
+            kernel = explained.kernel
+            if "needs JAX 0.11" in dict(explained.refused).get("float32_tiles", ""):
+                continue
             assert kernel != "reference"
             # Those that XLA compiles come after the native ones.
             blocks = isinstance(format, eqf.AbstractGGUFBlocks)

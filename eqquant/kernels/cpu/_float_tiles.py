@@ -12,7 +12,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from ._codes import codes_of, grid, per, points, radix, refuse_grid, scales
 from ._tiles import refuse_small, tiled
-from ._tuning import bfloat16_rows, multiplies_bfloat16
+from ._tuning import bfloat16_rows, composite_block, fuses, multiplies_bfloat16
 
 
 def _float_tiles(x, stored, problem, dtype):
@@ -84,6 +84,16 @@ def _finite_tiles(x, stored, problem, dtype):
     return kernel(x, stored, problem)
 
 
+def _in_float32(problem: Problem) -> str | None:
+    reason = refuse_grid(problem)
+    if reason is not None or fuses or not problem.composite:
+        return reason
+    size = grid(problem).block_size or problem.k
+    if size < composite_block and problem.rows not in range(32):
+        return f"needs JAX 0.11 for composite scales of blocks of {size}"
+    return None
+
+
 def _rounded(problem: Problem) -> str | None:
     if not multiplies_bfloat16:
         return "gains nothing before JAX 0.11, where XLA would compute in float32"
@@ -100,7 +110,7 @@ for _product, _activation in it.product(
             _product,
             _type,
             activation=_activation,
-            supports=refuse_grid,
+            supports=_in_float32,
             error=1e-5,
         )(float32_tiles)
     for _type in (NF4, Int4):

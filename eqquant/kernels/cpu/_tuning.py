@@ -15,6 +15,10 @@ fuses = jax.__version_info__ >= (0, 11)
 rounding_size = 2**18
 bfloat16_rows = 32
 
+# The least size of blocks whose composite scales fit in the memory that a product may
+# take, if XLA copies them all, as it does before JAX 0.11.
+composite_block = 64
+
 # Before JAX 0.11, XLA computes products of bfloat16 in float32 on a CPU.
 multiplies_bfloat16 = jax.__version_info__ >= (0, 11)
 
