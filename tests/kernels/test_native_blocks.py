@@ -230,8 +230,9 @@ def test_none_is_left_to_the_reference_product(format):
         for x, w in ((normal(m, 1024), q), (normal(m, 512), q.T)):
             explained = eqq.explain(x, w)
             kernel = explained.kernel
-            if "needs JAX 0.11" in dict(explained.refused).get("float32_tiles", ""):
-                continue
+            refused = dict(explained.refused).get("float32_tiles", "")
+            if w is not q and "needs JAX 0.11" in refused:
+                continue  # Across the blocks, the library has no kernel for many rows.
             assert kernel != "reference"
             # Those that XLA compiles come after the native ones.
             blocks = isinstance(format, eqf.AbstractGGUFBlocks)
