@@ -30,7 +30,6 @@ import jaxtyping
 import pytest
 from jax._src import core
 from jax._src.interpreters import mlir
-from jax.experimental.compilation_cache import compilation_cache
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -51,7 +50,6 @@ def _this_machine():
     return f"jax-{jax.__version__}-{jax.lib.__version__}-{platform.machine()}-{digest}"
 
 
-_compiled = pytest.StashKey[str]()
 _context = threading.local()
 
 
@@ -90,7 +88,6 @@ def pytest_configure(config):
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if not is_worker and folder.exists() and len(os.listdir(folder)) > 60_000:
         shutil.rmtree(folder)
-    config.stash[_compiled] = str(folder)
     if is_jax_10:
         mlir.make_ir_context = _make_ir_context
     # Looking up the lines of code that each operation comes from takes time.
@@ -103,16 +100,13 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", where == "cpu")
 
 
-# Programs that a test reads, say for their memory, are compiled as for users, and now:
+# Programs that a test reads, say for their memory, are compiled as for users:
 # the test is marked `optimized`.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     less = where == "cpu" and item.get_closest_marker("optimized") is None
     if less != jax.config.read("jax_disable_most_optimizations"):
         jax.config.update("jax_disable_most_optimizations", less)
-        folder = item.config.stash[_compiled]
-        jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()
         jax.clear_caches()
 
 
