@@ -1,28 +1,25 @@
-import dataclasses
 import functools as ft
-import math
-import time
-import warnings
-from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from .._array import is_quantized, once_per_array, quantize, QuantizedArray
-from .._product import Axis, full_spec
+from .._array import is_quantized, once_per_array, QuantizedArray
+from .._product import Axis
 from ..formats import AbstractFormat, NF4
-from ._decide import decide, Decision, FilterSpec, Unsupported
+from ._decide import decide, FilterSpec, Unsupported
 from ._example import Example, modules_on_call
 from ._fold import folded
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
+from ._progress import with_progress
 from ._rounding import rounding
 from ._sequential import is_sequential, rounding_in_sequence
+from ._skeleton import skeleton, skeletons
+from ._warn_of_little import warn_of_little
 
 
 if TYPE_CHECKING:
@@ -150,19 +147,19 @@ def tree_quantize(
         example=called,
     )
     if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
-        _warn_of_little(model, decisions, example is not None)
+        warn_of_little(model, decisions, example is not None)
     leaves = []
     callers = {id(module): False for d in decisions for module in d.on_call}
     if called is not None:
         given = [decision.leaf for decision in decisions]
-        callers = modules_on_call(model, given, _skeletons(decisions), callers, called)
+        callers = modules_on_call(model, given, skeletons(decisions), callers, called)
     if is_sequential(stats):
         solve = rounding_in_sequence(model, decisions, stats, method)
     else:
         decisions, stats = folded(decisions, stats, method)
         solve = rounding(decisions, stats, method)
     quantize_once = once_per_array(ft.partial(_quantize, solve))
-    for decision in _progress(decisions):
+    for decision in with_progress(decisions):
         leaf, info = decision.leaf, decision.info
         if info is not None and decision.format is not None:
             try:
@@ -171,18 +168,6 @@ def tree_quantize(
                 raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
         leaves.append(leaf)
     return closed(rebuilt(model, leaves, put_on_call(callers)))
-
-
-def _skeletons(decisions):
-    # What takes the place of each leaf that is quantized, and where that is.
-    skeletons = {}
-    for i, decision in enumerate(decisions):
-        leaf, info = decision.leaf, decision.info
-        if info is not None and decision.format is not None:
-            struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            q = _skeleton(struct, decision.format, info.axis)
-            skeletons[i] = q, info.path, info.ancestors
-    return skeletons
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
@@ -217,87 +202,6 @@ def _is_trained(x):
 
 
 def _quantize(solve, leaf, format, axis):
-    skeleton = isinstance(leaf, jax.ShapeDtypeStruct)
-    return (_skeleton if skeleton else solve)(leaf, format, axis)
-
-
-def _skeleton(leaf, format, axis):
-    q = jax.eval_shape(lambda w: quantize(w, format, axis=axis), leaf)
-    if not isinstance(leaf.sharding, NamedSharding):
-        return q
-    # A struct has nothing to place, so its sharding is only declared.
-    spec = full_spec(leaf.sharding.spec, q.ndim)
-    return dataclasses.replace(q, sharding=leaf.sharding.update(spec=spec))
-
-
-def _warn_of_little(model, decisions, traced):
-    if callable(model) and jtu.all_leaves([model]):
-        warnings.warn(
-            f"Nothing is quantized: `model` is a function of type "
-            f"{type(model).__name__}, whose arrays cannot be seen. Quantize the module "
-            "that it was made from.",
-            stacklevel=3,
-        )
-        return
-    size = lambda some: sum(math.prod(d.info.shape) for d in some)
-    arrays = [d for d in decisions if d.info is not None]
-    left = [d for d in arrays if d.skip is not None and d.skip.kind in _left]
-    done = [d for d in arrays if d.skip is None or d.skip.kind == "quantized"]
-    if size(left) <= size(done):
-        return
-    if done:
-        share = size(done) / (size(done) + size(left))
-        start = f"Only {share:.0%} of the numbers in matrices are quantized."
-    else:
-        start = "Nothing is quantized."
-    lines = [f"\n- `{d.info.path}`: {d.skip.reason}. {d.skip.hint}." for d in left]
-    more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
-    way = ":" if traced else ". Pass `example=`, the arguments of a call, to take them:"
-    warnings.warn(
-        f"{start} How the model uses these matrices is not known, or their layers need "
-        f"dense arrays{way}{''.join(lines[:3])}{more}",
-        stacklevel=3,
-    )
-
-
-_left = ("unknown owner", "convolution", "reparametrised")
-
-
-def _progress(decisions: Sequence[Decision]) -> Iterator[Decision]:
-    """Iterates, with a progress bar once that has taken two seconds."""
-    sizes = [math.prod(d.info.shape) if d.info and d.format else 0 for d in decisions]
-    start, done = time.monotonic(), 0
-    bar = task = None
-    for decision, size in zip(decisions, sizes):
-        yield decision
-        done += size
-        if bar is None and time.monotonic() - start > 2:
-            bar = _bar()
-            task = bar.add_task("Quantizing", total=sum(sizes))
-            bar.start()
-        if bar is not None and task is not None:
-            bar.update(task, completed=done)
-    if bar is not None:
-        bar.stop()
-
-
-def _bar():
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return skeleton(leaf, format, axis)
+    return solve(leaf, format, axis)
