@@ -10,31 +10,24 @@
 #include "transposed.h"
 
 namespace eqquant {
+namespace {
 
-const Kernels avx2_kernels = {
-    forward_scratch,
-    forward<Avx2>,
-    transposed<Avx2>,
-    mend<Avx2>,
-    mend_transposed<Avx2>,
-    nullptr,
-    nullptr,
-    nullptr,
-    multiply_bytes,
-    nullptr,
-    nullptr,
-    decoded_scratch<Avx2>,
-    decoded<Avx2>,
-    decoded_transposed<Avx2>,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr,
-};
+constexpr Kernels with_avx2() {
+  Kernels found = {};
+  found.forward_scratch = forward_scratch;
+  found.forward = forward<Avx2>;
+  found.transposed = transposed<Avx2>;
+  found.mend = mend<Avx2>;
+  found.mend_transposed = mend_transposed<Avx2>;
+  found.bytes = multiply_bytes;
+  found.decoded_scratch = decoded_scratch<Avx2>;
+  found.decoded = decoded<Avx2>;
+  found.decoded_transposed = decoded_transposed<Avx2>;
+  return found;
+}
+
+}  // namespace
+
+const Kernels avx2_kernels = with_avx2();
 
 }  // namespace eqquant

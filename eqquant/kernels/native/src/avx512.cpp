@@ -14,83 +14,55 @@
 #include "transposed.h"
 
 namespace eqquant {
+namespace {
 
-const Kernels avx512_kernels = {
-    forward_scratch,
-    forward<Avx512>,
-    transposed<Avx512>,
-    mend<Avx512>,
-    mend_transposed<Avx512>,
-    to_digits,
-    integers_scratch<IntegersInRegisters>,
-    integers<IntegersInRegisters>,
-    nullptr,
-    nullptr,
-    nullptr,
-    decoded_scratch<Avx512>,
-    decoded<Avx512>,
-    decoded_transposed<Avx512>,
-    nullptr,
-    nullptr,
-    to_words,
-    decoded_integers_scratch,
-    decoded_integers,
-    has_fours,
-    to_parts,
-    few_integers_scratch,
-    few_integers,
-};
+constexpr Kernels with_avx512() {
+  Kernels found = {};
+  found.forward_scratch = forward_scratch;
+  found.forward = forward<Avx512>;
+  found.transposed = transposed<Avx512>;
+  found.mend = mend<Avx512>;
+  found.mend_transposed = mend_transposed<Avx512>;
+  found.to_digits = to_digits;
+  found.integers_scratch = integers_scratch<IntegersInRegisters>;
+  found.integers = integers<IntegersInRegisters>;
+  found.decoded_scratch = decoded_scratch<Avx512>;
+  found.decoded = decoded<Avx512>;
+  found.decoded_transposed = decoded_transposed<Avx512>;
+  found.to_words = to_words;
+  found.decoded_integers_scratch = decoded_integers_scratch;
+  found.decoded_integers = decoded_integers;
+  found.has_fours = has_fours;
+  found.to_parts = to_parts;
+  found.few_integers_scratch = few_integers_scratch;
+  found.few_integers = few_integers;
+  return found;
+}
 
-const Kernels avx512_bf16_kernels = {
-    forward_scratch,
-    forward<Avx512>,
-    transposed<Avx512>,
-    mend<Avx512>,
-    mend_transposed<Avx512>,
-    to_digits,
-    integers_scratch<IntegersInRegisters>,
-    integers<IntegersInRegisters>,
-    nullptr,
-    avx512_bf16::bfloat16_scratch,
-    avx512_bf16::bfloat16,
-    decoded_scratch<Avx512>,
-    decoded<Avx512>,
-    decoded_transposed<Avx512>,
-    avx512_bf16::decoded_bfloat16_scratch,
-    avx512_bf16::decoded_bfloat16,
-    to_words,
-    decoded_integers_scratch,
-    decoded_integers,
-    has_fours,
-    to_parts,
-    few_integers_scratch,
-    few_integers,
-};
+constexpr Kernels with_bfloat16() {
+  Kernels found = with_avx512();
+  found.bfloat16_scratch = avx512_bf16::bfloat16_scratch;
+  found.bfloat16 = avx512_bf16::bfloat16;
+  found.decoded_bfloat16_scratch = avx512_bf16::decoded_bfloat16_scratch;
+  found.decoded_bfloat16 = avx512_bf16::decoded_bfloat16;
+  return found;
+}
 
-const Kernels amx_kernels = {
-    forward_scratch,
-    forward<Avx512>,
-    transposed<Avx512>,
-    mend<Avx512>,
-    mend_transposed<Avx512>,
-    to_digits,
-    amx::integers_scratch,
-    amx::integers,
-    nullptr,
-    amx::bfloat16_scratch,
-    amx::bfloat16,
-    decoded_scratch<Avx512>,
-    decoded<Avx512>,
-    decoded_transposed<Avx512>,
-    amx::decoded_bfloat16_scratch,
-    amx::decoded_bfloat16,
-    to_words,
-    decoded_integers_scratch,
-    decoded_integers,
-    has_fours,
-    to_parts,
-    few_integers_scratch,
-    few_integers,
-};
+constexpr Kernels with_amx() {
+  Kernels found = with_avx512();
+  found.integers_scratch = amx::integers_scratch;
+  found.integers = amx::integers;
+  found.bfloat16_scratch = amx::bfloat16_scratch;
+  found.bfloat16 = amx::bfloat16;
+  found.decoded_bfloat16_scratch = amx::decoded_bfloat16_scratch;
+  found.decoded_bfloat16 = amx::decoded_bfloat16;
+  return found;
+}
+
+}  // namespace
+
+const Kernels avx512_kernels = with_avx512();
+const Kernels avx512_bf16_kernels = with_bfloat16();
+const Kernels amx_kernels = with_amx();
 
 }  // namespace eqquant

@@ -143,22 +143,32 @@ struct Packed<Packing::kTrits> {
 // GGUF's types. There the digits of a byte are far apart: of 16 or 32 bytes first the
 // lowest digits, then the next of each, and so on.
 
-template <>
-struct Packed<Packing::kQ4_1> {
-  static constexpr int kSlices = 1, kCodes = 32, kBytes = 20, kBlock = 32;
-  static constexpr int kDigit = 4;
-  static constexpr Places places(int64_t) { return {4, 16, 1}; }
+// Each slice is `half` bytes, from byte `start` on: first the codes of their lower four
+// bits, then those of the upper four.
+template <int64_t slices, int64_t bytes, int64_t start, int64_t half>
+struct OfNibbles {
+  static constexpr int kSlices = slices, kCodes = 2 * half, kBytes = bytes;
+  static constexpr int kBlock = 32, kDigit = 4;
+  static constexpr Places places(int64_t slice) {
+    return {start + half * slice, half, 1};
+  }
 
   template <class B, bool part, class Put>
-  static void unpack(const Unit<B, part>& unit, int64_t, int64_t,
+  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
                      Put put) {
-    for (int64_t i = 0; i < 16; i += B::together) {
-      const auto c = unit[4 + i];
+    for (int64_t i = 0; i < half; i += B::together) {
+      const auto c = unit[start + half * slice + i];
       put(i, moved<B, 0, 4>(c));
-      put(16 + i, moved<B, 4, 4>(c));
+      put(half + i, moved<B, 4, 4>(c));
     }
   }
 };
+template <>
+struct Packed<Packing::kQ4_1> : OfNibbles<1, 20, 4, 16> {};
+template <>
+struct Packed<Packing::kQ4_K> : OfNibbles<4, 144, 16, 32> {};
+template <>
+struct Packed<Packing::kIQ4_XS> : OfNibbles<8, 136, 8, 16> {};
 
 // 32 codes of 5 bits: the fifth bits, in 4 bytes, then the others.
 template <class B, bool part>
@@ -234,23 +244,6 @@ struct Packed<Packing::kQ3_K> {
 };
 
 template <>
-struct Packed<Packing::kQ4_K> {
-  static constexpr int kSlices = 4, kCodes = 64, kBytes = 144, kBlock = 32;
-  static constexpr int kDigit = 4;
-  static constexpr Places places(int64_t slice) { return {16 + 32 * slice, 32, 1}; }
-
-  template <class B, bool part, class Put>
-  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     Put put) {
-    for (int64_t i = 0; i < 32; i += B::together) {
-      const auto c = unit[16 + 32 * slice + i];
-      put(i, moved<B, 0, 4>(c));
-      put(32 + i, moved<B, 4, 4>(c));
-    }
-  }
-};
-
-template <>
 struct Packed<Packing::kQ5_K> {
   static constexpr int kSlices = 4, kCodes = 64, kBytes = 176, kBlock = 32;
   static constexpr int kDigit = 0;
@@ -284,23 +277,6 @@ struct Packed<Packing::kQ6_K> {
       put(32 + i, B::either(moved<B, 0, 4>(b), moved<B, 2, 2, 4>(high)));
       put(64 + i, B::either(moved<B, 4, 4>(a), moved<B, 4, 2, 4>(high)));
       put(96 + i, B::either(moved<B, 4, 4>(b), moved<B, 6, 2, 4>(high)));
-    }
-  }
-};
-
-template <>
-struct Packed<Packing::kIQ4_XS> {
-  static constexpr int kSlices = 8, kCodes = 32, kBytes = 136, kBlock = 32;
-  static constexpr int kDigit = 4;
-  static constexpr Places places(int64_t slice) { return {8 + 16 * slice, 16, 1}; }
-
-  template <class B, bool part, class Put>
-  static void unpack(const Unit<B, part>& unit, int64_t slice, int64_t,
-                     Put put) {
-    for (int64_t i = 0; i < 16; i += B::together) {
-      const auto c = unit[8 + 16 * slice + i];
-      put(i, moved<B, 0, 4>(c));
-      put(16 + i, moved<B, 4, 4>(c));
     }
   }
 };
