@@ -161,6 +161,18 @@ def test_search(format):
         assert error < 1.5 * 10 ** (-sqnr / 20) + 0.1 * (size < 1)
 
 
+# A small block of one number has no range to divide, and yet a minimum.
+@pytest.mark.parametrize("format", searched, ids=str)
+@pytest.mark.parametrize("number", [-1.0, 0.5])
+def test_constant_blocks(format, number):
+    w = np.array(normal(2, 512))
+    w[0, :96] = w[1] = number
+    found = np.asarray(eqq.quantize(jnp.asarray(w), format, axis=-1).dequantize())
+    assert np.max(np.abs(found[1] - number)) < 0.001
+    # What is stored of scales and minima has units of the large block.
+    assert np.max(np.abs(found[0, :96] - number)) < 0.1
+
+
 @over([format for format in searched if isinstance(format, AbstractGGUFBlocks)])
 def test_no_given_scales(format):
     with pytest.raises(ValueError, match="no one scale for each block"):

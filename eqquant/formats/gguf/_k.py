@@ -44,27 +44,30 @@ def fit_ranges(
     small ones, and how far below zero these begin, up to `most_scale`."""
     found = best_range(_flat(x), _flat(weights), most, start, steps, absolute)
     scale, below = (a.reshape(x.shape[:-1]) for a in found)
-    scales = _share(scale, below, most_scale)
+    scales = _share(scale, below, most, most_scale)
     scale, low = _read_ranges(scales)
     codes = large_block(rounded(x - low[..., None], scale[..., None], 0, most))
     return codes.astype(jnp.uint8), scales
 
 
 def _share(
-    scale: Float[Array, "*b g"], below: Float[Array, "*b g"], most: int
+    scale: Float[Array, "*b g"], below: Float[Array, "*b g"], most: int, most_scale: int
 ) -> Stored:
     """Scales of small blocks, and how far below zero they begin, as integers up to
-    `most` times two scales of the large block."""
-    wholes, parts = [], []
-    for scales in (scale, below):
-        whole = _whole(jnp.max(scales, axis=-1, keepdims=True) / most)
-        wholes.append(whole)
-        parts.append(rounded(scales, half(whole), 0, most))
-    few, few_below = parts
-    # Where a step is too small for a float16, the numbers become zeros.
-    few_below = jnp.where(few == 0, 0, few_below)
-    few, few_below = (a.astype(jnp.uint8) for a in (few, few_below))
-    return {"step": wholes[0], "low": wholes[1], "steps": few, "lows": few_below}
+    `most_scale` times two scales of the large block."""
+    step, few = _as_integers(scale, most_scale)
+    # A block whose scale becomes zero is constant: the middle of its range.
+    middle = jnp.maximum(below - scale * (most / 2), 0)
+    low, few_below = _as_integers(jnp.where(few == 0, middle, below), most_scale)
+    return {"step": step, "low": low, "steps": few, "lows": few_below}
+
+
+def _as_integers(
+    scale: Float[Array, "*b g"], most: int
+) -> tuple[UInt8[Array, "*b 2"], UInt8[Array, "*b g"]]:
+    """The scale of large blocks, and those of small ones in units of it."""
+    whole = _whole(jnp.max(scale, axis=-1, keepdims=True) / most)
+    return whole, rounded(scale, half(whole), 0, most).astype(jnp.uint8)
 
 
 def _read_ranges(scales: Stored) -> tuple[Float[Array, "*b g"], Float[Array, "*b g"]]:
@@ -152,7 +155,8 @@ class AbstractK(AbstractGGUFBlocks):
             scales = _share_signed(in_large(scale), levels // 2)
             read = half(scales["step"]) * scales["steps"]
             return scales, Parameters(in_small(read), None)
-        scales = _share(in_large(scale), in_large(-offset), levels - 1)
+        scale, below = in_large(scale), in_large(-offset)
+        scales = _share(scale, below, self.base.levels - 1, levels - 1)
         read = Parameters(*_read_ranges(scales))
         return scales, Parameters(*map(in_small, read))
 
