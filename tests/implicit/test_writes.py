@@ -134,15 +134,17 @@ def write(cache, new):
 # where rows share a scale, no row can change alone.
 def test_what_becomes_dense(monkeypatch):
     w, new = normal(8, 32), normal(32, seed=1)
-    shared = eqq.NVFP4()
+    shared, fine = eqq.NVFP4(), eqq.Int8(16)
     q = eqq.quantize(w, "int8", axis=-1)
     cache = eqq.quantize(w, "int8", axis=-1, writable=True)
     by_column = eqq.quantize(normal(16, 32), eqq.Int8(16), axis=-2, writable=True)
     part = lambda cache, new: cache.at[:, :4].set(new[:4])
+    half = lambda cache, new: lax.dynamic_update_slice(cache, new[None, 16:], (1, 16))
     cases = [
         (write, q, "scatter"),
         (write, by_column, "scatter"),
         (part, cache, "scatter"),
+        (half, eqq.quantize(w, fine, axis=-1, writable=True), "dynamic_update_slice"),
         (write, eqq.quantize(w, shared, axis=-1, writable=True), "scatter"),
     ]
     for fn, q, name in cases:
