@@ -137,35 +137,44 @@ def test_what_cannot_be_scaled(model, stats):
     )
 
 
-@pytest.mark.thorough
-def test_weights_of_one_fold_with_inputs_of_their_own():
-    class Split(eqx.Module):
-        norm: jax.Array
-        first: jax.Array
-        second: jax.Array
+class Split(eqx.Module):
+    norm: jax.Array
+    first: jax.Array
+    second: jax.Array
 
-        def __call__(self, x):
-            y = x * self.norm[None]
-            return y[:200] @ self.first, y[200:] @ self.second
+    def __call__(self, x):
+        y = x * self.norm[None]
+        return y[:200] @ self.first, y[200:] @ self.second
 
+
+@pytest.fixture(scope="module")
+def split():
     shapes = ((64,), (64, 32), (64, 48))
-    split = Split(*(jr.normal(jr.key(i), s) for i, s in enumerate(shapes)))
-    call = lambda model, x: model(x)
-    found = eqq.calibrate(call, split, [x])
+    model = Split(*(jr.normal(jr.key(i), s) for i, s in enumerate(shapes)))
+    return model, eqq.calibrate(lambda model, x: model(x), model, [x])
+
+
+def test_inputs_of_one_fold_are_scaled_together(split):
+    _, found = split
     ((_, weights),) = found.folds
     assert [path for path, _ in weights] == ["first", "second"]
     scales = jnp.exp(jr.normal(jr.key(9), (64,)))
     moved = found.scaled(weights, scales)
-    for path, axes in weights:
+    for path, _ in weights:
         wanted = found[path].value[0] * scales[:, None] * scales[None]
         np.testing.assert_allclose(moved[path].value[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.thorough
+def test_weights_of_one_fold_with_inputs_of_their_own(split):
+    model, found = split
     plain, scaled = (
         eqq.tree_quantize(
-            split, "int4", stats=found, method=method, example=x, min_size=0
+            model, "int4", stats=found, method=method, example=x, min_size=0
         )
         for method in (eqq.ScaleSearch(), eqq.AWQ())
     )
-    y = split(x)
+    y = model(x)
     off = lambda q: sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(q(x), y))
     assert off(scaled) < 1.05 * off(plain) < 0.02 * sum(float(jnp.sum(a**2)) for a in y)
 
