@@ -23,6 +23,7 @@ from ._base import (
     AbstractExact as AbstractExact,
     AbstractFormat as AbstractFormat,
     AbstractScaled as AbstractScaled,
+    ByteScales as ByteScales,
     Stored as Stored,
 )
 from ._binary import Binary as Binary

@@ -3,7 +3,7 @@ import dataclasses
 import functools as ft
 import json
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -193,6 +193,20 @@ class AbstractScaled(AbstractFormat):
         """The scales, in float32."""
 
 
+class ByteScales(NamedTuple):
+    """Scales that are stored in a byte each.
+
+    - `dtype`: `float8_e8m0fnu` or `float8_e4m3fn`.
+    - `factor`: the name of a stored array, of the bits of a float32 for each matrix, by
+      which scales of `float8_e4m3fn` are multiplied.
+    - `inverse`: whether they are divided by it instead.
+    """
+
+    dtype: np.dtype
+    factor: str | None = None
+    inverse: bool = False
+
+
 class AbstractComposite(AbstractScaled):
     """A format with the codes of a grid, `base`, whose scales and offsets are computed
     from what is stored. Its kernels are those of `base`, which are given `flat`.
@@ -212,6 +226,13 @@ class AbstractComposite(AbstractScaled):
     def flat(self, stored: Stored, tail: int) -> Stored:
         """The arrays that `base` would have stored for the same numbers, with the same
         `tail`."""
+
+    def byte_scales(self, stored: Stored) -> ByteScales | None:
+        """How `stored["scale"]` holds the scales of `base`, if it does so in a byte
+        each, and `stored["codes"]` its codes. Kernels that read such scales are given
+        what is stored, and no `flat`."""
+        del stored
+        return None
 
     @property
     def bits(self) -> float:

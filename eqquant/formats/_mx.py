@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8
 
 from ._adjustable import AbstractAdjustable, Parameters
-from ._base import AbstractComposite
+from ._base import AbstractComposite, ByteScales
 from ._blocks import absmax, merge, split, spread
 from ._grid import AbstractGrid
 from ._scale import poison
@@ -98,6 +98,9 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
         bits = jnp.where(exponent == 0, _subnormal, exponent << np.uint16(7))
         bits = jnp.where(exponent == _nan, np.uint16(0x7FC0), bits)
         return stored | {"scale": bits}
+
+    def byte_scales(self, stored):
+        return ByteScales(jnp.dtype(jnp.float8_e8m0fnu))
 
     def scales(self, stored, tail):
         return _power(stored["scale"])

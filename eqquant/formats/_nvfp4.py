@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, UInt8
 
 from ._adjustable import AbstractAdjustable, Parameters
-from ._base import AbstractComposite
+from ._base import AbstractComposite, ByteScales
 from ._blocks import absmax, merge, split
 from ._fp4 import FP4, largest_e2m1, to_e2m1
 from ._fp8 import as_float8, from_float8, largest_float8, to_float8
@@ -106,6 +106,12 @@ class NVFP4(AbstractComposite, AbstractAdjustable):
         # Without the checks of `to_bits`, since this is done for each product.
         scale = lax.bitcast_convert_type(self.scales(stored, tail), jnp.uint32)
         return {"codes": stored["codes"], "scale": scale}
+
+    def byte_scales(self, stored):
+        # (Rows of several matrices that were joined have their own `global_scale`.)
+        if stored["global_scale"].size != 1:
+            return None
+        return ByteScales(_e4m3, "global_scale", self.inverse)
 
     def scales(self, stored, tail):
         scale = from_float8(stored["scale"], _e4m3)

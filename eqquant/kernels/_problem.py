@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, Layout, Stored
+from ..formats import AbstractFormat, ByteScales, Layout, Stored
 
 
 # "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`: it contracts the axis that blocks lie
@@ -46,6 +46,8 @@ class Problem:
     - `composite`: whether `W` is stored in a composite format, such as
       [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
       computed before the kernel runs.
+    - `byte_scales`: how `stored["scale"]` holds scales that are not computed before, as
+      they are stored in a byte each. `None` for most kernels, which do not read these.
     """
 
     product: Product
@@ -60,6 +62,7 @@ class Problem:
     precision: str | None
     portable: bool = False
     composite: bool = False
+    byte_scales: ByteScales | None = None
 
     @property
     def format(self) -> AbstractFormat:

@@ -212,7 +212,15 @@ def _candidates(problem: Problem) -> list[Kernel]:
 
 
 # A composite format has the codes of its base, and so it has the kernels of its base:
-# they run on the scales that `flat` computes.
+# they run on the scales that `flat` computes, or some on scales of a byte each.
+
+_of_bytes: set[Callable] = set()
+
+
+def reads_byte_scales(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Declares that a kernel for grids reads scales as `problem.byte_scales` says."""
+    _of_bytes.add(fn)
+    return fn
 
 
 def of_base(problem: Problem) -> Problem:
@@ -229,7 +237,11 @@ def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
     def of_composite(
         x: Float[Array, "m _"], stored: Stored, problem: Problem
     ) -> Float[Array, "m _"]:
-        return fn(x, _flat(stored, problem), of_base(problem))
+        base = of_base(problem)
+        scales = problem.format.byte_scales(stored) if fn in _of_bytes else None
+        if scales is not None:
+            return fn(x, stored, dataclasses.replace(base, byte_scales=scales))
+        return fn(x, _flat(stored, problem), base)
 
     return of_composite
 

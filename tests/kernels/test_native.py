@@ -249,6 +249,10 @@ def test_same_bits_each_time_and_in_threads():
         (dict(scale=jnp.zeros((1, 15), jnp.uint32)), "scales for 1 blocks"),
         (dict(scale=jnp.zeros((2, 16), jnp.uint32)), "scales for 1 blocks"),
         (dict(scale=jnp.zeros((1, 16), jnp.uint16)), "bits of floats"),
+        (dict(scale_type=np.int32(3)), "bits of floats"),
+        (dict(scale_type=np.int32(4)), "1 factors of the scales"),
+        (dict(scale_type=np.int32(6)), "unknown type of scales"),
+        (dict(factor=jnp.zeros((1, 1), jnp.uint32)), "0 factors of the scales"),
         (dict(zero=jnp.zeros((1, 3), jnp.uint8)), "zero-points"),
         (dict(points=jnp.zeros((1, 15))), "16 points"),
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
@@ -266,6 +270,7 @@ def test_checks_what_it_is_given(changed, message):
         x=jnp.zeros((2, 64)),
         codes=jnp.zeros((32, 16), jnp.uint8),
         scale=jnp.zeros((1, 16), jnp.uint32),
+        factor=jnp.zeros((0, 0), jnp.uint32),
         zero=jnp.zeros((0, 0), jnp.uint8),
         points=jnp.zeros((1, 16)),
         kind=np.int32(1),
@@ -277,7 +282,8 @@ def test_checks_what_it_is_given(changed, message):
         level=np.int32(library.level()),
     )
     given = given | changed
-    operands = [given.pop(name) for name in ("x", "codes", "scale", "zero", "points")]
+    names = ("x", "codes", "scale", "factor", "zero", "points")
+    operands = [given.pop(name) for name in names]
     result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
     with pytest.raises(Exception, match=message):
         jax.block_until_ready(

@@ -317,6 +317,7 @@ def _given(changed, function, message):
         x=jnp.zeros((2, 64)),
         codes=jnp.zeros((32, 16), jnp.uint8),
         scale=jnp.zeros((2, 16), jnp.uint32),
+        factor=jnp.zeros((0, 0), jnp.uint32),
         offset=jnp.zeros((2, 16), jnp.uint8),
         points=jnp.zeros((1, 256)),
         packing=np.int32(4),
@@ -330,7 +331,8 @@ def _given(changed, function, message):
         unit=np.float32(1),
     )
     given = given | changed
-    operands = [given.pop(name) for name in ("x", "codes", "scale", "offset", "points")]
+    names = ("x", "codes", "scale", "factor", "offset", "points")
+    operands = [given.pop(name) for name in names]
     result = jax.ShapeDtypeStruct((operands[0].shape[0], 16), jnp.float32)
     with pytest.raises(Exception, match=message):
         jax.block_until_ready(

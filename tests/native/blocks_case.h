@@ -170,7 +170,8 @@ class BlocksCase {
         rows_(between(1, chance(0.5) ? 4 : chance(0.9) ? 40 : 300)),
         units_(divided_up(k_, unit_codes())),
         place_(static_cast<Place>(between(0, 2))),
-        scale_type_(static_cast<ScaleType>(between(0, 2))),
+        scale_type_(static_cast<ScaleType>(between(0, gguf_ ? 2 : 5))),
+        factor_(some_factor(scale_type_)),
         point_type_(some_points()),
         offset_(some_offset()),
         base_(point_type_ == PointType::kIntegers && offset_ != Offset::kZeroPoint
@@ -178,7 +179,7 @@ class BlocksCase {
                   : 0),
         columns_(chance(0.2) ? 1 : n_),
         codes_(units_ * unit_bytes() * n_, place_),
-        scales_(4 * blocks() * columns_, place_),
+        scales_(bytes_of(scale_type_) * blocks() * columns_, place_),
         offsets_(4 * blocks() * n_, place_),
         points_(256, place_),
         codebook_(larger(1, codebook_points(packing_)), place_) {
@@ -198,9 +199,13 @@ class BlocksCase {
         point |= static_cast<int>(between(0, few ? 7 : 2)) << d;
       codebook_[i] = static_cast<uint16_t>(point);
     }
+    const int64_t odd = chance(0.2) ? between(0, blocks() * columns_ - 1) : -1;
     for (int64_t i = 0; i < blocks() * columns_; ++i)
-      put(scales_, i, std::exp(normal()) * (chance(0.1) ? -1 : 1));
-    if (chance(0.2)) put(scales_, between(0, blocks() * columns_ - 1), strange());
+      if (bytes_of(scale_type_) == 1)
+        scales_[i] = some_byte_scale(scale_type_, i == odd);
+      else
+        put(scales_, i, i == odd ? strange()
+                                 : std::exp(normal()) * (chance(0.1) ? -1 : 1));
     if (offset_ == Offset::kZeroPoint)
       for (int64_t i = 0; i < blocks() * n_; ++i)
         offsets_[i] =
@@ -216,10 +221,10 @@ class BlocksCase {
             n_,
             k_,
             smaller(block_, k_),
-            {scale_type_, scales_.data(), columns_},
+            {scale_type_, scales_.data(), columns_, factor_of(scale_type_, factor_)},
             gguf_ ? offset_of_gguf() : offset_,
             offset_ == Offset::kZeroPoint ? offsets_.data() : nullptr,
-            {scale_type_, offsets_.data(), n_},
+            {scale_type_, offsets_.data(), n_, {}},
             point_type_,
             gguf_ ? base_of_gguf() : static_cast<int32_t>(base_),
             points_.data(),
@@ -271,10 +276,10 @@ class BlocksCase {
 
   void print() const {
     std::printf(
-        "packing %d, rows %ld, n %ld, k %ld, block %ld, scales %ld of type %d, offset "
-        "%d, points %d, place %d\n",
+        "packing %d, rows %ld, n %ld, k %ld, block %ld, scales %ld of type %d, factor "
+        "%g, offset %d, points %d, place %d\n",
         static_cast<int>(packing_), rows_, n_, k_, block_, columns_,
-        static_cast<int>(scale_type_), static_cast<int>(offset_),
+        static_cast<int>(scale_type_), double{factor_}, static_cast<int>(offset_),
         static_cast<int>(point_type_), static_cast<int>(place_));
   }
 
@@ -304,13 +309,8 @@ class BlocksCase {
       case PointType::kTable: return points_[code];
       case PointType::kSigned: return static_cast<int8_t>(code);
       case PointType::kE5M2: return float16_to_double(static_cast<uint16_t>(code << 8));
-      default: break;
+      default: return e4m3_to_double(code);
     }
-    if ((code & 127) == 127) return NAN;
-    const int exponent = code >> 3 & 15, rest = code & 7;
-    const double size =
-        exponent == 0 ? std::ldexp(rest, -9) : std::ldexp(8 + rest, exponent - 10);
-    return code >> 7 ? -size : size;
   }
 
   Offset offset_of_gguf() const {
@@ -344,7 +344,9 @@ class BlocksCase {
     const auto found = static_cast<Offset>(between(0, 2));
     const bool zero = found == Offset::kZeroPoint;
     if (gguf_ || (zero && point_type_ != PointType::kIntegers)) return Offset::kNone;
-    return found;
+    // (Minima have no byte.)
+    const bool bytes = bytes_of(scale_type_) == 1;
+    return bytes && found == Offset::kMinimum ? Offset::kNone : found;
   }
 
   void put(const Buffer<uint8_t>& to, int64_t i, float x) const {
@@ -359,6 +361,8 @@ class BlocksCase {
     if (scale_type_ == ScaleType::kFloat16) std::memcpy(to.data() + 2 * i, &half, 2);
   }
   double get(const Buffer<uint8_t>& from, int64_t i) const {
+    if (bytes_of(scale_type_) == 1)
+      return byte_scale_to_double(scale_type_, from[i], factor_);
     float wide;
     uint16_t narrow;
     std::memcpy(&narrow, from.data() + 2 * i, 2);
@@ -373,6 +377,7 @@ class BlocksCase {
   int64_t n_, k_, block_, rows_, units_;
   Place place_;
   ScaleType scale_type_;
+  float factor_;
   PointType point_type_;
   Offset offset_;
   int64_t base_, columns_;

@@ -111,6 +111,37 @@ double float16_to_double(uint16_t bits) {
   return bits >> 15 ? -size : size;
 }
 
+double e4m3_to_double(int code) {
+  if ((code & 127) == 127) return NAN;
+  const int exponent = code >> 3 & 15, rest = code & 7;
+  const double size =
+      exponent == 0 ? std::ldexp(rest, -9) : std::ldexp(8 + rest, exponent - 10);
+  return code >> 7 ? -size : size;
+}
+
+// A scale of one byte, and what it stands for with the factor of its matrix: of numbers
+// that do not overflow.
+uint8_t some_byte_scale(ScaleType type, bool strange) {
+  const int powers[] = {0, 1, 227, 255};
+  const int floats[] = {0, 0x80, 1, 0x87, 0x7e, 0x7f, 0xff};
+  if (type == ScaleType::kE8M0)
+    return static_cast<uint8_t>(strange ? powers[between(0, 3)] : between(120, 134));
+  return static_cast<uint8_t>(strange ? floats[between(0, 6)]
+                                      : between(0, 1) << 7 | between(0x20, 0x60));
+}
+double byte_scale_to_double(ScaleType type, uint8_t byte, float factor) {
+  if (type == ScaleType::kE8M0) return byte == 255 ? NAN : std::ldexp(1, byte - 127);
+  const double x = e4m3_to_double(byte);
+  return static_cast<float>(type == ScaleType::kE4M3 ? x * factor : x / factor);
+}
+float some_factor(ScaleType type) {
+  if (chance(0.9)) return std::exp(normal());
+  const bool inverse = type == ScaleType::kE4M3Inverse;
+  const float some[] = {NAN, INFINITY, -INFINITY, 0, inverse ? -1e-30f : -1e30f,
+                        inverse ? 3e38f : 1e-40f};
+  return some[between(0, 5)];
+}
+
 // What of a weight is rounded to bfloat16.
 enum class Rounded { kNothing, kPoints, kNumbers };
 
@@ -127,13 +158,15 @@ class Case {
         blocks_(divided_up(bytes_, block_)),
         rows_(chance(0.3) ? 1 : between(1, chance(0.9) ? 40 : 100)),
         columns_(chance(0.2) ? 1 : n_),
-        scale_type_(static_cast<ScaleType>(between(0, 2))),
+        scale_type_(static_cast<ScaleType>(between(0, 5))),
+        factor_(some_factor(scale_type_)),
         used_(chance(0.2) ? between(1, per_) : per_),
         k_(used_ * bytes_ - (chance(0.2) ? between(0, used_ - 1) : 0)),
         place_(static_cast<Place>(between(0, 2))),
         codes_(bytes_ * n_, place_),
         scale32_(blocks_ * columns_, place_),
         scale16_(blocks_ * columns_, place_),
+        scale8_(blocks_ * columns_, place_),
         zero_(blocks_ * n_, place_),
         points_(16, place_),
         has_zero_(kind == Codes::kNibbles && chance(0.3)),
@@ -164,13 +197,17 @@ class Case {
           static_cast<uint16_t>(scale_type_ == ScaleType::kFloat16
                                     ? sign | between(10, 20) << 10 | between(0, 1023)
                                     : sign | between(120, 130) << 7 | between(0, 127));
+      scale8_[i] = some_byte_scale(scale_type_, false);
     }
     if (chance(0.3))
       for (int64_t i = between(1, 3); i > 0; --i) set_strange_scale();
   }
 
   Weight weight() const {
-    const bool wide = scale_type_ == ScaleType::kFloat32;
+    const int64_t size = bytes_of(scale_type_);
+    const void* const scale = size == 4   ? static_cast<const void*>(scale32_.data())
+                              : size == 2 ? static_cast<const void*>(scale16_.data())
+                                          : static_cast<const void*>(scale8_.data());
     return {kind_,
             codes_.data(),
             bytes_,
@@ -178,9 +215,9 @@ class Case {
             block_,
             blocks_,
             scale_type_,
-            wide ? static_cast<const void*>(scale32_.data())
-                 : static_cast<const void*>(scale16_.data()),
+            scale,
             columns_,
+            factor_of(scale_type_, factor_),
             has_zero_ ? zero_.data() : nullptr,
             points_.data(),
             static_cast<int32_t>(offset_),
@@ -244,9 +281,10 @@ class Case {
   void print() const {
     std::printf(
         "rows %ld, n %ld, bytes %ld, block %ld, kind %d, scales %ld of type %d, "
-        "zero-points %d, place %d\n",
+        "factor %g, zero-points %d, place %d\n",
         rows_, n_, bytes_, block_, static_cast<int>(kind_), columns_,
-        static_cast<int>(scale_type_), has_zero_, static_cast<int>(place_));
+        static_cast<int>(scale_type_), double{factor_}, has_zero_,
+        static_cast<int>(place_));
   }
 
  private:
@@ -271,10 +309,13 @@ class Case {
     scale16_[at] = scale_type_ == ScaleType::kFloat16
                        ? halves[between(0, 6)]
                        : static_cast<uint16_t>(bits >> 16);
+    scale8_[at] = some_byte_scale(scale_type_, true);
   }
 
   double scale(int64_t i, int64_t k) const {
     const int64_t at = k / per_ / block_ * columns_ + (columns_ == 1 ? 0 : i);
+    if (bytes_of(scale_type_) == 1)
+      return byte_scale_to_double(scale_type_, scale8_[at], factor_);
     if (scale_type_ == ScaleType::kFloat16) return float16_to_double(scale16_[at]);
     if (scale_type_ == ScaleType::kBfloat16) return bfloat16_to_double(scale16_[at]);
     float found;
@@ -298,12 +339,13 @@ class Case {
   Codes kind_;
   int64_t per_, n_, bytes_, block_, blocks_, rows_, columns_;
   ScaleType scale_type_;
+  float factor_;
   int64_t used_, k_;
   Place place_;
   Buffer<uint8_t> codes_;
   Buffer<uint32_t> scale32_;
   Buffer<uint16_t> scale16_;
-  Buffer<uint8_t> zero_;
+  Buffer<uint8_t> scale8_, zero_;
   Buffer<float> points_;
   bool has_zero_;
   int64_t offset_;

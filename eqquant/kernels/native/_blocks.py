@@ -39,10 +39,10 @@ from ..cpu._codes import (
     refuse_layout,
 )
 from . import _library as library
-from ._call import refuse_library
+from ._call import factor_of_scales, refuse_library, scale_type
 
 
-# The enumerations `Packing`, `ScaleType`, `Offset` and `PointType` of `src/kernels.h`.
+# The enumerations `Packing`, `Offset` and `PointType` of `src/kernels.h`.
 _packings = {
     Q4_1: 103,
     Q5_0: 106,
@@ -61,7 +61,6 @@ _packings = {
     IQ4_XS: 123,
     IQ1_M: 129,
 }
-_scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
 _offsets = {None: 0, "zero_point": 1, "minimum": 2}
 _integers, _table, _e4m3, _e5m2, _signed = range(5)
 
@@ -70,8 +69,8 @@ class Blocks(NamedTuple):
     """A weight of any format of blocks, as the functions of the native library that
     decode it take it.
 
-    - `operands`: the codes, the scales or a codebook, the zero-points or minima, and a
-      table of points.
+    - `operands`: the codes, the scales or a codebook, the factor of the scales, the
+      zero-points or minima, and a table of points.
     - `attributes`: the static attributes of the FFI call.
     """
 
@@ -85,15 +84,14 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
     none = jnp.zeros((0, 0), jnp.uint8)
     if isinstance(format, AbstractGGUFBytes):
         base, packing = format.base, _packings[type(format)]
-        operands = stored["blocks"], none, none
+        codes, scale, offset = stored["blocks"], none, none
         if isinstance(format, AbstractCodebook):
-            codebook = jnp.asarray(format.codebook.points)[None]
-            operands = stored["blocks"], codebook, none
+            scale = jnp.asarray(format.codebook.points)[None]
     else:
         assert isinstance(format, AbstractGrid)
         base, packing = format, _packing(format)
+        codes, scale = stored["codes"], stored["scale"]
         offset = none if base.offset is None else stored[base.offset]
-        operands = stored["codes"], stored["scale"], offset
     assert packing is not None
     kind, zero, table = _points(base)
     if isinstance(format, AbstractCodebook):
@@ -102,7 +100,7 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
     attributes = dict(
         packing=np.int32(packing),
         block=np.int64(base.block_size or problem.k),
-        scale_type=np.int32(_scale_types[base.scale_dtype.name]),
+        scale_type=scale_type(problem),
         offset_type=np.int32(_offsets[base.offset]),
         point_type=np.int32(kind),
         base=np.int32(zero),
@@ -110,7 +108,9 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         level=np.int32(library.level()),
         unit=np.float32(1),
     )
-    return Blocks((*operands, jnp.asarray(table)[None]), attributes)
+    factor = factor_of_scales(stored, problem)
+    operands = (codes, scale, factor, offset, jnp.asarray(table)[None])
+    return Blocks(operands, attributes)
 
 
 class IntegerPoints(NamedTuple):

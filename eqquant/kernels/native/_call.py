@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from ...formats import AbstractFormat, AbstractGrid, AbstractRSR, per_byte, Stored
+from ...formats import (
+    AbstractFormat,
+    AbstractGrid,
+    AbstractRSR,
+    AbstractScaled,
+    per_byte,
+    Stored,
+)
 from .._problem import Problem
 from ..cpu._codes import (
     grid,
@@ -18,16 +25,18 @@ from ..cpu._codes import (
 from . import _library as library
 
 
-# The enumerations `Codes` (by radix) and `ScaleType` of `src/kernels.h`.
+# The enumerations `Codes` of `src/kernels.h` (by radix) and `ScaleType` of
+# `src/scales.h`, whose last comes after that of which it is the inverse.
 _kinds = {256: 0, 16: 1, 4: 2, 3: 3, 2: 4}
-_scale_types = {"float32": 0, "bfloat16": 1, "float16": 2}
+_dtypes = ("float32", "bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn")
+_scale_types = {name: i for i, name in enumerate(_dtypes)}
 
 
 class Weight(NamedTuple):
     """A weight as the functions of the native library take it.
 
-    - `operands`: the codes, the scales, the zero-points, and a table of the points that
-      digits stand for.
+    - `operands`: the codes, the scales and their factor, the zero-points, and a table
+      of the points that digits stand for.
     - `attributes`: the static attributes of the FFI call.
     - `per`: the number of digits in a byte.
     - `used`: how many of these, from the first, are codes.
@@ -46,13 +55,13 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         base, used, size = format.levels, format.k, None
         digits = format.domain[0] + np.arange(base, dtype=np.float32)
         scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
-        scale_type, offset = "float32", None
+        kind_of_scale, offset = np.int32(0), None
     else:
         format = grid(problem)
         base, size = radix(format), format.block_size
         used = per_byte(base)
         digits = np.zeros(0, np.float32) if base == 256 else point_table(format)
-        scale, scale_type = stored["scale"], format.scale_dtype.name
+        scale, kind_of_scale = stored["scale"], scale_type(problem)
         offset = integer_offset(format)
     table = np.zeros(16, np.float32)
     table[: len(digits)] = digits
@@ -60,14 +69,32 @@ def weight(stored: Stored, problem: Problem) -> Weight:
     attributes = dict(
         kind=np.int32(_kinds[base]),
         block=np.int64(codes.shape[0] if size is None else size // used),
-        scale_type=np.int32(_scale_types[scale_type]),
+        scale_type=kind_of_scale,
         offset=np.int32(offset or 0),
         used=np.int32(used),
         k=np.int64(problem.k),
         level=np.int32(library.level()),
     )
-    operands = (codes, scale, zero, jnp.asarray(table)[None])
+    factor = factor_of_scales(stored, problem)
+    operands = (codes, scale, factor, zero, jnp.asarray(table)[None])
     return Weight(operands, attributes, per_byte(base), used)
+
+
+def scale_type(problem: Problem) -> np.int32:
+    """How scales are stored."""
+    scales = problem.byte_scales
+    if scales is not None:
+        return np.int32(_scale_types[scales.dtype.name] + scales.inverse)
+    assert isinstance(problem.format, AbstractScaled)
+    return np.int32(_scale_types[problem.format.scale_dtype.name])
+
+
+def factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
+    """What all scales are multiplied or divided by, or nothing."""
+    scales = problem.byte_scales
+    if scales is None or scales.factor is None:
+        return jnp.zeros((0, 0), jnp.uint32)
+    return stored[scales.factor]
 
 
 def integer_offset(format: AbstractFormat) -> int | None:

@@ -17,7 +17,7 @@ from ...formats import (
 from .._digits import error, provided
 from .._finite import exact_where_not_finite
 from .._problem import Problem
-from .._table import register_kernel
+from .._table import reads_byte_scales, register_kernel
 from ..cpu._codes import grid, integer_step, radix, scales
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
@@ -31,6 +31,7 @@ from ._call import by_digit, call, integer_offset, refuse, weight
 from ._integer_product import integer_product
 
 
+@reads_byte_scales
 def native(
     x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m _"]:
@@ -53,6 +54,7 @@ def native(
     return y.astype(problem.dtype)
 
 
+@reads_byte_scales
 def native_bfloat16(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:
@@ -66,6 +68,7 @@ def native_bfloat16(
     return y.astype(problem.dtype)
 
 
+@reads_byte_scales
 def native_integers(
     x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
 ) -> Float[Array, "m n"]:

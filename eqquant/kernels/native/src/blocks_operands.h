@@ -14,7 +14,9 @@ namespace {
 // The operands and attributes of a weight, as XLA passes them. In place of scales,
 // types with a codebook have that.
 struct BlocksOperands {
-  ffi::AnyBuffer codes, scale, offset;
+  ffi::AnyBuffer codes, scale;
+  ffi::Buffer<ffi::U32> factor;
+  ffi::AnyBuffer offset;
   ffi::Buffer<ffi::F32> points;
   int32_t packing, scale_type, offset_type, point_type, base;
   int64_t block, k;
@@ -60,7 +62,7 @@ class BlocksWeights {
   explicit BlocksWeights(const BlocksOperands& o)
       : o_(o),
         codes_(o.codes.dimensions()),
-        scale_(o.scale.dimensions()),
+        scale_(o.scale, o.factor, o.scale_type),
         offset_(o.offset.dimensions()),
         points_(o.points.dimensions()) {}
 
@@ -81,8 +83,9 @@ class BlocksWeights {
       return "bytes should have room for " + std::to_string(o_.k) + " codes, got " +
              std::to_string(codes_.rows);
     if (o_.point_type < 0 || o_.point_type > 4 || o_.offset_type < 0 ||
-        o_.offset_type > 2 || o_.scale_type < 0 || o_.scale_type > 2)
-      return "unknown types of points, offsets or scales";
+        o_.offset_type > 2)
+      return "unknown types of points or offsets";
+    if (auto p = scale_.problem(); !p.empty()) return p;
     if (o_.point_type > 1 && o_.packing != 8)
       return "codes of this type should have 8 bits";
     if (o_.offset_type == 1 && (o_.point_type > 0 || o_.base != 0))
@@ -90,22 +93,26 @@ class BlocksWeights {
     if (o_.base < 0 || o_.base > 255)
       return "the base should have 8 bits, got " + std::to_string(o_.base);
     if (points_.each() != 256) return "there should be 256 points";
-    for (int64_t number : {scale_.number, offset_.number, points_.number})
+    for (int64_t number : {scale_.shape.number, offset_.number, points_.number})
       if (number != codes_.number)
         return "there should be as many weights in each operand, got " +
                std::to_string(number) + " and " + std::to_string(codes_.number);
     const int64_t points = codebook_points(static_cast<Packing>(o_.packing));
     if (points > 0 &&
-        (o_.scale.element_type() != ffi::U16 || scale_.each() != points))
+        (o_.scale.element_type() != ffi::U16 || scale_.shape.each() != points))
       return "there should be a codebook of " + std::to_string(points) + " points";
     if (is_gguf()) return "";
     if (o_.block < o_.k && o_.block % 16 != 0)
       return "blocks should have a multiple of 16 codes";
     const int64_t blocks = divided_up(o_.k, o_.block);
-    const std::string scales = of_blocks("scales", o_.scale, scale_, blocks, floats());
+    const ffi::DataType floats = scale_.element_type();
+    const std::string scales =
+        of_blocks("scales", o_.scale, scale_.shape, blocks, floats);
     if (!scales.empty() || o_.offset_type == 0) return scales;
-    if (o_.offset_type == 2)
-      return of_blocks("minima", o_.offset, offset_, blocks, floats());
+    if (o_.offset_type == 2) {
+      if (floats == ffi::U8) return "minima should have 32 bits, or 16";
+      return of_blocks("minima", o_.offset, offset_, blocks, floats);
+    }
     if (offset_.columns != n()) return "there should be zero-points for each row";
     return of_blocks("zero-points", o_.offset, offset_, blocks, ffi::U8);
   }
@@ -118,24 +125,28 @@ class BlocksWeights {
         n(),
         o_.k,
         smaller(o_.block, o_.k),
-        floats_of(o_.scale, scale_, i),
+        scale_[i],
         static_cast<Offset>(o_.offset_type),
         minima || is_gguf() ? nullptr
                             : static_cast<const uint8_t*>(o_.offset.untyped_data()) +
                                   i * offset_.each(),
-        floats_of(o_.offset, offset_, minima ? i : 0),
+        {scale_.type(),
+         static_cast<const uint8_t*>(o_.offset.untyped_data()) +
+             (minima ? i : 0) * offset_.each() * bytes_of(scale_.type()),
+         offset_.columns,
+         {}},
         static_cast<PointType>(o_.point_type),
         o_.base,
         o_.points.typed_data() + i * points_.each(),
         codebook_points(static_cast<Packing>(o_.packing)) == 0
             ? nullptr
-            : static_cast<const uint16_t*>(o_.scale.untyped_data()) + i * scale_.each(),
+            : static_cast<const uint16_t*>(o_.scale.untyped_data()) +
+                  i * scale_.shape.each(),
     };
   }
 
  private:
   bool is_gguf() const { return o_.packing > 8; }
-  ffi::DataType floats() const { return o_.scale_type == 0 ? ffi::U32 : ffi::U16; }
 
   std::string of_blocks(const std::string& what, const ffi::AnyBuffer& buffer,
                         const Matrices& shape, int64_t blocks,
@@ -148,17 +159,10 @@ class BlocksWeights {
     return "";
   }
 
-  BlockFloats floats_of(const ffi::AnyBuffer& buffer, const Matrices& shape,
-                        int64_t i) const {
-    const int64_t size = o_.scale_type == 0 ? 4 : 2;
-    return {
-        static_cast<ScaleType>(o_.scale_type),
-        static_cast<const uint8_t*>(buffer.untyped_data()) + i * shape.each() * size,
-        shape.columns};
-  }
-
   const BlocksOperands& o_;
-  Matrices codes_, scale_, offset_, points_;
+  Matrices codes_;
+  ScaleOperands scale_;
+  Matrices offset_, points_;
 };
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 using Floats = ffi::Buffer<ffi::F32>;
+using Bits = ffi::Buffer<ffi::U32>;
 using Result = ffi::Result<ffi::Buffer<ffi::F32>>;
 
 // What is wrong with the operands of a product from `from` to `to` columns, or "".
@@ -212,33 +213,36 @@ ffi::Error decoded(const ffi::ThreadPool& pool, Floats x, const BlocksOperands& 
 template <ffi::Error (*product)(const ffi::ThreadPool&, Floats, Operands, Result,
                                 int32_t)>
 ffi::Error of_floats(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
-                     ffi::AnyBuffer scale, ffi::Buffer<ffi::U8> zero, Floats points,
-                     Result y, int32_t kind, int64_t block, int32_t scale_type,
-                     int32_t offset, int32_t used, int64_t k, int32_t level) {
+                     ffi::AnyBuffer scale, Bits factor, ffi::Buffer<ffi::U8> zero,
+                     Floats points, Result y, int32_t kind, int64_t block,
+                     int32_t scale_type, int32_t offset, int32_t used, int64_t k,
+                     int32_t level) {
   return product(pool, x,
-                 {codes, scale, zero, points, kind, scale_type, offset, used, block, k},
+                 {codes, scale, factor, zero, points, kind, scale_type, offset, used,
+                  block, k},
                  y, level);
 }
 
 ffi::Error of_rounded(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, Floats unit,
-                      ffi::AnyBuffer codes, ffi::AnyBuffer scale,
+                      ffi::AnyBuffer codes, ffi::AnyBuffer scale, Bits factor,
                       ffi::Buffer<ffi::U8> zero, Floats points, Result y, int32_t kind,
                       int64_t block, int32_t scale_type, int32_t offset, int32_t used,
                       int64_t k, int32_t level) {
   return rounded(pool, x, unit,
-                 {codes, scale, zero, points, kind, scale_type, offset, used, block, k},
+                 {codes, scale, factor, zero, points, kind, scale_type, offset, used,
+                  block, k},
                  y, level);
 }
 
 template <Decoding kind>
 ffi::Error of_blocks(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
-                     ffi::AnyBuffer scale, ffi::AnyBuffer offset, Floats points,
-                     Result y, int32_t packing, int64_t block, int32_t scale_type,
-                     int32_t offset_type, int32_t point_type, int32_t base, int64_t k,
-                     int32_t level, float unit) {
+                     ffi::AnyBuffer scale, Bits factor, ffi::AnyBuffer offset,
+                     Floats points, Result y, int32_t packing, int64_t block,
+                     int32_t scale_type, int32_t offset_type, int32_t point_type,
+                     int32_t base, int64_t k, int32_t level, float unit) {
   return decoded<kind>(pool, x,
-                       {codes, scale, offset, points, packing, scale_type, offset_type,
-                        point_type, base, block, k},
+                       {codes, scale, factor, offset, points, packing, scale_type,
+                        offset_type, point_type, base, block, k},
                        y, level, unit);
 }
 
@@ -247,6 +251,7 @@ auto with_weight(Binding binding) {
   return std::move(binding)
       .template Arg<ffi::AnyBuffer>()
       .template Arg<ffi::AnyBuffer>()
+      .template Arg<Bits>()
       .template Arg<ffi::Buffer<ffi::U8>>()
       .template Arg<Floats>()
       .template Ret<ffi::Buffer<ffi::F32>>()
@@ -268,6 +273,7 @@ auto bind_blocks() {
       .Arg<Floats>()
       .Arg<ffi::AnyBuffer>()
       .Arg<ffi::AnyBuffer>()
+      .Arg<Bits>()
       .Arg<ffi::AnyBuffer>()
       .Arg<Floats>()
       .Ret<ffi::Buffer<ffi::F32>>()

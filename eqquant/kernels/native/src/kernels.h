@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "scales.h"
+
 // Unrolls a loop with a constant trip count, so that small arrays stay in registers.
 #define EQQUANT_UNROLL _Pragma("GCC unroll 32")
 // After a loop that accumulates into `x`: otherwise GCC also stores it in each
@@ -74,8 +76,6 @@ constexpr int64_t codes_of(Codes codes, int64_t bytes) {
 
 }  // namespace
 
-enum class ScaleType : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-
 // A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
 // axis is first, so that a vector load takes the same byte of consecutive rows. Each
 // `block` bytes of a row share a scale, and optionally a zero-point. A row has `blocks`
@@ -90,6 +90,7 @@ struct Weight {
   ScaleType scale_type;
   const void* scale;      // at `g * scale_columns + i`
   int64_t scale_columns;  // `n`, or 1 if all rows share their scales: then `i` is 0
+  Factor factor;          // of the scales, if their type has one
   const uint8_t* zero;    // at `g * n + i`; null if there are none; for nibbles only
   const float* points;    // a table of the 16 points of the digits; unused by `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points
@@ -161,7 +162,8 @@ enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };
 struct BlockFloats {
   ScaleType scale_type;
   const void* scale;
-  int64_t scale_columns;  // as in `Weight`
+  int64_t scale_columns;  // these as in `Weight`
+  Factor factor;
 };
 
 // A weight of `n` rows and `k` columns, as `Weight`, but of any format of blocks: its

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "kernels.h"
@@ -26,9 +27,63 @@ struct Matrices {
   int64_t each() const { return rows * columns; }
 };
 
+// The scales of a stack of weights, and for some types of scales, the bits of a factor
+// for each weight.
+class ScaleOperands {
+ public:
+  ScaleOperands(const ffi::AnyBuffer& scale, const ffi::Buffer<ffi::U32>& factor,
+                int32_t type)
+      : shape(scale.dimensions()),
+        scale_(scale),
+        factor_(factor),
+        factors_(factor.dimensions()),
+        type_(type) {}
+
+  const Matrices shape;
+
+  ScaleType type() const { return static_cast<ScaleType>(type_); }
+  ffi::DataType element_type() const {
+    const int64_t bytes = bytes_of(type());
+    return bytes == 4 ? ffi::U32 : bytes == 2 ? ffi::U16 : ffi::U8;
+  }
+
+  // What is wrong with the type or the factors, or "".
+  std::string problem() const {
+    if (type_ < 0 || type_ > static_cast<int32_t>(ScaleType::kE4M3Inverse))
+      return "unknown type of scales " + std::to_string(type_);
+    const int64_t wanted = has_factor(type()) ? 1 : 0;
+    if (factors_.each() != wanted || factors_.number != shape.number)
+      return "there should be " + std::to_string(wanted) +
+             " factors of the scales of each weight, got " +
+             std::to_string(factors_.each());
+    return "";
+  }
+
+  // Those of the weight `i`.
+  BlockFloats operator[](int64_t i) const {
+    float whole = 0;
+    if (has_factor(type()))
+      std::memcpy(&whole, factor_.typed_data() + i, sizeof(whole));
+    return {
+        type(),
+        static_cast<const uint8_t*>(scale_.untyped_data()) +
+            i * shape.each() * bytes_of(type()),
+        shape.columns,
+        factor_of(type(), whole),
+    };
+  }
+
+ private:
+  const ffi::AnyBuffer& scale_;
+  const ffi::Buffer<ffi::U32>& factor_;
+  Matrices factors_;
+  int32_t type_;
+};
+
 // The operands and attributes of a weight, as XLA passes them.
 struct Operands {
   ffi::AnyBuffer codes, scale;
+  ffi::Buffer<ffi::U32> factor;
   ffi::Buffer<ffi::U8> zero;
   ffi::Buffer<ffi::F32> points;
   int32_t kind, scale_type, offset, used;
@@ -41,7 +96,7 @@ class Weights {
   explicit Weights(const Operands& o)
       : o_(o),
         codes_(o.codes.dimensions()),
-        scale_(o.scale.dimensions()),
+        scale_(o.scale, o.factor, o.scale_type),
         zero_(o.zero.dimensions()),
         points_(o.points.dimensions()) {}
 
@@ -60,14 +115,14 @@ class Weights {
     if (codes_.rows < 1 || codes_.columns < 1 || o_.block < 1)
       return "codes and blocks should not be empty";
     const int64_t blocks = divided_up(codes_.rows, block());
-    const bool wide = o_.scale_type == static_cast<int32_t>(ScaleType::kFloat32);
-    if (o_.scale_type < 0 || o_.scale_type > 2 ||
-        o_.scale.element_type() != (wide ? ffi::U32 : ffi::U16))
-      return "scales should be the bits of floats of 32 bits, or of 16";
-    if (scale_.rows != blocks || (scale_.columns != n() && scale_.columns != 1))
+    if (auto p = scale_.problem(); !p.empty()) return p;
+    if (o_.scale.element_type() != scale_.element_type())
+      return "scales should be the bits of floats of their type";
+    const Matrices& scales = scale_.shape;
+    if (scales.rows != blocks || (scales.columns != n() && scales.columns != 1))
       return "there should be scales for " + std::to_string(blocks) +
-             " blocks of each row or of all, got " + std::to_string(scale_.rows) +
-             " x " + std::to_string(scale_.columns);
+             " blocks of each row or of all, got " + std::to_string(scales.rows) +
+             " x " + std::to_string(scales.columns);
     if (zero_.each() != 0 && (zero_.rows != blocks || zero_.columns != n()))
       return "there should be zero-points for " + std::to_string(blocks) +
              " blocks of each row, got " + std::to_string(zero_.rows) + " x " +
@@ -81,7 +136,7 @@ class Weights {
         o_.k > codes_.rows * o_.used)
       return "bytes should have room for codes, got " + std::to_string(o_.used) +
              " in each and " + std::to_string(o_.k) + " in all";
-    for (int64_t number : {scale_.number, zero_.number, points_.number})
+    for (int64_t number : {scales.number, zero_.number, points_.number})
       if (number != codes_.number)
         return "there should be as many weights in each operand, got " +
                std::to_string(number) + " and " + std::to_string(codes_.number);
@@ -89,18 +144,18 @@ class Weights {
   }
 
   Weight operator[](int64_t i) const {
-    const int64_t scale_size = o_.scale_type == 0 ? 4 : 2;
+    const BlockFloats scales = scale_[i];
     return {
         kind(),
         static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
         codes_.rows,
         n(),
         block(),
-        scale_.rows,
-        static_cast<ScaleType>(o_.scale_type),
-        static_cast<const uint8_t*>(o_.scale.untyped_data()) +
-            i * scale_.each() * scale_size,
-        scale_.columns,
+        scale_.shape.rows,
+        scales.scale_type,
+        scales.scale,
+        scales.scale_columns,
+        scales.factor,
         zero_.each() == 0 ? nullptr : o_.zero.typed_data() + i * zero_.each(),
         o_.points.typed_data() + i * points_.each(),
         o_.offset,
@@ -115,7 +170,9 @@ class Weights {
   int64_t block() const { return smaller(o_.block, codes_.rows); }
 
   const Operands& o_;
-  Matrices codes_, scale_, zero_, points_;
+  Matrices codes_;
+  ScaleOperands scale_;
+  Matrices zero_, points_;
 };
 
 }  // namespace

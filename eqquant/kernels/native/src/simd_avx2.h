@@ -113,6 +113,7 @@ struct Avx2 {
   }
   template <bool sign>
   static Ints bytes(const uint8_t* p, int64_t count) {
+    if (count == width) return bytes<sign>(p);
     uint8_t copy[8] = {};
     std::memcpy(copy, p, static_cast<size_t>(count));
     return bytes<sign>(copy);
@@ -130,7 +131,9 @@ struct Avx2 {
   static Ints left(Ints x) {
     return _mm256_slli_epi32(x, bits);
   }
+  static Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
   static Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
+  static Ints both(Ints x, int32_t y) { return _mm256_and_si256(x, ints(y)); }
   // The lowest byte of each.
   static void store_bytes(uint8_t* p, Floats x) {
     const __m256i low = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x),
@@ -145,6 +148,8 @@ struct Avx2 {
         _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
   }
   static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+  // From the bits of floats.
+  static Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
 
   // Floats of 8 bits in four vectors, by way of float16.
   template <PointType type>
@@ -208,6 +213,9 @@ struct Avx2 {
     if (w.scale_type == ScaleType::kFloat32) {
       found =
           load(static_cast<const float*>(w.scale) + at, static_cast<int64_t>(number));
+    } else if (bytes_of(w.scale_type) == 1) {
+      const auto* from = static_cast<const uint8_t*>(w.scale) + at;
+      found = byte_scales<Avx2>(w, from, static_cast<int64_t>(number));
     } else {
       const uint16_t* from = static_cast<const uint16_t*>(w.scale) + at;
       uint16_t copy[8] = {};

@@ -118,6 +118,7 @@ struct Avx512 {
   }
   static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+  static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
   // Floats of 8 bits in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
@@ -149,6 +150,8 @@ struct Avx512 {
   // From the bits of float16.
   static Floats from_half(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
   static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+  // From the bits of floats.
+  static Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
 
   // Lookups, which use the low four (or five) bits of an index and ignore the others.
   struct Table16 {
@@ -229,6 +232,9 @@ struct Avx512 {
     __m512 found;
     if (w.scale_type == ScaleType::kFloat32) {
       found = _mm512_maskz_loadu_ps(mask, static_cast<const float*>(w.scale) + at);
+    } else if (bytes_of(w.scale_type) == 1) {
+      const auto* from = static_cast<const uint8_t*>(w.scale) + at;
+      found = byte_scales<Avx512>(w, from, w.scale_columns == 1 ? 1 : count);
     } else {
       __m256i half =
           _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(w.scale) + at);

@@ -1,0 +1,97 @@
+"""Scales that are stored in a byte each, as the native kernels read them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqquant as eqq
+import eqquant.kernels.native._library as library
+
+from ..helpers import error, normal
+
+
+pytestmark = pytest.mark.skipif(
+    library.missing() is not None, reason="there is no native library here"
+)
+
+all_formats = [
+    eqq.MXFP4(),
+    eqq.MXFP8(),
+    eqq.NVFP4(),
+    eqq.NVFP4(inverse=True),
+]
+over_formats = pytest.mark.parametrize("format", all_formats, ids=str)
+
+
+def dense(q):
+    return np.asarray(q.dequantize(), np.float64)
+
+
+@over_formats
+@pytest.mark.parametrize("m", (1, 5, 20))
+def test_products(format, m):
+    q = eqq.quantize(normal(640, 70), format)
+    for x, w in ((normal(m, 640, seed=1), q), (normal(m, 70, seed=1), q.T)):
+        found = eqq.explain(x, w)
+        assert found.kernel.startswith("native")
+        assert error(x @ w, x, dense(w)) < found.error
+
+
+# Of the scales, nothing is computed before the kernel runs.
+@over_formats
+@pytest.mark.optimized
+def test_scales_are_read_as_they_are_stored(format):
+    q = eqq.quantize(normal(640, 72), format)
+    program = jax.jit(lambda x, q: x @ q).lower(normal(1, 640), q).compile()
+    number = q.stored["scale"].size
+    assert f"f32[{number // 72},72]" not in program.as_text()
+    assert f"16[{number // 72},72]" not in program.as_text()
+    assert f"u8[{number // 72},72]" in program.as_text()
+
+
+# (Smaller numbers have scales that are not normal.)
+@over_formats
+@pytest.mark.parametrize("size", (1e-30, 1e30))
+def test_small_and_large_numbers(format, size):
+    q = eqq.quantize(np.float32(size) * normal(320, 24), format)
+    x = normal(3, 320, seed=1)
+    assert error(x @ q, x, dense(q)) < 1e-5
+
+
+# With NaN. (Subnormal numbers may be flushed to zero.)
+@pytest.mark.parametrize("format", all_formats[1:], ids=str)
+def test_every_scale(format):
+    size = format.block_size
+    q = eqq.quantize(normal(size, 256), format)
+    codes = jnp.arange(256, dtype=jnp.uint8).reshape(1, 256)
+    q = eqx.tree_at(lambda q: q.stored["scale"], q, codes)
+    x = jnp.eye(size, dtype=jnp.float32)[:1]
+    found = np.asarray(x @ q, np.float64)
+    # (An infinite number times zero is NaN.)
+    with np.errstate(invalid="ignore"):
+        wanted = np.asarray(x) @ dense(q)
+    large = ~(np.abs(wanted) < 2.0**-120)
+    np.testing.assert_allclose(found[large], wanted[large], rtol=3e-7)
+    assert np.any(np.isnan(wanted)) and np.any(np.isfinite(wanted))
+
+
+# Under `vmap`, each matrix has the scales, and the factor, of its own.
+@over_formats
+def test_stacks(format):
+    w = normal(3, 160, 24) * np.float32([1, 100, 1e-4])[:, None, None]
+    q = jax.vmap(lambda w: eqq.quantize(w, format))(w)
+    x = normal(3, 2, 160, seed=1)
+    found = jax.vmap(lambda x, q: x @ q)(x, q)
+    for y, x, w in zip(found, x, dense(q)):
+        assert error(y, x, w) < 1e-5
+
+
+# Rows of several matrices that were joined have the factors of these.
+def test_joined():
+    parts = [eqq.quantize(s * normal(24, 160), "nvfp4", axis=-1) for s in (1, 100)]
+    q = eqq.implicit(jnp.concatenate)(parts)
+    assert isinstance(q, eqq.QuantizedArray)
+    x = normal(2, 160, seed=1)
+    assert error(x @ q.T, x, dense(q.T)) < 1e-5
