@@ -214,6 +214,7 @@ def _candidates(problem: Problem) -> list[Kernel]:
 # A composite format has the codes of its base, and so it has the kernels of its base:
 # they run on the scales that `flat` computes, or some on scales of a byte each.
 
+# Those that `reads_byte_scales` was called with.
 _of_bytes: set[Callable] = set()
 
 
@@ -237,8 +238,9 @@ def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
     def of_composite(
         x: Float[Array, "m _"], stored: Stored, problem: Problem
     ) -> Float[Array, "m _"]:
-        base = of_base(problem)
-        scales = problem.format.byte_scales(stored) if fn in _of_bytes else None
+        base, format = of_base(problem), problem.format
+        assert isinstance(format, AbstractComposite)
+        scales = format.byte_scales(stored) if fn in _of_bytes else None
         if scales is not None:
             return fn(x, stored, dataclasses.replace(base, byte_scales=scales))
         return fn(x, _flat(stored, problem), base)
