@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
+import eqquant.kernels._table as table
 import eqquant.kernels.native._library as library
 
 from ..helpers import error, normal
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
+levels = ("avx2", "avx512", "avx512_bf16", "amx")
+available = levels[: 0 if library.missing() else library.level()]
 all_formats = [
     eqq.MXFP4(),
     eqq.MXFP8(),
@@ -29,14 +32,48 @@ def dense(q):
     return np.asarray(q.dequantize(), np.float64)
 
 
+def products(x, q):
+    """The error that each native kernel may have, and what it computes."""
+    problem = eqq.explain(x, q).problem
+    every = [k for k in table._candidates(problem) if k.name.startswith("native")]
+    every = [k for k in every if table._refusal(k, problem) is None]
+    assert every
+    of = lambda x, q: [eqq.qmatmul(x, q, kernel=k.name) for k in every]
+    return zip([k.error for k in every], jax.jit(of)(x, q))
+
+
 @over_formats
-@pytest.mark.parametrize("m", (1, 5, 20))
-def test_products(format, m):
+@pytest.mark.parametrize("level", available)
+def test_products(format, level, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", level)
     q = eqq.quantize(normal(640, 70), format)
-    for x, w in ((normal(m, 640, seed=1), q), (normal(m, 70, seed=1), q.T)):
-        found = eqq.explain(x, w)
-        assert found.kernel.startswith("native")
-        assert error(x @ w, x, dense(w)) < found.error
+    for m in (1, 5, 20):
+        for x, w in ((normal(m, 640, seed=1), q), (normal(m, 70, seed=1), q.T)):
+            for most, y in products(x, w):
+                assert error(y, x, dense(w)) < most
+
+
+# The scale of a matrix times that of a block is of a usual size, though either is not.
+@pytest.mark.parametrize("inverse", (False, True))
+@pytest.mark.parametrize("factor", (1e-37, 3e-20, 1e30, 1e38))
+def test_small_and_large_factors(factor, inverse):
+    large = (factor > 1) == inverse
+    code, scale = (0x7E, 448.0) if large else (1, 2.0**-9)
+    number = np.float32(factor)
+    q = eqq.quantize(normal(640, 70), eqq.NVFP4(inverse=inverse))
+    ones = replaced(replaced(q, "scale", np.uint8(0x38)), "global_scale", np.float32(1))
+    q = replaced(replaced(q, "scale", np.uint8(code)), "global_scale", number)
+    w = dense(ones) * scale * np.float64(number) ** (-1 if inverse else 1)
+    for m in (1, 3, 40):
+        x = normal(m, 640, seed=1) * (1 if np.max(np.abs(w)) < 1 else np.float32(1e-3))
+        for most, y in products(x, q):
+            assert error(y, x, w) < most
+
+
+def replaced(q, name, value):
+    old = q.stored[name]
+    new = np.broadcast_to(value, old.shape).view(old.dtype)
+    return eqx.tree_at(lambda q: q.stored[name], q, jnp.asarray(new))
 
 
 # Of the scales, nothing is computed before the kernel runs.
