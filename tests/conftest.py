@@ -100,8 +100,8 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", where == "cpu")
 
 
-# Programs that a test reads, say for their memory, are compiled as for users:
-# the test is marked `optimized`.
+# Programs that a test reads, say for their memory, are compiled as for users: the test
+# is marked `optimized`.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     less = where == "cpu" and item.get_closest_marker("optimized") is None

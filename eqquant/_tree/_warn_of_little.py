@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from ._decide import Decision
 
 
-# The kinds of `Skip` of such matrices.
+# A `Skip` of one of these kinds: the use of a matrix is unknown or not supported.
 _left = ("unknown owner", "convolution", "reparametrised")
 
 

@@ -194,11 +194,11 @@ class AbstractScaled(AbstractFormat):
 
 
 class ByteScales(NamedTuple):
-    """Scales that are stored in a byte each.
+    """Scales of one byte each.
 
     - `dtype`: `float8_e8m0fnu` or `float8_e4m3fn`.
-    - `factor`: the name of a stored array, of the bits of a float32 for each matrix, by
-      which scales of `float8_e4m3fn` are multiplied.
+    - `factor`: the name of the stored array that holds the bits of a float32 for each
+      matrix, by which its scales (of `float8_e4m3fn`) are multiplied.
     - `inverse`: whether they are divided by it instead.
     """
 
@@ -228,9 +228,9 @@ class AbstractComposite(AbstractScaled):
         `tail`."""
 
     def byte_scales(self, stored: Stored) -> ByteScales | None:
-        """How `stored["scale"]` holds the scales of `base`, if it does so in a byte
-        each, and `stored["codes"]` its codes. Kernels that read such scales are given
-        what is stored, and no `flat`."""
+        """How `stored["scale"]` holds the scales of `base`, if each of them is one byte
+        and `stored["codes"]` is what `base` would have stored. Otherwise `None`.
+        Kernels that read such scales run on what is stored, without `flat`."""
         del stored
         return None
 

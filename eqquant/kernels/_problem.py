@@ -46,8 +46,8 @@ class Problem:
     - `composite`: whether `W` is stored in a composite format, such as
       [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
       computed before the kernel runs.
-    - `byte_scales`: how `stored["scale"]` holds scales that are not computed before, as
-      they are stored in a byte each. `None` for most kernels, which do not read these.
+    - `byte_scales`: how `stored["scale"]` holds scales of one byte each, for a kernel
+      that reads them as they are stored. `None` for all others.
     """
 
     product: Product

@@ -211,10 +211,9 @@ def _candidates(problem: Problem) -> list[Kernel]:
     return kernels
 
 
-# A composite format has the codes of its base, and so it has the kernels of its base:
-# they run on the scales that `flat` computes, or some on scales of a byte each.
-
-# Those that `reads_byte_scales` was called with.
+# A composite format has the codes of its base, and so it has the kernels of its base.
+# Most run on the scales that `flat` computes; these read scales of one byte as they are
+# stored.
 _of_bytes: set[Callable] = set()
 
 

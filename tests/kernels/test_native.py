@@ -13,14 +13,13 @@ import eqquant.kernels.native._call as native_call
 import eqquant.kernels.native._library as library
 
 from ..helpers import error, formats, native_formats, normal
+from .levels import available
 
 
 pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
-levels = ("avx2", "avx512", "avx512_bf16", "amx")
-available = levels[: 0 if library.missing() else library.level()]
 every_level = pytest.mark.parametrize("level", available)
 
 

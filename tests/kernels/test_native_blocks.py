@@ -8,6 +8,7 @@ import eqquant.formats as eqf
 import eqquant.kernels.native._library as library
 
 from ..helpers import all_formats, error, normal
+from .levels import available
 
 
 # Kernels of the native library for every format of blocks.
@@ -15,8 +16,6 @@ pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
-levels = ("avx2", "avx512", "avx512_bf16", "amx")
-available = levels[: 0 if library.missing() else library.level()]
 
 # One of each packing, each kind of points, each offset.
 formats = (

@@ -11,21 +11,18 @@ import eqquant.kernels._table as table
 import eqquant.kernels.native._library as library
 
 from ..helpers import error, normal
+from .levels import available
 
 
 pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
-levels = ("avx2", "avx512", "avx512_bf16", "amx")
-available = levels[: 0 if library.missing() else library.level()]
-all_formats = [
-    eqq.MXFP4(),
-    eqq.MXFP8(),
-    eqq.NVFP4(),
-    eqq.NVFP4(inverse=True),
-]
-over_formats = pytest.mark.parametrize("format", all_formats, ids=str)
+over_formats = pytest.mark.parametrize(
+    "format",
+    (eqq.MXFP4(), eqq.MXFP8(), eqq.NVFP4(), eqq.NVFP4(inverse=True)),
+    ids=str,
+)
 
 
 def dense(q):
@@ -82,10 +79,10 @@ def replaced(q, name, value):
 def test_scales_are_read_as_they_are_stored(format):
     q = eqq.quantize(normal(640, 72), format)
     program = jax.jit(lambda x, q: x @ q).lower(normal(1, 640), q).compile()
-    number = q.stored["scale"].size
-    assert f"f32[{number // 72},72]" not in program.as_text()
-    assert f"16[{number // 72},72]" not in program.as_text()
-    assert f"u8[{number // 72},72]" in program.as_text()
+    shape = f"[{640 // format.block_size},72]"
+    assert f"u8{shape}" in program.as_text()
+    assert f"16{shape}" not in program.as_text()
+    assert f"32{shape}" not in program.as_text()
 
 
 # (Smaller numbers have scales that are not normal.)
@@ -97,21 +94,19 @@ def test_small_and_large_numbers(format, size):
     assert error(x @ q, x, dense(q)) < 1e-5
 
 
-# With NaN. (Subnormal numbers may be flushed to zero.)
-@pytest.mark.parametrize("format", all_formats[1:], ids=str)
+# With NaN. (Subnormal numbers may be flushed to zero; and in columns where weights
+# overflow, zeros times these are NaN in the product with decoded weights alone.)
+@over_formats
 def test_every_scale(format):
     size = format.block_size
     q = eqq.quantize(normal(size, 256), format)
     codes = jnp.arange(256, dtype=jnp.uint8).reshape(1, 256)
     q = eqx.tree_at(lambda q: q.stored["scale"], q, codes)
-    x = jnp.eye(size, dtype=jnp.float32)[:1]
-    found = np.asarray(x @ q, np.float64)
-    # (An infinite number times zero is NaN.)
-    with np.errstate(invalid="ignore"):
-        wanted = np.asarray(x) @ dense(q)
-    large = ~(np.abs(wanted) < 2.0**-120)
-    np.testing.assert_allclose(found[large], wanted[large], rtol=3e-7)
-    assert np.any(np.isnan(wanted)) and np.any(np.isfinite(wanted))
+    found = np.asarray(jnp.eye(size, dtype=jnp.float32)[:1] @ q)[0]
+    w = dense(q)
+    known = ~np.any(np.isinf(w), axis=0) & ~(np.abs(w[0]) < 2.0**-120)
+    np.testing.assert_allclose(found[known], w[0, known], rtol=3e-7)
+    assert np.any(np.isnan(w[0])) and np.sum(known) > 100
 
 
 # Under `vmap`, each matrix has the scales, and the factor, of its own.

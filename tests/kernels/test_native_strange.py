@@ -12,14 +12,13 @@ import eqquant.kernels._table as table
 import eqquant.kernels.native._library as library
 
 from ..helpers import error, formats, normal
+from .levels import available
 
 
 pytestmark = pytest.mark.skipif(
     library.missing() is not None, reason="there is no native library here"
 )
 
-levels = ("avx2", "avx512", "avx512_bf16", "amx")
-available = levels[: 0 if library.missing() else library.level()]
 names = ("nf4", "int4-affine", "int8", "int8-32", "ternary")
 
 

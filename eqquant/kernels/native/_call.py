@@ -26,7 +26,7 @@ from . import _library as library
 
 
 # The enumerations `Codes` of `src/kernels.h` (by radix) and `ScaleType` of
-# `src/scales.h`, whose last comes after that of which it is the inverse.
+# `src/scales.h`. (There, `kE4M3Inverse` follows `kE4M3`.)
 _kinds = {256: 0, 16: 1, 4: 2, 3: 3, 2: 4}
 _dtypes = ("float32", "bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn")
 _scale_types = {name: i for i, name in enumerate(_dtypes)}
@@ -55,7 +55,7 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         base, used, size = format.levels, format.k, None
         digits = format.domain[0] + np.arange(base, dtype=np.float32)
         scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
-        kind_of_scale, offset = np.int32(0), None
+        kind_of_scale, offset = np.int32(_scale_types["float32"]), None
     else:
         format = grid(problem)
         base, size = radix(format), format.block_size
@@ -81,7 +81,7 @@ def weight(stored: Stored, problem: Problem) -> Weight:
 
 
 def scale_type(problem: Problem) -> np.int32:
-    """How scales are stored."""
+    """The `ScaleType` of a weight."""
     scales = problem.byte_scales
     if scales is not None:
         return np.int32(_scale_types[scales.dtype.name] + scales.inverse)
@@ -90,7 +90,8 @@ def scale_type(problem: Problem) -> np.int32:
 
 
 def factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
-    """What all scales are multiplied or divided by, or nothing."""
+    """The bits of what the scales of a matrix are multiplied or divided by. Empty if
+    that is nothing."""
     scales = problem.byte_scales
     if scales is None or scales.factor is None:
         return jnp.zeros((0, 0), jnp.uint32)
