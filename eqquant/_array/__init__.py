@@ -54,4 +54,4 @@ from ._sqnr import (
     total as total,
     unit_of as unit_of,
 )
-from ._stored import as_mapped as as_mapped
+from ._stored import as_mapped as as_mapped, side_by_side as side_by_side

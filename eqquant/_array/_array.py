@@ -32,7 +32,7 @@ from ._array_like import AbstractArrayLike
 from ._index import indexed
 from ._matmul import left_matmul, matmul
 from ._provenance import marked, warn_dequantized
-from ._stored import as_mapped, check_axes, checked, first_of
+from ._stored import as_mapped, check_axes, checked, first_of, side_by_side
 
 
 class QuantizedArray(AbstractArrayLike):
@@ -231,8 +231,9 @@ class QuantizedArray(AbstractArrayLike):
             )
         spec = full_spec(sharding.spec, self.ndim)
         sharding = NamedSharding(sharding.mesh, spec)
-        stored = place(self.stored, sharding, self.layout, self.axis)
-        return dataclasses.replace(self, stored=stored, sharding=sharding)
+        q = side_by_side(self)
+        stored = place(q.stored, sharding, q.layout, q.axis)
+        return dataclasses.replace(q, stored=stored, sharding=sharding)
 
     def __matmul__(self, x: Any) -> Array:
         if isinstance(x, QuantizedArray):
@@ -332,7 +333,9 @@ def _as_the_result_lies(q):
     row_axis = {-1: -2, -2: -1}.get(q.axis, q.layout.row_axis)
     if q.layout.row_axis == row_axis or first_of(q.stored).ndim == 1:
         return q.stored, q.layout
-    layout = dataclasses.replace(q.layout, row_axis=row_axis)
+    layout = dataclasses.replace(q.layout, row_axis=row_axis, panels=False)
+    if q.layout.panels:
+        return q.layout.to_rows(q.stored), layout
     return jtu.tree_map(transposed, q.stored), layout
 
 

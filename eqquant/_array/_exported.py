@@ -35,6 +35,7 @@ def _to_json(aux: Any) -> bytes:
         "tail": q.layout.tail,
         "inner": q.inner,
         "row_axis": q.layout.row_axis,
+        "panels": q.layout.panels,
         "dtype": q.dtype.name,
         "sharding": _sharding_to_json(q.sharding),
         "writable": q.writable,
@@ -52,7 +53,10 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
     activation = static["activation"]
     return {
         "layout": Layout(
-            format_from_json(static["format"]), static["tail"], static["row_axis"]
+            format_from_json(static["format"]),
+            static["tail"],
+            static["row_axis"],
+            static.get("panels", False),
         ),
         "activation": None if activation is None else format_from_json(activation),
         "axis": tuple_from_json(static["axis"]),

@@ -21,7 +21,7 @@ from .._product import (
     with_spec,
 )
 from ._provenance import marked
-from ._stored import check_stored
+from ._stored import check_stored, side_by_side
 
 
 def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
@@ -56,23 +56,33 @@ def _pick(q, index):
     if len(index) <= len(lead):
         stored = jtu.tree_map(lambda a: a[index], old)
         return dataclasses.replace(q, stored=stored)
+    q = side_by_side(q)
 
     # The index includes the rows, as for the first axis of the filters of a
     # convolution. What all rows share is given to each of them first.
     def pick(a):
         return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
 
-    rows, layout = jtu.tree_map(pick, q.layout.to_rows(old)), q.layout
+    rows, layout = jtu.tree_map(pick, q.layout.to_rows(q.stored)), q.layout
     if all(a.ndim == 1 for a in jtu.tree_leaves(rows)):
         layout = layout.preferred(1)
     return dataclasses.replace(q, stored=layout.from_rows(rows), layout=layout)
 
 
 def _rows(q, index):
+    by_number = _is_integer(index) or _is_integers(index)
+    q = q if by_number else side_by_side(q)
     stored = q.stored
     check_stored(stored, q.layout, q.axis)
 
     def pick(a, index):
+        if q.layout.panels and a.shape[-1] != 1:
+            # (Other rows are not read.)
+            size = q.layout.panel_rows
+            panels = a.reshape(-1, a.shape[0], size)
+            index = jnp.where(index < 0, index + q.shape[0], index)
+            index = jnp.clip(index, 0, q.shape[0] - 1)
+            return panels[index // size, :, index % size]
         a = jnp.moveaxis(a, q.layout.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]
 
@@ -105,8 +115,11 @@ _decode_rows = marked(
 def _is_of_one_axis(index: Any) -> bool:
     if eqx.is_array(index) and index.dtype == bool:
         return index.ndim == 1
-    is_integers = eqx.is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
-    return is_integers or isinstance(index, slice) or _is_integer(index)
+    return _is_integers(index) or isinstance(index, slice) or _is_integer(index)
+
+
+def _is_integers(index: Any) -> bool:
+    return eqx.is_array(index) and jnp.issubdtype(index.dtype, jnp.integer)
 
 
 def _is_integer(index: Any) -> bool:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Shaped
 
 from .._product import as_tuple, Axis, spec_of, with_spec
 from ._array import QuantizedArray
+from ._stored import side_by_side
 
 
 # The axes of an array that are not contracted are, in order, the leading axes of its
@@ -45,6 +46,7 @@ def along(
     index = leading_axes(q).index(axis)
     *lead, _ = q.layout.shape(q.stored)
     is_row, row_axis = index == len(lead) - 1, q.layout.row_axis
+    q = side_by_side(q) if is_row else q
 
     def apply(a):
         if not is_row:
@@ -141,6 +143,7 @@ def _restacked(q, fn, keeps_rows):
     if keeps_rows:
         stored = jtu.tree_map(lambda a: fn(a, a.ndim - 2, 2), q.stored)
         return undeclared(q, stored=stored)
+    q = side_by_side(q)
     *lead, _ = q.layout.shape(q.stored)
 
     def apply(a):

@@ -11,6 +11,7 @@ from ..formats import (
     Layout,
     Nested,
 )
+from ..kernels import reads_panels
 from ._array import has_numbers, is_quantized, QuantizedArray
 from ._once import once_per_array
 
@@ -27,6 +28,11 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
       lays it.
     - For GPUs, the rows come first.
     - For TPUs and GPUs, [`eqquant.Ternary`][] takes 2 bits instead of 1.6.
+    - For the CPU of this machine, if no `platform` is named: if it has AVX512 and the
+      native library was built, 64 rows at a time lie together, in panels. Products with
+      few rows of inputs, as in decoding, then read memory in order, and take 0.6 to 1.0
+      of the time. It is for matrices whose number of rows is a multiple of 64, that are
+      not sharded, and whose format gains by it: codes of 3 bits and more.
 
     !!! Example
 
@@ -39,12 +45,13 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 
     - `model`: any PyTree.
     - `platform`: `"cpu"`, `"tpu"` or `"gpu"` (`"cuda"` and `"rocm"` are synonyms). By
-        default, the platform of JAX's default backend.
+        default, the platform of JAX's default backend, as it is on this machine.
 
     **Returns:**
 
     `model`, with its quantized arrays in that layout. Products with other layouts are
-    also right on every platform, but slower; see [`eqquant.explain`][].
+    also right on every platform, but slower; see [`eqquant.explain`][]. What is saved
+    does not depend on panels.
 
     **Raises:**
 
@@ -64,7 +71,11 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
             return x
         format = x.format.prepacked(kind)
         row_axis = -2 if kind == "gpu" else format.row_axis
-        return relaid_once(x, Layout(format, row_axis=row_axis))
+        # (Arrays that are split over devices, or written into, stay as they are.)
+        alone = x.sharding is None and not x.writable
+        here = platform is None and kind == "cpu"
+        panels = here and row_axis == -1 and alone and reads_panels(format)
+        return relaid_once(x, Layout(format, row_axis=row_axis, panels=panels))
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)
 
@@ -72,11 +83,13 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
     """The same array in another layout, whose format may pack the same codes
     differently. The `tail` of the result is computed here; that of `layout` is
-    ignored."""
+    ignored. Rows that would not fill `panels` stay side by side."""
     leaves = jtu.tree_leaves(q.stored)
     vector = all(a.ndim < 2 for a in leaves)
     row_axis = q.layout.row_axis if vector else layout.row_axis
-    layout = Layout(layout.format, q.layout.tail, row_axis)
+    whole = not vector and q.layout.shape(q.stored)[-2] % layout.panel_rows == 0
+    panels = layout.panels and whole
+    layout = Layout(layout.format, q.layout.tail, row_axis, panels)
     if layout == q.layout:
         return q
     # (A skeleton has shapes alone.)

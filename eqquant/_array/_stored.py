@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -104,6 +105,14 @@ def first_of(stored: Stored) -> Any:
     """The first stored array."""
     a = next(iter(stored.values()))
     return first_of(a) if isinstance(a, dict) else a
+
+
+def side_by_side(q: Any) -> Any:
+    """`q`, whose rows are not in panels: see `Layout`."""
+    if not q.layout.panels:
+        return q
+    stored = q.layout.without_panels(q.stored)
+    return dataclasses.replace(q, stored=stored, layout=q.layout.side_by_side)
 
 
 def settled(stored: Stored) -> Stored:

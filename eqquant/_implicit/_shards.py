@@ -11,6 +11,7 @@ from .._array import (
     is_quantized,
     leading_axes,
     QuantizedArray,
+    side_by_side,
 )
 from .._product import full_spec, number_of_shards, splits_evenly
 from ._interpreter import as_arrays
@@ -39,6 +40,7 @@ def _shard_map(interpreter, eqn, values):
     operands, in_specs = [], []
     for value, spec in zip(values, params["in_specs"], strict=True):
         if is_quantized(value):
+            value = side_by_side(value)
             specs = _specs(value, spec, params["mesh"])
             if specs is None:
                 value = interpreter.dequantize(value, eqn)

@@ -16,6 +16,7 @@ from .._array import (
     permuted,
     QuantizedArray,
     reshaped_leading,
+    side_by_side,
     take_along,
 )
 from ._gather import gathered
@@ -174,7 +175,8 @@ def concatenated(values, axis):
     if any(_kind(q) != _kind(first) for q in rest):
         return NotImplemented
     index = leading_axes(first).index(axis)
-    wholes = [_with_all_rows(q) for q in values]
+    wholes = [_with_all_rows(side_by_side(q)) for q in values]
+    first, *_ = wholes
     rank = len(leading_axes(first))
     place = index if index < rank - 1 else rank + 1 + first.layout.row_axis
     stored = jtu.tree_map(

@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from ..formats import AbstractFormat, Layout, Stored
@@ -45,6 +45,10 @@ def qmatmul_rows(
     - `sharding`: the declared sharding of `W[*b, n, k]`.
     - Otherwise as in [`eqquant.Problem`][].
     """
+    if layout.panels and explicit_mesh(
+        [jax.typeof(a) for a in jtu.tree_leaves(stored)]
+    ):
+        stored, layout = layout.without_panels(stored), layout.side_by_side
     leaves, treedef = jtu.tree_flatten(stored)
     params = dict(
         treedef=treedef,
@@ -169,21 +173,32 @@ def _on_device(x, leaves, activation, *, kernel, treedef, **params):
 
 
 def _lowering(platform):
-    def lower(ctx, *operands, sharding, activation, **params):
-        def fn(x, leaves, activation):
-            return _on_device(
-                x,
-                leaves,
-                activation,
-                platform=platform,
-                portable=ctx.module_context.lowering_parameters.for_export,
-                **params,
-            )
-
+    def lower(ctx, *operands, sharding, activation, treedef, layout, **params):
         def product(x, *leaves):
-            partition = _partition(leaves, activation=activation, **params)
-            operands = [x, *leaves]
             mesh = explicit_mesh(ctx.avals_in)
+            rows = layout
+            if layout.panels and (inner is not None or found is not None):
+                # The axes of panels are not those that a weight is split along.
+                rows = layout.side_by_side
+                stored = layout.without_panels(treedef.unflatten(leaves))
+                leaves = treedef.flatten_up_to(stored)
+                if found is not None:
+                    whole = NamedSharding(sharding.mesh, PartitionSpec())
+                    leaves = lax.with_sharding_constraint(leaves, whole)
+            known = dict(treedef=treedef, layout=rows, **params)
+
+            def fn(x, leaves, activation):
+                return _on_device(
+                    x,
+                    leaves,
+                    activation,
+                    platform=platform,
+                    portable=ctx.module_context.lowering_parameters.for_export,
+                    **known,
+                )
+
+            partition = _partition(leaves, activation=activation, **known)
+            operands = [x, *leaves]
             if mesh is not None:
                 return over_types(partition, fn, mesh, operands)
             if inner is not None:

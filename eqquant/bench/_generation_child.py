@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
+from .._array import tree_prepack
 from ._decoder import Decoder, empty_past, Size
 from ._generation_file import read_model
 
@@ -41,7 +42,7 @@ def main(path: str, size: dict[str, int], prompts, streams, number, seconds) -> 
     found: dict[str, Any] = {"prefill": {}, "decode": {}, "first": []}
     jnp.zeros(1).block_until_ready()
     found["idle"] = memory()["resident"]
-    model = read_model(pathlib.Path(path), Size(**size))
+    model = tree_prepack(read_model(pathlib.Path(path), Size(**size)))
     token = lambda n: jnp.asarray(np.arange(n) * 7 % size["vocabulary"], jnp.int32)
     read = jax.jit(lambda model, *args: model.read(*args), donate_argnums=3)
     for n in prompts:

@@ -18,6 +18,10 @@ folder and decorate it with `register_kernel(product, format_type, platform, ...
 `error`, the bound that its results keep. Import the file in the folder's `__init__.py`.
 `tests/kernels` and `tests/laws` hold every registered kernel to its bound. Code outside
 of the package decorates with `eqquant.register_kernel` in the same way.
+
+What is stored differently than most kernels read it is converted before they run, unless
+they declare in `_table` that they read it: scales of one byte (`reads_byte_scales`), and
+rows in panels (`in_panels`).
 """
 
 from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
@@ -35,5 +39,6 @@ from .native import (
     can_rearrange as can_rearrange,
     empty as empty,
     integer_product as integer_product,
+    reads_panels as reads_panels,
     rearrange as rearrange,
 )

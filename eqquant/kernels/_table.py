@@ -165,6 +165,8 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     """
     _chosen.add(problem.platform)
     kernels = [*_candidates(problem), _reference]
+    if problem.layout.panels:
+        kernels = _of_rows_in_panels(kernels)
     if name is not None:
         names = list(dict.fromkeys(kernel.name for kernel in kernels))
         if name not in names:
@@ -223,6 +225,16 @@ def reads_byte_scales(fn: Callable[..., Array]) -> Callable[..., Array]:
     return fn
 
 
+# Rows in panels are for these. All others get rows that lie side by side.
+_of_panels: set[Callable] = set()
+
+
+def in_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Declares that a kernel reads rows in panels, too: see `Layout`."""
+    _of_panels.add(fn)
+    return fn
+
+
 def of_base(problem: Problem) -> Problem:
     """The same product with the codes of a composite format, as those of its base."""
     assert isinstance(problem.format, AbstractComposite)
@@ -250,6 +262,26 @@ def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
 def _of_composite(kernel):
     supports = lambda problem: kernel.supports(of_base(problem))
     return kernel._replace(fn=on_base(kernel.fn), supports=supports)
+
+
+def _of_rows_in_panels(kernels):
+    # Those that read panels come first.
+    reads = [k for k in kernels if inspect.unwrap(k.fn) in _of_panels]
+    return [*reads, *map(_of_rows_side_by_side, kernels)]
+
+
+def _of_rows_side_by_side(kernel):
+    def plain(problem):
+        layout = problem.layout.side_by_side
+        return dataclasses.replace(problem, layout=layout)
+
+    @ft.wraps(kernel.fn)
+    def fn(x, stored, problem):
+        stored = problem.layout.without_panels(stored)
+        return kernel.fn(x, stored, plain(problem))
+
+    supports = lambda problem: kernel.supports(plain(problem))
+    return kernel._replace(fn=fn, supports=supports)
 
 
 def _flat(stored, problem):

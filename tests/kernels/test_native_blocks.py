@@ -174,8 +174,8 @@ def test_few_rows_of_integers(format, monkeypatch):
         assert error(product(some, q), some.astype(np.float64), w) < 1e-6
     float32 = eqq.qmatmul(x[2:3], q, kernel="native_decoded")
     np.testing.assert_array_equal(product(x[2:3], q), float32)
-    with pytest.raises(ValueError, match="at most 2 rows"):
-        eqq.qmatmul(x, q, kernel="native_few_integers")
+    with pytest.raises(ValueError, match="at most 16 rows"):
+        eqq.qmatmul(normal(17, 500), q, kernel="native_few_integers")
     with pytest.raises(ValueError, match="not for all"):
         some = x[:1]
         eqq.qmatmul(some, q, kernel="native_few_integers", precision="highest")
@@ -195,7 +195,7 @@ def test_few_rows_of_integers(format, monkeypatch):
 def test_where_few_rows_are_split(format, split):
     x, q = normal(1, 512, seed=1), eqq.quantize(normal(512, 512), format)
     assert (eqq.explain(x, q).kernel == "native_few_integers") == split
-    assert eqq.explain(normal(3, 512), q).kernel != "native_few_integers"
+    assert eqq.explain(normal(2, 512), q).kernel != "native_few_integers"
 
 
 # Blocks that begin, and sums that are scaled, within the codes that are read together.
@@ -280,6 +280,7 @@ def test_weights_that_are_nearly_zero(bits):
         (dict(point_type=np.int32(2)), "8 bits"),
         (dict(base=np.int32(1)), "integers from 0 on"),
         (dict(k=np.int64(65)), "room for 65 codes"),
+        (dict(in_panels=True), "panels should be whole, got 16 rows"),
         (dict(level=np.int32(5)), "instructions of level 5"),
     ),
 )
@@ -326,6 +327,7 @@ def _given(changed, function, message):
         point_type=np.int32(0),
         base=np.int32(0),
         k=np.int64(64),
+        in_panels=False,
         level=np.int32(library.level()),
         unit=np.float32(1),
     )

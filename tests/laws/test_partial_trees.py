@@ -54,7 +54,7 @@ def test_parts(q, part, tmp_path):
     found = eqq.audit(lambda tree, x: x, tree, jnp.ones(2)).operands
     assert len(found) == 2 * has_weight
     assert jtu.tree_structure(eqq.tree_quantize(tree)) == jtu.tree_structure(tree)
-    assert jtu.tree_structure(eqq.tree_prepack(tree)) == jtu.tree_structure(tree)
+    assert jtu.tree_structure(eqq.tree_prepack(tree, "cpu")) == jtu.tree_structure(tree)
     spec = eqq.trainable_spec(tree)
     assert spec.layers[0].weight is False
     stored = jtu.tree_leaves(tree.layers[0].weight)

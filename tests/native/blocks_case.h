@@ -164,7 +164,8 @@ class BlocksCase {
   BlocksCase()
       : packing_(some_packing()),
         gguf_(static_cast<int32_t>(packing_) > 8),
-        n_(chance(0.05) ? between(500, 2500) : between(1, 150)),
+        in_panels_(chance(0.3)),
+        n_(some_rows(in_panels_)),
         k_(chance(0.5) ? 16 * between(1, 60) : between(1, 700)),
         block_(chance(0.2) ? k_ : 16 * between(1, chance(0.5) ? 4 : 20)),
         rows_(between(1, chance(0.5) ? 4 : chance(0.9) ? 40 : 300)),
@@ -218,13 +219,16 @@ class BlocksCase {
   Blocks weight() const {
     return {packing_,
             codes_.data(),
+            order(units_ * unit_bytes()),
             n_,
             k_,
             smaller(block_, k_),
-            {scale_type_, scales_.data(), columns_, factor_of(scale_type_, factor_)},
+            {scale_type_, scales_.data(), order(blocks()), columns_ == 1,
+             factor_of(scale_type_, factor_)},
             gguf_ ? offset_of_gguf() : offset_,
             offset_ == Offset::kZeroPoint ? offsets_.data() : nullptr,
-            {scale_type_, offsets_.data(), n_, {}},
+            order(blocks()),
+            {scale_type_, offsets_.data(), order(blocks()), false, {}},
             point_type_,
             gguf_ ? base_of_gguf() : static_cast<int32_t>(base_),
             points_.data(),
@@ -235,7 +239,8 @@ class BlocksCase {
   double number(int64_t i, int64_t k) const {
     const int64_t unit = k / unit_codes(), first = unit * unit_bytes();
     uint8_t bytes[256];
-    for (int64_t b = 0; b < unit_bytes(); ++b) bytes[b] = codes_[(first + b) * n_ + i];
+    for (int64_t b = 0; b < unit_bytes(); ++b) 
+      bytes[b] = codes_[place(first + b, i, units_ * unit_bytes())];
     if (gguf_)
       return GGUFBlock{packing_, bytes, points_.data(), codebook_.data()}.number(
           k % unit_codes());
@@ -249,8 +254,8 @@ class BlocksCase {
       code %= 3;
     }
     const int64_t g = k / smaller(block_, k_);
-    const double scale = get(scales_, g * columns_ + (columns_ == 1 ? 0 : i));
-    const int64_t at = g * n_ + i;
+    const int64_t at = place(g, i, blocks());
+    const double scale = get(scales_, columns_ == 1 ? g : at);
     const double less = offset_ == Offset::kZeroPoint ? offsets_[at] : 0;
     const double low = offset_ == Offset::kMinimum ? get(offsets_, at) : 0;
     // As formats decode: rounded once, since XLA multiplies and adds at a time.
@@ -276,9 +281,9 @@ class BlocksCase {
 
   void print() const {
     std::printf(
-        "packing %d, rows %ld, n %ld, k %ld, block %ld, scales %ld of type %d, factor "
-        "%g, offset %d, points %d, place %d\n",
-        static_cast<int>(packing_), rows_, n_, k_, block_, columns_,
+        "packing %d, rows %ld, n %ld, panels %d, k %ld, block %ld, scales %ld of type "
+        "%d, factor %g, offset %d, points %d, place %d\n",
+        static_cast<int>(packing_), rows_, n_, in_panels_, k_, block_, columns_,
         static_cast<int>(scale_type_), double{factor_}, static_cast<int>(offset_),
         static_cast<int>(point_type_), static_cast<int>(place_));
   }
@@ -301,6 +306,20 @@ class BlocksCase {
            : packing_ == Packing::kTrits ? 1
                                          : unit_codes() * bits() / 8;
   }
+  // Where the number `j` of row `i` is, of `numbers` in each row: in panels of 64 rows,
+  // one after another, or in one of all rows.
+  int64_t place(int64_t j, int64_t i, int64_t numbers) const {
+    const int64_t each = in_panels_ ? 64 : n_;
+    return (i / each * numbers + j) * each + i % each;
+  }
+  RowOrder order(int64_t numbers) const {
+    return in_panels_ ? RowOrder::in_panels(numbers) : RowOrder::side_by_side(n_);
+  }
+  static int64_t some_rows(bool in_panels) {
+    const int64_t n = chance(0.05) ? between(500, 2500) : between(1, 150);
+    return in_panels ? divided_up(n, 64) * 64 : n;
+  }
+
   int64_t blocks() const { return gguf_ ? 1 : divided_up(k_, smaller(block_, k_)); }
 
   double point(int code) const {
@@ -373,7 +392,7 @@ class BlocksCase {
   }
 
   Packing packing_;
-  bool gguf_;
+  bool gguf_, in_panels_;
   int64_t n_, k_, block_, rows_, units_;
   Place place_;
   ScaleType scale_type_;

@@ -86,7 +86,11 @@ void check_blocks(const Kernels& kernels, const char* set, const Pool& pool) {
     if (std::memcmp(y.data(), again.data(), y.size() * sizeof(float)) != 0)
       fail("not the same on one thread");
     if (is_product(c, transposed, x.data(), y.data(), exactly)) return;
-    if (!narrow || !is_product(c, transposed, x.data(), y.data(), rounded_to_bfloat16))
+    // (A scale that is computed has an error in float32. Now and then a weight is
+    // rounded to the other bfloat16, which is a 256th of it away.)
+    const double share = has_factor(w.scales.scale_type) ? 1.0 / (65 * 8192) : 0;
+    if (!narrow ||
+        !is_product(c, transposed, x.data(), y.data(), rounded_to_bfloat16, share))
       fail(what);
   };
   run("decoded", false, false, [&](const float* x, float* y, const Parallel& parallel) {

@@ -250,7 +250,7 @@ def _struct(p, kind):
 
 def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
     stored = jtu.tree_map(np.asarray, q.stored) if stored is None else stored
-    layout = dataclasses.replace(q.layout, row_axis=-2)
+    layout = dataclasses.replace(q.layout, row_axis=-2, panels=False)
     return dataclasses.replace(q, stored=q.layout.to_rows(stored), layout=layout)
 
 

@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from ..._array import is_quantized, spec_to_json
+from ..._array import is_quantized, side_by_side, spec_to_json
 from ...formats import format_to_json
 from .._nodes import (
     children,
@@ -138,6 +138,8 @@ class _Writer:
         return found if numpy is None else found | {"numpy": numpy}
 
     def _quantized(self, q, name, path):
+        # (A file is for every machine.)
+        q = side_by_side(q)
         for x in jtu.tree_leaves(q.stored):
             _check_concrete(x)
         activation = q.activation

@@ -96,9 +96,12 @@ def native_decoded_integer_rows(radix: int | None) -> int:
 
 
 # The largest number of rows for which splitting inputs into three 8-bit digits is the
-# fastest, and the least block of codes of 4 bits.
-native_split_rows = 2
+# fastest, and the least block of codes of 4 bits, unless rows are in panels.
+native_split_rows = 1
 native_split_block = 64
+
+# The largest number of rows for which products read panels on processors with tiles.
+native_panel_rows_with_tiles = 7
 
 
 def native_transposed_rows(integers: bool, highest: bool) -> int:

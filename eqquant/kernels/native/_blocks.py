@@ -1,4 +1,5 @@
 import functools as ft
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,9 @@ from jaxtyping import Array, Float, Shaped
 
 from ...formats import (
     AbstractCodebook,
+    AbstractComposite,
     AbstractFormat,
+    AbstractGGUFBlocks,
     AbstractGGUFBytes,
     AbstractGrid,
     IQ1_M,
@@ -38,6 +41,7 @@ from ..cpu._codes import (
     integer_step,
     refuse_layout,
 )
+from ..cpu._tuning import native_panel_rows_with_tiles
 from . import _library as library
 from ._call import factor_of_scales, refuse_library, scale_type
 
@@ -105,6 +109,7 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
         point_type=np.int32(kind),
         base=np.int32(zero),
         k=np.int64(problem.k),
+        in_panels=problem.layout.panels,
         level=np.int32(library.level()),
         unit=np.float32(1),
     )
@@ -233,7 +238,32 @@ def call(
 def refuse(problem: Problem) -> str | None:
     """Why no kernel that decodes blocks applies to a problem, or `None`."""
     reason = refuse_library(problem) or _refuse_format(problem.format)
-    return reason or refuse_layout(problem)
+    if reason is not None:
+        return reason
+    assert problem.rows is not None
+    if problem.layout.panels and problem.rows > _panel_rows():
+        return "is slower than the tiles of AMX, for which rows are laid side by side"
+    return refuse_layout(problem)
+
+
+def _panel_rows():
+    return native_panel_rows_with_tiles if library.level() >= 4 else math.inf
+
+
+def reads_panels(format: AbstractFormat) -> bool:
+    """Whether products with few rows are faster if the rows of a weight lie in panels,
+    on this machine: see `Layout`."""
+    if library.missing() is not None or library.level() < 2:
+        return False
+    if isinstance(format, AbstractGGUFBytes):
+        # (The codes of Q6_K have parts that are far apart.)
+        known = isinstance(format, AbstractGGUFBlocks)
+        return known and not isinstance(format, Q6_K)
+    while isinstance(format, AbstractComposite):
+        format = format.base
+    # (Of codes of up to 2 bits, `native` looks up sums of inputs.)
+    grid = isinstance(format, AbstractGrid) and format.radix not in (2, 3, 4)
+    return grid and _refuse_format(format) is None
 
 
 def _refuse_format(format: AbstractFormat) -> str | None:

@@ -18,7 +18,7 @@ from ...formats import (
 )
 from .._digits import error, provided
 from .._problem import Problem
-from .._table import reads_byte_scales, register_kernel
+from .._table import in_panels, reads_byte_scales, register_kernel
 from ..cpu._codes import grid, radix, refuse_grid
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
@@ -48,6 +48,7 @@ from ._kernels import refuse_integers, refuse_many_across
 # of a table, with any offset, or packed as in GGUF's types.
 
 
+@in_panels
 @reads_byte_scales
 def native_decoded(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
@@ -59,6 +60,7 @@ def native_decoded(
     return _product(name, x, stored, problem)
 
 
+@in_panels
 @reads_byte_scales
 def native_decoded_bfloat16(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -68,6 +70,7 @@ def native_decoded_bfloat16(
     return _product("decoded_bfloat16", x, stored, problem)
 
 
+@in_panels
 @reads_byte_scales
 def native_decoded_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -87,6 +90,7 @@ def native_decoded_integers(
     return _of_blocks("decoded_integers", x, w, problem)
 
 
+@in_panels
 @reads_byte_scales
 def native_few_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -181,7 +185,7 @@ def _faster_in_integers(problem: Problem, most: float) -> str | None:
     if reason is not None:
         return reason
     known = isinstance(problem.format, AbstractGrid) and refuse_digits(problem) is None
-    integers = known and refuse_integers(problem) is None
+    integers = known and _has_integers(problem)
     if library.level() >= 4 and (integers or _rounds_to_bfloat16(problem) is None):
         return "is slower than the tiles of AMX"
     base = radix(grid(problem)) if known else None
@@ -196,6 +200,10 @@ def _faster_in_integers(problem: Problem, most: float) -> str | None:
     return None
 
 
+# As `kFewPartRows` of `src/kernels.h`.
+_most_split = 16
+
+
 def _splits_few(problem: Problem) -> str | None:
     reason = _rounds_to_integers(problem, _exact)
     if reason is not None:
@@ -205,8 +213,8 @@ def _splits_few(problem: Problem) -> str | None:
     if not has_fours(problem.format, problem.k):
         return f"does not know how to take four codes of {problem.format} at a time"
     assert problem.rows is not None
-    if problem.rows > native_split_rows:
-        return f"is for at most {native_split_rows} rows, got {problem.rows}"
+    if problem.rows > _most_split:
+        return f"is for at most {_most_split} rows, got {problem.rows}"
     return None
 
 
@@ -215,9 +223,12 @@ def _faster_split(problem: Problem) -> str | None:
     if reason is not None:
         return reason
     format = problem.format
+    assert problem.rows is not None
     if isinstance(format, Q6_K):
         return "is slower than `native_decoded` for blocks of 16 codes of 6 bits"
-    if not isinstance(format, AbstractGrid):
+    if problem.rows > native_split_rows:
+        return f"is slower than others for this number of rows, {problem.rows}"
+    if problem.layout.panels or not isinstance(format, AbstractGrid):
         return None
     if format.bits == 8:
         return "is slower than others for codes of 8 bits"
@@ -229,8 +240,10 @@ def _faster_split(problem: Problem) -> str | None:
 
 
 def _has_integers(problem):
-    grid = isinstance(problem.format, AbstractGrid)
-    return grid and refuse_integers(problem) is None
+    # (`native_integers` reads rows side by side.)
+    if problem.layout.panels or not isinstance(problem.format, AbstractGrid):
+        return False
+    return refuse_integers(problem) is None
 
 
 for _type, _activation in it.product(

@@ -20,6 +20,7 @@ struct BlocksOperands {
   ffi::Buffer<ffi::F32> points;
   int32_t packing, scale_type, offset_type, point_type, base;
   int64_t block, k;
+  bool in_panels;
 };
 
 // How many codes are packed together, and in how many bytes.
@@ -92,6 +93,8 @@ class BlocksWeights {
       return "zero-points are for integers from 0 on";
     if (o_.base < 0 || o_.base > 255)
       return "the base should have 8 bits, got " + std::to_string(o_.base);
+    if (o_.in_panels && codes_.columns % kPanelRows != 0)
+      return "panels should be whole, got " + std::to_string(codes_.columns) + " rows";
     if (points_.each() != 256) return "there should be 256 points";
     for (int64_t number : {scale_.shape.number, offset_.number, points_.number})
       if (number != codes_.number)
@@ -122,18 +125,21 @@ class BlocksWeights {
     return {
         static_cast<Packing>(o_.packing),
         static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
+        order_of(codes_, o_.in_panels),
         n(),
         o_.k,
         smaller(o_.block, o_.k),
-        scale_[i],
+        scale_.of(i, o_.in_panels),
         static_cast<Offset>(o_.offset_type),
         minima || is_gguf() ? nullptr
                             : static_cast<const uint8_t*>(o_.offset.untyped_data()) +
                                   i * offset_.each(),
+        order_of(offset_, o_.in_panels),
         {scale_.type(),
          static_cast<const uint8_t*>(o_.offset.untyped_data()) +
              (minima ? i : 0) * offset_.each() * bytes_of(scale_.type()),
-         offset_.columns,
+         order_of(offset_, o_.in_panels),
+         offset_.columns == 1,
          {}},
         static_cast<PointType>(o_.point_type),
         o_.base,

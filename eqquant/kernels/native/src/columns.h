@@ -12,9 +12,6 @@
 namespace eqquant {
 namespace {
 
-// The number of rows of the weight in a panel.
-constexpr int64_t kPanelRows = 64;
-
 // The number of adjacent panels of a task: `most`, since long runs of consecutive
 // memory are read fastest. Fewer if some threads would otherwise have no task, or if
 // the sums of `rows` would not stay in cache.

@@ -53,7 +53,7 @@ inline bool scales_sums(const Blocks& w, int64_t rows) {
 
 // Whether codes are read in the order of memory.
 inline bool reads_in_order(const Blocks& w, int64_t rows) {
-  return w.packing == Packing::kBits8 && scales_sums(w, rows);
+  return w.packing == Packing::kBits8 && !w.in_panels() && scales_sums(w, rows);
 }
 
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
@@ -336,7 +336,10 @@ void decoded_rows(const Blocks& w, const float* x, float* y, int64_t rows,
   const Decoded<V> product(w, x, input_sums, y, rows);
   parallel(number, [&](int64_t i, int64_t worker) {
     const int64_t n = i * tasks.together;
-    product.columns(n, smaller(tasks.together, w.n - n), scratch + worker * mine);
+    const int64_t count = smaller(tasks.together, w.n - n);
+    in_turns(w, n, count, [&](int64_t first, int64_t some) {
+      product.columns(first, some, scratch + worker * mine);
+    });
   });
 }
 

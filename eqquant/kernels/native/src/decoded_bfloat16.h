@@ -195,7 +195,9 @@ void decoded_bfloat16(const Blocks& w, const float* x, float* y, int64_t rows,
       decoded_panels<Avx512>(w, whole, parallel.workers) * kPanelRows;
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
-    product.columns(n, smaller(together, w.n - n), scratch + worker * each);
+    in_turns(w, n, smaller(together, w.n - n), [&](int64_t first, int64_t number) {
+      product.columns(first, number, scratch + worker * each);
+    });
   });
 }
 

@@ -334,8 +334,9 @@ inline void decoded_integers(const Blocks& w, const Words& x, float unit, float*
   const DecodedIntegers product(w, x, unit, y);
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
-    product.columns(n, smaller(together, w.n - n),
-                    scratch + worker * x.rows * together);
+    in_turns(w, n, smaller(together, w.n - n), [&](int64_t first, int64_t number) {
+      product.columns(first, number, scratch + worker * x.rows * together);
+    });
   });
 }
 

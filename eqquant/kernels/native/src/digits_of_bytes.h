@@ -45,7 +45,7 @@ class DigitsOfBytes {
       int64_t run[kDigits];
       for (int d = 0; d < kDigits; ++d)
         run[d] = (b * places.next + d * places.apart) / length;
-      const Part part = {at + b * w_.n,           here,   count,
+      const Part part = {at + b * w_.stride(),    here,   count,
                          start + b * places.next, places, run};
       unrolled<kDigits / kTogether>([&](auto group) {
         constexpr int d = group * kTogether;
@@ -74,7 +74,7 @@ class DigitsOfBytes {
       for (int d = 0; d < kTogether; ++d) zeros(piece, p.run[first + d], zero[d]);
     const uint8_t* c = p.codes;
     const float* x = x_.x + p.k + first * p.places.apart;
-    for (int64_t b = 0; b < p.bytes; ++b, c += w_.n, x += p.places.next) {
+    for (int64_t b = 0; b < p.bytes; ++b, c += w_.stride(), x += p.places.next) {
       _mm_prefetch(reinterpret_cast<const char*>(c + piece.ahead), _MM_HINT_T1);
       const auto codes =
           p.count == kRows ? V::Bytes::load(c) : V::Bytes::load(c, p.count);

@@ -20,71 +20,71 @@ namespace eqquant {
 namespace {
 
 // The products of a part of a row of inputs with some codes of a run: of each digit.
+//
+// (All indices are constants of templates: the compiler keeps arrays that loops index
+// in memory, even where it unrolls the loops.)
 struct DigitSums {
   __m512i of[3][4];
 
   // Starting with this subtracts `base` from every code.
-  EQQUANT_INLINE void start(int32_t base, const float* totals) {
-    EQQUANT_UNROLL
-    for (int d = 0; d < 3; ++d) {
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v)
-        of[d][v] = _mm512_set1_epi32(-base * static_cast<int32_t>(totals[d]));
-    }
+  EQQUANT_INLINE void start(int32_t base, const int32_t* totals) {
+    unrolled<3>([&](auto d) {
+      const __m512i less = _mm512_set1_epi32(-base * totals[d]);
+      unrolled<4>([&](auto v) { of[d][v] = less; });
+    });
   }
 
   // Adds those with four codes of each row, `codes(v)`.
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
     __m512i four[3];
-    EQQUANT_UNROLL
-    for (int d = 0; d < 3; ++d) {
+    unrolled<3>([&](auto d) {
       int32_t some;
       __builtin_memcpy(&some, x + d * stride, 4);
       four[d] = _mm512_set1_epi32(some);
-    }
-    EQQUANT_UNROLL
-    for (int v = 0; v < 4; ++v) {
+    });
+    unrolled<4>([&](auto v) {
       const __m512i mine = codes(v);
-      EQQUANT_UNROLL
-      for (int d = 0; d < 3; ++d)
+      unrolled<3>([&](auto d) {
         of[d][v] = _mm512_dpbusd_epi32(of[d][v], mine, four[d]);
-    }
+      });
+    });
   }
 
+  // (Or else the compiler copies them in each iteration of the loop before.)
   EQQUANT_INLINE void stay_in_registers() {
-    EQQUANT_UNROLL
-    for (int d = 0; d < 3; ++d) {
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v) EQQUANT_ADDED_UP(of[d][v]);
-    }
+    unrolled<3>([&](auto d) {
+      unrolled<4>([&](auto v) { EQQUANT_ADDED_UP(of[d][v]); });
+    });
   }
 
   // Adds them to `sums`, scaled, and less what is subtracted from codes.
   template <Offset offset>
-  EQQUANT_INLINE void finish(const LaneRuns& runs, int64_t r, const float* totals,
+  EQQUANT_INLINE void finish(const LaneRuns& runs, int64_t r, const int32_t* totals,
                              float* sums) {
     using V = Avx512;
-    const auto smaller_digit = V::all(1.0f / 254);
-    EQQUANT_UNROLL
-    for (int v = 0; v < 4; ++v) {
+    constexpr float smallest = 1.0f / 254;
+    const auto smaller_digit = V::all(smallest);
+    const float all[3] = {static_cast<float>(totals[0]), static_cast<float>(totals[1]),
+                          static_cast<float>(totals[2])};
+    unrolled<4>([&](auto v) {
       const int64_t at = r * LaneRuns::kRows + v * V::width;
       __m512 digit[3];
-      EQQUANT_UNROLL
-      for (int d = 0; d < 3; ++d) {
+      unrolled<3>([&](auto d) {
         digit[d] = _mm512_cvtepi32_ps(of[d][v]);
         if constexpr (offset != Offset::kNone)
-          digit[d] = _mm512_fnmadd_ps(V::load(runs.zero + at), V::all(totals[d]),
+          digit[d] = _mm512_fnmadd_ps(V::load(runs.zero + at), V::all(all[d]),
                                       digit[d]);
-      }
+      });
       const auto product = V::fma(V::fma(digit[2], smaller_digit, digit[1]),
                                   smaller_digit, digit[0]);
       float* const to = sums + v * V::width;
       auto total = V::fma(product, V::load(runs.scale + at), V::load(to));
       if constexpr (offset == Offset::kMinimum)
-        total = V::fma(V::load(runs.rest + at), V::all(totals[3]), total);
+        total = V::fma(V::load(runs.rest + at),
+                       V::all(all[0] + (all[1] + all[2] * smallest) * smallest), total);
       V::store(to, total);
-    }
+    });
   }
 };
 
@@ -133,8 +133,8 @@ class FewIntegers {
     for (int64_t u = 0; u * codes < w_.k; ++u) {
       for (int64_t p = 0; p < panels; ++p) {
         const int64_t first = n + p * kRows, here = smaller(kRows, count - p * kRows);
-        const uint8_t* const at = w_.bytes + u * P::kBytes * w_.n + first;
-        const int64_t ahead = bytes_ahead(p, panels, kRows, P::kBytes, w_.n);
+        const uint8_t* const at = w_.at(u * P::kBytes, first);
+        const int64_t ahead = bytes_ahead(p, panels, kRows, P::kBytes, w_);
         const int64_t end = smaller((u + 1) * P::kSlices, divided_up(w_.k, P::kCodes));
         for (int64_t i = u * P::kSlices; i < end; ++i) {
           runs.set<packing>(w_, i, at, first, here, ahead);
@@ -146,7 +146,7 @@ class FewIntegers {
 
   // Adds the products with piece `i` of a panel.
   template <Packing packing, Offset offset>
-  EQQUANT_INNERMOST void add(int64_t i, const uint8_t* at, int64_t count,
+  EQQUANT_INNERMOST EQQUANT_FLAT void add(int64_t i, const uint8_t* at, int64_t count,
                              const LaneRuns& runs, int64_t ahead,
                              float* sums) const {
     using P = Packed<packing>;
@@ -171,22 +171,22 @@ class FewIntegers {
 
   // How many codes of a run there are to multiply: the last ones of a row may be in any
   // of the lanes that are unpacked together.
-  int64_t whole(Run run) const {
-    const int64_t lanes = 4 * apart_in_fours(w_.packing);
-    return divided_up(run.last - run.first, lanes) * lanes;
+  static int64_t whole(Packing packing, Run run) {
+    const uint64_t lanes = static_cast<uint64_t>(4 * apart_in_fours(packing));
+    const uint64_t number = static_cast<uint64_t>(run.last - run.first);
+    return static_cast<int64_t>((number + lanes - 1) / lanes * lanes);
   }
 
   // The sums of the digits of part `m` for a run of codes from position `k` on.
-  void sum_up(int64_t m, int64_t k, Run run, float* totals) const {
-    const int64_t groups = x_.stride / kRun;
-    const float* const mine = x_.totals + m * 4 * groups;
-    const int64_t first = (k + run.first) / kRun, number = divided_up(whole(run), kRun);
-    EQQUANT_UNROLL
-    for (int d = 0; d < 4; ++d) {
-      totals[d] = 0;
-      for (int64_t g = first; g < first + number; ++g)
-        totals[d] += mine[d * groups + g];
-    }
+  EQQUANT_INLINE void sum_up(Packing packing, int64_t m, int64_t k, Run run,
+                             int32_t* totals) const {
+    const int64_t groups = x_.stride / kRun + 1;
+    const int32_t* const before = x_.before + m * 3 * groups;
+    const int64_t first = (k + run.first) / kRun;
+    const int64_t last = first + (whole(packing, run) + kRun - 1) / kRun;
+    unrolled<3>([&](auto d) {
+      totals[d] = before[d * groups + last] - before[d * groups + first];
+    });
   }
 
   template <Offset offset>
@@ -204,20 +204,22 @@ class FewIntegers {
     constexpr bool two = P::kCodes > P::kBlock;
     const int64_t k = i * P::kCodes, stride = x_.stride;
     const Fours<how> fours = fours_;
-    const Unit<Fours512, false> unit = {at + P::places(i % P::kSlices).first * w_.n,
-                                        w_.n, kRows, 1, P::kBytes, ahead};
+    const Unit<Fours512, false> unit = {
+        at + P::places(i % P::kSlices).first * w_.stride(), w_.stride(), kRows, 1,
+        P::kBytes, ahead};
     const int8_t* const x = x_.digit + k;
-    float totals[4];
+    int32_t totals[3];
     DigitSums sum;
-    sum_up(0, k, runs.run[0], totals);
+    sum_up(packing, 0, k, runs.run[0], totals);
     sum.start(base<offset>(), totals);
     // (Those of two runs would not stay in registers.)
     alignas(64) uint8_t bytes[places.apart * kRows];
     for (int64_t b = 0; b < places.apart; b += 4) {
       const auto some = unit[b];
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v)
-        if (two) Bytes512::store(bytes + b * kRows + v * 64, some.of[v]);
+      if constexpr (two)
+        unrolled<4>([&](auto v) {
+          Bytes512::store(bytes + b * kRows + v * 64, some.of[v]);
+        });
       const auto low = [&](int v) {
         return fours(moved<Bytes512, 0, 4>(some.of[v]));
       };
@@ -230,7 +232,7 @@ class FewIntegers {
     sum.stay_in_registers();
     sum.template finish<offset>(runs, 0, totals, sums);
     if (!two) return;
-    sum_up(0, k, runs.run[1], totals);
+    sum_up(packing, 0, k, runs.run[1], totals);
     sum.start(base<offset>(), totals);
     for (int64_t b = 0; b < places.apart; b += 4) {
       const auto high = [&](int v) {
@@ -253,10 +255,10 @@ class FewIntegers {
     const int64_t stride = x_.stride;
     for (int64_t r = 0; r < runs.number; ++r) {
       const Run run = runs.run[r];
-      const Unit<Fours512, false> unit = {at + run.first * bits / 8 * w_.n, w_.n, kRows,
-                                          apart, 0, ahead};
-      float totals[4];
-      sum_up(0, k, run, totals);
+      const Unit<Fours512, false> unit = {at + run.first * bits / 8 * w_.stride(),
+                                          w_.stride(), kRows, apart, 0, ahead};
+      int32_t totals[3];
+      sum_up(packing, 0, k, run, totals);
       DigitSums sum;
       sum.start(base<offset>(), totals);
       const int8_t* const x = x_.digit + k + run.first;
@@ -266,35 +268,35 @@ class FewIntegers {
             sum.add(mine, x + i, stride);
           });
       sum.stay_in_registers();
-      sum.finish<offset>(runs, r, totals, sums);
+        sum.finish<offset>(runs, r, totals, sums);
     }
   }
 
   // The same, of run `r` of unpacked codes, and of `M` parts from part `m` on.
   template <int M, Offset offset>
-  EQQUANT_INNERMOST void multiply(const uint8_t* codes, const LaneRuns& runs, int64_t r,
-                                  int64_t k, int64_t m, float* sums) const {
+  EQQUANT_INNERMOST EQQUANT_FLAT void multiply(const uint8_t* codes,
+                                               const LaneRuns& runs, int64_t r,
+                                               int64_t k, int64_t m,
+                                               float* sums) const {
     const Run run = runs.run[r];
-    float totals[M][4];
+    int32_t totals[M][3];
     DigitSums sum[M];
-    EQQUANT_UNROLL
-    for (int i = 0; i < M; ++i) {
-      sum_up(m + i, k, run, totals[i]);
+    unrolled<M>([&](auto i) {
+      sum_up(w_.packing, m + i, k, run, totals[i]);
       sum[i].start(base<offset>(), totals[i]);
-    }
+    });
     const int64_t stride = x_.stride;
     codes += run.first * kRows;
     const int8_t* x = x_.digit + 3 * m * stride + k + run.first;
-    for (int64_t left = whole(run); left > 0; left -= 4, x += 4, codes += 4 * kRows) {
+    int64_t left = whole(w_.packing, run);
+    for (; left > 0; left -= 4, x += 4, codes += 4 * kRows) {
       const auto mine = [&](int v) { return _mm512_load_si512(codes + v * 64); };
-      EQQUANT_UNROLL
-      for (int i = 0; i < M; ++i) sum[i].add(mine, x + 3 * i * stride, stride);
+      unrolled<M>([&](auto i) { sum[i].add(mine, x + 3 * i * stride, stride); });
     }
-    EQQUANT_UNROLL
-    for (int i = 0; i < M; ++i) sum[i].stay_in_registers();
-    EQQUANT_UNROLL
-    for (int i = 0; i < M; ++i)
+    unrolled<M>([&](auto i) { sum[i].stay_in_registers(); });
+    unrolled<M>([&](auto i) {
       sum[i].template finish<offset>(runs, r, totals[i], sums + i * kRows);
+    });
   }
 
   // Adds up the parts of each row of inputs, and writes them to `y`.
@@ -338,8 +340,9 @@ void few_integers_of(const Blocks& w, const RowParts& x, float unit, float* y,
   const FewIntegers<how> product(w, x, unit, y);
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
     const int64_t n = i * together;
-    product.columns(n, smaller(together, w.n - n),
-                    scratch + worker * x.number * together);
+    in_turns(w, n, smaller(together, w.n - n), [&](int64_t first, int64_t number) {
+      product.columns(first, number, scratch + worker * x.number * together);
+    });
   });
 }
 

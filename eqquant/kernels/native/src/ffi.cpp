@@ -239,10 +239,11 @@ ffi::Error of_blocks(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer codes,
                      ffi::AnyBuffer scale, Bits factor, ffi::AnyBuffer offset,
                      Floats points, Result y, int32_t packing, int64_t block,
                      int32_t scale_type, int32_t offset_type, int32_t point_type,
-                     int32_t base, int64_t k, int32_t level, float unit) {
+                     int32_t base, int64_t k, bool in_panels, int32_t level,
+                     float unit) {
   return decoded<kind>(pool, x,
                        {codes, scale, factor, offset, points, packing, scale_type,
-                        offset_type, point_type, base, block, k},
+                        offset_type, point_type, base, block, k, in_panels},
                        y, level, unit);
 }
 
@@ -284,6 +285,7 @@ auto bind_blocks() {
       .Attr<int32_t>("point_type")
       .Attr<int32_t>("base")
       .Attr<int64_t>("k")
+      .Attr<bool>("in_panels")
       .Attr<int32_t>("level")
       .Attr<float>("unit");
 }

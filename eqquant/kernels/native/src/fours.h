@@ -60,14 +60,13 @@ struct Unit<Fours512, part> {
 
   Fours512::Vector operator[](int64_t i) const {
     __m512i byte[4];
-    EQQUANT_UNROLL
-    for (int j = 0; j < 4; ++j) {
+    unrolled<4>([&](auto j) {
       const int64_t b = i + j * apart;
       if (part && b >= bytes) byte[j] = _mm512_setzero_si512();
       else if (part && rows < Fours512::lanes)
         byte[j] = Unit<Bytes512, true>{at, stride, rows}[b];
       else byte[j] = Unit<Bytes512, false>{at, stride, rows, ahead}[b];
-    }
+    });
     Fours512::Vector found;
     Panel::interleave(byte, found.of);
     return found;
@@ -147,11 +146,11 @@ class Fours {
         Bytes512::store(codes + k * kRows + v * 64, (*this)(some.of[v]));
     };
     if (count == kRows && number == P::kCodes)
-      P::unpack(Unit<Fours512, false>{at, w_.n, count, apart, bytes, ahead},
+      P::unpack(Unit<Fours512, false>{at, w_.stride(), count, apart, bytes, ahead},
                 i % P::kSlices, number, put);
     else
-      P::unpack(Unit<Fours512, true>{at, w_.n, count, apart, bytes}, i % P::kSlices,
-                number, put);
+      P::unpack(Unit<Fours512, true>{at, w_.stride(), count, apart, bytes},
+                i % P::kSlices, number, put);
   }
 
  private:

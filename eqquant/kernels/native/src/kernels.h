@@ -16,6 +16,8 @@
 #define EQQUANT_INNERMOST __attribute__((noinline))
 // Arrays of vectors stay in registers only if what takes them is part of its caller.
 #define EQQUANT_INLINE __attribute__((always_inline))
+// The same for everything that a function calls.
+#define EQQUANT_FLAT __attribute__((flatten))
 
 namespace eqquant {
 
@@ -55,6 +57,9 @@ void with_kind(Codes kind, F f) {
   }
 }
 
+// The number of rows of a weight in a panel.
+constexpr int64_t kPanelRows = 64;
+
 template <int n>
 using Number = std::integral_constant<int, n>;
 
@@ -76,6 +81,22 @@ constexpr int64_t codes_of(Codes codes, int64_t bytes) {
 
 }  // namespace
 
+// Where the numbers of `n` rows are in memory: the number `j` of row `i` is at
+// `place(j, i)`. Rows lie side by side, all of them, or those of each panel of 64.
+struct RowOrder {
+  int64_t stride;  // from a number of a row to the next
+  int64_t panel;   // from 64 rows to the next
+
+  static RowOrder side_by_side(int64_t n) { return {n, kPanelRows}; }
+  static RowOrder in_panels(int64_t numbers) {
+    return {kPanelRows, numbers * kPanelRows};
+  }
+
+  int64_t place(int64_t j, int64_t i) const {
+    return i / kPanelRows * panel + j * stride + i % kPanelRows;
+  }
+};
+
 // A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
 // axis is first, so that a vector load takes the same byte of consecutive rows. Each
 // `block` bytes of a row share a scale, and optionally a zero-point. A row has `blocks`
@@ -88,9 +109,10 @@ struct Weight {
   int64_t block;
   int64_t blocks;
   ScaleType scale_type;
-  const void* scale;      // at `g * scale_columns + i`
-  int64_t scale_columns;  // `n`, or 1 if all rows share their scales: then `i` is 0
-  Factor factor;          // of the scales, if their type has one
+  const void* scale;
+  RowOrder order;  // of the scales
+  bool shared;     // by all rows: then there are only those of the first
+  Factor factor;   // of the scales, if their type has one
   const uint8_t* zero;    // at `g * n + i`; null if there are none; for nibbles only
   const float* points;    // a table of the 16 points of the digits; unused by `kInt8`
   int32_t offset;         // the code that stands for zero, if there are no zero-points
@@ -158,11 +180,12 @@ enum class PointType : int32_t {
 // What a block has beside its scale: see `AbstractGrid.offset`.
 enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };
 
-// A float for each block `g` of each row `i`, at `g * scale_columns + i`.
+// A float for each block of each row: these as in `Weight`.
 struct BlockFloats {
   ScaleType scale_type;
   const void* scale;
-  int64_t scale_columns;  // these as in `Weight`
+  RowOrder order;
+  bool shared;
   Factor factor;
 };
 
@@ -170,14 +193,16 @@ struct BlockFloats {
 // numbers are `(point - zero_point) * scale` or `point * scale + minimum`.
 struct Blocks {
   Packing packing;
-  const uint8_t* bytes;  // byte `b` of row `i` is at `bytes[b * n + i]`
+  const uint8_t* bytes;
+  RowOrder of_bytes;
   int64_t n, k;
   // How many codes share a scale. Types of GGUF use neither this nor the scales and
   // minima below.
   int64_t block;
   BlockFloats scales;
   Offset offset;
-  const uint8_t* zero_points;  // at `g * n + i`
+  const uint8_t* zero_points;
+  RowOrder of_blocks;  // the order of the zero-points
   BlockFloats minima;
   PointType point_type;
   int32_t base;         // of integers: the code that stands for zero
@@ -185,6 +210,11 @@ struct Blocks {
   // Of types with a codebook: the levels of its points, the first the lowest. As many
   // as their indices can be; null for other types.
   const uint16_t* codebook;
+
+  // Byte `b` of row `i`, and how far the next one is.
+  const uint8_t* at(int64_t b, int64_t i) const { return bytes + of_bytes.place(b, i); }
+  int64_t stride() const { return of_bytes.stride; }
+  bool in_panels() const { return of_bytes.panel != kPanelRows; }
 };
 
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks
@@ -257,8 +287,8 @@ struct RowParts {
   int64_t stride;       // `k`, rounded up to a multiple of 64, and padded with zeros
   const int8_t* digit;  // [number, 3, stride]
   const float* unit;    // [number]
-  // [number, 4, stride / 16], of each 16: the sums of the digits, and of all three.
-  const float* totals;
+  // [number, 3, stride / 16 + 1]: the sum of the digits before each 16 of them.
+  const int32_t* before;
   const int64_t* row;   // [number]
 };
 
@@ -349,8 +379,8 @@ struct Kernels {
   // returns how many parts there are, at most two for each row.
   bool (*has_fours)(const Blocks&);
   int64_t (*to_parts)(const Blocks&, const float* x, int64_t rows, float unit,
-                      int64_t stride, int8_t* digit, float* unit_of_part, float* totals,
-                      int64_t* row, int32_t* none, const Parallel&);
+                      int64_t stride, int8_t* digit, float* unit_of_part,
+                      int32_t* before, int64_t* row, int32_t* none, const Parallel&);
   int64_t (*few_integers_scratch)(const Blocks&, int64_t parts, int64_t workers);
   void (*few_integers)(const Blocks&, const RowParts&, float unit, float* y,
                        float* scratch, const Parallel&);

@@ -59,28 +59,50 @@ struct LaneRuns {
       for (int64_t r = 0; r < number; ++r)
         run[r] = {r * P::kBlock, smaller((r + 1) * P::kBlock, codes)};
       if (count == kRows)
-        set_small<packing>(Unit<Lanes512, false>{at, w.n, count, ahead},
+        set_small<packing>(Unit<Lanes512, false>{at, w.stride(), count, ahead},
                            i % P::kSlices);
-      else set_small<packing>(Unit<Lanes512, true>{at, w.n, count}, i % P::kSlices);
+      else
+        set_small<packing>(Unit<Lanes512, true>{at, w.stride(), count}, i % P::kSlices);
     } else {
       number = 0;
       for (int64_t k = 0; k < codes; ++number) {
         const int64_t g = (first + k) / w.block;
         run[number] = {k, smaller((g + 1) * w.block - first, codes)};
         k = run[number].last;
-        set_block(w, g, n, count);
+        // (A long block has several pieces.)
+        const bool same = number == 0 && g == first_block_ && n == first_row_;
+        if (!same) set_block(w, g, n, count);
+        if (number == 0) first_block_ = g, first_row_ = n;
       }
     }
   }
 
  private:
+  // Of the first run.
+  int64_t first_block_ = -1, first_row_ = -1;
+  // Of a unit of GGUF's types: the scales of the scales and of the minima.
+  alignas(64) float step_[kRows];
+  alignas(64) float lowest_[kRows];
+
   template <Packing packing, bool part>
   void set_small(const Unit<Lanes512, part>& unit, int64_t slice) {
     using S = Parts<packing>;
     constexpr bool low = S::kLow >= 0;
     __m512 step[4], lowest[4];
-    halves(unit[S::kStep], unit[S::kStep + 1], step);
-    if constexpr (low) halves(unit[S::kLow], unit[S::kLow + 1], lowest);
+    if (slice == 0) {
+      halves(unit[S::kStep], unit[S::kStep + 1], step);
+      if constexpr (low) halves(unit[S::kLow], unit[S::kLow + 1], lowest);
+      unrolled<4>([&](auto v) {
+        V::store(step_ + v * W, step[v]);
+        if constexpr (low) V::store(lowest_ + v * W, lowest[v]);
+      });
+    } else {
+      // (The slices of a unit follow each other.)
+      unrolled<4>([&](auto v) {
+        step[v] = V::load(step_ + v * W);
+        if constexpr (low) lowest[v] = V::load(lowest_ + v * W);
+      });
+    }
     if constexpr (Packed<packing>::kSlices == 1) {
       for (int v = 0; v < 4; ++v) {
         V::store(scale + v * W, step[v]);
@@ -112,7 +134,7 @@ struct LaneRuns {
     of_block(w.scales, g, n, count, scales);
     if (w.offset == Offset::kMinimum) of_block(w.minima, g, n, count, minima);
     if (w.offset == Offset::kZeroPoint) {
-      const uint8_t* const points = w.zero_points + g * w.n + n;
+      const uint8_t* const points = w.zero_points + w.of_blocks.place(g, n);
       const bool all = count == kRows;
       const auto rows = all ? Bytes512::load(points) : Bytes512::load(points, count);
       floats<false>(to_lanes(rows), zeros);
@@ -130,6 +152,8 @@ struct LaneRuns {
 
   static void of_block(const BlockFloats& from, int64_t g, int64_t n, int64_t count,
                        __m512* lanes) {
+    if (count == kRows && !from.shared && bytes_of(from.scale_type) == 2)
+      return of_halves(from, g, n, lanes);
     __m512 rows[4];
     for (int64_t v = 0; v < 4; ++v) {
       const int64_t here = larger(0, smaller(W, count - v * W));
@@ -137,6 +161,27 @@ struct LaneRuns {
       rows[v] = V::only(V::scales(from, g, n + v * W, here), here);
     }
     Panel::exchange(rows, lanes);
+  }
+
+  // The same of numbers of 16 bits, of whole panels. Four of them, of adjacent rows,
+  // are next to each other in lanes, too.
+  static void of_halves(const BlockFloats& from, int64_t g, int64_t n, __m512* lanes) {
+    const auto* const at =
+        static_cast<const uint16_t*>(from.scale) + from.order.place(g, n);
+    const __m512i first = _mm512_loadu_si512(at), last = _mm512_loadu_si512(at + 32);
+    const auto floats = [&](__m256i half) {
+      return from.scale_type == ScaleType::kFloat16
+                 ? _mm512_cvtph_ps(half)
+                 : _mm512_castsi512_ps(
+                       _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    };
+    const auto two = [&](__m512i fours, __m512* to) {
+      const __m512i found = _mm512_permutex2var_epi64(first, fours, last);
+      to[0] = floats(_mm512_castsi512_si256(found));
+      to[1] = floats(_mm512_extracti64x4_epi64(found, 1));
+    };
+    two(_mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13), lanes);
+    two(_mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15), lanes + 2);
   }
 
   // Of codes up to `most`, of which `base` stands for the minimum.

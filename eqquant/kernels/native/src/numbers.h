@@ -114,7 +114,7 @@ class Numbers {
   // See `bytes_ahead`: where `pieces` pieces of each panel are read at a time.
   int64_t ahead(int64_t p, int64_t panels, int64_t pieces) const {
     const int64_t bytes = larger(1, pieces / slices_) * bytes_;
-    return bytes_ahead(p, panels, kRows, bytes, w_.n);
+    return bytes_ahead(p, panels, kRows, bytes, w_);
   }
 
   // Unpacks piece `i` of `count` rows from row `n`.
@@ -169,18 +169,18 @@ class Numbers {
     if (packing == Packing::kBits8 && count == kRows) {
       // Codes are bytes already.
       piece.at = at;
-      piece.stride = w_.n;
+      piece.stride = w_.stride();
       for (int64_t k = 0; k < piece.number; ++k)
-        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.n + piece.ahead),
+        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.stride() + piece.ahead),
                      _MM_HINT_T1);
       return;
     }
     const UnpackedCodes<B> found = {piece.codes, piece.zero, w_.codebook};
     const int64_t slice = i % P::kSlices;
     if (count == kRows)
-      P::unpack(Unit<B, false>{at, w_.n, count, piece.ahead}, slice, piece.number,
-                found);
-    else P::unpack(Unit<B, true>{at, w_.n, count}, slice, piece.number, found);
+      P::unpack(Unit<B, false>{at, w_.stride(), count, piece.ahead}, slice,
+                piece.number, found);
+    else P::unpack(Unit<B, true>{at, w_.stride(), count}, slice, piece.number, found);
   }
 
   template <Packing packing>
@@ -189,14 +189,14 @@ class Numbers {
     using P = Packed<packing>;
     const uint8_t* const at = set_runs<packing>(i, n, count, piece);
     if constexpr (P::kDigit != 0) places = P::places(i % P::kSlices);
-    return at + places.first * w_.n;
+    return at + places.first * w_.stride();
   }
 
   // Returns the first byte of the unit.
   template <Packing packing>
   const uint8_t* set_runs(int64_t i, int64_t n, int64_t count, Piece<V>& piece) const {
     using P = Packed<packing>;
-    const uint8_t* const at = w_.bytes + i / P::kSlices * P::kBytes * w_.n + n;
+    const uint8_t* const at = w_.at(i / P::kSlices * P::kBytes, n);
     if constexpr (is_gguf(packing))
       set_small_blocks<packing>(at, i % P::kSlices, count, piece);
     else set_blocks(i, n, count, piece);
@@ -207,9 +207,9 @@ class Numbers {
   void set_small_blocks(const uint8_t* at, int64_t slice, int64_t count,
                         Piece<V>& piece) const {
     if (count == kRows)
-      set_small_blocks<packing>(Unit<B, false>{at, w_.n, count, piece.ahead}, slice,
-                                piece);
-    else set_small_blocks<packing>(Unit<B, true>{at, w_.n, count}, slice, piece);
+      set_small_blocks<packing>(Unit<B, false>{at, w_.stride(), count, piece.ahead},
+                                slice, piece);
+    else set_small_blocks<packing>(Unit<B, true>{at, w_.stride(), count}, slice, piece);
   }
 
   template <Packing packing, bool part>
@@ -286,7 +286,8 @@ class Numbers {
         const int64_t here = larger(0, smaller(W, count - v * W)), at = n + v * W;
         auto zero = V::all(static_cast<float>(w_.base));
         if (w_.offset == Offset::kZeroPoint) {
-          const uint8_t* const points = w_.zero_points + g * w_.n + at;
+          const uint8_t* const points =
+              w_.zero_points + w_.of_blocks.place(g, at);
           zero = V::add(zero, V::to_floats(V::template bytes<false>(points, here)));
         }
         // (Zeros for missing rows, even of scales that all rows share.)

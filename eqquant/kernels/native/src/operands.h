@@ -27,6 +27,12 @@ struct Matrices {
   int64_t each() const { return rows * columns; }
 };
 
+// The order of the numbers of a matrix, whose columns are the rows of a weight.
+inline RowOrder order_of(const Matrices& shape, bool in_panels) {
+  return in_panels ? RowOrder::in_panels(shape.rows)
+                   : RowOrder::side_by_side(shape.columns);
+}
+
 // The scales of a stack of weights, and for some types of scales, the bits of a factor
 // for each weight.
 class ScaleOperands {
@@ -59,8 +65,8 @@ class ScaleOperands {
     return "";
   }
 
-  // Those of the weight `i`.
-  BlockFloats operator[](int64_t i) const {
+  // Those of the weight `i`, whose rows may be in panels.
+  BlockFloats of(int64_t i, bool in_panels = false) const {
     float whole = 0;
     if (has_factor(type()))
       std::memcpy(&whole, factor_.typed_data() + i, sizeof(whole));
@@ -68,7 +74,8 @@ class ScaleOperands {
         type(),
         static_cast<const uint8_t*>(scale_.untyped_data()) +
             i * shape.each() * bytes_of(type()),
-        shape.columns,
+        order_of(shape, in_panels),
+        shape.columns == 1,
         factor_of(type(), whole),
     };
   }
@@ -144,7 +151,7 @@ class Weights {
   }
 
   Weight operator[](int64_t i) const {
-    const BlockFloats scales = scale_[i];
+    const BlockFloats scales = scale_.of(i);
     return {
         kind(),
         static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
@@ -154,7 +161,8 @@ class Weights {
         scale_.shape.rows,
         scales.scale_type,
         scales.scale,
-        scales.scale_columns,
+        scales.order,
+        scales.shared,
         scales.factor,
         zero_.each() == 0 ? nullptr : o_.zero.typed_data() + i * zero_.each(),
         o_.points.typed_data() + i * points_.each(),

@@ -16,6 +16,10 @@ namespace {
 // rows of the weight.
 constexpr int64_t kAhead = 64;
 
+// The same of weights whose rows are in panels. (These are read in order, which
+// processors predict, but not as far ahead.)
+constexpr int64_t kAheadInPanels = 6144;
+
 // The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer. Each that
 // is read prefetches the one that is `ahead` bytes further.
 template <class B, bool part>
@@ -33,15 +37,25 @@ struct Unit {
   }
 };
 
+// Calls `some(first, number)` for rows of a weight that are read in turns, a few
+// numbers of each: the `count` rows from row `n`, or only those of a panel, where rows
+// are in panels.
+template <class Some>
+void in_turns(const Blocks& w, int64_t n, int64_t count, Some some) {
+  const int64_t each = w.in_panels() ? kPanelRows : count;
+  for (int64_t i = 0; i < count; i += each) some(n + i, smaller(each, count - i));
+}
+
 // How many bytes further to prefetch while panel `p` is read, where a loop reads `bytes`
 // bytes of each of `panels` panels of `rows` rows, one panel after the other, and then
 // the next bytes of each. Processors do not predict this order. The distance, in lines
 // of the cache, gives memory the time to answer.
 inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t bytes,
-                           int64_t n) {
+                           const Blocks& w) {
   constexpr int64_t lines = 96;
+  if (w.in_panels()) return kAheadInPanels;
   const int64_t to = p + divided_up(lines, bytes);
-  return to / panels * bytes * n + (to % panels - p) * rows;
+  return to / panels * bytes * w.n + (to % panels - p) * rows;
 }
 
 // Where unpacked codes go: those of position `k` to `codes + k * B::lanes`. Each 16 of

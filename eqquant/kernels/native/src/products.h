@@ -180,21 +180,22 @@ class BlocksProducts {
   bool few_integers(const float* x, float* y, int64_t rows, float unit) const {
     const int64_t stride = divided_up(w_.k, 64) * 64;
     const Memory<int8_t> digit(2 * rows * 3 * stride);
-    const Memory<float> units(2 * rows), totals(2 * rows * 4 * stride / 16);
+    const Memory<float> units(2 * rows);
+    const Memory<int32_t> before(2 * rows * 3 * (stride / 16 + 1));
     const Memory<int64_t> row(2 * rows);
     const Memory<int32_t> none(rows);
-    if (digit.failed() || units.failed() || totals.failed() || row.failed() ||
+    if (digit.failed() || units.failed() || before.failed() || row.failed() ||
         none.failed())
       return false;
     const int64_t number =
         kernels_.to_parts(w_, x, rows, unit, stride, digit.get(), units.get(),
-                          totals.get(), row.get(), none.get(), parallel_);
+                          before.get(), row.get(), none.get(), parallel_);
     if (number > 0) {
       const Memory<float> scratch(
           kernels_.few_integers_scratch(w_, number, parallel_.workers));
       if (scratch.failed()) return false;
       const RowParts parts = {number,      stride,       digit.get(),
-                              units.get(), totals.get(), row.get()};
+                              units.get(), before.get(), row.get()};
       kernels_.few_integers(w_, parts, unit, y, scratch.get(), parallel_);
     }
     return mend(x, y, rows, unit, none.get());

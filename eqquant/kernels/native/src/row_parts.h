@@ -84,7 +84,7 @@ inline void order_as_fours(int64_t apart, int8_t* digit, int64_t stride) {
 }
 
 inline int64_t to_parts(const Blocks& w, const float* x, int64_t rows, float least,
-                        int64_t stride, int8_t* digit, float* unit, float* totals,
+                        int64_t stride, int8_t* digit, float* unit, int32_t* before,
                         int64_t* row, int32_t* none, const Parallel& parallel) {
   PartOfRow parts[2 * kFewPartRows];
   int64_t number = 0;
@@ -93,7 +93,7 @@ inline int64_t to_parts(const Blocks& w, const float* x, int64_t rows, float lea
     none[m] = found == 0 ? kNoDigits : 0;
     number += found;
   }
-  const int64_t groups = stride / kRun;
+  const int64_t groups = stride / kRun + 1;
   parallel(number, [&](int64_t i, int64_t) {
     const PartOfRow& part = parts[i];
     int8_t* const mine = digit + 3 * i * stride;
@@ -101,16 +101,14 @@ inline int64_t to_parts(const Blocks& w, const float* x, int64_t rows, float lea
     unit[i] = part.largest < kSmallest ? 1 : as_float(part.largest) / 127;
     write_digits(x + part.row * w.k, w.k, part, unit[i], stride, mine);
     order_as_fours(apart_in_fours(w.packing), mine, 3 * stride);
-    float* const total = totals + 4 * i * groups;
-    for (int64_t g = 0; g < groups; ++g) {
-      for (int d = 0; d < 3; ++d) {
+    for (int d = 0; d < 3; ++d) {
+      int32_t* const sum = before + (3 * i + d) * groups;
+      sum[0] = 0;
+      for (int64_t g = 0; g + 1 < groups; ++g) {
         const __m128i some = _mm_loadu_si128(
             reinterpret_cast<const __m128i*>(mine + d * stride + g * kRun));
-        total[d * groups + g] =
-            static_cast<float>(_mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(some)));
+        sum[g + 1] = sum[g] + _mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(some));
       }
-      total[3 * groups + g] =
-          total[g] + (total[groups + g] + total[2 * groups + g] / 254) / 254;
     }
   });
   return number;

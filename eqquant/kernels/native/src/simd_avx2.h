@@ -206,9 +206,8 @@ struct Avx2 {
   // The scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
-    bool one = w.scale_columns == 1;
-    int64_t at = g * w.scale_columns + (one ? 0 : i);
-    size_t number = one ? 1 : static_cast<size_t>(count);
+    int64_t at = w.shared ? g : w.order.place(g, i);
+    size_t number = w.shared ? 1 : static_cast<size_t>(count);
     __m256 found;
     if (w.scale_type == ScaleType::kFloat32) {
       found =
@@ -229,7 +228,7 @@ struct Avx2 {
               ? _mm256_cvtph_ps(half)
               : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     }
-    return one ? _mm256_broadcastss_ps(_mm256_castps256_ps128(found)) : found;
+    return w.shared ? _mm256_broadcastss_ps(_mm256_castps256_ps128(found)) : found;
   }
 };
 

@@ -226,15 +226,14 @@ struct Avx512 {
   // The scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
-    __mmask16 mask = first(count);
-    int64_t at = g * w.scale_columns + (w.scale_columns == 1 ? 0 : i);
-    if (w.scale_columns == 1) mask = 1;
+    const __mmask16 mask = w.shared ? 1 : first(count);
+    const int64_t at = w.shared ? g : w.order.place(g, i);
     __m512 found;
     if (w.scale_type == ScaleType::kFloat32) {
       found = _mm512_maskz_loadu_ps(mask, static_cast<const float*>(w.scale) + at);
     } else if (bytes_of(w.scale_type) == 1) {
       const auto* from = static_cast<const uint8_t*>(w.scale) + at;
-      found = byte_scales<Avx512>(w, from, w.scale_columns == 1 ? 1 : count);
+      found = byte_scales<Avx512>(w, from, w.shared ? 1 : count);
     } else {
       __m256i half =
           _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(w.scale) + at);
@@ -243,8 +242,7 @@ struct Avx512 {
               ? _mm512_cvtph_ps(half)
               : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
     }
-    return w.scale_columns == 1 ? _mm512_broadcastss_ps(_mm512_castps512_ps128(found))
-                                : found;
+    return w.shared ? _mm512_broadcastss_ps(_mm512_castps512_ps128(found)) : found;
   }
 };
 
