@@ -1,8 +1,10 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -111,8 +113,11 @@ def side_by_side(q: Any) -> Any:
     """`q`, whose rows are not in panels: see `Layout`."""
     if not q.layout.panels:
         return q
-    stored = q.layout.without_panels(q.stored)
-    return dataclasses.replace(q, stored=stored, layout=q.layout.side_by_side)
+    stored, layout = q.stored, q.layout
+    # (What has only shapes, or was filtered out, stays as it is.)
+    if all(isinstance(a, jax.Array | np.ndarray) for a in jtu.tree_leaves(stored)):
+        stored = layout.without_panels(stored)
+    return dataclasses.replace(q, stored=stored, layout=layout.side_by_side)
 
 
 def settled(stored: Stored) -> Stored:

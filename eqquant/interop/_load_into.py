@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import is_quantized
+from .._array import is_quantized, side_by_side
 from ._checkpoint import Checkpoint
 from ._nodes import by_name, dotted, is_array, is_data, leaves
 from ._own import named_sharding
@@ -88,7 +88,10 @@ def load_into(
     """
     found = _found(tree)
     places = by_name(model, "model", is_array)
-    read = tree.__getitem__ if isinstance(tree, Checkpoint) else found.__getitem__
+    if isinstance(tree, Checkpoint):
+        read = tree.__getitem__
+    else:
+        read = lambda name: _to_move(found[name])
     shapes = {path: leaf.shape for path, leaf in places.items()}
     named, problems = moved(sources(found, read), rename, shapes)
     pieces: dict[str, Piece] = {}
@@ -130,6 +133,11 @@ def _found(tree):
     if isinstance(tree, Checkpoint):
         return tree.entries
     return by_name(tree, "tree", is_data)
+
+
+def _to_move(x):
+    # (Parts of rows are taken apart and joined as they lie side by side.)
+    return side_by_side(x) if is_quantized(x) else x
 
 
 def _difference(path, leaf, piece):

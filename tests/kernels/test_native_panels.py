@@ -179,6 +179,26 @@ def test_files_are_canonical(tmp_path):
     assert equal(like["w"], p) and equal(like["again"], q)
 
 
+# Rows are taken apart and joined as they lie side by side.
+def test_loaded_from_a_tree():
+    q, p = in_panels(128, 64, format=eqq.NF4())
+    model = {"a": jnp.zeros((64, 64)), "b": jnp.zeros((64, 64))}
+    rename = {"both": eqq.interop.Split("a", "b")}
+    loaded = eqq.interop.load_into(model, {"both": p}, rename=rename)
+    np.testing.assert_array_equal(loaded["a"].dequantize(), q[:64])
+    np.testing.assert_array_equal(loaded["b"].dequantize(), q[64:])
+
+
+def test_skeletons():
+    q, p = in_panels(128, 64, format=eqq.NF4())
+    skeleton = jax.eval_shape(lambda: eqq.tree_prepack(q))
+    assert jtu.tree_structure(skeleton) == jtu.tree_structure(p)
+    mesh = jax.make_mesh((1,), ("i",))
+    spec = jax.sharding.PartitionSpec("i", None)
+    placed = skeleton.with_sharding(jax.sharding.NamedSharding(mesh, spec))
+    assert placed.layout == q.layout and placed.shape == q.shape
+
+
 def test_exported():
     q, p = in_panels(128, 64, format=eqq.NF4())
     x = normal(2, 64)
