@@ -11,7 +11,7 @@ from ..formats import (
     Layout,
     Nested,
 )
-from ..kernels import reads_panels
+from ..kernels import gains_by_panels
 from ._array import has_numbers, is_quantized, QuantizedArray
 from ._once import once_per_array
 
@@ -74,7 +74,7 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         # (Arrays that are split over devices, or written into, stay as they are.)
         alone = x.sharding is None and not x.writable
         here = platform is None and kind == "cpu"
-        panels = here and row_axis == -1 and alone and reads_panels(format)
+        panels = here and row_axis == -1 and alone and gains_by_panels(format)
         return relaid_once(x, Layout(format, row_axis=row_axis, panels=panels))
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)

@@ -19,9 +19,9 @@ folder and decorate it with `register_kernel(product, format_type, platform, ...
 `tests/kernels` and `tests/laws` hold every registered kernel to its bound. Code outside
 of the package decorates with `eqquant.register_kernel` in the same way.
 
-What is stored differently than most kernels read it is converted before they run, unless
-they declare in `_table` that they read it: scales of one byte (`reads_byte_scales`), and
-rows in panels (`in_panels`).
+What is stored differently than most kernels read it is converted before they run,
+unless they declare in `_table` that they read it: scales of one byte
+(`reads_byte_scales`), and rows in panels (`reads_panels`).
 """
 
 from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
@@ -38,7 +38,7 @@ from .gpu import blackwell as blackwell
 from .native import (
     can_rearrange as can_rearrange,
     empty as empty,
+    gains_by_panels as gains_by_panels,
     integer_product as integer_product,
-    reads_panels as reads_panels,
     rearrange as rearrange,
 )

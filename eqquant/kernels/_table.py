@@ -229,7 +229,7 @@ def reads_byte_scales(fn: Callable[..., Array]) -> Callable[..., Array]:
 _of_panels: set[Callable] = set()
 
 
-def in_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
+def reads_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
     """Declares that a kernel reads rows in panels, too: see `Layout`."""
     _of_panels.add(fn)
     return fn

@@ -16,7 +16,7 @@ the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.
 """
 
 from . import _decoded as _decoded, _kernels as _kernels
-from ._blocks import reads_panels as reads_panels
+from ._blocks import gains_by_panels as gains_by_panels
 from ._integer_product import integer_product as integer_product
 from ._library import register_at_import
 from ._memory import empty as empty

@@ -250,7 +250,7 @@ def _panel_rows():
     return native_panel_rows_with_tiles if library.level() >= 4 else math.inf
 
 
-def reads_panels(format: AbstractFormat) -> bool:
+def gains_by_panels(format: AbstractFormat) -> bool:
     """Whether products with few rows are faster if the rows of a weight lie in panels,
     on this machine: see `Layout`."""
     if library.missing() is not None or library.level() < 2:

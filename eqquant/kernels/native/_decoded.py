@@ -18,7 +18,7 @@ from ...formats import (
 )
 from .._digits import error, provided
 from .._problem import Problem
-from .._table import in_panels, reads_byte_scales, register_kernel
+from .._table import reads_byte_scales, reads_panels, register_kernel
 from ..cpu._codes import grid, radix, refuse_grid
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
@@ -48,7 +48,7 @@ from ._kernels import refuse_integers, refuse_many_across
 # of a table, with any offset, or packed as in GGUF's types.
 
 
-@in_panels
+@reads_panels
 @reads_byte_scales
 def native_decoded(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
@@ -60,7 +60,7 @@ def native_decoded(
     return _product(name, x, stored, problem)
 
 
-@in_panels
+@reads_panels
 @reads_byte_scales
 def native_decoded_bfloat16(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -70,7 +70,7 @@ def native_decoded_bfloat16(
     return _product("decoded_bfloat16", x, stored, problem)
 
 
-@in_panels
+@reads_panels
 @reads_byte_scales
 def native_decoded_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
@@ -90,7 +90,7 @@ def native_decoded_integers(
     return _of_blocks("decoded_integers", x, w, problem)
 
 
-@in_panels
+@reads_panels
 @reads_byte_scales
 def native_few_integers(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
