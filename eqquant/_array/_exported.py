@@ -16,8 +16,8 @@ from ._json import spec_from_json, spec_to_json, tuple_from_json
 
 
 # `jax.export` writes the static fields of quantized arguments and results as JSON. The
-# stored arrays are children of the tree.
-_name, _version = "eqquant.QuantizedArray", 1
+# stored arrays are children of the tree. Version 1 has no panels.
+_name, _version = "eqquant.QuantizedArray", 2
 
 
 def _to_json(aux: Any) -> bytes:
@@ -28,7 +28,7 @@ def _to_json(aux: Any) -> bytes:
     )
     q = jtu.tree_unflatten(treedef, [None])
     written = {
-        "version": _version,
+        "version": _version if q.layout.panels else 1,
         "format": format_to_json(q.format),
         "activation": None if q.activation is None else format_to_json(q.activation),
         "axis": q.axis,
