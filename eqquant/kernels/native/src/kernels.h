@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "row_order.h"
 #include "scales.h"
 
 // Unrolls a loop with a constant trip count, so that small arrays stay in registers.
@@ -57,9 +58,6 @@ void with_kind(Codes kind, F f) {
   }
 }
 
-// The number of rows of a weight in a panel.
-constexpr int64_t kPanelRows = 64;
-
 template <int n>
 using Number = std::integral_constant<int, n>;
 
@@ -80,22 +78,6 @@ constexpr int64_t codes_of(Codes codes, int64_t bytes) {
 }
 
 }  // namespace
-
-// Where the numbers of `n` rows are in memory: the number `j` of row `i` is at
-// `place(j, i)`. Rows lie side by side, all of them, or those of each panel of 64.
-struct RowOrder {
-  int64_t stride;  // from a number of a row to the next
-  int64_t panel;   // from 64 rows to the next
-
-  static RowOrder side_by_side(int64_t n) { return {n, kPanelRows}; }
-  static RowOrder in_panels(int64_t numbers) {
-    return {kPanelRows, numbers * kPanelRows};
-  }
-
-  int64_t place(int64_t j, int64_t i) const {
-    return i / kPanelRows * panel + j * stride + i % kPanelRows;
-  }
-};
 
 // A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
 // axis is first, so that a vector load takes the same byte of consecutive rows. Each
@@ -212,9 +194,11 @@ struct Blocks {
   const uint16_t* codebook;
 
   // Byte `b` of row `i`, and how far the next one is.
-  const uint8_t* at(int64_t b, int64_t i) const { return bytes + of_bytes.place(b, i); }
-  int64_t stride() const { return of_bytes.stride; }
-  bool in_panels() const { return of_bytes.panel != kPanelRows; }
+  EQQUANT_INLINE const uint8_t* at(int64_t b, int64_t i) const {
+    return bytes + of_bytes.place(b, i);
+  }
+  EQQUANT_INLINE int64_t stride() const { return of_bytes.stride; }
+  EQQUANT_INLINE bool in_panels() const { return of_bytes.panel != kPanelRows; }
 };
 
 // Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks

@@ -286,8 +286,7 @@ class Numbers {
         const int64_t here = larger(0, smaller(W, count - v * W)), at = n + v * W;
         auto zero = V::all(static_cast<float>(w_.base));
         if (w_.offset == Offset::kZeroPoint) {
-          const uint8_t* const points =
-              w_.zero_points + w_.of_blocks.place(g, at);
+          const auto* const points = w_.zero_points + w_.of_blocks.place(g, at);
           zero = V::add(zero, V::to_floats(V::template bytes<false>(points, here)));
         }
         // (Zeros for missing rows, even of scales that all rows share.)
