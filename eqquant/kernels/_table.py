@@ -231,7 +231,7 @@ _of_panels: set[Callable] = set()
 
 def reads_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
     """Declares that a kernel reads rows in panels, too: see `Layout`."""
-    _of_panels.add(fn)
+    _of_panels.add(inspect.unwrap(fn))
     return fn
 
 
