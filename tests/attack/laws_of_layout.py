@@ -25,7 +25,7 @@ def layout(case, q, d, w):
 
 
 def prepacked(case, q, d, w):
-    for platform in ("gpu", "tpu", "cpu"):
+    for platform in ("gpu", "tpu", "cpu", None):
         packed = eqq.tree_prepack(q, platform)
         yield platform, equal(packed, d)
         yield (

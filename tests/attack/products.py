@@ -47,7 +47,8 @@ class Drawn(NamedTuple):
             activation=self.activation,
         )
         if self.platform is not None:
-            q = eqq.tree_prepack(q, self.platform)
+            here = self.platform == "this"
+            q = eqq.tree_prepack(q, None if here else self.platform)
         return q.mT if self.flipped else q
 
 
@@ -68,7 +69,7 @@ def _draw(case: Case) -> Drawn:
         shape=(*stack, *size),
         axis=case.pick((-2, -1)),
         flipped=case.chance(0.4),
-        platform=case.pick((None, None, None, None, "cpu", "gpu", "tpu")),
+        platform=case.pick((None, None, None, "this", "this", "cpu", "gpu", "tpu")),
         w_dtype=case.pick(_dtypes),
         x_dtype=case.pick(_dtypes),
         rows=0 if case.chance(0.02) else rows,
