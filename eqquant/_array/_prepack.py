@@ -30,9 +30,9 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
     - For TPUs and GPUs, [`eqquant.Ternary`][] takes 2 bits instead of 1.6.
     - For the CPU of this machine, if no `platform` is named: if it has AVX512 and the
       native library was built, 64 rows at a time lie together, in panels. Products with
-      few rows of inputs, as in decoding, then read memory in order, and take 0.6 to 1.0
-      of the time. It is for matrices whose number of rows is a multiple of 64, that are
-      not sharded, and whose format gains by it: codes of 3 bits and more.
+      one row of inputs, as in decoding, then read memory in order, and take from two
+      thirds of the time to as long as before. It is for matrices whose number of rows
+      is a multiple of 64, that are not sharded, and whose format gains by it: most do.
 
     !!! Example
 

@@ -280,6 +280,8 @@ def _of_rows_side_by_side(kernel):
         stored = problem.layout.without_panels(stored)
         return kernel.fn(x, stored, plain(problem))
 
+    about = inspect.getdoc(kernel.fn) or ""
+    fn.__doc__ = f"Lays the rows of the weight side by side first. {about}".strip()
     supports = lambda problem: kernel.supports(plain(problem))
     return kernel._replace(fn=fn, supports=supports)
 

@@ -91,12 +91,16 @@ def test_same_as_side_by_side(format, kernel, rows):
     np.testing.assert_allclose(multiply(p), multiply(q), rtol=1e-5, atol=1e-4)
 
 
-def test_nothing_is_laid_out_again():
+def test_what_is_laid_out_again():
     _, p = in_panels(512, 512, format=eqq.Int4())
     x = normal(1, 512)
     assert eqq.explain(x, p.T).kernel == "native_few_integers"
     text = jax.jit(lambda x, p: x @ p.T).lower(x, p).as_text()
     assert "in_panels = true" in text and "stablehlo.transpose" not in text
+    # It is told where that is not so.
+    told = "Lays the rows of the weight side by side first."
+    assert told not in " ".join(str(eqq.explain(x, p.T)).split())
+    assert told in " ".join(str(eqq.explain(normal(256, 512), p)).split())
 
 
 class Mine(eqq.NF4):
@@ -142,7 +146,7 @@ def test_operations(format):
         lambda q: jax.jit(lambda q: q)(q),
     ):
         same(fn(p), fn(q))
-    if hasattr(type(format), "scale_dtype"):
+    if isinstance(format, eqf.AbstractScaled):
         same(p.scale, q.scale)
 
 
