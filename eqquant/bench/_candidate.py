@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._array import quantize
+from .._array import is_quantized, quantize, tree_prepack
 from .._report import explain
 from ..formats import AbstractExact
 from ._formats import Quantization
@@ -61,6 +61,8 @@ class Candidate:
     - `kernel`: returns the name of the kernel for some rows, or `None`.
     - `compile`: compiles `fn` for some rows and `weight`.
     - `copy`: copies `weight`.
+    - `suffix`: what distinguishes its name from that of another way with the same
+      weight.
     """
 
     weight: Any
@@ -72,6 +74,7 @@ class Candidate:
     kernel: Callable[[Any], str | None] = lambda x: None
     compile: Callable[[Callable, Any, Any], Compiled] = compile
     copy: Callable[[Any], Any] = lambda w: jtu.tree_map(lambda a: a.copy(), w)
+    suffix: str = ""
 
     def rotation(self, cycle: int) -> list[Any]:
         """The weight and copies of it, of `cycle` bytes in all."""
@@ -117,8 +120,10 @@ def as_float32(a: Array) -> Float[np.ndarray, "..."]:
     return np.asarray(a.astype(jnp.float32))
 
 
-# The suffix of the names of measurements without the native library.
+# The suffixes of the names of measurements: without the native library, and of weights
+# that `tree_prepack` has laid in the order of this machine.
 xla = ", XLA"
+prepacked = ", prepacked"
 
 
 @contextlib.contextmanager
@@ -141,4 +146,21 @@ def by_xla(candidate: Candidate) -> Candidate:
         candidate,
         kernel=without_native()(candidate.kernel),
         compile=without_native()(candidate.compile),
+        suffix=xla,
+    )
+
+
+def by_prepacking(candidate: Candidate) -> Candidate | None:
+    """The same product of a prepacked weight, or `None` if the weight lies in the order
+    of this machine already."""
+    if not is_quantized(candidate.weight):
+        return None
+    weight = tree_prepack(candidate.weight)
+    if weight is candidate.weight:
+        return None
+    return dataclasses.replace(
+        candidate,
+        weight=weight,
+        kernel=lambda x: explain(x, weight).kernel,
+        suffix=prepacked,
     )

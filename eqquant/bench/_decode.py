@@ -1,6 +1,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._array import is_quantized
+from .._array import is_quantized, QuantizedArray, tree_prepack
 from .._report import explain
 from .._tree import tree_dequantize, tree_quantize
 from ..formats import AbstractFormat, as_format, Int4, Int8, NF4, Ternary
-from ._candidate import without_native, xla
+from ._candidate import prepacked, without_native, xla
 from ._clock import Clock, Times
 from ._decoder import Decoder, empty_past, random_decoder, Size
 from ._entries import Meter, Show
@@ -28,7 +29,8 @@ class Decoding:
     """The speed at which a model generates text, one token at a time.
 
     - `name`: the format of its weights. It ends in `", XLA"` if kernels were chosen
-      without the native library.
+      without the native library, and in `", prepacked"` if [`eqquant.tree_prepack`][]
+      laid the weights.
     - `parameters`: the number of parameters of the model.
     - `bits_per_weight`: the bits of each quantized weight, scales included.
     - `nbytes`: the bytes of the whole model.
@@ -66,7 +68,8 @@ def measure_decoding(
     """Measures a decoding step of a transformer with random weights on this machine, in
     float32 and with all weights but the embedding quantized. The models are called in
     turn, in one process. Those that use kernels of the native library are also measured
-    without it.
+    without it, and those that [`eqquant.tree_prepack`][] changes on this machine also
+    as it lays them.
 
     **Arguments:**
 
@@ -96,6 +99,10 @@ def measure_decoding(
             if _kernels(model) != steps[-1].kernels:
                 meter.add(0, f"decoding, compiling {name}{xla}")
                 steps.append(_Step(name + xla, model, size))
+        laid = tree_prepack(model)
+        if _layouts(laid) != _layouts(model):
+            meter.add(0, f"decoding, compiling {name}{prepacked}")
+            steps.append(_Step(name + prepacked, laid, size))
     clock = Clock(budget, min_rounds)
     times = clock(steps, lambda seconds: meter.add(seconds, "decoding, timing"))
     return [step.row(its) for step, its in zip(steps, times)]
@@ -143,10 +150,18 @@ class _Step:
 
 def _kernels(model: Decoder) -> set[str | None]:
     """The names of the kernels for the weights of a model."""
-    leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
-    weights = {a.shape: a for a in leaves if is_quantized(a)}
+    weights = {a.shape: a for a in _quantized(model)}
     x = lambda a: jax.ShapeDtypeStruct((1, a.shape[1]), jnp.float32)
     return {explain(x(a), a.T).kernel for a in weights.values()}
+
+
+def _layouts(model: Decoder) -> list[Any]:
+    return [a.layout for a in _quantized(model)]
+
+
+def _quantized(model: Decoder) -> list[QuantizedArray]:
+    leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
+    return [a for a in leaves if is_quantized(a)]
 
 
 def _nbytes(arrays):

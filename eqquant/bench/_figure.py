@@ -2,7 +2,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from ._candidate import xla
+from ._candidate import prepacked, xla
 from ._measurement import Measurement
 
 
@@ -16,7 +16,8 @@ def write_figure(path: pathlib.Path, rows: Sequence[Measurement]) -> None:
 
 def figure(rows: Sequence[Measurement]) -> Any:
     """Plots the speed of each product relative to float32 against its bits per weight,
-    with a panel for each number of rows. Hollow markers are without the native library.
+    with a panel for each number of rows. Hollow markers are without the native library,
+    and those with a black edge of prepacked weights.
 
     **Arguments:**
 
@@ -71,11 +72,14 @@ def _prepare(axes, title):
 def _styles(rows):
     first, *others = _distinct(row.name for row in rows)
     styles = {first: dict(color="k", linestyle="")}
-    formats = _distinct(name.removesuffix(xla) for name in others)
+    format = lambda name: name.removesuffix(xla).removesuffix(prepacked)
+    formats = _distinct(map(format, others))
     for name in others:
-        i = formats.index(name.removesuffix(xla))
+        i = formats.index(format(name))
         fill = "none" if name.endswith(xla) else _fills[i // 10 % len(_fills)]
-        styles[name] = dict(color=f"C{i % 10}", fillstyle=fill, linestyle="")
+        style = dict(color=f"C{i % 10}", fillstyle=fill, linestyle="")
+        edge = dict(markeredgecolor="k") if name.endswith(prepacked) else {}
+        styles[name] = style | edge
     return styles
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..formats import AbstractFormat
-from ._candidate import by_xla, Candidate, rotating, xla
+from ._candidate import by_prepacking, by_xla, Candidate, rotating, xla
 from ._clock import Clock
 from ._entries import entries, Entry, Failure, Meter, Show
 from ._error import normal, product_error, with_outliers
@@ -40,7 +40,8 @@ def measure(
     next to float32.
 
     Where a kernel of the native library is chosen, the product is also measured with
-    the kernel that would be chosen without it.
+    the kernel that would be chosen without it. Where [`eqquant.tree_prepack`][] lays
+    the weight in another order on this machine, it is also measured in that.
 
     !!! Example
 
@@ -100,13 +101,14 @@ def _groups(
     wanted: Sequence[Entry], shape: tuple[int, int], cycle: int, read: int
 ) -> list[Sequence[Entry]]:
     """Divides products into groups, the weights of which fit into half of the memory
-    next to the matrix that is read and two dense copies of a weight."""
+    next to the matrix that is read and two dense copies of a weight. (Each product may
+    have prepacked weights, too.)"""
     dense, memory = 4 * math.prod(shape), physical_memory()
     if memory is None:
         return [wanted]
     free = memory // 2 - read - 2 * dense
     # The baseline's weights are in every group.
-    size = max(1, free // (cycle + dense) - 1)
+    size = max(1, free // (2 * cycle + dense) - 1)
     return [wanted[i : i + size] for i in range(0, len(wanted), size)]
 
 
@@ -145,7 +147,7 @@ def _products(
             meter.add(1, f"{problem}, compiling {entry.name}")
             row = Measurement(entry.name, m, shape)
             if not isinstance(its, Failure):
-                its = entry.attempt(ft.partial(_prepare, row, *its, x))
+                its = entry.attempt(ft.partial(_prepare, row, its, x))
             if isinstance(its, Failure):
                 its = [(dataclasses.replace(row, failure=its.message), None)]
             results.extend(its)
@@ -161,25 +163,28 @@ def _products(
 
 def _store(
     entry: Entry, w: Float[np.ndarray, "k n"], cycle: int
-) -> tuple[Candidate, list[Any]]:
+) -> list[tuple[Candidate, list[Any]]]:
+    """The ways to compute a product, each with the weights that it uses in turn."""
     candidate = entry.make(w)
-    return candidate, candidate.rotation(cycle)
+    weights = candidate.rotation(cycle)
+    ways = [(candidate, weights), (by_xla(candidate), weights)]
+    other = by_prepacking(candidate)
+    return ways if other is None else [*ways, (other, other.rotation(cycle))]
 
 
 def _prepare(
     row: Measurement,
-    candidate: Candidate,
-    weights: list[Any],
+    ways: list[tuple[Candidate, list[Any]]],
     x: Float[np.ndarray, "m k"],
 ) -> list[tuple[Measurement, Callable[[], Any]]]:
-    """Prepares a product, and if its kernel is in the native library, also the product
-    without that."""
-    prepared = [_prepare_one(row, candidate, weights, x)]
-    other, operand = by_xla(candidate), candidate.operand(x)
-    if other.kernel(operand) != candidate.kernel(operand):
-        row = dataclasses.replace(row, name=row.name + xla)
-        prepared.append(_prepare_one(row, other, weights, x))
-    return prepared
+    """Prepares a product in all ways, but without the native library only if its kernel
+    is in that."""
+    kernels = [candidate.kernel(candidate.operand(x)) for candidate, _ in ways]
+    return [
+        _prepare_one(row, candidate, weights, x)
+        for (candidate, weights), kernel in zip(ways, kernels)
+        if candidate.suffix != xla or kernel != kernels[0]
+    ]
 
 
 def _prepare_one(
@@ -198,6 +203,7 @@ def _prepare_one(
         errors.append(product_error(candidate.result(y), rows, decoded))
     row = dataclasses.replace(
         row,
+        name=row.name + candidate.suffix,
         kernel=candidate.kernel(operand),
         bits_per_weight=8 * candidate.nbytes / decoded.size,
         temporary_bytes=compiled.temporary_bytes,

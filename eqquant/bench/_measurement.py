@@ -9,7 +9,8 @@ class Measurement:
     """The speed and the error of one way to compute `x @ w`.
 
     - `name`: the name of the format or of the other library's product. It ends in
-      `", XLA"` if the kernel was chosen without the native library.
+      `", XLA"` if the kernel was chosen without the native library, and in
+      `", prepacked"` if [`eqquant.tree_prepack`][] laid the weight.
     - `rows`: the number of rows of `x`.
     - `shape`: the shape of `w`.
     - `times`: the times of the product, next to those of float32.

@@ -20,7 +20,7 @@ caption = (
     "the largest error, against the product with the decoded weight, relative to "
     "|x| @ |w|, for normally distributed x; outlier, for x with one number in each row "
     "set to 300. Compile: in seconds. XLA: with the kernel that is chosen without the "
-    "native library."
+    "native library. Prepacked: the weight as eqquant.tree_prepack lays it."
 )
 decoding_caption = (
     "One decoding step of a transformer of Llama's architecture with random weights, "

@@ -4,9 +4,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqquant as eqq
 from eqquant import bench
 from eqquant.bench import _entries
-from eqquant.bench._candidate import by_xla, Candidate, quantized, without_native
+from eqquant.bench._candidate import (
+    by_prepacking,
+    by_xla,
+    Candidate,
+    quantized,
+    without_native,
+)
 from eqquant.kernels.native import _decoded, _kernels, _library as library
 
 
@@ -96,6 +103,40 @@ def test_rows_without_the_library(monkeypatch):
         assert row.bits_per_weight == found[0].bits_per_weight
 
 
+def test_prepacked(called):
+    w = np.random.default_rng(1).standard_normal((64, 128), np.float32)
+    candidate = quantized(bench.as_quantization("nf4"), w)
+    other = by_prepacking(candidate)
+    changes = eqq.tree_prepack(candidate.weight).layout != candidate.weight.layout
+    assert (other is not None) == changes
+    names = ["float32", "bfloat16", "NF4()", "NF4(), XLA"]
+    rows = bench.measure(
+        [w.shape], [1, 2], ["nf4"], budget=0, min_rounds=1, cycle=1 << 14
+    )
+    names += ["NF4(), prepacked"] if changes else []
+    assert [(row.rows, row.name) for row in rows] == [
+        (m, name) for m in (1, 2) for name in names
+    ]
+    if other is not None:
+        assert other.weight.layout != candidate.weight.layout
+        first, *_, last = rows[2 : len(names)]
+        assert last.bits_per_weight == first.bits_per_weight
+        assert last.error < 1e-5
+        assert by_prepacking(other) is None
+        size = bench.Size(
+            vocabulary=64, width=64, hidden=64, depth=1, heads=2, positions=4
+        )
+        found = bench.measure_decoding(["nf4"], size=size, budget=0, min_rounds=1)
+        assert [row.name for row in found] == ["float32", *names[2:]]
+        assert found[-1].nbytes == found[1].nbytes
+        assert found[-1].error < 1e-5
+
+
+def test_other_libraries_are_not_prepacked():
+    entry = _entries.entries([], peers=False)[0]
+    assert by_prepacking(entry.make(np.ones((64, 64), np.float32))) is None
+
+
 @pytest.mark.thorough
 def test_decoding_without_the_library(called):
     size = bench.Size(vocabulary=32, width=32, hidden=32, depth=1, heads=2, positions=4)
@@ -113,14 +154,17 @@ def test_decoding_without_the_library(called):
     assert not called
 
 
-def test_hollow_markers():
+def test_markers():
     times = bench.Times((1.0,), (1.0,))
     names = ("float32", "bfloat16", "Int8()", "Int8(), XLA", "NF4()", "NF4(), XLA")
+    names += ("NF4(), prepacked",)
     rows = [
         bench.Measurement(name, 1, (16, 16), times, bits_per_weight=8.0)
         for name in names
     ]
     (axes,) = bench.figure(rows).axes
     colors, fills = zip(*[(a.get_color(), a.get_fillstyle()) for a in axes.lines[1:]])
-    assert fills == ("full", "full", "full", "none", "full", "none")
-    assert colors[2] == colors[3] != colors[4] == colors[5]
+    assert fills == ("full", "full", "full", "none", "full", "none", "full")
+    assert colors[2] == colors[3] != colors[4] == colors[5] == colors[6]
+    edges = [a.get_markeredgecolor() for a in axes.lines[1:]]
+    assert edges[6] == "k" != edges[4]
