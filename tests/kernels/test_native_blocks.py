@@ -1,3 +1,5 @@
+import itertools as it
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,7 +171,7 @@ def test_few_rows_of_integers(format, monkeypatch):
         return eqq.qmatmul(x, q, kernel="native_few_integers")
 
     w = np.asarray(q.dequantize(), np.float64)
-    for rows in ((0,), (1, 0), (3, 4)):
+    for rows in ((0,), (1, 0), (3, 4), (0, 1, 3, 4, 0)):
         some = x[list(rows)]
         assert error(product(some, q), some.astype(np.float64), w) < 1e-6
     float32 = eqq.qmatmul(x[2:3], q, kernel="native_decoded")
@@ -185,17 +187,18 @@ def test_few_rows_of_integers(format, monkeypatch):
 @pytest.mark.parametrize(
     "format, split",
     (
-        *((eqf.Q4_K(), True), (eqf.Q2_K(), True), (eqf.Q6_K(), False)),
-        *((eqq.Int4(), True), (eqf.Q4_0(), False), (eqq.NF4(), False)),
-        *((eqf.Int(4, 64, "minimum"), True), (eqq.Int8(), False)),
-        *((eqf.Int(3), True), (eqf.Q5_1(), False), (eqq.Ternary(), False)),
+        *((eqf.Q4_K(), (1, 2, 4)), (eqf.Q2_K(), (1, 2, 4)), (eqf.Q6_K(), (2, 4))),
+        *((eqq.Int4(), (1, 2, 4)), (eqf.Q4_0(), (2, 4)), (eqq.NF4(), ())),
+        *((eqf.Int(4, 64, "minimum"), (1, 2, 4)), (eqq.Int8(), ())),
+        *((eqf.Int(3), (1, 2, 4)), (eqf.Q5_1(), ()), (eqq.Ternary(), ())),
     ),
     ids=str,
 )
 def test_where_few_rows_are_split(format, split):
-    x, q = normal(1, 512, seed=1), eqq.quantize(normal(512, 512), format)
-    assert (eqq.explain(x, q).kernel == "native_few_integers") == split
-    assert eqq.explain(normal(2, 512), q).kernel != "native_few_integers"
+    q = eqq.quantize(normal(512, 512), format)
+    kernel = lambda m: eqq.explain(normal(m, 512), q).kernel
+    rows = (1, 2, 4, 5)
+    assert tuple(m for m in rows if kernel(m) == "native_few_integers") == split
 
 
 # Blocks that begin, and sums that are scaled, within the codes that are read together.
@@ -252,8 +255,7 @@ def test_weights_that_are_nearly_zero(bits):
     kernels = ["native_decoded"]
     if "avx512" in available:
         kernels.append("native_few_integers")
-    for kernel in kernels:
-        some = x[:2] if kernel == "native_few_integers" else x
+    for kernel, some in it.product(kernels, (x, x[:2])):
         y = eqq.qmatmul(jnp.asarray(some), q, kernel=kernel)
         assert error(y, some.astype(np.float64), np.asarray(q.dequantize())) < 1e-5
 

@@ -92,12 +92,12 @@ def native_decoded_integer_rows(radix: int | None) -> int:
     - `radix`: the base whose digits the codes of a byte are, or `None` if `native` does
         not know how they are packed.
     """
-    return {None: 4, 2: 128, 3: 12}.get(radix, 8)
+    return {None: 4, 2: 128, 3: 12}.get(radix, 5)
 
 
 # The largest number of rows for which splitting inputs into three 8-bit digits is the
-# fastest, and the least block of codes of 4 bits, unless rows are in panels.
-native_split_rows = 1
+# fastest. For one row, the least block of codes of 4 bits, unless rows are in panels.
+native_split_rows = 4
 native_split_block = 64
 
 # The largest number of rows for which products read panels on processors with tiles.

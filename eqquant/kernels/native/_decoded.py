@@ -224,7 +224,7 @@ def _faster_split(problem: Problem) -> str | None:
         return reason
     format = problem.format
     assert problem.rows is not None
-    if isinstance(format, Q6_K):
+    if problem.rows == 1 and isinstance(format, Q6_K):
         return "is slower than `native_decoded` for blocks of 16 codes of 6 bits"
     if problem.rows > native_split_rows:
         return f"is slower than others for this number of rows, {problem.rows}"
@@ -233,9 +233,11 @@ def _faster_split(problem: Problem) -> str | None:
     if format.bits == 8:
         return "is slower than others for codes of 8 bits"
     if refuse_digits(problem) is None:
+        if radix(grid(problem)) != 16:
+            return f"is slower than `native` for codes of {format.bits:g} bits"
         size = format.block_size or problem.k
-        if radix(grid(problem)) != 16 or size < native_split_block:
-            return f"is slower than `native` for codes in blocks of {size}"
+        if problem.rows == 1 and size < native_split_block:
+            return f"is slower than `native` for one row, for codes in blocks of {size}"
     return None
 
 

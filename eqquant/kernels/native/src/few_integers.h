@@ -28,9 +28,9 @@ struct DigitSums {
 
   // Starting with this subtracts `base` from every code.
   EQQUANT_INLINE void start(int32_t base, const int32_t* totals) {
-    unrolled<3>([&](auto d) {
+    inlined<3>([&](auto d) EQQUANT_INLINE {
       const __m512i less = _mm512_set1_epi32(-base * totals[d]);
-      unrolled<4>([&](auto v) { of[d][v] = less; });
+      inlined<4>([&](auto v) EQQUANT_INLINE { of[d][v] = less; });
     });
   }
 
@@ -38,11 +38,7 @@ struct DigitSums {
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
     __m512i four[3];
-    unrolled<3>([&](auto d) {
-      int32_t some;
-      __builtin_memcpy(&some, x + d * stride, 4);
-      four[d] = _mm512_set1_epi32(some);
-    });
+    unrolled<3>([&](auto d) { four[d] = all(x + d * stride); });
     unrolled<4>([&](auto v) {
       const __m512i mine = codes(v);
       unrolled<3>([&](auto d) {
@@ -51,10 +47,23 @@ struct DigitSums {
     });
   }
 
+  // The same of codes in memory. (For several sums, the compiler would copy results of
+  // the function above from register to register, and some to memory.)
+  EQQUANT_INLINE void add(const uint8_t* codes, const int8_t* x, int64_t stride) {
+    __m512i four[3];
+    inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = all(x + d * stride); });
+    inlined<4>([&](auto v) EQQUANT_INLINE {
+      const __m512i mine = _mm512_load_si512(codes + v * 64);
+      inlined<3>([&](auto d) EQQUANT_INLINE {
+        asm("vpdpbusd %2, %1, %0" : "+v"(of[d][v]) : "v"(mine), "v"(four[d]));
+      });
+    });
+  }
+
   // (Or else the compiler copies them in each iteration of the loop before.)
   EQQUANT_INLINE void stay_in_registers() {
-    unrolled<3>([&](auto d) {
-      unrolled<4>([&](auto v) { EQQUANT_ADDED_UP(of[d][v]); });
+    inlined<3>([&](auto d) EQQUANT_INLINE {
+      inlined<4>([&](auto v) EQQUANT_INLINE { EQQUANT_ADDED_UP(of[d][v]); });
     });
   }
 
@@ -67,10 +76,10 @@ struct DigitSums {
     const auto smaller_digit = V::all(smallest);
     const float all[3] = {static_cast<float>(totals[0]), static_cast<float>(totals[1]),
                           static_cast<float>(totals[2])};
-    unrolled<4>([&](auto v) {
+    inlined<4>([&](auto v) EQQUANT_INLINE {
       const int64_t at = r * LaneRuns::kRows + v * V::width;
       __m512 digit[3];
-      unrolled<3>([&](auto d) {
+      inlined<3>([&](auto d) EQQUANT_INLINE {
         digit[d] = _mm512_cvtepi32_ps(of[d][v]);
         if constexpr (offset != Offset::kNone)
           digit[d] = _mm512_fnmadd_ps(V::load(runs.zero + at), V::all(all[d]),
@@ -86,10 +95,18 @@ struct DigitSums {
       V::store(to, total);
     });
   }
+
+ private:
+  static __m512i all(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
+  }
 };
 
-// Products of the parts of a few rows. Of a single part, codes are multiplied while they
-// are in registers, where their packing allows that; otherwise they are unpacked first.
+// Products of the parts of a few rows. Of a single part, codes are multiplied while
+// they are in registers, where their packing allows that; otherwise they are unpacked
+// first.
 template <Unsigned how>
 class FewIntegers {
  public:
@@ -160,34 +177,44 @@ class FewIntegers {
     alignas(64) uint8_t codes[P::kCodes * kRows];
     fours_.template unpack<packing>(i, at, count, smaller(P::kCodes, w_.k - k), ahead,
                                     codes);
-    int64_t m = 0;
-    for (; m + 2 <= x_.number; m += 2)
-      for (int64_t r = 0; r < runs.number; ++r)
-        multiply<2, offset>(codes, runs, r, k, m, sums + m * kRows);
-    if (m == x_.number) return;
-    for (int64_t r = 0; r < runs.number; ++r)
-      multiply<1, offset>(codes, runs, r, k, m, sums + m * kRows);
+    for (int64_t r = 0; r < runs.number; ++r) {
+      const Totals totals(x_, k, runs.run[r], apart_in_fours(packing));
+      int64_t m = 0;
+      for (; m + 2 <= x_.number; m += 2)
+        multiply<2, offset>(codes, runs, r, totals, m, sums + m * kRows);
+      if (m < x_.number)
+        multiply<1, offset>(codes, runs, r, totals, m, sums + m * kRows);
+    }
   }
 
-  // How many codes of a run there are to multiply: the last ones of a row may be in any
-  // of the lanes that are unpacked together.
-  static int64_t whole(Packing packing, Run run) {
-    const uint64_t lanes = static_cast<uint64_t>(4 * apart_in_fours(packing));
-    const uint64_t number = static_cast<uint64_t>(run.last - run.first);
-    return static_cast<int64_t>((number + lanes - 1) / lanes * lanes);
-  }
+  // The sums of the digits that meet a run of codes from position `k` on.
+  struct Totals {
+    // The position of the run, and how many codes of it to multiply: the last ones of a
+    // row may be in any of the lanes that are unpacked together.
+    int64_t first, count;
 
-  // The sums of the digits of part `m` for a run of codes from position `k` on.
-  EQQUANT_INLINE void sum_up(Packing packing, int64_t m, int64_t k, Run run,
-                             int32_t* totals) const {
-    const int64_t groups = x_.stride / kRun + 1;
-    const int32_t* const before = x_.before + m * 3 * groups;
-    const int64_t first = (k + run.first) / kRun;
-    const int64_t last = first + (whole(packing, run) + kRun - 1) / kRun;
-    unrolled<3>([&](auto d) {
-      totals[d] = before[d * groups + last] - before[d * groups + first];
-    });
-  }
+    Totals(const RowParts& x, int64_t k, Run run, int64_t apart)
+        : first(k + run.first),
+          count(rounded_up(run.last - run.first, 4 * apart)),
+          groups_(x.stride / kRun + 1),
+          begin_(x.before + first / kRun),
+          end_(begin_ + rounded_up(count, kRun) / kRun) {}
+
+    // Of part `m`.
+    EQQUANT_INLINE void operator()(int64_t m, int32_t* totals) const {
+      inlined<3>([&](auto d) EQQUANT_INLINE {
+        const int64_t i = (3 * m + d) * groups_;
+        totals[d] = end_[i] - begin_[i];
+      });
+    }
+
+   private:
+    // `of` is a power of two.
+    static int64_t rounded_up(int64_t x, int64_t of) { return (x + of - 1) & -of; }
+
+    int64_t groups_;
+    const int32_t *begin_, *end_;
+  };
 
   template <Offset offset>
   int32_t base() const {
@@ -210,7 +237,7 @@ class FewIntegers {
     const int8_t* const x = x_.digit + k;
     int32_t totals[3];
     DigitSums sum;
-    sum_up(packing, 0, k, runs.run[0], totals);
+    Totals(x_, k, runs.run[0], 1)(0, totals);
     sum.start(base<offset>(), totals);
     // (Those of two runs would not stay in registers.)
     alignas(64) uint8_t bytes[places.apart * kRows];
@@ -230,9 +257,9 @@ class FewIntegers {
       if (!two) sum.add(high, x + places.apart + b, stride);
     }
     sum.stay_in_registers();
-    sum.template finish<offset>(runs, 0, totals, sums);
+    sum.finish<offset>(runs, 0, totals, sums);
     if (!two) return;
-    sum_up(packing, 0, k, runs.run[1], totals);
+    Totals(x_, k, runs.run[1], 1)(0, totals);
     sum.start(base<offset>(), totals);
     for (int64_t b = 0; b < places.apart; b += 4) {
       const auto high = [&](int v) {
@@ -242,7 +269,7 @@ class FewIntegers {
       sum.add(high, x + places.apart + b, stride);
     }
     sum.stay_in_registers();
-    sum.template finish<offset>(runs, 1, totals, sums);
+    sum.finish<offset>(runs, 1, totals, sums);
   }
 
   // The same, of a stream of codes from position `k` on.
@@ -258,7 +285,7 @@ class FewIntegers {
       const Unit<Fours512, false> unit = {at + run.first * bits / 8 * w_.stride(),
                                           w_.stride(), kRows, apart, 0, ahead};
       int32_t totals[3];
-      sum_up(packing, 0, k, run, totals);
+      Totals(x_, k, run, apart_in_fours(packing))(0, totals);
       DigitSums sum;
       sum.start(base<offset>(), totals);
       const int8_t* const x = x_.digit + k + run.first;
@@ -267,8 +294,7 @@ class FewIntegers {
             const auto mine = [&](int v) { return fours(codes.of[v]); };
             sum.add(mine, x + i, stride);
           });
-      sum.stay_in_registers();
-        sum.finish<offset>(runs, r, totals, sums);
+      sum.finish<offset>(runs, r, totals, sums);
     }
   }
 
@@ -276,25 +302,24 @@ class FewIntegers {
   template <int M, Offset offset>
   EQQUANT_INNERMOST EQQUANT_FLAT void multiply(const uint8_t* codes,
                                                const LaneRuns& runs, int64_t r,
-                                               int64_t k, int64_t m,
+                                               const Totals& of_run, int64_t m,
                                                float* sums) const {
-    const Run run = runs.run[r];
     int32_t totals[M][3];
     DigitSums sum[M];
-    unrolled<M>([&](auto i) {
-      sum_up(w_.packing, m + i, k, run, totals[i]);
+    inlined<M>([&](auto i) EQQUANT_INLINE {
+      of_run(m + i, totals[i]);
       sum[i].start(base<offset>(), totals[i]);
     });
     const int64_t stride = x_.stride;
-    codes += run.first * kRows;
-    const int8_t* x = x_.digit + 3 * m * stride + k + run.first;
-    int64_t left = whole(w_.packing, run);
-    for (; left > 0; left -= 4, x += 4, codes += 4 * kRows) {
-      const auto mine = [&](int v) { return _mm512_load_si512(codes + v * 64); };
-      unrolled<M>([&](auto i) { sum[i].add(mine, x + 3 * i * stride, stride); });
+    codes += runs.run[r].first * kRows;
+    const int8_t* x = x_.digit + 3 * m * stride + of_run.first;
+    for (int64_t left = of_run.count; left > 0; left -= 4, x += 4, codes += 4 * kRows) {
+      inlined<M>([&](auto i) EQQUANT_INLINE {
+        sum[i].add(codes, x + 3 * i * stride, stride);
+      });
     }
-    unrolled<M>([&](auto i) { sum[i].stay_in_registers(); });
-    unrolled<M>([&](auto i) {
+    inlined<M>([&](auto i) EQQUANT_INLINE { sum[i].stay_in_registers(); });
+    inlined<M>([&](auto i) EQQUANT_INLINE {
       sum[i].template finish<offset>(runs, r, totals[i], sums + i * kRows);
     });
   }

@@ -46,9 +46,9 @@ void in_turns(const Blocks& w, int64_t n, int64_t count, Some some) {
   for (int64_t i = 0; i < count; i += each) some(n + i, smaller(each, count - i));
 }
 
-// How many bytes further to prefetch while panel `p` is read, where a loop reads `bytes`
-// bytes of each of `panels` panels of `rows` rows, one panel after the other, and then
-// the next bytes of each. Processors do not predict this order. The distance, in lines
+// How many bytes further to prefetch while panel `p` is read, where a loop reads
+// `bytes` bytes of each of `panels` panels of `rows` rows, one panel after the other,
+// and then the next bytes of each. Processors do not predict this order. The distance, in lines
 // of the cache, gives memory the time to answer.
 inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t bytes,
                            const Blocks& w) {
@@ -80,6 +80,16 @@ void unrolled(F f, std::integer_sequence<int, i...>) {
 template <int number, class F>
 void unrolled(F f) {
   unrolled(f, std::make_integer_sequence<int, number>());
+}
+
+// The same, where the compiler would leave calls.
+template <class F, int... i>
+EQQUANT_INLINE void inlined(F f, std::integer_sequence<int, i...>) {
+  (f(Number<i>()), ...);
+}
+template <int number, class F>
+EQQUANT_INLINE void inlined(F f) {
+  inlined(f, std::make_integer_sequence<int, number>());
 }
 
 // Some bits of each byte, moved to another place.
