@@ -19,7 +19,7 @@ from ...formats import (
 from .._digits import error, provided
 from .._problem import Problem
 from .._table import reads_byte_scales, reads_panels, register_kernel
-from ..cpu._codes import grid, radix, refuse_grid
+from ..cpu._codes import grid, integer_step, radix, refuse_grid
 from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_decoded_bfloat16_rows,
@@ -233,8 +233,8 @@ def _faster_split(problem: Problem) -> str | None:
     if format.bits == 8:
         return "is slower than others for codes of 8 bits"
     if refuse_digits(problem) is None:
-        if radix(grid(problem)) != 16:
-            return f"is slower than `native` for codes of {format.bits:g} bits"
+        if radix(grid(problem)) != 16 or integer_step(grid(problem)) is None:
+            return f"is slower than `native` for {format}"
         size = format.block_size or problem.k
         if problem.rows == 1 and size < native_split_block:
             return f"is slower than `native` for one row, for codes in blocks of {size}"
