@@ -68,8 +68,8 @@ def measure_decoding(
     """Measures a decoding step of a transformer with random weights on this machine, in
     float32 and with all weights but the embedding quantized. The models are called in
     turn, in one process. Those that use kernels of the native library are also measured
-    without it, and those that [`eqquant.tree_prepack`][] changes on this machine also
-    as it lays them.
+    without it. Those that [`eqquant.tree_prepack`][] lays in another order on this
+    machine are also measured in that order.
 
     **Arguments:**
 

@@ -41,7 +41,7 @@ def measure(
 
     Where a kernel of the native library is chosen, the product is also measured with
     the kernel that would be chosen without it. Where [`eqquant.tree_prepack`][] lays
-    the weight in another order on this machine, it is also measured in that.
+    the weight in another order on this machine, it is also measured in that order.
 
     !!! Example
 

@@ -32,8 +32,8 @@ def run(
 ) -> tuple[list[Measurement], list[Decoding]]:
     """Measures products with quantized weights, and decoding steps of a transformer, on
     this machine, and prints their speeds and errors. Products whose kernel is in the
-    native library are also measured without it, and in the order in which
-    `tree_prepack` lays them on this machine.
+    native library are also measured without it, and weights that `tree_prepack` lays in
+    another order on this machine are also measured in that order.
 
     **Arguments:**
 

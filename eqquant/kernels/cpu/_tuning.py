@@ -96,7 +96,7 @@ def native_decoded_integer_rows(radix: int | None) -> int:
 
 
 # The largest number of rows for which splitting inputs into three 8-bit digits is the
-# fastest. For one row, the least block of codes of 4 bits, unless rows are in panels.
+# fastest, and the least block of codes of 4 bits, unless rows are in panels.
 native_split_rows = 4
 native_split_block = 64
 

@@ -236,8 +236,8 @@ def _faster_split(problem: Problem) -> str | None:
         if radix(grid(problem)) != 16 or integer_step(grid(problem)) is None:
             return f"is slower than `native` for {format}"
         size = format.block_size or problem.k
-        if problem.rows == 1 and size < native_split_block:
-            return f"is slower than `native` for one row, for codes in blocks of {size}"
+        if size < native_split_block:
+            return f"is slower than `native` for codes in blocks of {size}"
     return None
 
 

@@ -48,8 +48,8 @@ void in_turns(const Blocks& w, int64_t n, int64_t count, Some some) {
 
 // How many bytes further to prefetch while panel `p` is read, where a loop reads
 // `bytes` bytes of each of `panels` panels of `rows` rows, one panel after the other,
-// and then the next bytes of each. Processors do not predict this order. The distance, in lines
-// of the cache, gives memory the time to answer.
+// and then the next bytes of each. Processors do not predict this order. The distance,
+// in lines of the cache, gives memory the time to answer.
 inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t bytes,
                            const Blocks& w) {
   constexpr int64_t lines = 96;
