@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -101,9 +102,10 @@ class Block(eqx.Module):
         ]
         positions = start + jnp.arange(len(x))
         q, k = rotate(q, positions), rotate(k, positions)
-        past = lax.dynamic_update_slice_in_dim(past, jnp.stack([k, v]), start, 2)
+        new = jnp.stack([k, v]).astype(past.dtype)
+        past = lax.dynamic_update_slice_in_dim(past, new, start, 2)
         mask = jnp.arange(past.shape[2])[None, :] <= positions[:, None]
-        k, v = past
+        k, v = past.astype(x.dtype)
         y = jax.vmap(attend, in_axes=(0, 0, 0, None))(q, k, v, mask)
         x = x + jax.vmap(self.out)(y.swapaxes(0, 1).reshape(len(x), -1))
         y = jax.vmap(self.norm2)(x)
@@ -126,7 +128,7 @@ def random_decoder(size: Size, seed: int) -> Decoder:
     return jtu.tree_map(fill, eqx.filter_eval_shape(make))
 
 
-def empty_past(size: Size) -> list[Float[Array, "2 h s c"]]:
-    """The empty cache of keys and values of each layer."""
+def empty_past(size: Size, dtype: Any = jnp.float32) -> list[Float[Array, "2 h s c"]]:
+    """The empty cache of keys and values of each layer, which are rounded to `dtype`."""
     shape = (2, size.heads, size.positions, size.width // size.heads)
-    return [jnp.zeros(shape) for _ in range(size.depth)]
+    return [jnp.zeros(shape, dtype) for _ in range(size.depth)]

@@ -14,7 +14,7 @@ from eqquant._cli import main
 from eqquant.bench import _generation
 from eqquant.bench._decoder import empty_past, random_decoder
 from eqquant.bench._generation import generation_table
-from eqquant.bench._generation_child import generate, memory
+from eqquant.bench._generation_child import generate, memory, most_likely
 from eqquant.bench._generation_file import read_model, write_model
 
 
@@ -36,13 +36,19 @@ def test_several_tokens_at_once():
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-def test_generated_tokens():
+def test_most_likely():
+    logits = jnp.asarray([[0, 3, 3, -jnp.inf], [-1, -2, -3, -1], [0, 1, jnp.inf, 2]])
+    np.testing.assert_array_equal(most_likely(logits), [1, 0, 2])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_generated_tokens(dtype):
     model = random_decoder(_size, 1)
-    past = jax.tree.map(lambda x: jnp.stack([x] * 3), empty_past(_size))
+    past = jax.tree.map(lambda x: jnp.stack([x] * 3), empty_past(_size, dtype))
     given = jnp.asarray([1, 2, 30])
     tokens, _ = generate(model, given, 0, past, 6)
     for stream, token in enumerate(given):
-        past = empty_past(_size)
+        past = empty_past(_size, dtype)
         for i in range(6):
             logits, past = model(token, jnp.asarray(i), past)
             token = jnp.argmax(logits)

@@ -32,6 +32,7 @@ ways = {
     "int8, backward to the nearest": ("int8", "int8"),
     "int8, inputs' gradients to the nearest": ("int8", ("int8", jnp.bfloat16)),
     "int8, weights' gradients to the nearest": ("int8", (jnp.bfloat16, "int8")),
+    "fp8, backward in bfloat16": (eqq.FP8(), jnp.bfloat16),
     "fp8, backward in e5m2": (eqq.FP8(), eqq.FP8("e5m2")),
     "fp8, one scale, backward in e5m2": (e4m3, e5m2),
     "fp8, one delayed scale, backward in float32": (Delayed(e4m3), None),
