@@ -129,6 +129,6 @@ def random_decoder(size: Size, seed: int) -> Decoder:
 
 
 def empty_past(size: Size, dtype: Any = jnp.float32) -> list[Float[Array, "2 h s c"]]:
-    """The empty cache of keys and values of each layer, which are rounded to `dtype`."""
+    """The empty cache of keys and values of each layer, which are of `dtype`."""
     shape = (2, size.heads, size.positions, size.width // size.heads)
     return [jnp.zeros(shape, dtype) for _ in range(size.depth)]

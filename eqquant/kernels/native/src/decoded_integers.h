@@ -11,30 +11,17 @@
 
 #include "decoded.h"
 #include "kernels.h"
+#include "lane_runs.h"
 #include "numbers.h"
+#include "panel.h"
+#include "panel_of_words.h"
 #include "simd_avx512.h"
+#include "words_of_fours.h"
 
 namespace eqquant {
 namespace {
 
-// The most codes of a row that are multiplied at a time: what is decoded fits in the
-// first cache.
-constexpr int64_t kWordsCodes = 160;
-
-// Some codes of the rows of a panel, two of a row side by side as 16-bit integers. Each
-// run of them has a scale, and with minima, what is left of these once a part of them
-// went into the integers.
-struct PanelOfWords {
-  static constexpr int64_t kRows = Numbers<Avx512>::kRows;
-
-  int64_t number, runs;
-  Run run[kWordsCodes / kRun];
-  alignas(64) int32_t pairs[kWordsCodes / 2 * kRows];
-  alignas(64) float scale[kWordsCodes / kRun * kRows];
-  alignas(64) float rest[kWordsCodes / kRun * kRows];
-};
-
-// Makes words of the codes of pieces, and appends them to panels.
+// Makes words of the codes of pieces one by one, and appends them to panels.
 class WordsOfPieces {
  public:
   using V = Avx512;
@@ -153,6 +140,7 @@ class DecodedIntegers {
         x_(x),
         numbers_(w),
         words_(w, unit),
+        fours_(w, unit),
         summed_(codes_in_a_sum(w)),
         unit_(unit),
         y_(y) {}
@@ -164,13 +152,19 @@ class DecodedIntegers {
     for (int64_t i = 0; i < panels * each; ++i) sums[i] = 0;
     const int64_t together = larger(1, kWordsCodes / numbers_.codes());
     Piece<V> piece;
+    LaneRuns lanes;
     PanelOfWords panel;
     for (int64_t first = 0; first < numbers_.pieces(); first += together)
       for (int64_t p = 0; p < panels; ++p) {
         panel.number = panel.runs = 0;
+        const int64_t row = n + p * kRows, here = smaller(kRows, count - p * kRows);
         piece.ahead = numbers_.ahead(p, panels, together);
         for (int64_t i = first; i < smaller(first + together, numbers_.pieces()); ++i) {
-          numbers_.unpack(i, n + p * kRows, smaller(kRows, count - p * kRows), piece);
+          if (fours_.apart() != 0) {
+            fours_.append(i, row, here, piece.ahead, lanes, panel);
+            continue;
+          }
+          numbers_.unpack(i, row, here, piece);
           words_.append(piece, i * numbers_.codes(), panel);
         }
         const int64_t k = first * numbers_.codes();
@@ -178,12 +172,10 @@ class DecodedIntegers {
                                       : multiply<false>(panel, k, sums + p * each);
         if (x_.outliers != nullptr) add_outliers(panel, k, sums + p * each);
       }
-    for (int64_t i = 0; i < count; i += W)
+    for (int64_t p = 0; p < panels; ++p)
       for (int64_t m = 0; m < x_.rows; ++m)
-        V::store(y_ + m * w_.n + n + i,
-                 V::mul(V::load(sums + i / kRows * each + m * kRows + i % kRows),
-                        V::all(x_.unit[m] * unit_)),
-                 smaller(W, count - i));
+        write(m, n + p * kRows, smaller(kRows, count - p * kRows),
+              sums + p * each + m * kRows);
   }
 
  private:
@@ -198,12 +190,26 @@ class DecodedIntegers {
     return larger(2, static_cast<int64_t>(65538 / most) / 2 * 2);
   }
 
+  // Of row `m` of inputs, and `count` rows of the weight from row `n`.
+  void write(int64_t m, int64_t n, int64_t count, const float* sums) const {
+    __m512 row[4], lane[4];
+    for (int v = 0; v < 4; ++v)
+      row[v] = V::mul(V::load(sums + v * W), V::all(x_.unit[m] * unit_));
+    if (fours_.apart() != 0) {
+      for (int v = 0; v < 4; ++v) lane[v] = row[v];
+      Panel::exchange(lane, row);
+    }
+    for (int64_t v = 0; v < 4 && v * W < count; ++v)
+      V::store(y_ + m * w_.n + n + v * W, row[v], smaller(W, count - v * W));
+  }
+
   template <bool minima>
   void multiply(const PanelOfWords& panel, int64_t k, float* sums) const {
     int64_t m = 0;
     const auto rows = [&](auto number) {
       constexpr int R = decltype(number)::value;
-      for (; m + R <= x_.rows; m += R)
+      // (Two rows wait for their sums, so eight are twice four.)
+      for (; m + R <= x_.rows && !(R == 6 && m + 8 == x_.rows); m += R)
         multiply<R, minima>(panel, m, k, sums + m * kRows);
     };
     rows(Number<6>());
@@ -231,7 +237,7 @@ class DecodedIntegers {
   // The sums of the words of a run.
   template <int R>
   void sum_up(Run run, int64_t m, float* inputs) const {
-    const int64_t groups = divided_up(w_.k, kRun);
+    const int64_t groups = divided_up(x_.stride, kRun);
     const float* const sums = x_.sums + m * groups;
     EQQUANT_UNROLL
     for (int r = 0; r < R; ++r) inputs[r] = sums[r * groups + run.first / kRun];
@@ -297,6 +303,12 @@ class DecodedIntegers {
 
   EQQUANT_INNERMOST void add_outlier(const PanelOfWords& panel, int64_t k, float x,
                                      float* sums) const {
+    if (const int64_t apart = fours_.apart(); apart != 0) {
+      const int64_t group = k / (4 * apart) * (4 * apart);
+      int64_t to = group;
+      while (word_of_fours(to, apart) != k) ++to;
+      k = to;
+    }
     int64_t i = 0;
     while (panel.run[i].last <= k) ++i;
     for (int v = 0; v < 4; ++v) {
@@ -315,6 +327,7 @@ class DecodedIntegers {
   const Words& x_;
   Numbers<V> numbers_;
   WordsOfPieces words_;
+  WordsOfFours fours_;
   int64_t summed_;
   float unit_;
   float* y_;

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "simd_avx512.h"
+#include "words_of_fours.h"
 
 namespace eqquant {
 namespace {
@@ -142,12 +143,14 @@ inline void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* d
 }
 
 // `least`: by what units are multiplied, at least.
-inline void to_words(const float* x, int64_t k, float least, const Words& words,
+inline void to_words(const Blocks& w, const float* x, float least, const Words& words,
                      int16_t* word, float* sums, float* unit, int32_t* outliers,
                      Outlier* outlier, const Parallel& parallel) {
+  const int64_t k = w.k, apart = apart_in_words(w);
   parallel(words.rows, [&](int64_t m, int64_t) {
     int16_t* const mine = word + m * words.stride;
-    float* const sum = sums == nullptr ? nullptr : sums + m * divided_up(k, 16);
+    const int64_t groups = divided_up(words.stride, 16);
+    float* const sum = sums == nullptr ? nullptr : sums + m * groups;
     const Rounding row = Rounding::of(x + m * k, k, kMostWord, least, words.most);
     outliers[m] = static_cast<int32_t>(row.outliers);
     unit[m] = row.unit;
@@ -161,7 +164,8 @@ inline void to_words(const float* x, int64_t k, float least, const Words& words,
              });
     for (int64_t i = written; i < words.stride; ++i) mine[i] = 0;
     if (sum != nullptr)
-      for (int64_t i = written; i < k; i += 16) sum[i / 16] = 0;
+      for (int64_t i = divided_up(written, 16); i < groups; ++i) sum[i] = 0;
+    if (apart != 0) order_as_words(apart, mine, words.stride);
   });
 }
 

@@ -87,8 +87,14 @@ constexpr int64_t apart_in_fours(Packing packing) {
   return is_gguf(packing) || bits == 8 ? 1 : bits == 4 ? 2 : bits % 2 == 0 ? 4 : 8;
 }
 
-// Whether the codes of a weight can be unpacked so: lanes should not be of two blocks,
-// and what is not an integer without a sign has no offset.
+// Whether no lane of four codes is of two blocks.
+inline bool whole_fours(const Blocks& w) {
+  const int64_t whole = larger(kRun, 4 * apart_in_fours(w.packing));
+  return is_gguf(w.packing) || w.block >= w.k || w.block % whole == 0;
+}
+
+// Whether the codes of a weight can be unpacked to 8-bit integers, four at a time: what
+// is not an integer without a sign has no offset.
 inline bool has_fours(const Blocks& w) {
   const bool integers = w.point_type == PointType::kIntegers;
   if (!has_fours(w.packing) || (!integers && w.offset != Offset::kNone)) return false;
@@ -99,8 +105,7 @@ inline bool has_fours(const Blocks& w) {
   } else if (!integers && w.point_type != PointType::kSigned) {
     return false;
   }
-  const int64_t whole = larger(kRun, 4 * apart_in_fours(w.packing));
-  return is_gguf(w.packing) || w.block >= w.k || w.block % whole == 0;
+  return whole_fours(w);
 }
 
 // What makes codes integers without a sign.
@@ -135,16 +140,23 @@ class Fours {
   template <Packing packing>
   void unpack(int64_t i, const uint8_t* at, int64_t count, int64_t number,
               int64_t ahead, uint8_t* codes) const {
+    each<packing>(i, at, count, number, ahead,
+                  [&](int64_t k, const Fours512::Vector& some) {
+                    EQQUANT_UNROLL
+                    for (int v = 0; v < 4; ++v)
+                      Bytes512::store(codes + k * kRows + v * 64, (*this)(some.of[v]));
+                  });
+  }
+
+  // Calls `put(k, four)` for these vectors instead, of codes as they are.
+  template <Packing packing, class Put>
+  void each(int64_t i, const uint8_t* at, int64_t count, int64_t number, int64_t ahead,
+            Put put) const {
     using P = Packed<packing>;
     constexpr int bits = static_cast<int>(packing);
     constexpr bool gguf = is_gguf(packing);
     const int64_t apart = gguf ? 1 : divided_up(apart_in_fours(packing) * bits, 8);
     const int64_t bytes = gguf ? P::kBytes : divided_up(number * bits, 8);
-    const auto put = [&](int64_t k, Fours512::Vector some) {
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v)
-        Bytes512::store(codes + k * kRows + v * 64, (*this)(some.of[v]));
-    };
     if (count == kRows && number == P::kCodes)
       P::unpack(Unit<Fours512, false>{at, w_.stride(), count, apart, bytes, ahead},
                 i % P::kSlices, number, put);

@@ -248,12 +248,13 @@ struct Digits {
 // bits are not rounded again.
 constexpr float kMostWord = 258 * 127;
 
-// Rows of inputs, as 16-bit integers: `x[m, k] = unit[m] * word[m, k]`.
+// Rows of inputs as 16-bit integers, `x[m, k] = unit[m] * word[m, k]`, in the order of
+// codes in `words_of_fours.h`.
 struct Words {
   int64_t rows;
-  int64_t stride;           // `k`, rounded up to an even number, and padded with zeros
-  const int16_t* word;      // [rows, stride]
-  const float* sums;        // [rows, divided_up(k, 16)], of each 16; null if unused
+  int64_t stride;           // `k`, rounded up to a multiple of 64
+  const int16_t* word;      // [rows, stride], padded with zeros
+  const float* sums;        // [rows, stride / 16], of each 16; null if unused
   const float* unit;        // [rows]
   int64_t most;             // as in `Digits`
   const int32_t* outliers;
@@ -349,8 +350,8 @@ struct Kernels {
   // gives multiples of `unit`. Null if the instruction set has none. The last five
   // pointers of `to_words` are to the memory of `Words`, which it writes; rows in which
   // `unit` times the unit of the inputs would be too small have no words.
-  void (*to_words)(const float* x, int64_t k, float unit, const Words&, int16_t* word,
-                   float* sums, float* unit_of_row, int32_t* outliers,
+  void (*to_words)(const Blocks&, const float* x, float unit, const Words&,
+                   int16_t* word, float* sums, float* unit_of_row, int32_t* outliers,
                    Outlier* outlier, const Parallel&);
   int64_t (*decoded_integers_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*decoded_integers)(const Blocks&, const Words&, float unit, float* y,

@@ -80,7 +80,8 @@ struct LaneRuns {
  private:
   // Of the first run.
   int64_t first_block_ = -1, first_row_ = -1;
-  // Of a unit of GGUF's types: the scales of the scales and of the minima.
+  // Of the unit of GGUF's types at `unit_`: the scales of the scales and of the minima.
+  const uint8_t* unit_ = nullptr;
   alignas(64) float step_[kRows];
   alignas(64) float lowest_[kRows];
 
@@ -89,7 +90,8 @@ struct LaneRuns {
     using S = Parts<packing>;
     constexpr bool low = S::kLow >= 0;
     __m512 step[4], lowest[4];
-    if (slice == 0) {
+    if (unit.at != unit_) {
+      unit_ = unit.at;
       halves(unit[S::kStep], unit[S::kStep + 1], step);
       if constexpr (low) halves(unit[S::kLow], unit[S::kLow + 1], lowest);
       unrolled<4>([&](auto v) {
@@ -97,7 +99,6 @@ struct LaneRuns {
         if constexpr (low) V::store(lowest_ + v * W, lowest[v]);
       });
     } else {
-      // (The slices of a unit follow each other.)
       unrolled<4>([&](auto v) {
         step[v] = V::load(step_ + v * W);
         if constexpr (low) lowest[v] = V::load(lowest_ + v * W);

@@ -152,10 +152,10 @@ class BlocksProducts {
 
   // Rounds `x` to 16-bit integers. A point of the table is `unit` times as large.
   bool integers(const float* x, float* y, int64_t rows, float unit) const {
-    const int64_t stride = divided_up(w_.k, 2) * 2, most = w_.k / kOutlierShare;
+    const int64_t stride = divided_up(w_.k, 64) * 64, most = w_.k / kOutlierShare;
     const bool minima = w_.offset == Offset::kMinimum;
     const Memory<int16_t> word(rows * stride);
-    const Memory<float> sums(minima ? rows * divided_up(w_.k, 16) : 0);
+    const Memory<float> sums(minima ? rows * stride / 16 : 0);
     const Memory<float> units(rows);
     const Memory<int32_t> outliers(rows);
     const Memory<Outlier> outlier(rows * most);
@@ -167,7 +167,7 @@ class BlocksProducts {
     float* const of_sixteen = minima ? sums.get() : nullptr;
     Words words = {rows,        stride, word.get(), of_sixteen,
                    units.get(), most,   nullptr,    outlier.get()};
-    kernels_.to_words(x, w_.k, unit, words, word.get(), of_sixteen, units.get(),
+    kernels_.to_words(w_, x, unit, words, word.get(), of_sixteen, units.get(),
                       outliers.get(), outlier.get(), parallel_);
     for (int64_t m = 0; m < rows; ++m)
       if (outliers.get()[m] > 0) words.outliers = outliers.get();
