@@ -260,6 +260,9 @@ def gains_by_panels(format: AbstractFormat) -> bool:
         known = isinstance(format, AbstractGGUFBlocks)
         return known and not isinstance(format, Q6_K)
     while isinstance(format, AbstractComposite):
+        if not format.by_element:
+            # Its scales are decoded for each product, and laid in panels again.
+            return False
         format = format.base
     # (Of codes of up to 2 bits, `native` looks up sums of inputs.)
     grid = isinstance(format, AbstractGrid) and format.radix not in (2, 3, 4)
