@@ -118,18 +118,18 @@ class _Step:
         self.token = jnp.asarray(0), jnp.asarray(size.positions - 1)
         start = time.perf_counter()
         # The keys and values are updated in place.
-        step = jax.jit(lambda model, *args: model(*args), donate_argnums=3)
+        self.step = jax.jit(lambda model, *args: model(*args), donate_argnums=3)
         args = model, *self.token, empty_past(size)
-        self.compiled = step.lower(*args).compile()
+        self.compiled = self.step.lower(*args).compile()
         self.compile_seconds = time.perf_counter() - start
         dense = tree_dequantize(model)
         expected, _ = jax.jit(lambda model, *args: model(*args))(dense, *args[1:])
-        logits, self.past = self.compiled(*args)
+        logits, self.past = self.step(*args)
         difference = np.max(np.abs(np.asarray(logits) - np.asarray(expected)))
         self.error = float(difference / np.max(np.abs(expected)))
 
     def __call__(self) -> None:
-        logits, self.past = self.compiled(self.model, *self.token, self.past)
+        logits, self.past = self.step(self.model, *self.token, self.past)
         logits.block_until_ready()
 
     def row(self, times: Times) -> Decoding:

@@ -164,7 +164,14 @@ def _integer_block(problem):
 
 
 def _faster_in_bfloat16(problem: Problem) -> str | None:
-    return _rounds_to_bfloat16(problem) or library.refuse_slow_bfloat16()
+    reason = _rounds_to_bfloat16(problem) or library.refuse_slow_bfloat16()
+    if reason is not None or library.level() >= 4 or refuse_digits(problem) is not None:
+        return reason
+    base = radix(grid(problem))
+    assert problem.rows is not None
+    if base == 2 and problem.rows < native_decoded_integer_rows(base):
+        return f"is slower than `native` for {problem.format}"
+    return None
 
 
 def _rounds_to_integers(problem: Problem, most: float) -> str | None:
