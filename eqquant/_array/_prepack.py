@@ -74,7 +74,8 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         # (Arrays that are split over devices, or written into, stay as they are.)
         alone = x.sharding is None and not x.writable
         here = platform is None and kind == "cpu"
-        panels = here and row_axis == -1 and alone and gains_by_panels(format)
+        panels = here and row_axis == -1 and alone
+        panels = panels and gains_by_panels(format, x.activation)
         return relaid_once(x, Layout(format, row_axis=row_axis, panels=panels))
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)

@@ -341,3 +341,13 @@ def _given(changed, function, message):
         jax.block_until_ready(
             jax.ffi.ffi_call(f"eqquant_{function}", result)(*operands, **given)
         )
+
+
+@pytest.mark.skipif("avx512_bf16" not in available, reason="needs AVX512_BF16")
+def test_one_bit(monkeypatch):
+    # Sums that are looked up are faster than products in bfloat16, and more accurate.
+    monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx512_bf16")
+    q = eqq.quantize(normal(1024, 512), eqq.Binary())
+    for rows in (8, 64):
+        assert eqq.explain(normal(rows, 1024), q).kernel == "native"
+    assert eqq.explain(normal(128, 1024), q).kernel == "native_decoded_integers"

@@ -15,6 +15,7 @@ from ...formats import (
     AbstractGGUFBlocks,
     AbstractGGUFBytes,
     AbstractGrid,
+    Int8,
     IQ1_M,
     IQ1_S,
     IQ2_S,
@@ -43,7 +44,7 @@ from ..cpu._codes import (
 )
 from ..cpu._tuning import native_panel_rows_with_tiles
 from . import _library as library
-from ._call import factor_of_scales, refuse_library, scale_type
+from ._call import factor_of_scales, integer_offset, refuse_library, scale_type
 
 
 # The enumerations `Packing`, `Offset` and `PointType` of `src/kernels.h`.
@@ -250,11 +251,15 @@ def _panel_rows():
     return native_panel_rows_with_tiles if library.level() >= 4 else math.inf
 
 
-def gains_by_panels(format: AbstractFormat) -> bool:
+def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -> bool:
     """Whether products with few rows are faster if the rows of a weight lie in panels,
-    on this machine: see `Layout`."""
+    on this machine, and those with many are not slower: see `Layout`."""
     if library.missing() is not None or library.level() < 2:
         return False
+    if isinstance(activation, Int8) and activation.block_size is None:
+        if isinstance(format, AbstractGrid) and integer_offset(format) is not None:
+            # `native_integers` reads rows side by side.
+            return False
     if isinstance(format, AbstractGGUFBytes):
         # (The codes of Q6_K have parts that are far apart.)
         known = isinstance(format, AbstractGGUFBlocks)

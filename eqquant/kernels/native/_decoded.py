@@ -165,13 +165,20 @@ def _integer_block(problem):
 
 def _faster_in_bfloat16(problem: Problem) -> str | None:
     reason = _rounds_to_bfloat16(problem) or library.refuse_slow_bfloat16()
-    if reason is not None or library.level() >= 4 or refuse_digits(problem) is not None:
+    if reason is not None or library.level() >= 4:
         return reason
-    base = radix(grid(problem))
+    base = _base(problem)
     assert problem.rows is not None
     if base == 2 and problem.rows < native_decoded_integer_rows(base):
         return f"is slower than `native` for {problem.format}"
     return None
+
+
+def _base(problem):
+    """In which base codes are digits of bytes, or `None` if `native` does not know how
+    they are packed."""
+    known = isinstance(problem.format, AbstractGrid) and refuse_digits(problem) is None
+    return radix(grid(problem)) if known else None
 
 
 def _rounds_to_integers(problem: Problem, most: float) -> str | None:
@@ -191,11 +198,10 @@ def _faster_in_integers(problem: Problem, most: float) -> str | None:
     reason = _rounds_to_integers(problem, most)
     if reason is not None:
         return reason
-    known = isinstance(problem.format, AbstractGrid) and refuse_digits(problem) is None
-    integers = known and _has_integers(problem)
+    base = _base(problem)
+    integers = base is not None and _has_integers(problem)
     if library.level() >= 4 and (integers or _rounds_to_bfloat16(problem) is None):
         return "is slower than the tiles of AMX"
-    base = radix(grid(problem)) if known else None
     least = native_decoded_integer_rows(base)
     assert problem.rows is not None
     if problem.rows < least:
