@@ -228,7 +228,7 @@ def test_what_stays_side_by_side():
     for format in (eqf.Q6_K(), eqq.Ternary(), eqq.Binary(), eqf.Nested(eqq.NF4())):
         q = eqq.quantize(normal(128, 256), format, axis=-1)
         assert not eqq.tree_prepack(q).layout.panels
-    # Inputs of one digit are fastest by `native_integers`, for most numbers of rows.
+    # Many rows of inputs of one digit are fastest by `native_integers`.
     q = eqq.quantize(normal(128, 256), "int4", axis=-1, activation="int8")
     assert not eqq.tree_prepack(q).layout.panels
     declared = p.with_sharding(jax.sharding.PartitionSpec("i", None))

@@ -249,7 +249,7 @@ struct Digits {
 constexpr float kMostWord = 258 * 127;
 
 // Rows of inputs as 16-bit integers, `x[m, k] = unit[m] * word[m, k]`, in the order of
-// codes in `words_of_fours.h`.
+// `words_of_fours.h` if words of the weight are made so.
 struct Words {
   int64_t rows;
   int64_t stride;           // `k`, rounded up to a multiple of 64

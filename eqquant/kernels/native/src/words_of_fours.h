@@ -74,8 +74,8 @@ class WordsOfFours {
 
   int64_t apart() const { return apart_; }
 
-  // Of piece `i` of `count` rows from row `n`, of which `runs` are set. The next to be
-  // read is `ahead` bytes further.
+  // Of piece `i` of `count` rows from row `n`. Sets `runs` to those of the piece. What
+  // is read next is `ahead` bytes further.
   void append(int64_t i, int64_t n, int64_t count, int64_t ahead, LaneRuns& runs,
               PanelOfWords& panel) const {
     (this->*append_)(i, n, count, ahead, runs, panel);
