@@ -33,6 +33,7 @@ def in_panels(*shape, format, axis=-1):
     return q, p
 
 
+@pytest.mark.examples(6)
 @all_formats
 def test_order(format):
     # Element `(j, i)` of what is stored is in panel `i // 64`.
@@ -123,6 +124,7 @@ def test_other_kernels_get_rows_side_by_side():
 
 
 # What is done with an array whose rows are in panels is done with the array.
+@pytest.mark.examples(4)
 @all_formats
 def test_operations(format):
     q, p = in_panels(2, 192, 96, format=format)

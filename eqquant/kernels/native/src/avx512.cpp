@@ -1,34 +1,22 @@
 // Kernels for AVX512 with 8-bit integer products (VNNI), and the tables of the two
 // instruction sets that extend it.
-#include "decoded.h"
 #include "decoded_integers.h"
-#include "decoded_transposed.h"
 #include "digits.h"
 #include "few_integers.h"
-#include "forward.h"
+#include "float_kernels.h"
 #include "integers.h"
 #include "kernels.h"
-#include "mend.h"
 #include "row_parts.h"
 #include "simd_avx512.h"
-#include "transposed.h"
 
 namespace eqquant {
 namespace {
 
 constexpr Kernels with_avx512() {
-  Kernels found = {};
-  found.forward_scratch = forward_scratch;
-  found.forward = forward<Avx512>;
-  found.transposed = transposed<Avx512>;
-  found.mend = mend<Avx512>;
-  found.mend_transposed = mend_transposed<Avx512>;
+  Kernels found = float_kernels<Avx512>();
   found.to_digits = to_digits;
   found.integers_scratch = integers_scratch<IntegersInRegisters>;
   found.integers = integers<IntegersInRegisters>;
-  found.decoded_scratch = decoded_scratch<Avx512>;
-  found.decoded = decoded<Avx512>;
-  found.decoded_transposed = decoded_transposed<Avx512>;
   found.to_words = to_words;
   found.decoded_integers_scratch = decoded_integers_scratch;
   found.decoded_integers = decoded_integers;
