@@ -18,6 +18,10 @@ namespace {
 constexpr int64_t kTransposedBytes = 32;
 constexpr int64_t kTransposedColumns = 1024;
 
+// How many bytes of a row of `W` ahead codes are brought into the first cache: they are
+// `n` bytes apart, which the processor does not foresee.
+constexpr int64_t kTransposedAhead = 2;
+
 template <class V, Codes kind>
 class Transposed {
  public:
@@ -46,12 +50,25 @@ class Transposed {
     for (int r = 0; r < N; ++r)
       scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
     const uint8_t* zero = w_.zero == nullptr ? nullptr : w_.zero + g * w_.n + n;
+    // Several sums of each result, so that additions need not wait for each other.
+    constexpr int apart = N * per < 8 ? 8 / (N * per) : 1;
     for (int64_t b = first; b < last; ++b) {
-      typename V::Floats sum[N * per];
+      typename V::Floats sum[apart * N * per];
       EQQUANT_UNROLL
-      for (int i = 0; i < N * per; ++i) sum[i] = V::zero();
+      for (int i = 0; i < apart * N * per; ++i) sum[i] = V::zero();
       const uint8_t* c = w_.codes + b * w_.n + n;
       int64_t i = 0;
+      for (; i + apart * W <= count; i += apart * W) {
+        _mm_prefetch(reinterpret_cast<const char*>(c + kTransposedAhead * w_.n + i),
+                     _MM_HINT_T0);
+        EQQUANT_UNROLL
+        for (int j = 0; j < apart; ++j)
+          add<N>(V::template bytes<sign>(c + i + j * W), zero, i + j * W, W,
+                 x + i + j * W, sum + j * N * per);
+      }
+      EQQUANT_UNROLL
+      for (int j = N * per; j < apart * N * per; ++j)
+        sum[j % (N * per)] = V::add(sum[j % (N * per)], sum[j]);
       for (; i + W <= count; i += W)
         add<N>(V::template bytes<sign>(c + i), zero, i, W, x + i, sum);
       if (i < count)
