@@ -160,6 +160,17 @@ def test_is_chosen(format):
         assert "library" not in reasons["native"]
 
 
+@pytest.mark.parametrize("format", (eqq.Int8(), eqq.Int4()), ids=str)
+def test_few_columns_across_blocks(format):
+    # As those of attention: rounding the inputs would take longer than multiplying.
+    x = normal(64, 1024)
+    for columns, chosen in ((128, True), (1024, False)):
+        q = eqq.quantize(normal(1024, columns), format, axis=1)
+        about = eqq.explain(x, q)
+        assert (about.kernel == "native") == chosen
+        assert error(jax.jit(eqq.qmatmul)(x, q), x, dense(q)) < about.error
+
+
 def test_rounded_activations():
     q = eqq.quantize(normal(200, 70), eqq.Int8(), activation=eqq.Int8())
     for m in (1, 2, 7, 70):

@@ -104,14 +104,18 @@ native_split_block = 64
 native_panel_rows_with_tiles = 7
 
 
-def native_transposed_rows(integers: bool, highest: bool) -> int:
+def native_transposed_rows(columns: int, integers: bool, highest: bool) -> int:
     """The largest number of rows for which a product across the blocks by the native
     library is faster than tiles by XLA.
 
     **Arguments:**
 
+    - `columns`: how many numbers a row of results has. If they are few, as those of a
+        head in attention, rounding the inputs takes longer than multiplying them.
     - `integers`: whether the format has points that are integers, and one scale for
         each channel, so that XLA's tiles may multiply integers.
     - `highest`: whether XLA's tiles may not round.
     """
+    if columns <= 256:
+        return 128
     return 64 if highest else 4 if integers else 31

@@ -120,11 +120,14 @@ def refuse_many_across(problem: Problem) -> str | None:
     # (Codes of 4 bits are converted to floats by XLA's tiles.)
     format = grid(problem)
     integers = radix(format) != 16 and integer_step(format) is not None
-    channels = format.block_size is None
-    most = native_transposed_rows(integers and channels, problem.highest)
+    integers = integers and format.block_size is None
+    most = native_transposed_rows(problem.k, integers, problem.highest)
     assert problem.rows is not None
     if problem.rows > most:
-        return f"is for at most {most} rows across the blocks, got {problem.rows}"
+        return (
+            f"is for at most {most} rows across the blocks of {problem.k} columns, got "
+            f"{problem.rows}"
+        )
     return None
 
 

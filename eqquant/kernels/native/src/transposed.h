@@ -18,10 +18,6 @@ namespace {
 constexpr int64_t kTransposedBytes = 32;
 constexpr int64_t kTransposedColumns = 1024;
 
-// How many bytes of a row of `W` ahead codes are brought into the first cache: they are
-// `n` bytes apart, which the processor does not foresee.
-constexpr int64_t kTransposedAhead = 2;
-
 template <class V, Codes kind>
 class Transposed {
  public:
@@ -50,36 +46,43 @@ class Transposed {
     for (int r = 0; r < N; ++r)
       scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
     const uint8_t* zero = w_.zero == nullptr ? nullptr : w_.zero + g * w_.n + n;
-    // Several sums of each result, so that additions need not wait for each other.
-    constexpr int apart = N * per < 8 ? 8 / (N * per) : 1;
-    for (int64_t b = first; b < last; ++b) {
-      typename V::Floats sum[apart * N * per];
+    // (With more sums of several digits, some are in memory.)
+    constexpr int most = V::registers / (per == 1 ? 2 : 4) / (N * per);
+    constexpr int B = most < 1 ? 1 : most < 8 ? most : 8;
+    int64_t b = first;
+    for (; b + B <= last; b += B) together<N, B>(row, b, zero, n, count, x);
+    for (; b < last; ++b) together<N, 1>(row, b, zero, n, count, x);
+  }
+
+  // The products of `N` rows of scaled inputs with `B` bytes of each row of `W`.
+  template <int N, int B>
+  void together(int64_t row, int64_t b, const uint8_t* zero, int64_t n, int64_t count,
+                const float* x) const {
+    typename V::Floats sum[B * N * per];
+    EQQUANT_UNROLL
+    for (int i = 0; i < B * N * per; ++i) sum[i] = V::zero();
+    const uint8_t* const c = w_.codes + b * w_.n + n;
+    // (The processor does not foresee that the next bytes are `n` further.)
+    const int64_t ahead = larger(2, B) * w_.n;
+    int64_t i = 0;
+    for (; i + W <= count; i += W) {
       EQQUANT_UNROLL
-      for (int i = 0; i < apart * N * per; ++i) sum[i] = V::zero();
-      const uint8_t* c = w_.codes + b * w_.n + n;
-      int64_t i = 0;
-      for (; i + apart * W <= count; i += apart * W) {
-        _mm_prefetch(reinterpret_cast<const char*>(c + kTransposedAhead * w_.n + i),
-                     _MM_HINT_T0);
-        EQQUANT_UNROLL
-        for (int j = 0; j < apart; ++j)
-          add<N>(V::template bytes<sign>(c + i + j * W), zero, i + j * W, W,
-                 x + i + j * W, sum + j * N * per);
+      for (int j = 0; j < B; ++j) {
+        const uint8_t* const at = c + j * w_.n + i;
+        _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T0);
+        add<N>(V::template bytes<sign>(at), zero, i, W, x + i, sum + j * N * per);
       }
-      EQQUANT_UNROLL
-      for (int j = N * per; j < apart * N * per; ++j)
-        sum[j % (N * per)] = V::add(sum[j % (N * per)], sum[j]);
-      for (; i + W <= count; i += W)
-        add<N>(V::template bytes<sign>(c + i), zero, i, W, x + i, sum);
-      if (i < count)
-        add<N>(V::template bytes<sign>(c + i, count - i), zero, i, count - i, x + i,
-               sum);
-      for (int r = 0; r < N; ++r)
-        for (int64_t j = 0; j < per && b * per + j < k_; ++j) {
-          float& y = y_[(row + r) * k_ + b * per + j];
-          y = (n == 0 ? 0 : y) + V::sum(sum[r * per + j]);
-        }
     }
+    if (i < count)
+      for (int j = 0; j < B; ++j)
+        add<N>(V::template bytes<sign>(c + j * w_.n + i, count - i), zero, i, count - i,
+               x + i, sum + j * N * per);
+    for (int j = 0; j < B; ++j)
+      for (int r = 0; r < N; ++r)
+        for (int64_t d = 0; d < per && (b + j) * per + d < k_; ++d) {
+          float& y = y_[(row + r) * k_ + (b + j) * per + d];
+          y = (n == 0 ? 0 : y) + V::sum(sum[(j * N + r) * per + d]);
+        }
   }
 
   template <int N>
