@@ -103,12 +103,12 @@ def _dense_again(source, out, outcomes):
     from safetensors.numpy import save_file
 
     shutil.copytree(source, out)
-    formats = {x.name: x.format for x in outcomes if x.sqnr is not None}
-    arrays = {}
-    for name, w in interop.open(source).items():
-        if name in formats:
-            w = eqq.quantize(w, formats[name], axis=-1).dequantize()
-        arrays[name] = np.asarray(w)
+    rules = [(x.name, x.format) for x in outcomes if x.sqnr is not None]
+    # By the same programs, since compiled in another way, others may round otherwise.
+    packed = out.with_suffix(".safetensors")
+    interop.convert(source, packed, None, rules=rules)
+    arrays = eqq.tree_dequantize(dict(interop.open(packed)))
+    arrays = {name: np.asarray(w) for name, w in arrays.items()}
     save_file(arrays, out / "model.safetensors", {"format": "pt"})
 
 
