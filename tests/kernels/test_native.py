@@ -160,6 +160,7 @@ def test_is_chosen(format):
         assert "library" not in reasons["native"]
 
 
+@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Int4()), ids=str)
 def test_few_columns_across_blocks(format):
     # As those of attention: rounding the inputs would take longer than multiplying.

@@ -104,18 +104,21 @@ native_split_block = 64
 native_panel_rows_with_tiles = 7
 
 
-def native_transposed_rows(columns: int, integers: bool, highest: bool) -> int:
+# The largest number of columns of a product across the blocks for which rounding its
+# inputs, as XLA's tiles do, takes longer than multiplying them, as in attention.
+native_narrow_columns = 256
+
+
+def native_transposed_rows(narrow: bool, integers: bool, highest: bool) -> int:
     """The largest number of rows for which a product across the blocks by the native
     library is faster than tiles by XLA.
 
     **Arguments:**
 
-    - `columns`: how many numbers a row of results has. If they are few, as those of a
-        head in attention, rounding the inputs takes longer than multiplying them.
+    - `narrow`: whether it has at most `native_narrow_columns`, the codes have 4 or 8
+        bits, and the processor has AVX512.
     - `integers`: whether the format has points that are integers, and one scale for
         each channel, so that XLA's tiles may multiply integers.
     - `highest`: whether XLA's tiles may not round.
     """
-    if columns <= 256:
-        return 128
-    return 64 if highest else 4 if integers else 31
+    return 64 if highest or narrow else 4 if integers else 31

@@ -23,6 +23,7 @@ from ..cpu._tiles import refuse_small
 from ..cpu._tuning import (
     native_bfloat16_rows,
     native_integer_rows,
+    native_narrow_columns,
     native_rounded_byte_rows,
     native_transposed_rows,
 )
@@ -120,8 +121,11 @@ def refuse_many_across(problem: Problem) -> str | None:
     # (Codes of 4 bits are converted to floats by XLA's tiles.)
     format = grid(problem)
     integers = radix(format) != 16 and integer_step(format) is not None
-    integers = integers and format.block_size is None
-    most = native_transposed_rows(problem.k, integers, problem.highest)
+    channels = format.block_size is None
+    narrow = problem.k <= native_narrow_columns and radix(format) in (16, 256)
+    most = native_transposed_rows(
+        narrow and library.level() >= 2, integers and channels, problem.highest
+    )
     assert problem.rows is not None
     if problem.rows > most:
         return (

@@ -1,4 +1,5 @@
-// The kernels that any instruction set has: of float32, one file for all vectors.
+// The kernels that every instruction set has: those that multiply in float32, which are
+// templates of the vectors that they use.
 #pragma once
 
 #include "decoded.h"

@@ -46,7 +46,7 @@ class Transposed {
     for (int r = 0; r < N; ++r)
       scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
     const uint8_t* zero = w_.zero == nullptr ? nullptr : w_.zero + g * w_.n + n;
-    // (With more sums of several digits, some are in memory.)
+    // (Where a byte has several digits, more bytes at a time are slower.)
     constexpr int most = V::registers / (per == 1 ? 2 : 4) / (N * per);
     constexpr int B = most < 1 ? 1 : most < 8 ? most : 8;
     int64_t b = first;
