@@ -6,7 +6,7 @@ their `__init__.py`; each room's docstring says what it is for and how to add to
 
     _cli        the command `eqquant`
     bench       the benchmarks behind `eqquant bench`
-    demo        the language model behind `eqquant demo`
+    demo        the language models behind `eqquant demo`
     _report     what a quantized model costs, and why; formats within a budget
     interop     files and other libraries' checkpoints <-> trees of arrays
     train       straight-through estimators, QAT, LoRA, 8-bit optimizers
@@ -27,7 +27,7 @@ writer of files, in `eqquant.interop`; a rule of `implicit`, in `eqquant._implic
 import importlib
 from typing import TYPE_CHECKING
 
-from . import formats as formats
+from . import _interrupts as _interrupts, formats as formats
 from ._array import (
     dequantize as dequantize,
     is_quantized as is_quantized,
@@ -72,7 +72,11 @@ from .formats import (
     Square4 as Square4,
     Ternary as Ternary,
 )
-from .kernels import Problem as Problem, register_kernel as register_kernel
+from .kernels import (
+    export as export,
+    Problem as Problem,
+    register_kernel as register_kernel,
+)
 
 
 __version__ = "0.1.0"
@@ -87,6 +91,8 @@ if TYPE_CHECKING:
         evaluate as evaluate,
         Evaluation as Evaluation,
         explain as explain,
+        Predictions as Predictions,
+        predictions as predictions,
         report as report,
         Sensitivity as Sensitivity,
         sensitivity as sensitivity,
@@ -112,7 +118,8 @@ _later = {
     "train": ("straight_through",),
     "_report": (
         *("allocate", "audit", "evaluate", "Evaluation"),
-        *("explain", "report", "Sensitivity", "sensitivity"),
+        *("explain", "Predictions", "predictions", "report"),
+        *("Sensitivity", "sensitivity"),
     ),
     "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "HQQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),

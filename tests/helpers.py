@@ -107,6 +107,13 @@ main_formats = over(
 )
 
 
+def check_warned_here(warning, file):
+    """That a warning is about a line of this file."""
+    # (Where types are checked, functions that check them stand in between.)
+    if not hasattr(eqq.tree_quantize, "__wrapped__"):
+        assert warning.filename == file
+
+
 def normal(*shape, seed=0, dtype=np.float32):
     """Numbers of a normal distribution, made by numpy: the same on every version, and
     nothing is compiled for them."""

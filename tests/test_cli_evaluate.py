@@ -1,10 +1,15 @@
+import json
 import sys
+import types
 
+import equinox as eqx
+import jax
+import jax.random as jr
 import numpy as np
 import pytest
 
 from eqquant import interop
-from eqquant._cli import main
+from eqquant._cli import _evaluate, main
 from eqquant._cli._eqx_zoo import config_of_gguf
 from eqquant._cli._evaluate import read_tokens
 
@@ -36,12 +41,86 @@ def test_tokens(tmp_path):
         ("1", "two integers or more"),
         ("[1.5, 2]", "two integers or more"),
         ("1 -2", "numbers of tokens"),
+        ("[" * 100_000, "should have integers"),
+        ("9" * 5000, "should have integers"),
+        (f"1 {2**80}", "two integers or more"),
     ],
 )
 def test_bad_tokens(text, words, tmp_path, capsys):
     path = tmp_path / "tokens.txt"
     path.write_text(text)
     assert words in _mistake(capsys, "evaluate", tmp_path / "no.gguf", path)
+
+
+def test_bad_files_of_tokens(tmp_path, capsys):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(4))
+    # A header of more numbers than there are.
+    text = path.read_bytes().replace(b"(4,), ", b"(1000000000000,), ")
+    for content in (text[:-1], b"", text[:20], b"no array"):
+        path.write_bytes(content)
+        assert "is damaged" in _mistake(capsys, "evaluate", tmp_path / "no.gguf", path)
+    path = tmp_path / "tokens.txt"
+    path.write_bytes(b"1 2 \xff")
+    line = _mistake(capsys, "evaluate", tmp_path / "no.gguf", path)
+    assert "should have integers" in line and str(path) in line
+
+
+_config = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": None,
+    "vocab_size": 32,
+}
+
+
+class _Config:
+    # As others do, it trusts its argument.
+    @classmethod
+    def from_hf(cls, found):
+        if (scaling := found.get("rope_scaling")) is not None:
+            scaling.get("rope_type")
+        return cls()
+
+
+def _model(config, *, key):
+    raise RuntimeError("no configuration is right here")
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"num_attention_heads": 0}, "positive integer for num_attention_heads. Got 0"),
+        ({"num_attention_heads": True}, "positive integer for num_attention_heads"),
+        ({"hidden_size": "64"}, "positive integer for hidden_size. Got '64'"),
+        ({"hidden_size": None}, "positive integer for hidden_size. Got None"),
+        ({"vocab_size": 3}, "tokens up to 2. Got 3"),
+        ({"rope_theta": "ten"}, "positive number for rope_theta"),
+        ({"rope_scaling": [1]}, "AttributeError"),
+        ({"architectures": []}, "'architectures'"),
+        ("[1]", "should have an object"),
+        ("[" * 100_000, "is not JSON"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_bad_configurations(config, words, tmp_path, capsys, monkeypatch):
+    modules = ("eqx_zoo", "models", "causal_lm", "config")
+    names = [".".join(modules[:i]) for i in range(1, 5)]
+    for name in names:
+        module = types.ModuleType(name)
+        vars(module).update(CausalLM=_model, Config=_Config)
+        monkeypatch.setitem(sys.modules, name, module)
+    interop.save(tmp_path / "model.safetensors", {"w": np.ones(3)})
+    text = config if isinstance(config, str) else json.dumps(_config | config)
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("1 2 3")
+    argv = ("evaluate", tmp_path / "model.safetensors", tokens, "--config", folder)
+    assert words in _mistake(capsys, *argv)
 
 
 def test_bad_calls(tmp_path, capsys, monkeypatch):
@@ -51,6 +130,39 @@ def test_bad_calls(tmp_path, capsys, monkeypatch):
     assert "--dense" in _mistake(capsys, *argv, "--layers")
     monkeypatch.setitem(sys.modules, "eqx_zoo", None)
     assert "pip install eqx-zoo" in _mistake(capsys, *argv)
+
+
+class _Bigrams(eqx.Module):
+    """As the models of eqx-zoo are called."""
+
+    logits: jax.Array
+
+    def __call__(self, tokens):
+        return self.logits[tokens], None
+
+
+@pytest.mark.parametrize("dense", (False, True))
+def test_several(dense, tmp_path, capsys, monkeypatch):
+    loaded = []
+
+    def load(path, config, largest):
+        loaded.append(path.name)
+        return _Bigrams(jr.normal(jr.key(len(path.name)), (5, 5)))
+
+    monkeypatch.setattr(_evaluate, "load_model", load)
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("1 2 3 4 2 0 1")
+    argv = ["evaluate", "a", "bb", "ccc", str(tokens), "--length", "4"]
+    assert main(argv + ["--dense", "bb"] * dense) == 0
+    assert loaded == ["bb"] * dense + ["a", "bb", "ccc"]
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.split()[:3] == ["model", "loss", "perplexity"]
+    names = ["(dense)"] * dense + ["a", "bb", "ccc"]
+    assert [row.split()[0] for row in rows[:-1]] == names
+    assert "of 5 tokens" in rows[-1]
+    if dense:
+        assert rows[2].split()[-1] == "100.0%" and "+0.0000" in rows[2]
+        assert rows[1].split()[1] != rows[2].split()[1] == rows[0].split()[1]
 
 
 def test_config_of_gguf(tmp_path):

@@ -96,6 +96,8 @@ def test_inspect_and_compare_gguf(tmp_path, capsys):
         (["--format", "NF4(17)"], "17"),
         (["--format", "nf4", "--to", "mlx"], "MLX"),
         (["--shard-size", "many"], "'many'"),
+        (["--shard-size", "1e400"], "'1e400'"),
+        (["--shard-size", f"{10**400}TB"], "2^63"),
         (["--to", "torch"], "'torch'"),
         (["--axis", "0"], "--axis"),
         (["--axis", "=-1"], "'=-1'"),
@@ -123,7 +125,13 @@ def test_interrupted(source, tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interop, "convert", convert)
-    assert "to resume" in _mistake(capsys, "quantize", source, tmp_path / "out")
+    out = tmp_path / "out"
+    (tmp_path / "out.partial").mkdir()
+    assert main(["quantize", str(source), str(out)]) == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert "interrupted" in line and "to resume" in line
 
 
 def test_values():
@@ -133,6 +141,7 @@ def test_values():
     assert as_bytes("17") == 17
     assert as_axis("-2") == ("*", -2)
     assert as_axis("a=b.*=-1") == ("a=b.*", -1)
+    assert as_axis("a.*=-2,-1") == ("a.*", (-2, -1))
     assert format_from_text("None") is None
     assert format_from_text("nf4") == eqq.NF4()
     text = "Int(3, block_size=32, offset='minimum', scale_dtype=bfloat16)"

@@ -246,5 +246,6 @@ def test_reparametrised_layers_are_left_dense(norm):
         layer, state = eqx.nn.make_with_state(make)()
     else:
         layer = norm(linear)
-    quantized = eqq.tree_quantize(layer, eqq.Rules([("*", "nf4")]))
+    with pytest.warns(UserWarning, match="`layer.weight`: reparametrised by a"):
+        quantized = eqq.tree_quantize(layer, eqq.Rules([("*", "nf4")]))
     assert len(_quantized(quantized)) == 0

@@ -211,7 +211,7 @@ def test_rows_that_are_not_finite(value, activation):
 # A kernel of low precision is not for those who ask for a high one, by whatever name.
 @pytest.mark.parametrize("precision", ("highest", "float32", "F32_F32_F32"))
 def test_names_of_precision(monkeypatch, precision):
-    monkeypatch.setattr(table, "_table", {})
+    monkeypatch.setattr(table, "_table", [])
     monkeypatch.setattr(table, "_chosen", set())
 
     @eqq.register_kernel("matmul", eqq.NF4, error=1e-2)

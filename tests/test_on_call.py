@@ -18,9 +18,11 @@ from .helpers import each_row, formats, normal
 some_formats = pytest.mark.parametrize("name", ("int8", "nested"))
 
 
-def quantized(model, name="int8", **kwargs):
+def quantized(model, name="int8", spec=True, **kwargs):
+    # (Of an unknown class, the axis is a guess.)
+    kwargs |= {} if spec is True else {"axis": -1}
     return eqq.tree_quantize(
-        model, formats[name], unsupported="on_call", min_size=0, **kwargs
+        model, spec, formats[name], unsupported="on_call", min_size=0, **kwargs
     )
 
 
@@ -73,7 +75,9 @@ all_layers = pytest.mark.parametrize("layer", layers)
 def test_layers(layer, name):
     make, shape = layers[layer]
     dense = make(jr.key(0))
-    model = quantized(dense, name)
+    # (Of an unknown class, it is not known which array is a weight.)
+    spec = eqq.Rules([("weight", True)]) if layer == "unknown" else True
+    model = quantized(dense, name, spec)
     assert isinstance(model, type(dense))
     assert type(model).__name__ == type(dense).__name__
     is_leaf = eqq.is_quantized
@@ -153,11 +157,14 @@ def test_others_are_left_dense():
     dense = layers["unknown"][0](jr.key(0))
     with pytest.warns(UserWarning, match="Nothing is quantized"):
         assert not eqq.is_quantized(eqq.tree_quantize(dense).weight)
+    with pytest.warns(UserWarning, match="Nothing is quantized"):
+        assert not eqq.is_quantized(quantized(dense).weight)
     # An embedding is one here, too.
-    model = quantized(dense)
+    model = quantized(dense, spec=eqq.Rules([("weight", True)]))
     assert eqq.is_quantized(model.weight)
     assert not eqq.is_quantized(model.embedding.weight)
-    assert eqq.is_quantized(quantized(dense, embeddings=True).embedding.weight)
+    x = normal(5, 32)
+    close(model(x), eqq.tree_dequantize(model)(x))
 
 
 def test_subclasses_with_a_call_of_their_own():

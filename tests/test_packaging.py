@@ -45,7 +45,10 @@ def test_wheel(built):
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
     modules = {str(path.relative_to(root)) for path in root.glob("eqquant/**/*.py")}
-    assert modules - {"eqquant/kernels/native/build.py"} < set(names)
+    building = {f"eqquant/kernels/native/{name}.py" for name in ("build", "packings")}
+    assert modules - building < set(names)
+    costs = root.glob("eqquant/kernels/cpu/costs/*.json")
+    assert {str(path.relative_to(root)) for path in costs} < set(names)
     assert "eqquant/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "eqquant",

@@ -15,6 +15,9 @@ from eqquant._implicit import _table as rules
 from eqquant.interop._layouts import layouts
 from eqquant.kernels import _table as kernels
 
+from .demo import tiny
+from .real_models.files import model_file
+
 
 root = pathlib.Path(__file__).parents[1]
 paths = [root / "README.md", *sorted(root.glob("notebooks/**/*.md"))]
@@ -29,12 +32,20 @@ def _blocks(text):
 # Recipes enter kernels, rules and layouts into tables of the package.
 @pytest.fixture
 def tables(monkeypatch):
-    monkeypatch.setattr(kernels, "_table", dict(kernels._table))
+    monkeypatch.setattr(kernels, "_table", list(kernels._table))
     monkeypatch.setattr(rules, "_rules", {k: [*v] for k, v in rules._rules.items()})
     known = set(layouts)
     yield
     for name in set(layouts) - known:
         del layouts[name]
+
+
+# The model of the demo, if it is there, or else a tiny one.
+@pytest.fixture
+def language_model(monkeypatch, tmp_path):
+    path = model_file() or tiny.write(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(eqquant.demo, "smollm2", lambda: path)
+    return path
 
 
 # Each page is a program, from its first block to its last.
@@ -46,7 +57,7 @@ def tables(monkeypatch):
         if _blocks(texts[name])
     ],
 )
-def test_code(name, tmp_path, monkeypatch, capsys, tables):
+def test_code(name, tmp_path, monkeypatch, capsys, tables, language_model):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "page"}
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
@@ -58,6 +69,18 @@ def test_code(name, tmp_path, monkeypatch, capsys, tables):
     if "Int2" in names:
         assert repr(names["w"]).startswith("QuantizedArray(f32[512,512], Int2(")
         assert names["w"].bits_per_weight == 2.5
+
+
+# From a file to text, in a program of 25 lines that ends with its output.
+def test_first_program(capsys, language_model):
+    first, *_ = _blocks(texts["notebooks/language_models.md"])
+    code, shown = first.split("\n\n# ")
+    assert len(code.splitlines()) <= 25
+    exec(compile(code, "page", "exec"), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    assert printed.startswith("The sky is blue because")
+    if "SmolLM2" in str(language_model):
+        assert printed == shown.replace("\n# ", " ")
 
 
 def test_pages_have_code():

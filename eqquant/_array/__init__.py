@@ -46,7 +46,11 @@ from ._provenance import (
     source_of as source_of,
     warn_dequantized as warn_dequantized,
 )
-from ._quantize import quantize as quantize, quantized as quantized
+from ._quantize import (
+    check_activation as check_activation,
+    quantize as quantize,
+    quantized as quantized,
+)
 from ._sqnr import (
     sqnr as sqnr,
     squares_of_rows as squares_of_rows,

@@ -82,7 +82,7 @@ class QuantizedArray(AbstractArrayLike):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        check_axes(first_of(self.stored).ndim, self.layout, self.axis)
+        check_axes(first_of(self.stored), self.layout, self.axis)
         *lead, k = self.layout.shape(self.stored)
         contracted = (k // max(1, math.prod(self.inner)), *self.inner)
         return logical((*lead, k), self.axis, contracted)
@@ -112,7 +112,7 @@ class QuantizedArray(AbstractArrayLike):
         """The scale of each block, with the contracted axis last."""
         if not isinstance(self.format, AbstractScaled):
             raise AttributeError(f"{self.format} has no scales.")
-        check_axes(first_of(self.stored).ndim, self.layout, self.axis)
+        check_axes(first_of(self.stored), self.layout, self.axis)
         rows = self.layout.to_rows(self.stored)
         return self.format.scales(rows, self.layout.tail)
 
@@ -126,7 +126,8 @@ class QuantizedArray(AbstractArrayLike):
             )
         sharding = self.sharding
         if sharding is not None:
-            *lead, a, b = spec_of(sharding)
+            # (Of the last axes: a vector that was stacked has one entry.)
+            *lead, a, b = (*[None] * self.ndim, *spec_of(sharding))[-self.ndim :]
             sharding = with_spec(sharding, PartitionSpec(*lead, b, a))
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
 
@@ -152,6 +153,10 @@ class QuantizedArray(AbstractArrayLike):
         """The ordinary array that this stands for, with the same shape and dtype."""
         return dequantize_for(self, "")
 
+    @property
+    def _held(self) -> "QuantizedArray":
+        return self
+
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
         warn_dequantized(self, self.size * self.dtype.itemsize, f"`{reason}`")
         return dequantize_for(self, reason)
@@ -168,9 +173,10 @@ class QuantizedArray(AbstractArrayLike):
         return dataclasses.replace(self, dtype=dtype)
 
     def delete(self) -> None:
-        """Frees the memory of the stored arrays immediately."""
+        """Frees the memory of the stored arrays on their devices immediately."""
         for a in jtu.tree_leaves(self.stored):
-            a.delete()
+            if isinstance(a, jax.Array):
+                a.delete()
 
     #
     # Placement
@@ -179,16 +185,21 @@ class QuantizedArray(AbstractArrayLike):
     @property
     def placement(self) -> Sharding | None:
         """The sharding that the array really has, whatever was declared: it is read off
-        the codes. `None` inside `jit` if the mesh has no explicit axes."""
+        the codes. `None` inside `jit` if the mesh has no explicit axes, for NumPy
+        arrays, which are on no device, and if panels of rows are cut: see `Layout`."""
         codes = codes_of(self.stored)
         if isinstance(codes, Tracer):
             return typed_sharding(self.stored, self.layout, self.axis)
+        if isinstance(codes, np.ndarray):
+            return None
         return logical_sharding(codes.sharding, self.layout, self.axis, codes.ndim)
 
     @property
     def is_sharded(self) -> bool:
         """Whether the array is really split over devices, as `placement` says."""
-        placement = self.placement
+        codes = codes_of(self.stored)
+        on_devices = isinstance(codes, jax.Array) and not isinstance(codes, Tracer)
+        placement = codes.sharding if on_devices else self.placement
         return placement is not None and not placement.is_fully_replicated
 
     def with_sharding(
@@ -330,18 +341,20 @@ def _dequantize(q):
 
 def _as_the_result_lies(q):
     # To transpose the codes takes a fraction of the time that the numbers would take.
+    if q.layout.panels is not None:
+        layout = dataclasses.replace(q.layout.side_by_side, row_axis=-2)
+        return q.layout.to_rows(q.stored), layout
     row_axis = {-1: -2, -2: -1}.get(q.axis, q.layout.row_axis)
     if q.layout.row_axis == row_axis or first_of(q.stored).ndim == 1:
         return q.stored, q.layout
-    layout = dataclasses.replace(q.layout, row_axis=row_axis, panels=False)
-    if q.layout.panels:
-        return q.layout.to_rows(q.stored), layout
+    layout = dataclasses.replace(q.layout, row_axis=row_axis)
     return jtu.tree_map(transposed, q.stored), layout
 
 
 def has_numbers(q: QuantizedArray) -> bool:
-    """Whether the stored arrays are arrays or `jax.ShapeDtypeStruct`s. After
-    `eqx.filter` or inside a transformation they may also be `None`, booleans or
-    anything else, and then `q` has no shape."""
+    """Whether the stored arrays are arrays, of JAX or NumPy, or
+    `jax.ShapeDtypeStruct`s. After `eqx.filter` or inside a transformation they may also
+    be `None`, booleans or anything else, and then `q` has no shape."""
     stored = jtu.tree_leaves(q.stored, is_leaf=lambda x: x is None)
-    return all(eqx.is_array(a) or isinstance(a, jax.ShapeDtypeStruct) for a in stored)
+    arrays = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    return all(isinstance(a, arrays) for a in stored)

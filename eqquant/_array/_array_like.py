@@ -68,6 +68,12 @@ class AbstractArrayLike(eqx.Module):
     def dequantize(self) -> Float[Array, "..."]:
         """The ordinary array that this stands for, with the same shape and dtype."""
 
+    @property
+    @abc.abstractmethod
+    def _held(self) -> Any:
+        """The array that this was made of, with the same shape, dtype and placement; or
+        its skeleton, or this itself."""
+
     @abc.abstractmethod
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
         """`dequantize`, implicitly, for an operation with the name `reason`."""
@@ -157,11 +163,11 @@ class AbstractArrayLike(eqx.Module):
         return (
             f"A `{type(self).__name__}` of shape {self.shape}{_place(self)} was passed "
             "where an ordinary array is needed. Products (`x @ q`, `q @ x`), "
-            "arithmetic, indexing and the methods of arrays work as they are. If a "
-            "module passes a quantized weight to other functions, quantize it with "
-            "`example=`, the arguments of a call, or `unsupported='on_call'`; or "
-            "exclude the weight by a rule. Elsewhere, use `eqquant.implicit(function)` "
-            "or `q.dequantize()`."
+            "arithmetic, indexing and the methods of arrays work as they are. Call "
+            "other functions, or a module that calls some, as "
+            "`eqquant.implicit(function)`, or pass them `q.dequantize()`. A module "
+            "calls itself so if it is quantized with `example=`, the arguments of a "
+            "call, or with `unsupported='on_call'`."
         )
 
     all = _of_dense("all")

@@ -16,8 +16,9 @@ from ._json import spec_from_json, spec_to_json, tuple_from_json
 
 
 # `jax.export` writes the static fields of quantized arguments and results as JSON. The
-# stored arrays are children of the tree. Version 1 has no panels.
-_name, _version = "eqquant.QuantizedArray", 2
+# stored arrays are children of the tree. Version 1 has no panels, and version 2 had
+# others.
+_name, _version = "eqquant.QuantizedArray", 3
 
 
 def _to_json(aux: Any) -> bytes:
@@ -50,13 +51,18 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
             f"The export has version {static['version']} of quantized arrays, and this "
             f"version of eqquant reads those up to {_version}. Use a later one."
         )
+    if static["version"] == 2:
+        raise ValueError(
+            "The export has quantized arrays in panels, as an earlier version of "
+            "eqquant laid them. This one lays them otherwise: export it again."
+        )
     activation = static["activation"]
     return {
         "layout": Layout(
             format_from_json(static["format"]),
             static["tail"],
             static["row_axis"],
-            static.get("panels", False),
+            tuple_from_json(static.get("panels") or None),
         ),
         "activation": None if activation is None else format_from_json(activation),
         "axis": tuple_from_json(static["axis"]),

@@ -76,12 +76,12 @@ def _rows(q, index):
     check_stored(stored, q.layout, q.axis)
 
     def pick(a, index):
-        if q.layout.panels and a.shape[-1] != 1:
+        if q.layout.panels is not None and a.shape[-1] != 1:
             # (Other rows are not read.)
-            size = q.layout.panel_rows
-            panels = a.reshape(-1, a.shape[0], size)
-            index = jnp.where(index < 0, index + q.shape[0], index)
-            index = jnp.clip(index, 0, q.shape[0] - 1)
+            size, (n, _) = q.layout.panel_rows, q.layout.panels
+            panels = a.reshape(n // size, a.size // n, size)
+            index = jnp.where(index < 0, index + n, index)
+            index = jnp.clip(index, 0, n - 1)
             return panels[index // size, :, index % size]
         a = jnp.moveaxis(a, q.layout.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]

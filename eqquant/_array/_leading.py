@@ -96,9 +96,8 @@ def _reordered(q, order):
     if list(order) == [*range(number)]:
         return q
 
-    def move(a, lead, rest):
-        kept = range(lead, lead + rest)
-        return a.transpose(*order[:lead], *kept)
+    def move(a, lead):
+        return a.transpose(*order[:lead], *range(lead, a.ndim))
 
     return _restacked(q, move, keeps_rows=order[-1] == number - 1)
 
@@ -110,9 +109,9 @@ def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray
     if lead == tuple(old):
         return q
 
-    def reshape(a, number, rest):
-        kept = a.shape[a.ndim - rest :]
-        return a.reshape(*(lead if rest == 1 else lead[:-1]), *kept)
+    def reshape(a, number):
+        new = lead if number == len(old) else lead[:-1]
+        return a.reshape(*new, *a.shape[number:])
 
     keeps_rows = len(old) > 0 and lead[-1] == old[-1]
     keeps_rows = keeps_rows and math.prod(lead[:-1]) == math.prod(old[:-1])
@@ -126,10 +125,9 @@ def broadcast_leading(
     at `dims`."""
     *old, _ = q.layout.shape(q.stored)
 
-    def broadcast(a, number, rest):
-        kept = a.shape[a.ndim - rest :]
-        new = lead if rest == 1 else lead[:-1]
-        shape = (*new, *kept)
+    def broadcast(a, number):
+        new = lead if number == len(old) else lead[:-1]
+        shape = (*new, *a.shape[number:])
         places = (*dims[:number], *range(len(new), len(shape)))
         return lax.broadcast_in_dim(a, shape, places)
 
@@ -138,17 +136,16 @@ def broadcast_leading(
 
 
 def _restacked(q, fn, keeps_rows):
-    # `fn(a, lead, rest)` changes the first `lead` axes of a stored array and keeps the
-    # other `rest`. If it keeps the rows then it applies to the arrays as they lie.
+    # `fn(a, number)` changes the first axes of a stored array, and keeps the others. If
+    # it keeps the rows then it applies to the arrays as they lie.
+    *lead, _ = q.layout.shape(q.stored)
     if keeps_rows:
-        stored = jtu.tree_map(lambda a: fn(a, a.ndim - 2, 2), q.stored)
+        stored = jtu.tree_map(lambda a: fn(a, len(lead) - 1), q.stored)
         return undeclared(q, stored=stored)
     q = side_by_side(q)
-    *lead, _ = q.layout.shape(q.stored)
 
     def apply(a):
-        a = jnp.broadcast_to(a, (*lead, a.shape[-1]))
-        return fn(a, a.ndim - 1, 1)
+        return fn(jnp.broadcast_to(a, (*lead, a.shape[-1])), len(lead))
 
     rows = jtu.tree_map(apply, q.layout.to_rows(q.stored))
     # A vector becomes a matrix, which has rows.

@@ -32,7 +32,10 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
       native library was built, 64 rows at a time lie together, in panels. Products with
       one row of inputs, as in decoding, then read memory in order, and take from two
       thirds of the time to as long as before. It is for matrices whose number of rows
-      is a multiple of 64, that are not sharded, and whose format gains by it: most do.
+      is a multiple of 64, that are not split over devices, and whose format gains by
+      it: most do. A matrix in panels stays whole: a function that takes part of its
+      stored arrays, or a `shard_map` that splits them, raises an error. Split first,
+      and prepack then.
 
     !!! Example
 
@@ -71,12 +74,13 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
             return x
         format = x.format.prepacked(kind)
         row_axis = -2 if kind == "gpu" else format.row_axis
+        layout = Layout(format, row_axis=row_axis)
         # (Arrays that are split over devices, or written into, stay as they are.)
-        alone = x.sharding is None and not x.writable
-        here = platform is None and kind == "cpu"
-        panels = here and row_axis == -1 and alone
-        panels = panels and gains_by_panels(format, x.activation)
-        return relaid_once(x, Layout(format, row_axis=row_axis, panels=panels))
+        alone = x.sharding is None and not x.is_sharded and not x.writable
+        here = platform is None and kind == "cpu" and row_axis == -1 and x.ndim > 1
+        if here and alone and gains_by_panels(format, x.activation):
+            layout = layout.in_panels(*x.layout.shape(x.stored)[-2:])
+        return relaid_once(x, layout)
 
     return jtu.tree_map(prepack, model, is_leaf=is_quantized)
 
@@ -84,13 +88,11 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
     """The same array in another layout, whose format may pack the same codes
     differently. The `tail` of the result is computed here; that of `layout` is
-    ignored. Rows that would not fill `panels` stay side by side."""
+    ignored."""
     leaves = jtu.tree_leaves(q.stored)
-    vector = all(a.ndim < 2 for a in leaves)
+    vector = all(q.layout.ndim(a) < 2 for a in leaves)
     row_axis = q.layout.row_axis if vector else layout.row_axis
-    whole = not vector and q.layout.shape(q.stored)[-2] % layout.panel_rows == 0
-    panels = layout.panels and whole
-    layout = Layout(layout.format, q.layout.tail, row_axis, panels)
+    layout = Layout(layout.format, q.layout.tail, row_axis, layout.panels)
     if layout == q.layout:
         return q
     # (A skeleton has shapes alone.)

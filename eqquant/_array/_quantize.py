@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Shaped
 
 from .._product import (
@@ -33,6 +33,7 @@ from ..formats import (
     round_trip,
     Stored,
 )
+from ..kernels import encoder, most_encoded
 from ._array import QuantizedArray
 from ._stored import settled
 
@@ -59,7 +60,7 @@ def quantize(
 
     - `w`: a floating-point array with at least one axis. For a format of a few
         integers, such as [`eqquant.RSRBinary`][], also an array of integers or
-        booleans.
+        booleans; for [`eqquant.Ternary`][] and [`eqquant.Binary`][], of integers.
     - `format`: a format or its name.
     - `axis`: the axis that matrix products contract and that blocks lie along. By
         default -2, for `x @ w`, or -1 for a vector. A tuple of axes counts as one axis,
@@ -68,12 +69,13 @@ def quantize(
         (dynamic activation quantization). Weight-only by default.
     - `writable`: whether [`eqquant.implicit`][] rounds to the format what a function
         writes into the array, so that a cache stays packed. `axis` should be one that
-        is always written as a whole, such as the last one of keys and values.
+        is always written as a whole, such as the last one of keys and values. NaN or
+        infinity in what is written makes its whole block NaN.
 
     **Returns:**
 
-    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`, or with the `dtype`
-    of the format if `w` holds integers or booleans.
+    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`. If `w` holds
+    integers or booleans, with the `dtype` of the format, or float32.
 
     **Raises:**
 
@@ -103,7 +105,7 @@ def quantized(
     format = as_format(format)
     if activation is not None:
         activation = as_format(activation)
-        _check_activation(activation)
+        check_activation(activation)
     if isinstance(w, QuantizedArray):
         raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")
     if not eqx.is_array(w):
@@ -112,20 +114,28 @@ def quantized(
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
     axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
-    traced = isinstance(w, Tracer)
+    traced, ordinary = isinstance(w, Tracer), False
     if not traced:
         with jax.ensure_compile_time_eval():
-            _check_numbers(w, format, axis)
+            ordinary = _check_numbers(w, format, axis)
     sharding = None if traced or not isinstance(w, jax.Array) else w.sharding
     w = jnp.asarray(w)
     if traced and isinstance(format, AbstractExact):
         w = _check_when_run(w, format)
-    if w.dtype == jnp.float64:
-        # As all formats do. (XLA compiles some for minutes if they begin with it.)
+    # (In float64, which all formats round, XLA would compile some for minutes.)
+    if w.dtype == jnp.float64 or (
+        format.takes_integers and jnp.issubdtype(w.dtype, jnp.integer)
+    ):
         w = w.astype(jnp.float32)
     contracted = [w.shape[i] for i in as_tuple(axis)]
     layout = Layout(format).preferred(w.ndim - len(contracted) + 1)
-    stored = _encode(w, layout, axis, encode, operands)
+    native = _native(w, format, axis) if ordinary and encode is encode_held else None
+    if native is None:
+        stored = _encode(w, layout, axis, encode, operands)
+    else:
+        # (The program of a surrounding trace may run where there is no such library.)
+        with jax.ensure_compile_time_eval():
+            stored = _encode_natively(w, layout, axis, native)
     q = QuantizedArray(
         stored=stored,
         layout=layout.trimmed(stored, math.prod(contracted)),
@@ -148,6 +158,21 @@ def _encode(w, layout, axis, encode, operands):
     return settled(by_types(encode_all, sharding)(w, operands))
 
 
+@ft.partial(jax.jit, static_argnums=(1, 2, 3))
+def _encode_natively(w, layout, axis, encode):
+    w = w if axis == -2 else contracted_last(w, axis)
+    return layout.from_rows(encode(layout.format, w))
+
+
+def _native(w, format, axis):
+    # A faster function than `encode_held`, for ordinary numbers on a CPU.
+    if isinstance(w, Tracer) or not isinstance(w.sharding, SingleDeviceSharding):
+        return None
+    if w.ndim == len(as_tuple(axis)) or next(iter(w.devices())).platform != "cpu":
+        return None
+    return encoder(format, w.dtype, axis == -2)
+
+
 def _out_sharding(w, encode, layout, axis, operands):
     sharding = jax.typeof(w).sharding
     if not sharding.mesh.explicit_axes:
@@ -166,11 +191,6 @@ def _is_outside(w, format):
     return format.is_outside(w)
 
 
-# Every dtype of scales can hold numbers up to this one. Only for larger numbers does
-# `_number_lost` quantize and decode the array once more, to look for overflow.
-_ordinary = 256.0
-
-
 # So few numbers are looked through by NumPy, for which nothing is compiled.
 _few = 2**16
 
@@ -178,13 +198,13 @@ _few = 2**16
 def _number_beyond(w):
     on_host = isinstance(w, np.ndarray) or w.is_fully_addressable
     if w.size <= _few and on_host:
-        return np.sum(~(np.abs(np.asarray(w).astype(np.float64)) <= _ordinary))
+        return np.sum(~(np.abs(np.asarray(w).astype(np.float64)) <= most_encoded))
     return _number_beyond_of_many(w)
 
 
 @jax.jit
 def _number_beyond_of_many(w):
-    return jnp.sum(~(jnp.abs(w) <= _ordinary))
+    return jnp.sum(~(jnp.abs(w) <= most_encoded))
 
 
 @jax.jit
@@ -212,10 +232,16 @@ def _dtype(w, format):
         if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.integer):
             return format.dtype
         wanted += ", or one of integers or booleans"
+    elif format.takes_integers:
+        if jnp.issubdtype(w.dtype, jnp.integer):
+            return jnp.float32
+        wanted += ", or one of integers"
     raise TypeError(f"`w` should have {wanted}. Got dtype {w.dtype.name}.")
 
 
-def _check_activation(format):
+def check_activation(format: AbstractFormat) -> None:
+    """Raises a `ValueError` unless products can quantize the other operand in a
+    format."""
     if isinstance(format, AbstractExact):
         raise ValueError(
             "`activation` should be a format that rounds any number. Got "
@@ -227,15 +253,19 @@ def _check_activation(format):
     if any(a.shape[0] != 2 for a in jtu.tree_leaves(stored)):
         raise ValueError(
             "`activation` should be a format with separate scales for each row. "
-            f"Got {format}, whose scale all rows share."
+            f"Got {format}, whose scale all rows share. Take a format such as "
+            "`MXFP4()` or `Int8()`."
         )
 
 
 def _check_numbers(w, format, axis):
+    # Whether all are ordinary: every dtype of scales can hold numbers up to
+    # `most_encoded`. Only for larger ones does `_number_lost` quantize and decode the
+    # array once more, to look for overflow.
     if isinstance(format, AbstractExact):
         _check_domain(w, format)
-    else:
-        _check_finite(w, format, axis)
+        return False
+    return _check_finite(w, format, axis)
 
 
 def _check_domain(w, format):
@@ -269,7 +299,7 @@ def _wanted(format):
 
 def _check_finite(w, format, axis):
     if int(_number_beyond(w)) == 0:
-        return
+        return True
     number, largest = _number_not_finite(w)
     if number != 0:
         raise ValueError(
@@ -282,3 +312,4 @@ def _check_finite(w, format, axis):
             f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
             f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
         )
+    return False

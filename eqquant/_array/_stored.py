@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .._product import as_tuple, Axis
 from ..formats import AbstractGrid, Layout, Stored
@@ -26,11 +26,11 @@ def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
                 f"{a.dtype.name}: they were treated as parameters. Select parameters "
                 "with `eqx.is_inexact_array`, not with `eqx.is_array`."
             )
-        check_axes(a.ndim, layout, axis)
+        check_axes(a, layout, axis)
     checked_p.bind(*leaves, layout=layout, axis=axis)
     # An array that all rows share has size one there.
-    shapes = [a.shape for a in leaves if a.ndim > 1]
-    if len({shape[layout.row_axis] for shape in shapes} - {1}) > 1:
+    shapes = [layout.shape_by_row(a) for a in leaves if layout.ndim(a) > 1]
+    if len({shape[-2] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
     if _number_of_blocks(stored, layout) not in (None, _wanted_blocks(stored, layout)):
         raise ValueError(_sentence)
@@ -40,9 +40,9 @@ def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
 # look like one whose rows share their scales.)
 def _number_of_blocks(stored, layout):
     grid = isinstance(layout.format, AbstractGrid) and not layout.format.ordered
-    if not grid or stored["scale"].ndim < 2:
+    if not grid or layout.ndim(stored["scale"]) < 2:
         return None
-    return layout.by_row(stored["scale"].shape)[-1]
+    return layout.shape_by_row(stored["scale"])[-1]
 
 
 def _wanted_blocks(stored, layout):
@@ -50,9 +50,9 @@ def _wanted_blocks(stored, layout):
     return 1 if size is None else -(-layout.shape(stored)[-1] // size)
 
 
-def check_axes(ndim: int, layout: Layout, axis: Axis) -> None:
-    """Raises a `ValueError` if stored arrays have too few axes."""
-    axes = as_tuple(axis)
+def check_axes(a: Any, layout: Layout, axis: Axis) -> None:
+    """Raises a `ValueError` if a stored array has too few axes."""
+    axes, ndim = as_tuple(axis), layout.ndim(a)
     least = 1 if layout.row_axis == -2 else 2
     if ndim < least or ndim - 1 + len(axes) < -axes[0]:
         raise ValueError(_sentence)
@@ -62,7 +62,8 @@ _sentence = (
     "A `QuantizedArray` can be mapped along leading axes only: those in front of its "
     "contracted axis and of its matrices. Got another one, from the `in_axes` of "
     "`jax.vmap` for example, which apply to the stored arrays. Map its `.dequantize()` "
-    "instead."
+    "instead. (The stored arrays of a weight that `eqquant.tree_prepack` laid in "
+    "panels have fewer axes, and fit into no other array.)"
 )
 
 
@@ -80,9 +81,10 @@ mlir.register_lowering(checked_p, lambda ctx, *stored, **_: stored)
 def _batch_checked(stored, dims, *, layout, axis):
     axes = as_tuple(axis)
     for a, d in zip(stored, dims, strict=True):
-        in_front = a.ndim - 1 + len(axes) + axes[0]
+        ndim = layout.ndim(a)
+        in_front = ndim - 1 + len(axes) + axes[0]
         # The rows of a matrix may be mapped, too: each of them is a vector.
-        lead = a.ndim - 2 if a.ndim > 2 or layout.row_axis == -1 else 1
+        lead = ndim - 2 if ndim > 2 or layout.row_axis == -1 else 1
         if d is not None and d >= min(in_front, lead):
             raise ValueError(_sentence)
     return checked_p.bind(*stored, layout=layout, axis=axis), dims
@@ -111,12 +113,16 @@ def first_of(stored: Stored) -> Any:
 
 def side_by_side(q: Any) -> Any:
     """`q`, whose rows are not in panels: see `Layout`."""
-    if not q.layout.panels:
+    if q.layout.panels is None:
         return q
     stored, layout = q.stored, q.layout
-    # (What has only shapes, or was filtered out, stays as it is.)
-    if all(isinstance(a, jax.Array | np.ndarray) for a in jtu.tree_leaves(stored)):
+    leaves = jtu.tree_leaves(stored)
+    if all(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
+        stored = jax.eval_shape(layout.without_panels, stored)
+    elif all(isinstance(a, jax.Array | np.ndarray) for a in leaves):
         stored = layout.without_panels(stored)
+    else:
+        return q  # filtered: it has no shape
     return dataclasses.replace(q, stored=stored, layout=layout.side_by_side)
 
 
@@ -138,3 +144,18 @@ def _batch_settled(operands, dims):
 
 
 batching.primitive_batchers[settled_p] = _batch_settled
+
+
+# Integers have no derivatives, but what differentiates twice asks for them.
+def _jvp_checked(stored, tangents, **params):
+    out = checked_p.bind(*stored, **params)
+    return out, [ad.Zero(jax.typeof(a).to_tangent_aval()) for a in out]
+
+
+def _jvp_settled(operands, tangents):
+    out = settled_p.bind(*operands)
+    return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+
+
+ad.primitive_jvps[checked_p] = _jvp_checked
+ad.primitive_jvps[settled_p] = _jvp_settled

@@ -49,6 +49,13 @@ def add_to(commands: Any) -> Parser:
         "--quantize",
         "measure how fast arrays are quantized and dequantized, instead of products",
     )
+    bench.add_argument(
+        "--axis",
+        type=int,
+        choices=(-1, -2),
+        default=-2,
+        help="the axis that --quantize quantizes along (default: -2)",
+    )
     add_flag(
         bench,
         "--llama",
@@ -69,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
         all_formats,
         as_quantization,
         run,
-        run_conversions,
         run_generation,
         run_memory,
     )
@@ -78,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
         run_memory(peers=args.peers)
         return 0
     if args.quantize:
-        run_conversions()
-        return 0
+        return _bench_conversions(args.formats, args.axis)
     if args.llama:
         try:
             run_generation(args.formats)
@@ -110,6 +115,21 @@ def run(args: argparse.Namespace) -> int:
         quick=args.quick,
         out=args.out,
     )
+    return 0
+
+
+def _bench_conversions(names: list[str] | None, axis: int) -> int:
+    from ..bench import all_formats, run_conversions
+    from ..formats import as_format
+
+    try:
+        if names == ["all"]:
+            formats = list(dict.fromkeys(each.format for each in all_formats()))
+        else:
+            formats = names and [as_format(name) for name in names]
+    except ValueError as e:
+        return user_error("bench", str(e))
+    run_conversions(formats, axis=axis)
     return 0
 
 

@@ -1,9 +1,9 @@
 import argparse
-import math
 import pathlib
 from typing import Any
 
-from ._parser import Parser, user_error
+from ._differences import difference
+from ._parser import add_ordinary, Parser, user_error
 
 
 def add_to(commands: Any) -> Parser:
@@ -23,6 +23,7 @@ def add_to(commands: Any) -> Parser:
         help="the family of models, if one file has the names of llama.cpp and the "
         "other those of Hugging Face",
     )
+    add_ordinary(compare)
     return compare
 
 
@@ -30,11 +31,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from ..interop import open
+    from .._tree import printable
 
     console = Console()
     try:
-        with open(args.a) as a, open(args.b) as b:
+        opened = lambda path: _opened(path, args.ordinary)
+        with opened(args.a) as a, opened(args.b) as b:
             of_a, of_b = _named(a, args.rename), _named(b, args.rename)
             both = [name for name in of_a if name in of_b]
             if not both:
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
                     f"{args.a} and {args.b} have no names in common: for example "
                     f"{next(iter(of_a), None)!r} and {next(iter(of_b), None)!r}.",
                 )
-            width = max(map(len, both))
+            width = max(len(printable(name)) for name in both)
             head = f"{'':<{width}}  {'SQNR':>9}  {'max error':>9}  format"
             console.print(Text(head, "bold"), soft_wrap=True)
             same = all([_line(n, of_a[n], of_b[n], width, console) for n in both])
@@ -53,8 +55,20 @@ def run(args: argparse.Namespace) -> int:
         for name in names:
             if name not in others:
                 same = False
-                console.print(Text(f"{name}: only in {path}", "red"), soft_wrap=True)
+                text = f"{printable(name)}: only in {path}"
+                console.print(Text(text, "red"), soft_wrap=True)
     return 0 if same else 1
+
+
+def _opened(path, ordinary):
+    from ..interop import open
+
+    checkpoint = open(path)
+    # (GGUF and files of eqquant say what each array is.)
+    if not ordinary or checkpoint.kind in ("gguf", "eqquant"):
+        return checkpoint
+    checkpoint.close()
+    return open(path, ordinary=ordinary)
 
 
 def _named(checkpoint, rename):
@@ -67,31 +81,19 @@ def _named(checkpoint, rename):
 def _line(name, a, b, width, console):
     from rich.text import Text
 
-    start = f"{name:<{width}}"
+    from .._tree import printable
+
+    start = f"{printable(name):<{width}}"
     if a.shape != b.shape:
         text = f"{start}  shapes differ: {a.shape} and {b.shape}"
         console.print(Text(text, "red"), soft_wrap=True)
         return False
-    ratio, largest = _error(a, b)
-    sqnr = "exact" if ratio == math.inf else f"{ratio:.1f} dB"
+    found = difference(_dense(a), _dense(b))
+    sqnr = "exact" if found.is_exact else f"{found.sqnr:.1f} dB"
     formats = " → ".join(dict.fromkeys(str(x.format or x.dtype.name) for x in (a, b)))
-    text = f"{start}  {sqnr:>9}  {largest:>9.3g}  {formats}"
+    text = f"{start}  {sqnr:>9}  {found.largest:>9.3g}  {formats}"
     console.print(Text(text), soft_wrap=True)
     return True
-
-
-def _error(a, b):
-    import numpy as np
-
-    from .._array import sqnr
-
-    x, y = (np.asarray(_dense(entry)) for entry in (a, b))
-    if x.size == 0:
-        return math.inf, 0.0
-    if np.array_equal(x, y):
-        return math.inf, 0.0
-    x, y = x.astype(np.float32), y.astype(np.float32)
-    return sqnr(x, y), float(np.max(np.abs(x - y)))
 
 
 def _dense(entry):

@@ -26,13 +26,21 @@ _keys = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
+_needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_reals = ("rms_norm_eps", "rope_theta")
+# What a configuration that it does not expect raises in eqx-zoo.
+_of_another_model = (
+    *(ArithmeticError, AttributeError, LookupError, NotImplementedError),
+    *(TypeError, ValueError),
+)
 # The experts of a layer are one array.
 _experts = "model.layers.{i}.mlp.experts"
 _stacks = {f"{_experts}.{{e}}.{{x}}.weight": f"{_experts}.{{x}}.weight"}
 _head = "lm_head.weight"
+_embedding = "token_embd.weight"
 
 
-def load_model(path: pathlib.Path, config: pathlib.Path | None) -> Any:
+def load_model(path: pathlib.Path, config: pathlib.Path | None, largest: int) -> Any:
     """Loads a model of eqx-zoo, `CausalLM`, from a folder of Hugging Face or from a
     file of GGUF.
 
@@ -40,6 +48,7 @@ def load_model(path: pathlib.Path, config: pathlib.Path | None) -> Any:
 
     - `config`: a folder with a `config.json`. By default, that of `path`, or the
         metadata of GGUF.
+    - `largest`: the largest number of a token that the model should have.
 
     **Raises:**
 
@@ -60,26 +69,34 @@ def load_model(path: pathlib.Path, config: pathlib.Path | None) -> Any:
             "later, `pip install eqx-zoo`"
         ) from e
     with open(path) as checkpoint:
-        rename: list[Any] = [_stacks]
-        if checkpoint.kind == "gguf":
-            rename = ["llama", *rename]
+        rename = renaming(checkpoint)
         found = _config(checkpoint, config)
+        if largest >= found.get("vocab_size", largest + 1):
+            raise ValueError(
+                f"{path} has tokens up to {found['vocab_size'] - 1}. Got {largest}"
+            )
         if found["tie_word_embeddings"]:
             rename.append({_head: None})
         try:
             found = Config.from_hf(found)
-        except (KeyError, NotImplementedError) as e:
-            raise ValueError(f"{path} has no model that eqx-zoo has: {e}") from e
-        skeleton = eqx.filter_eval_shape(CausalLM, found, key=jax.random.key(0))
+            skeleton = eqx.filter_eval_shape(CausalLM, found, key=jax.random.key(0))
+        except _of_another_model as e:
+            raise ValueError(
+                f"{path} has no model that eqx-zoo has: {type(e).__name__}, {e}"
+            ) from e
         return load_into(skeleton, checkpoint, rename)
+
+
+def renaming(checkpoint: Any) -> list[Any]:
+    """Rules from the names in a file to those in eqx-zoo. Also a file of eqquant may
+    have the names of llama.cpp."""
+    return ["llama", _stacks] if _embedding in checkpoint else [_stacks]
 
 
 def _config(checkpoint, folder) -> dict[str, Any]:
     if folder is not None:
-        found = json.loads((folder / "config.json").read_text())
-        if not isinstance(found, dict):
-            raise ValueError(f"{folder / 'config.json'} should have an object")
-    elif checkpoint.kind == "gguf":
+        found = _read(folder / "config.json")
+    elif checkpoint.kind == "gguf" or "general.architecture" in checkpoint.metadata:
         found = config_of_gguf(checkpoint)
     else:
         found = dict(checkpoint.config)
@@ -88,7 +105,31 @@ def _config(checkpoint, folder) -> dict[str, Any]:
             "there should be a config.json with 'architectures' beside the file, or in "
             "a folder that --config names"
         )
+    _check_numbers(found)
     return {"tie_word_embeddings": False} | found
+
+
+def _read(path):
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (RecursionError, ValueError) as e:
+        raise ValueError(f"{path} is not JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} should have an object")
+    return found
+
+
+def _check_numbers(config):
+    for key in (*_keys, "vocab_size"):
+        x, is_count = config.get(key), key not in _reals
+        # Of what a family of models lacks, the value may be null.
+        if x is None and (key not in config or key not in _needed):
+            continue
+        kinds = (int,) if is_count else (int, float)
+        if not isinstance(x, kinds) or x is True or not 0 < x < 2**31:
+            what = "a positive integer" if is_count else "a positive number"
+            text = f"its configuration should have {what} for {key}. Got {x!r}"
+            raise ValueError(text)
 
 
 def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
@@ -116,9 +157,9 @@ def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
         for key, name in _keys.items()
         if f"{architecture}.{name}" in metadata
     }
-    if "token_embd.weight" not in checkpoint:
-        raise ValueError("it has no 'token_embd.weight'")
-    vocabulary, _ = checkpoint.entries["token_embd.weight"].shape
+    if _embedding not in checkpoint:
+        raise ValueError(f"it has no {_embedding!r}")
+    vocabulary, _ = checkpoint.entries[_embedding].shape
     is_bad = [
         key
         for key, x in found.items()

@@ -1,5 +1,6 @@
 import argparse
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,18 +10,24 @@ from ._parser import add_flag, Parser, user_error
 from ._values import as_count
 
 
+# How many of the dense model's most probable tokens are kept for several others.
+_top = 1024
+
+
 def add_to(commands: Any) -> Parser:
     evaluate = commands.add_parser(
         "evaluate",
-        help="measure how well a language model predicts a text, and what it lost",
-        description="Perplexity of a model of eqx-zoo (Llama, Qwen 2 and 3), and how "
-        "far its predictions are from those of the dense model.",
+        help="measure how well language models predict a text, and what they lost",
+        description="Perplexity of models of eqx-zoo (Llama, Qwen 2 and 3), and how "
+        "far their predictions are from those of the dense model.",
     )
     evaluate.add_argument(
-        "model",
+        "models",
         type=pathlib.Path,
+        nargs="+",
         metavar="MODEL",
-        help="a folder of Hugging Face, or a file of GGUF, quantized or not",
+        help="a folder of Hugging Face, or a file of GGUF, quantized or not; several "
+        "are compared in a table",
     )
     evaluate.add_argument(
         "tokens",
@@ -33,7 +40,8 @@ def add_to(commands: Any) -> Parser:
         "--dense",
         type=pathlib.Path,
         metavar="MODEL",
-        help="the model before it was quantized, to compare with",
+        help="the model before it was quantized, to compare with; if there are "
+        f"several others, by its {_top} most probable tokens",
     )
     evaluate.add_argument(
         "--config",
@@ -53,30 +61,71 @@ def add_to(commands: Any) -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.text import Text
-
-    from .._report import evaluate
+    from .._report import evaluate, predictions
 
     if args.layers and args.dense is None:
         return user_error("evaluate", "--layers takes a model to compare with, --dense")
     try:
         tokens = read_tokens(args.tokens)
-        model = load_model(args.model, args.config)
-        dense = None
+        largest = int(tokens.max())
+        texts = list(_texts(tokens, args.length))
+        dense = others = None
         if args.dense is not None:
-            dense = load_model(args.dense, args.config)
-        found = evaluate(_logits, model, _texts(tokens, args.length), dense=dense)
+            dense = others = load_model(args.dense, args.config, largest)
+            if len(args.models) > 1:
+                others = predictions(_logits, dense, texts, top=_top)
+                dense = dense if args.layers else None
+        found, layers = {}, {}
+        for path in args.models:
+            model = load_model(path, args.config, largest)
+            found[path] = evaluate(_logits, model, texts, dense=others)
+            if args.layers:
+                layers[path] = _errors(model, dense, tokens[: args.length])
     except (OSError, ValueError) as e:
         return user_error("evaluate", e)
+    _print(found, layers)
+    return 0
+
+
+def _print(found, layers):
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console()
-    console.print(found)
-    if args.layers:
-        console.print(Text("\nerror after each layer, relative to its outputs", "bold"))
-        errors = _errors(model, dense, tokens[: args.length])
+    if len(found) == 1:
+        console.print(*found.values())
+    else:
+        tokens = next(iter(found.values())).tokens
+        console.print(_table(found))
+        console.print(Text(f"Losses are in nats per token, of {tokens:,} tokens."))
+    for path, errors in layers.items():
+        of = "" if len(layers) == 1 else f" of {path}"
+        title = f"\nerror after each layer{of}, relative to its outputs"
+        console.print(Text(title, "bold"))
         for i, error in enumerate(errors):
             console.print(Text(f"  {i:>3}  {float(error):.3g}"))
-    return 0
+
+
+def _table(found):
+    from rich.table import Table
+
+    evaluations = list(found.values())
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    compared = evaluations[0].dense_loss is not None
+    of_dense = ("change", "divergence", "same favourite") if compared else ()
+    for name in ("loss", "perplexity", *of_dense):
+        table.add_column(name, justify="right")
+    if compared:
+        dense = evaluations[0].dense_loss
+        table.add_row("(dense)", f"{dense:.4f}", f"{math.exp(dense):.4g}")
+    for path, one in found.items():
+        row = [str(path), f"{one.loss:.4f}", f"{one.perplexity:.4g}"]
+        if compared:
+            row.append(f"{one.change:+.4f} ± {one.change_error:.4f}")
+            row += [f"{one.divergence:.4f}", f"{one.agreement:.1%}"]
+        table.add_row(*row)
+    return table
 
 
 def read_tokens(path: pathlib.Path) -> Any:
@@ -89,16 +138,16 @@ def read_tokens(path: pathlib.Path) -> Any:
     import numpy as np
 
     if path.suffix == ".npy":
-        tokens = np.load(path, allow_pickle=False).reshape(-1)
+        # (A header may claim more numbers than there are.)
+        try:
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
+        except (EOFError, ValueError) as e:
+            raise ValueError(f"{path} is damaged: {e}") from e
     else:
-        text = path.read_text()
-        if text.lstrip().startswith("["):
-            tokens = np.asarray(json.loads(text)).reshape(-1)
-        else:
-            try:
-                tokens = np.array([int(x) for x in text.replace(",", " ").split()])
-            except ValueError as e:
-                raise ValueError(f"{path} should have integers: {e}") from e
+        try:
+            tokens = _tokens_of_text(path.read_text(encoding="utf-8"))
+        except (RecursionError, ValueError) as e:
+            raise ValueError(f"{path} should have integers: {e}") from e
     if len(tokens) < 2 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
             f"{path} should have two integers or more. Got {len(tokens)} numbers of "
@@ -107,6 +156,14 @@ def read_tokens(path: pathlib.Path) -> Any:
     if tokens.min() < 0 or tokens.max() >= 2**31:
         raise ValueError(f"{path} should have numbers of tokens, from 0 on")
     return tokens.astype(np.int32)
+
+
+def _tokens_of_text(text):
+    import numpy as np
+
+    if text.lstrip().startswith("["):
+        return np.asarray(json.loads(text)).reshape(-1)
+    return np.array([int(x) for x in text.replace(",", " ").split()])
 
 
 def _texts(tokens, length) -> Iterator[Any]:

@@ -36,6 +36,10 @@ def _is_own(checkpoint):
     return checkpoint.kind == "eqquant"
 
 
+def _is_header(key):
+    return key.startswith("eqquant")
+
+
 def _own_rows(path):
     # (Files of this library record which arrays are tied.)
     from .._report import report
@@ -49,16 +53,25 @@ def _own_rows(path):
 def _rows(checkpoint):
     from ._rows import row_of
 
-    return [row_of(entry, after=entry.nbytes) for entry in checkpoint.entries.values()]
+    rows = []
+    for entry in checkpoint.entries.values():
+        row = row_of(entry, after=entry.nbytes)
+        unread = [source.kind for source in entry.sources if source.dtype is None]
+        rows.append(dataclasses.replace(row, dtype=unread[0]) if unread else row)
+    return rows
 
 
 def _print_about(checkpoint, console):
     from rich.text import Text
 
-    metadata = {} if _is_own(checkpoint) else checkpoint.metadata
+    from .._tree import printable
+
+    # (Without the description of a file of eqquant, which is what is listed.)
+    metadata = {k: v for k, v in checkpoint.metadata.items() if not _is_header(k)}
     console.print(Text(checkpoint.kind, "bold"))
     for key, value in metadata.items():
-        console.print(Text(f"  {key}: {_short(value)}"), soft_wrap=True)
+        text = f"  {printable(key)}: {_short(value)}"
+        console.print(Text(text), soft_wrap=True)
     console.print()
 
 

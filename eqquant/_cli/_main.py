@@ -1,9 +1,11 @@
+import sys
 from collections.abc import Sequence
 
 import eqquant
 
 from . import _bench, _compare, _demo, _evaluate, _formats, _inspect, _quantize
-from ._parser import Parser
+from ._parser import interrupted, Parser, user_error
+from ._printing import any_encoding, drop_output
 
 
 _commands = (
@@ -24,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The exit status: 0 for success; 1 if `bench --platform gpu` finds wrong products, or
     `compare` finds arrays that cannot be compared; 2 for an error of the user, which is
-    reported by a line on standard error. (Arguments that cannot be parsed raise
+    reported by a line on standard error, as is output that cannot be written; 130 if it
+    was interrupted. (Arguments that cannot be parsed raise
     `SystemExit`, as in `argparse`.)
     """
     parser = Parser("eqquant", description="Quantized arrays for JAX and Equinox.")
@@ -36,6 +39,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _commands:
-        command.add_to(commands).set_defaults(run=command.run)
-    args = parser.parse_args(argv)
-    return args.run(args)
+        found = command.add_to(commands)
+        found.set_defaults(run=command.run, command=found.prog.split()[-1])
+    with any_encoding():
+        return _run(parser, argv)
+
+
+def _run(parser, argv):
+    status, command = 0, ""
+    try:
+        try:
+            args = parser.parse_args(argv)
+            command = args.command
+            status = args.run(args)
+        finally:
+            if sys.stdout is not None:  # closed by the caller
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return interrupted(command)
+    except BrokenPipeError:
+        drop_output()
+        return 1
+    except OSError as e:
+        drop_output()
+        text = str(e) if e.filename else f"{e} (while printing)"
+        return status or user_error(command, text)
+    return status

@@ -16,6 +16,18 @@ def add_flag(parser: argparse.ArgumentParser, name: str, help: str) -> None:
     parser.add_argument(name, action="store_true", help=help)
 
 
+def add_ordinary(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--ordinary`."""
+    parser.add_argument(
+        "--ordinary",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="the names of arrays that are not parts of quantized ones, though they "
+        "look so, such as 'images*'; repeatable",
+    )
+
+
 def add_out(parser: argparse.ArgumentParser, default: str, help: str) -> None:
     """Adds the option `--out` for a folder."""
     parser.add_argument(
@@ -29,6 +41,19 @@ def add_out(parser: argparse.ArgumentParser, default: str, help: str) -> None:
 
 def user_error(command: str, message: object) -> int:
     """Reports an error of the user in one line, and returns the exit status."""
-    line = " ".join(str(message).split())
-    print(f"eqquant {command}: {line}", file=sys.stderr)
+    _print_error(command, message)
     return 2
+
+
+def interrupted(command: str, what_now: str = "") -> int:
+    """Reports an interruption by the user, and returns the exit status, as a shell
+    has it."""
+    _print_error(command, f"interrupted. {what_now}")
+    return 130
+
+
+def _print_error(command, message):
+    from .._tree import printable
+
+    line = printable(" ".join(str(message).split()))
+    print(f"{f'eqquant {command}'.rstrip()}: {line}", file=sys.stderr)

@@ -1,9 +1,10 @@
 import argparse
 import math
+import os
 import pathlib
 from typing import Any
 
-from ._parser import add_flag, Parser, user_error
+from ._parser import add_flag, add_ordinary, interrupted, Parser, user_error
 from ._values import as_axis, as_bytes, as_rule, format_from_text
 
 
@@ -28,7 +29,8 @@ def add_to(commands: Any) -> Parser:
         "--format",
         default="nf4",
         metavar="FORMAT",
-        help="such as nf4, 'NF4(128)', or none (default: %(default)s)",
+        help="such as nf4 or 'NF4(128)'; f32, f16 or bf16, which decodes arrays; or "
+        "none, which copies them (default: %(default)s)",
     )
     quantize.add_argument(
         "--rule",
@@ -45,13 +47,15 @@ def add_to(commands: Any) -> Parser:
         help="the kind of file to write (default: gguf if OUT ends in .gguf, otherwise "
         "eqquant)",
     )
+    add_ordinary(quantize)
     quantize.add_argument(
         "--axis",
         type=as_axis,
         action="append",
         metavar="[PATTERN=]AXIS",
         help="the axis that products contract: -1 for (out, in) matrices, -2 for "
-        "(in, out); repeatable, and the first match decides (default: -1)",
+        "(in, out), and as in 'conv.*=1,2,3' for filters; repeatable, and the first "
+        "match decides (default: -1, and of filters all but the first)",
     )
     quantize.add_argument(
         "--min-size",
@@ -120,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
                 format,
                 rules=rules,
                 to=args.to,
-                axis=args.axis or -1,
+                ordinary=args.ordinary,
+                axis=args.axis or "auto",
                 min_size=args.min_size,
                 embeddings=args.embeddings,
                 requantize=args.requantize,
@@ -131,12 +136,20 @@ def run(args: argparse.Namespace) -> int:
                 config=False if args.bare else args.config,
                 progress=bar.update,
             )
-    except (OSError, ValueError) as e:
+    except ValueError as e:
         return user_error("quantize", e)
+    except OSError as e:
+        text = str(e).rstrip(".")
+        return user_error("quantize", f"{text}. {_what_now(args)}")
     except KeyboardInterrupt:
-        return user_error("quantize", "interrupted. Run the same command to resume.")
+        return interrupted("quantize", _what_now(args))
     _print(outcomes)
     return 0
+
+
+def _what_now(args):
+    is_begun = os.path.isdir(f"{os.path.realpath(args.out)}.partial")
+    return "Run the same command again to resume." if is_begun else ""
 
 
 def _statistics(args):
@@ -191,13 +204,16 @@ class _Bar:
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,
         )
 
     def update(self, done: int, total: int, name: str) -> None:
+        from .._tree import printable
+
+        name = printable(name)
         # The work of an earlier, interrupted run should not count towards the speed.
         if self._task is None:
             self._task = self._bar.add_task(name, total=total, completed=done)
@@ -216,6 +232,7 @@ def _print(outcomes):
     from rich.text import Text
 
     from .._report import Report
+    from .._tree import printable
     from ._rows import row_of
 
     console = Console()
@@ -231,11 +248,18 @@ def _print(outcomes):
         for x in outcomes
     ]
     console.print(Report(rows))
+    kept = [x for x in outcomes if x.reason == "quantized already" and x.hint]
+    if kept:
+        number = "1 array" if len(kept) == 1 else f"{len(kept)} arrays"
+        text = f"\nQuantized already, and as before: {number}, such as "
+        text += f"{printable(kept[0].name)} → --requantize"
+        console.print(Text(text, "yellow"), soft_wrap=True)
     measured = [x for x in outcomes if x.sqnr is not None]
     if measured:
         worst = sorted(measured, key=lambda x: x.sqnr)[:10]
         console.print(Text("\nArrays with the largest errors", "bold"))
-        width = max(len(x.name) for x in worst)
-        for x in worst:
+        names = [printable(x.name) for x in worst]
+        width = max(map(len, names))
+        for name, x in zip(names, worst):
             sqnr = "exact" if x.sqnr == math.inf else f"{x.sqnr:.1f} dB"
-            console.print(Text(f"  {x.name:<{width}}  {sqnr:>8}"), soft_wrap=True)
+            console.print(Text(f"  {name:<{width}}  {sqnr:>8}"), soft_wrap=True)

@@ -13,10 +13,10 @@ def as_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"should be a number of bytes, as in 5GB. Got {text!r}"
         )
-    size = int(float(match[1]) * _units[match[2].upper()])
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"should be 1 or more. Got {text!r}")
-    return size
+    size = float(match[1]) * _units[match[2].upper()]
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(f"should be 1 to 2^63. Got {text!r}")
+    return int(size)
 
 
 def as_count(text: str) -> int:
@@ -36,19 +36,23 @@ def as_rule(text: str) -> tuple[str, str]:
     return pattern, action
 
 
-def as_axis(text: str) -> tuple[str, int]:
-    """Parses an axis of matrices, such as `-1` or `h.*=-2`, with its pattern."""
+def as_axis(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """Parses an axis of matrices, such as `-1` or `h.*=-2`, with its pattern, or the
+    axes of filters, as in `conv.*=1,2,3`."""
     pattern, equals, axis = text.rpartition("=")
-    if axis not in ("-1", "-2") or (equals and not pattern):
+    is_one = axis in ("-1", "-2")
+    is_several = re.fullmatch(r"-?\d(,-?\d)+", axis) is not None
+    if not (is_one or is_several) or (equals and not pattern):
         raise argparse.ArgumentTypeError(
-            f"should be -1 or -2, or as in 'h.*=-2'. Got {text!r}"
+            f"should be -1 or -2, or as in 'h.*=-2' or 'conv.*=1,2,3'. Got {text!r}"
         )
-    return pattern or "*", int(axis)
+    axes = tuple(map(int, axis.split(",")))
+    return pattern or "*", axes[0] if is_one else axes
 
 
 def format_from_text(text: str) -> Any:
     """Parses a format, by its name or as written in Python: `nf4` or `NF4(128)`. `none`
-    is `None`.
+    is `None`, and the names of dtypes stay.
 
     **Raises:**
 
@@ -56,4 +60,6 @@ def format_from_text(text: str) -> Any:
     """
     from ..formats import as_format
 
+    if text.lower() in ("f32", "f16", "bf16"):
+        return text.lower()
     return None if text.lower() == "none" else as_format(text)

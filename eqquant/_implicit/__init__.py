@@ -9,8 +9,9 @@ What primitives that only move numbers do stands in `_moves`, once for this room
 `_trace`, in a few terms. `_structure` does that to packed arrays.
 
 To add a rule, write a function `(interpreter, eqn, values) -> results` and decorate it
-with `add_rule(primitive)`, in the file of its kind (`_products`, `_structure`,
-`_writes`, ...). If the primitive only moves numbers, add it to the table in `_moves`.
+with `add_rule(primitive, parameter=...)`, in the file of its kind (`_products`,
+`_structure`, `_writes`, ...), with all parameters that it heeds. If the primitive only
+moves numbers, add it to the table in `_moves`.
 Code outside the package uses `eqquant.register_rule`, whose functions see the operands
 and parameters alone.
 """
@@ -23,10 +24,15 @@ from ._moves import (
     Concatenate as Concatenate,
     DynamicSlice as DynamicSlice,
     Gather as Gather,
+    moves as moves,
     moves_of as moves_of,
     Reshape as Reshape,
     Slice as Slice,
     Transpose as Transpose,
 )
-from ._table import add_rule as add_rule, register_rule as register_rule
+from ._table import (
+    add_rule as add_rule,
+    register_rule as register_rule,
+    rules_of as rules_of,
+)
 from ._transform import implicit as implicit

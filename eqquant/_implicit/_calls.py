@@ -20,7 +20,22 @@ from ._trace import trace
 # have any.
 
 
-@add_rule("jit", "pjit", of=AbstractArrayLike)
+# (Hints, and layouts in memory, change no numbers.)
+@add_rule(
+    "jit",
+    of=AbstractArrayLike,
+    jaxpr=...,
+    name=...,
+    in_shardings=...,
+    out_shardings=...,
+    in_layouts=...,
+    out_layouts=...,
+    ctx_mesh=...,
+    donated_invars=...,
+    keep_unused=...,
+    inline=...,
+    compiler_options_kvs=(),
+)
 def _jit(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     if is_placed(eqn):
@@ -56,12 +71,19 @@ def _evaluating(reference):
     return _jitted
 
 
-@add_rule("core_call", "closed_call", "core_closed_call", of=AbstractArrayLike)
+@add_rule("closed_call", of=AbstractArrayLike, call_jaxpr=...)
 def _call(interpreter, eqn, values):
     return interpreter.inline(eqn.params["call_jaxpr"], values)
 
 
-@add_rule("checkpoint", "remat", "remat2", of=AbstractArrayLike)
+@add_rule(
+    "remat2",
+    of=AbstractArrayLike,
+    jaxpr=...,
+    prevent_cse=...,
+    differentiated=...,
+    policy=...,
+)
 def _checkpoint(interpreter, eqn, values):
     values = as_arrays(eqn, values)
     differentiated = eqn.params["differentiated"]
@@ -69,7 +91,7 @@ def _checkpoint(interpreter, eqn, values):
         return interpreter.inline(eqn.params["jaxpr"], values)
 
     def call(new):
-        return interpreter.nested(eqn, eqn.params["jaxpr"], new)
+        return interpreter.nested(eqn, eqn.params["jaxpr"], new, dense=False)
 
     policy = None if interpreter.final else eqn.params["policy"]
     fn = jax.checkpoint(call, prevent_cse=eqn.params["prevent_cse"], policy=policy)
@@ -77,7 +99,7 @@ def _checkpoint(interpreter, eqn, values):
         return fn(values)
     # It is part of a derivative already: set `differentiated` in the new equation, too,
     # so that XLA does not merge it with the computation that it repeats.
-    jaxpr = jax.make_jaxpr(fn)(values)
+    jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(values)
     leaves = jtu.tree_leaves(values)
     env = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.jaxpr.invars, leaves, strict=True))
@@ -85,10 +107,19 @@ def _checkpoint(interpreter, eqn, values):
     inputs = [a.val if isinstance(a, Literal) else env[a] for a in inner.invars]
     params = inner.params | {"differentiated": True}
     env.update(zip(inner.outvars, bind(inner.replace(params=params), inputs)))
-    return [a.val if isinstance(a, Literal) else env[a] for a in jaxpr.jaxpr.outvars]
+    found = [a.val if isinstance(a, Literal) else env[a] for a in jaxpr.jaxpr.outvars]
+    return jtu.tree_unflatten(jtu.tree_structure(out), found)
 
 
-@add_rule("custom_jvp_call", of=AbstractArrayLike)
+# (Derivatives bind the primitive with all of these.)
+@add_rule(
+    "custom_jvp_call",
+    of=AbstractArrayLike,
+    call_jaxpr=...,
+    num_consts=...,
+    jvp_jaxpr_fun=...,
+    symbolic_zeros=...,
+)
 def _custom_jvp(interpreter, eqn, values):
     values = _without_trained(interpreter, eqn, as_arrays(eqn, values))
     places = _differentiable(eqn, values)
@@ -120,7 +151,16 @@ def _custom_jvp(interpreter, eqn, values):
     return call(values)
 
 
-@add_rule("custom_vjp_call", "custom_vjp_call_jaxpr", of=AbstractArrayLike)
+@add_rule(
+    "custom_vjp_call",
+    of=AbstractArrayLike,
+    call_jaxpr=...,
+    num_consts=...,
+    fwd_jaxpr_thunk=...,
+    bwd=...,
+    out_trees=...,
+    symbolic_zeros=...,
+)
 def _custom_vjp(interpreter, eqn, values):
     values = _without_trained(interpreter, eqn, as_arrays(eqn, values))
     places = _differentiable(eqn, values)

@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._array import axis_from_end, blocked_axes, leading_axes, QuantizedArray
-from ..formats import AbstractScaled
+from ..formats import AbstractScaled, or_nan
 from ._moves import Gather
 
 
@@ -32,7 +32,8 @@ def gathered(q: QuantizedArray, move: Gather) -> QuantizedArray | Array | None:
 def _filled(rows, ids, q, axis, value):
     inside = (ids >= 0) & (ids < q.shape[axis])
     inside = inside[..., None] if axis == 0 else inside[None]
-    value = jnp.nan if value is None else value
+    if value is None or value != value:
+        return or_nan(inside, rows)
     return jnp.where(inside, rows, jnp.full_like(rows, value))
 
 

@@ -190,7 +190,7 @@ class Interpreter:
                 self.dequantize(value, eqn) if is_quantized(value) else value
                 for value in inputs
             ]
-        for rule in rules_of(eqn.primitive, inputs):
+        for rule in rules_of(eqn, inputs):
             outputs = rule(self, eqn, inputs)
             if outputs is not NotImplemented:
                 break
@@ -244,7 +244,7 @@ def bind(eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         outputs = eqn.primitive.bind(
             *inputs, **eqn.primitive.get_bind_params(eqn.params)
         )
-    return outputs if eqn.primitive.multiple_results else [outputs]
+    return [*outputs] if eqn.primitive.multiple_results else [outputs]
 
 
 def as_arrays(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:

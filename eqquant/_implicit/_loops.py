@@ -7,13 +7,8 @@ import jax.tree_util as jtu
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from .._array import (
-    AbstractArrayLike,
-    is_quantized,
-    leading_axes,
-    muted,
-    QuantizedArray,
-)
+from .._array import AbstractArrayLike, muted
+from .._product import as_tuple
 from ._interpreter import as_arrays, Interpreter, opened, Value
 from ._table import add_rule, is_operand
 
@@ -22,14 +17,26 @@ from ._table import add_rule, is_operand
 # packed if the body returns it with the same format and shape.
 
 
-@add_rule("scan", of=AbstractArrayLike)
+@add_rule(
+    "scan",
+    of=AbstractArrayLike,
+    jaxpr=...,
+    length=...,
+    reverse=...,
+    unroll=...,
+    # Until JAX 0.10, and after it:
+    num_consts=...,
+    num_carry=...,
+    ft_in=...,
+    ft_out=...,
+)
 def _scan(interpreter, eqn, values):
     params = eqn.params
     consts, number = sizes_of_scan(eqn)
     values = as_arrays(eqn, values)
     constants, carry = values[:consts], values[consts : consts + number]
     stacks = [
-        interpreter.dequantize(x, eqn) if is_quantized(x) and not _is_stack(x) else x
+        interpreter.dequantize(x, eqn) if is_operand(x) and not _is_stack(x) else x
         for x in values[consts + number :]
     ]
 
@@ -64,12 +71,22 @@ def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def _is_stack(q: QuantizedArray) -> bool:
+def _is_stack(x: Value) -> bool:
     # Whether axis 0 stacks arrays that have rows of their own.
-    return leading_axes(q)[:1] == (0,) and len(leading_axes(q)) > 1
+    if x.axis is None:
+        return x.ndim > 2
+    lead = [i for i in range(x.ndim) if i - x.ndim not in as_tuple(x.axis)]
+    return lead[:1] == [0] and len(lead) > 1
 
 
-@add_rule("while", of=AbstractArrayLike)
+@add_rule(
+    "while",
+    of=AbstractArrayLike,
+    cond_jaxpr=...,
+    cond_nconsts=...,
+    body_jaxpr=...,
+    body_nconsts=...,
+)
 def _while(interpreter, eqn, values):
     params = eqn.params
     values = as_arrays(eqn, values)
@@ -140,7 +157,7 @@ def _kind(value: Any) -> Any:
     return treedef, [(a.shape, a.dtype) for a in leaves]
 
 
-@add_rule("cond", of=AbstractArrayLike)
+@add_rule("cond", of=AbstractArrayLike, branches=...)
 def _cond(interpreter, eqn, values):
     index, *operands = as_arrays(eqn, values)
     branches = eqn.params["branches"]

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from ._table import heeds
+
 
 # What primitives that only move numbers do to an array, in few terms: the one place
 # that knows which these are. `implicit` does the same to packed arrays, and `_trace` to
@@ -103,11 +105,15 @@ def moves_of(
     name = eqn.primitive.name
     if name == "optimization_barrier":
         return [() if i == place else None for i in range(len(eqn.outvars))]
+    nothing = [None] * len(eqn.outvars)
+    if name in same:
+        return [()]
     if name in joining:
-        return [joining[name](eqn, place)]
-    if place != 0 or name not in same | {*moving}:
-        return [None] * len(eqn.outvars)
-    return [()] if name in same else moving[name](eqn, operands)
+        found = joining[name]
+        return [found.moves(eqn, place)] if heeds(found.parameters, eqn) else nothing
+    if place != 0 or name not in moving or not heeds(moving[name].parameters, eqn):
+        return nothing
+    return moving[name].moves(eqn, operands)
 
 
 def _transpose(eqn, operands):
@@ -115,10 +121,6 @@ def _transpose(eqn, operands):
 
 
 def _reshape(eqn, operands):
-    return [None] if eqn.params["dimensions"] is not None else _resized(eqn, operands)
-
-
-def _resized(eqn, operands):
     return [(Reshape(tuple(eqn.outvars[0].aval.shape)),)]
 
 
@@ -203,24 +205,52 @@ def _stack(eqn, place):
 # By primitive. Code that runs programs may have rules of its own for those in `same`,
 # which change the dtype or the placement of an array.
 same = {
-    *("convert_element_type", "copy", "copy_p", "mesh_cast", "name", "pcast", "pvary"),
+    *("convert_element_type", "copy", "mesh_cast", "name", "pvary"),
     *("reduce_precision", "reshard", "sharding_constraint", "stop_gradient"),
 }
 
-moving: dict[str, Callable[[Any, Sequence[Any]], Sequence[Moves | None]]] = {
-    "broadcast_in_dim": _broadcast,
-    "dynamic_slice": _dynamic_slice,
-    "expand_dims": _resized,
-    "gather": _gather,
-    "reshape": _reshape,
-    "slice": _slice,
-    "split": _split,
-    "squeeze": _resized,
-    "transpose": _transpose,
-    "unstack": _unstack,
+
+class Known(NamedTuple):
+    """How a primitive moves numbers: a function, and the parameters of the primitive
+    that it heeds, as in `add_rule`."""
+
+    moves: Callable[..., Any]
+    parameters: dict[str, Any]
+
+
+def _known(moves, **parameters):
+    return Known(moves, parameters)
+
+
+# From the equation and what stands for its operands: moves for each result. (A sharding
+# is a placement, and that of a result is its own.)
+moving: dict[str, Known] = {
+    "broadcast_in_dim": _known(
+        _broadcast, shape=..., broadcast_dimensions=..., sharding=...
+    ),
+    "dynamic_slice": _known(_dynamic_slice, slice_sizes=...),
+    "gather": _known(
+        _gather,
+        dimension_numbers=...,
+        slice_sizes=...,
+        unique_indices=...,
+        indices_are_sorted=...,
+        mode=...,
+        fill_value=...,
+    ),
+    "reshape": _known(_reshape, new_sizes=..., dimensions=None, sharding=...),
+    "slice": _known(_slice, start_indices=..., limit_indices=..., strides=...),
+    "split": _known(_split, sizes=..., axis=...),
+    "squeeze": _known(_reshape, dimensions=...),
+    "transpose": _known(_transpose, permutation=...),
+    "unstack": _known(_unstack, axis=...),
 }
 
-joining: dict[str, Callable[[Any, int], tuple[Any, ...]]] = {
-    "concatenate": _concatenate,
-    "stack": _stack,
+# From the equation and which operand it is: the moves of that.
+joining: dict[str, Known] = {
+    "concatenate": _known(_concatenate, dimension=...),
+    "stack": _known(_stack, axis=...),
 }
+
+# All primitives that only move numbers.
+moves: tuple[str, ...] = (*sorted(same), *moving, *joining, "optimization_barrier")

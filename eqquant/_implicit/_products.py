@@ -8,10 +8,14 @@ from ._table import add_rule
 # Rules for products, which read the packed codes. (Other operands may be NumPy arrays.)
 
 
-@add_rule("dot_general")
+@add_rule(
+    "dot_general",
+    dimension_numbers=...,
+    precision=...,
+    preferred_element_type=...,
+    out_sharding=None,
+)
 def _dot_general(interpreter, eqn, values):
-    if eqn.params["out_sharding"] is not None:
-        return NotImplemented
     # Of two quantized operands, keep the larger one packed if possible.
     first, second = values
     both = is_quantized(first) and is_quantized(second)
@@ -36,11 +40,24 @@ def _dot_general(interpreter, eqn, values):
     return NotImplemented
 
 
-@add_rule("conv_general_dilated")
+@add_rule(
+    "conv_general_dilated",
+    dimension_numbers=...,
+    window_strides=...,
+    padding=...,
+    lhs_dilation=...,
+    rhs_dilation=...,
+    feature_group_count=...,
+    batch_group_count=...,
+    precision=...,
+    preferred_element_type=...,
+    out_sharding=None,
+)
 def _conv(interpreter, eqn, values):
     x, q = values
     params = dict(eqn.params)
-    if not is_quantized(q) or params.pop("out_sharding") is not None:
+    del params["out_sharding"]
+    if not is_quantized(q):
         return NotImplemented
     y = conv(jnp.asarray(interpreter.dequantize(x, eqn)), q, **params)
     if y is None:
@@ -48,7 +65,14 @@ def _conv(interpreter, eqn, values):
     return [y]
 
 
-@add_rule("ragged_dot", "ragged_dot_general")
+@add_rule(
+    "ragged_dot_general",
+    ragged_dot_dimension_numbers=...,
+    precision=...,
+    preferred_element_type=...,
+    group_offset=None,
+    out_sharding=None,
+)
 def _ragged_dot(interpreter, eqn, values):
     x, q, group_sizes = values
     group_sizes = jnp.asarray(group_sizes)  # may be a NumPy array
@@ -64,8 +88,6 @@ def _ragged_dot(interpreter, eqn, values):
         and tuple(numbers.lhs_ragged_dimensions) == (1 - x_axis,)
         and tuple(numbers.rhs_group_dimensions) == (0,)
         and q_axis in (1, 2)
-        and eqn.params["group_offset"] is None
-        and eqn.params.get("out_sharding") is None
     )
     if not plain:
         return NotImplemented

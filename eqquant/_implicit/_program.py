@@ -49,7 +49,7 @@ class Program:
 
 def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
     """The program of an equation, if it has inner jaxprs and no operand is traced."""
-    if not has_jaxprs(eqn) or not rules_of(eqn.primitive):
+    if not has_jaxprs(eqn) or not rules_of(eqn):
         return None
     constants = _constants_of_eqn(eqn)
     known = not any(isinstance(a, Tracer) for a in [*values, *constants])
@@ -111,8 +111,6 @@ class _NoKey(Exception):
 _of_derivatives = {
     "custom_jvp_call": ("jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"),
-    "checkpoint": ("policy",),
-    "remat": ("policy",),
     "remat2": ("policy",),
 }
 
@@ -121,7 +119,7 @@ def _key_of_eqn(eqn, places):
     name = eqn.primitive.name
     if has_jaxprs(eqn) and places:
         # Otherwise the constants would become part of the program.
-        given = rules_of(eqn.primitive) and not (name == "jit" and is_placed(eqn))
+        given = rules_of(eqn) and not (name == "jit" and is_placed(eqn))
         if not given and _constants_of_eqn(eqn):
             raise _NoKey
     params = [

@@ -15,7 +15,7 @@ from ._table import add_rule
 # to it.
 
 
-@add_rule("mul")
+@add_rule("mul", out_dtype=None)
 def _mul(interpreter, eqn, values):
     a, b = values
     q, other = (a, eqn.invars[1]) if is_quantized(a) else (b, eqn.invars[0])

@@ -22,7 +22,13 @@ from ._table import add_rule, is_operand
 # through a block or a byte.
 
 
-@add_rule("sharding_constraint")
+@add_rule(
+    "sharding_constraint",
+    sharding=...,
+    layout=None,
+    context_mesh=...,
+    unconstrained_dims=...,
+)
 def _constraint(interpreter, eqn, values):
     (q,) = values
     sharding = eqn.params["sharding"]
@@ -33,7 +39,16 @@ def _constraint(interpreter, eqn, values):
     return [q.with_sharding(sharding)]
 
 
-@add_rule("shard_map", of=AbstractArrayLike)
+@add_rule(
+    "shard_map",
+    of=AbstractArrayLike,
+    jaxpr=...,
+    mesh=...,
+    in_specs=...,
+    out_specs=...,
+    check_vma=...,
+    newly_manual_axes=...,
+)
 def _shard_map(interpreter, eqn, values):
     params = eqn.params
     values = as_arrays(eqn, values)
@@ -47,9 +62,11 @@ def _shard_map(interpreter, eqn, values):
             else:
                 value = dataclasses.replace(value, sharding=None)
                 spec = dataclasses.replace(value, stored=specs)
-        elif is_operand(value) and len(jtu.tree_leaves(value)) > 1:
-            # (Otherwise the spec is that of its array.)
-            value = interpreter.dequantize(value, eqn)
+        elif is_operand(value):
+            # (A single array has the spec of what it stands for.)
+            value = value.without_blocks()
+            if len(jtu.tree_leaves(value)) > 1:
+                value = interpreter.dequantize(value, eqn)
         operands.append(value)
         in_specs.append(spec)
 

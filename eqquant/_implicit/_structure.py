@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -39,7 +40,7 @@ from ._table import add_rule
 # row, which has no leading axes left, is decoded.)
 
 
-@add_rule("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary")
+@add_rule("copy", "name", "optimization_barrier", "pvary", passes_all=True)
 def _identity(interpreter, eqn, values):
     del interpreter
     leaves, treedef = jtu.tree_flatten(list(values))
@@ -55,29 +56,31 @@ def _stop_gradient(interpreter, eqn, values):
     return values  # No gradient reaches a quantized array anyway.
 
 
-@add_rule("convert_element_type")
+@add_rule("convert_element_type", new_dtype=..., weak_type=..., sharding=None)
 def _convert(interpreter, eqn, values):
     (q,) = values
     dtype = eqn.params["new_dtype"]
-    if not jnp.issubdtype(dtype, jnp.floating) or eqn.params["sharding"] is not None:
+    if not jnp.issubdtype(dtype, jnp.floating):
         return NotImplemented
     if jnp.finfo(dtype).bits < 16:
         return NotImplemented  # The purpose of such a cast is its rounding.
     return [q.astype(dtype)]
 
 
-@add_rule(*moving)
 def _move(interpreter, eqn, values):
     q, *others = values
     if not is_quantized(q) or any(map(is_quantized, others)):
-        return NotImplemented
-    if eqn.params.get("sharding") is not None:
         return NotImplemented
     found = [
         None if moves is None else _moved(q, moves)
         for moves in moves_of(eqn, 0, values)
     ]
     return NotImplemented if any(new is None for new in found) else found
+
+
+_where: dict[str, Any] = {"sharding": None}
+for _name, _moving in moving.items():
+    add_rule(_name, **(_moving.parameters | _where))(_move)
 
 
 def _moved(q, moves):
@@ -156,16 +159,20 @@ _rules = {
 }
 
 
-@add_rule(*joining)
 def _join(interpreter, eqn, values):
     if not all(map(is_quantized, values)) or values[0].ndim == 1:
         return NotImplemented
-    each = [joining[eqn.primitive.name](eqn, i) for i in range(len(values))]
+    moves = joining[eqn.primitive.name].moves
+    each = [moves(eqn, i) for i in range(len(values))]
     parts = [_moved(q, before) for q, (*before, _) in zip(values, each, strict=True)]
     if any(part is None for part in parts):
         return NotImplemented
     *_, join = each[0]
     return concatenated(parts, join.axis)
+
+
+for _name, _joining in joining.items():
+    add_rule(_name, **_joining.parameters)(_join)
 
 
 def concatenated(values, axis):

@@ -1,5 +1,5 @@
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import JaxprEqn, Primitive
@@ -10,8 +10,16 @@ from .._array import AbstractArrayLike, QuantizedArray
 # `(interpreter, equation, values) -> results`, or `NotImplemented`.
 Rule = Callable[[Any, JaxprEqn, list], Any]
 
-# Each with the class of the operands that it is for.
-_rules: dict[Primitive | str, list[tuple[Rule, type]]] = {}
+
+class _Entry(NamedTuple):
+    # A rule, the class of the operands that it is for, and the parameters that it
+    # heeds. `None` if these are whatever the equation has.
+    rule: Rule
+    of: type
+    parameters: Mapping[str, Any] | None
+
+
+_rules: dict[Primitive | str, list[_Entry]] = {}
 
 # The classes that variables of a jaxpr may have, besides arrays.
 _operands: set[type] = {QuantizedArray}
@@ -68,7 +76,7 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
             several = out is NotImplemented or eqn.primitive.multiple_results
             return out if several else [out]
 
-        add_rule(primitive)(rule)
+        add_rule(primitive, passes_all=True)(rule)
         # Programs compiled before this may contain other choices.
         jax.clear_caches()
         return fn
@@ -77,25 +85,63 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
 
 
 def add_rule(
-    *primitives: Primitive | str, of: type = QuantizedArray
+    *primitives: Primitive | str,
+    of: type = QuantizedArray,
+    passes_all: bool = False,
+    **parameters: Any,
 ) -> Callable[[Rule], Rule]:
     """Registers a rule of the package, which takes the interpreter, the equation and
-    the operands. It is for operands of the class `of`, a subclass of
-    `AbstractArrayLike`; with `AbstractArrayLike` itself, for all."""
+    the operands.
+
+    **Arguments:**
+
+    - `of`: the class of the operands that it is for, a subclass of `AbstractArrayLike`;
+        with `AbstractArrayLike` itself, for all.
+    - `parameters`: the parameters of the primitives that it heeds: `...` if it is for
+        any value of it, or else the one value that it is for. It is not for equations
+        with other parameters, such as a newer JAX may have.
+    - `passes_all`: whether it is for any parameters, since it binds the primitive with
+        all of them.
+    """
     if of is not AbstractArrayLike:
         _operands.add(of)
 
     def add(rule):
+        entry = _Entry(rule, of, None if passes_all else parameters)
         for primitive in primitives:
-            _rules.setdefault(primitive, []).insert(0, (rule, of))
+            _rules.setdefault(primitive, []).insert(0, entry)
         return rule
 
     return add
 
 
-def rules_of(primitive: Primitive, values: Sequence[Any] = ()) -> list[Rule]:
-    """The rules of a primitive for these operands, in the order in which they are
-    tried."""
-    rules = [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]
+def rules_of(eqn: JaxprEqn, values: Sequence[Any] = ()) -> list[Rule]:
+    """The rules that are for an equation and its operands, in the order in which they
+    are tried."""
+    primitive = eqn.primitive
+    entries = [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]
     operands = [value for value in values if is_operand(value)]
-    return [rule for rule, of in rules if all(isinstance(x, of) for x in operands)]
+    return [
+        rule
+        for rule, of, parameters in entries
+        if all(isinstance(x, of) for x in operands)
+        and (parameters is None or heeds(parameters, eqn))
+    ]
+
+
+def heeds(parameters: Mapping[str, Any], eqn: JaxprEqn) -> bool:
+    """Whether an equation has only these parameters, with these values. (`...` stands
+    for any.)"""
+    for name, value in eqn.params.items():
+        wanted = parameters.get(name, _unknown)
+        if wanted is not ... and not (value is wanted or _equal(value, wanted)):
+            return False
+    return True
+
+
+_unknown = object()
+
+
+def _equal(a, b):
+    # (Not of arrays, whose comparison is one of their elements.)
+    return type(a) is type(b) and isinstance(a, int | str | tuple) and a == b

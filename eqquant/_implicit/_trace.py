@@ -23,7 +23,7 @@ def as_operand(value: Value) -> Any:
     if not is_operand(value):
         return value
     if not is_quantized(value):
-        return value.dequantize()
+        return as_operand(value._held)
     first, *_ = jtu.tree_leaves(value.stored)
     aval = jax.typeof(first)
     if aval.manual_axis_type.varying:

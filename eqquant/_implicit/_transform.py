@@ -33,7 +33,10 @@ def implicit(fn: Callable) -> Callable:
     Writing into an array makes it dense, too, unless it is `writable`: then what is
     written is rounded to its format, by `lax.dynamic_update_slice`, `.at[].set` and
     `jnp.concatenate`. So a cache of keys and values stays packed, also in the carry of
-    a loop, of a model that knows nothing of this.
+    a loop and within `jax.checkpoint`, of a model that knows nothing of this. NaN or
+    infinity in what is written makes its whole block NaN. What computes with the
+    numbers that were there gives a dense array: `.at[].add` and `.at[].apply`,
+    `jnp.pad`, and a `lax.cond` of which one branch computes.
 
     !!! Example
 
@@ -64,8 +67,11 @@ def implicit(fn: Callable) -> Callable:
     and within `fn`.
 
     Weights of [`eqquant.train.tree_compute`][] are taken, too: products and
-    convolutions with them round their operands. Functions with derivatives of their own
-    (`jax.custom_vjp`) see ordinary arrays instead.
+    convolutions with them round their operands. So are those of
+    [`eqquant.train.tree_fake_quantize`][], which everything sees rounded, and weights
+    with adapters of [`eqquant.train.lora`][]: products multiply by the thin matrices.
+    Functions with derivatives of their own (`jax.custom_vjp`) see ordinary arrays
+    instead.
 
     Results are dense arrays, with this exception: where `fn` returns one of its
     arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of

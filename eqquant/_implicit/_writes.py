@@ -49,7 +49,16 @@ def _dynamic_update_slice(interpreter, eqn, values):
     return [undeclared(q, stored=jtu.tree_map(write, q.stored, new))]
 
 
-@add_rule("scatter")
+# (`update_jaxpr` is that of `.at[].apply`, which is given no numbers to write.)
+@add_rule(
+    "scatter",
+    dimension_numbers=...,
+    indices_are_sorted=...,
+    unique_indices=...,
+    mode=...,
+    update_jaxpr=None,
+    update_consts=(),
+)
 def _scatter(interpreter, eqn, values):
     q, indices, new = values
     params = eqn.params
@@ -110,7 +119,7 @@ def _scatter(interpreter, eqn, values):
     return [undeclared(q, stored=jtu.tree_map(write, q.stored, rows))]
 
 
-@add_rule("concatenate")
+@add_rule("concatenate", dimension=...)
 def _append(interpreter, eqn, values):
     axis = eqn.params["dimension"]
     likes = [x for x in values if _is_writable(x)]

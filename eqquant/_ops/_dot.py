@@ -122,7 +122,9 @@ def precision_name(precision: Any) -> str | None:
         return precision
     if isinstance(precision, lax.Precision):
         return precision.name.lower()
-    return precision.name if isinstance(precision, lax.DotAlgorithmPreset) else None
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return precision.name
+    return "highest"  # An algorithm: none is more accurate.
 
 
 def _matrices(q, shape, stack, rows, blocked):

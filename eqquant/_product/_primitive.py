@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from ..formats import AbstractFormat, Layout, Stored
-from ..kernels import choose, platforms, Problem, Product, run_compiled
+from ..kernels import choose, is_portable, platforms, Problem, Product, run_compiled
 from ._partition import (
     as_declared,
     by_compiler,
@@ -160,10 +160,10 @@ def problem_of(
 def _on_device(x, leaves, activation, *, kernel, treedef, **params):
     params = params | dict(treedef=treedef, activation=activation)
     problem = problem_of(x, *leaves, **params)
-    chosen, _ = choose(problem, kernel)
+    chosen = choose(problem, kernel).kernel
     # Without a barrier, XLA may decode the weights of all layers of a model at once.
     x, leaves = lax.optimization_barrier((x, leaves))
-    number = leaves[0].ndim - 2
+    number = len(params["layout"].shape(treedef.unflatten(leaves))) - 2
     stack, rows, k = x.shape[:number], x.shape[number:-1], x.shape[-1]
     fn = lambda x, stored: chosen.fn(x, stored, problem)
     for _ in stack:
@@ -193,7 +193,7 @@ def _lowering(platform):
                     leaves,
                     activation,
                     platform=platform,
-                    portable=ctx.module_context.lowering_parameters.for_export,
+                    portable=is_portable(ctx.module_context),
                     **known,
                 )
 
@@ -260,7 +260,8 @@ def _batch(operands, axes, **params):
     x_axis, *leaf_axes = axes
     if all(axis is None for axis in leaf_axes):
         # Only `x` is mapped: that means more rows.
-        number = leaves[0].ndim - 2
+        layout, treedef = params["layout"], params["treedef"]
+        number = len(layout.shape(treedef.unflatten(leaves))) - 2
         x = jnp.moveaxis(x, x_axis, number)
         return qmatmul_p.bind(x, *leaves, **params), number
     # The weight is mapped: that means one more stacked axis.

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..formats import AbstractFormat, Layout, Stored
 from ._axes import as_tuple, Axis, logical
+from ._variants import nearest_format
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -91,7 +92,8 @@ def checked_by_row(
     **Raises:**
 
     A `ValueError` if an axis cannot be split evenly, or if that would cut through a
-    block or a byte. It names the nearest specs that are possible.
+    block or a byte. It names the nearest specs that are possible, and a format, if
+    there is one.
     """
     *lead, k = shape
     ndim = len(lead) + len(as_tuple(axis))
@@ -101,9 +103,12 @@ def checked_by_row(
         return by_row_of(spec, axis)
     fits = lambda spec: _refusal(spec, sharding.mesh, format, lead, k, axis) is None
     others = " or ".join(map(str, nearest_specs(spec, fits)))
+    holds = lambda f: _refusal(spec, sharding.mesh, f, lead, k, axis) is None
+    other = nearest_format(format, holds)
+    instead = "" if other is None else f" Or take the format {other}."
     raise ValueError(
         f"{reason}. Shard another axis, or over fewer devices: the nearest possible "
-        f"`sharding` is {others}. Got {spec}."
+        f"`sharding` is {others}. Got {spec}.{instead}"
     )
 
 
@@ -191,7 +196,17 @@ def logical_sharding(
     """The sharding of the array itself, from the sharding of its codes."""
     if not isinstance(sharding, NamedSharding):
         return sharding
-    spec = layout.by_row(tuple(full_spec(sharding.spec, codes_ndim)))
+    spec = tuple(full_spec(sharding.spec, codes_ndim))
+    if layout.panels is None:
+        spec = layout.by_row(spec)
+    elif (
+        layout.panels[0]
+        // layout.panel_rows
+        % number_of_shards(sharding.mesh, spec[-1])
+    ):
+        return None  # through panels: neither rows nor columns are split
+    else:
+        spec = (*spec, None)
     *_, split = spec
     contracted = (split, *[None] * (len(as_tuple(axis)) - 1))
     return NamedSharding(sharding.mesh, PartitionSpec(*logical(spec, axis, contracted)))

@@ -16,6 +16,7 @@ from ._formats import (
     FormatTable as FormatTable,
     read_losses as read_losses,
 )
+from ._predictions import Predictions as Predictions, predictions as predictions
 from ._print import Row as Row, Total as Total
 from ._report import Report as Report, report as report
 from ._sensitivity import allocate as allocate, sensitivity as sensitivity

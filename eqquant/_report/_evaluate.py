@@ -4,12 +4,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, PyTree
+from jaxtyping import PyTree
 
 from .._trace import check_batches, watched
+from ._predictions import (
+    check_vocabulary,
+    log_probabilities,
+    loss_of_next,
+    predicted,
+    Predictions,
+    texts,
+)
 from ._text import plain
 
 
@@ -74,7 +81,7 @@ def evaluate(
     fn: Callable[[Any, Any], Any],
     model: PyTree,
     batches: Iterable[Any],
-    dense: PyTree | None = None,
+    dense: PyTree | Predictions | None = None,
 ) -> Evaluation:
     """Measures how well a language model predicts a text, and what it lost by being
     quantized.
@@ -95,7 +102,8 @@ def evaluate(
     - `batches`: an iterable of arrays of `tokens`, with the place in the text last; or
         of pairs `(tokens, mask)`, where `mask` is false for tokens that do not count,
         such as padding.
-    - `dense`: the model before it was quantized, to compare with.
+    - `dense`: the model before it was quantized, to compare with. To compare several
+        with it, pass what [`eqquant.predictions`][] keeps of it.
 
     **Returns:**
 
@@ -104,28 +112,26 @@ def evaluate(
     **Raises:**
 
     A `ValueError` if `fn` gives logits of another shape, if a token is not in the
-    vocabulary, and if there is no token to predict.
+    vocabulary, if there is no token to predict, and if `dense` has predictions of other
+    batches.
     """
     check_batches(batches)
-    step = eqx.filter_jit(_step)
+    step, predict = eqx.filter_jit(_step), eqx.filter_jit(predicted)
+    kept = dense.kept if isinstance(dense, Predictions) else None
     parts = []
-    for batch in watched(batches, "evaluating"):
-        pair = isinstance(batch, tuple | list) and len(batch) == 2
-        tokens, mask = batch if pair else (batch, None)
-        tokens = _checked(tokens)
-        found, vocabulary = step(fn, model, dense, tokens)
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
-            raise ValueError(
-                f"`batches` should have tokens from 0 to {vocabulary - 1}, of which "
-                f"`fn` gives logits. Got tokens from {tokens.min()} to {tokens.max()}."
-            )
-        counts = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask)
-        if counts.shape != tokens.shape or counts.dtype != bool:
-            raise ValueError(
-                f"`mask` should be booleans of the shape {tokens.shape} of `tokens`. "
-                f"Got {counts.dtype.name}{list(counts.shape)}."
-            )
+    for i, (text, counts) in enumerate(texts(watched(batches, "evaluating"))):
+        others = None
+        if kept is not None:
+            others = _of_same(kept, i, text)
+        elif dense is not None:
+            others = predict(fn, dense, text, None)[:2]
+        found, size = step(fn, model, text, others)
+        check_vocabulary(text, size)
         parts.append([np.asarray(a)[counts[..., 1:]] for a in found])
+    if kept is not None and len(parts) < len(kept):
+        raise ValueError(
+            f"`dense` has predictions of {len(kept)} batches. Got {len(parts)} batches."
+        )
     each = [np.concatenate(part).astype(np.float64) for part in zip(*parts)]
     if not each or each[0].size == 0:
         raise ValueError("`batches` should have tokens to predict. Got none.")
@@ -144,47 +150,25 @@ def evaluate(
     )
 
 
+def _of_same(kept, i, text):
+    if i >= len(kept) or not np.array_equal(kept[i].text, text):
+        raise ValueError(
+            f"`dense` should have predictions of the same batches. Batch {i} has other "
+            "tokens, or is not among them. Pass both the same list."
+        )
+    return kept[i].favourites, kept[i].of_next
+
+
 def _error(a):
     return math.nan if a.size < 2 else (np.std(a, ddof=1) / np.sqrt(a.size)).item()
 
 
-def _checked(tokens: Any) -> np.ndarray:
-    shape = np.shape(tokens)
-    tokens = np.asarray(tokens) if eqx.is_array(tokens) else None
-    if tokens is None or not np.issubdtype(tokens.dtype, np.integer) or shape == ():
-        raise ValueError(
-            "`batches` should be arrays of integers, or pairs of one and a mask. Got "
-            f"{type(tokens).__name__ if tokens is None else tokens.dtype}{list(shape)}."
-        )
-    return tokens
-
-
-def _step(fn, model, dense, tokens):
-    logits = _logits(fn, model, tokens)
-    loss = -_of_next(logits, tokens)
-    if dense is None:
-        return (loss,), logits.shape[-1]
-    others = _logits(fn, dense, tokens)
-    gain = jnp.where(others > -jnp.inf, jnp.exp(others) * (others - logits), 0)
-    same = jnp.argmax(logits, axis=-1) == jnp.argmax(others, axis=-1)
-    divergence = jnp.sum(gain, axis=-1)[..., :-1]
-    found = loss, -_of_next(others, tokens), divergence, same[..., :-1]
-    return found, logits.shape[-1]
-
-
-def _logits(fn, model, tokens) -> Float[Array, "*b t v"]:
-    """The logarithms of the probabilities that a model gives to each token."""
-    logits = fn(model, tokens)
-    shape = getattr(logits, "shape", None)
-    if shape is None or shape[:-1] != tokens.shape or len(shape) == 0:
-        got = type(logits).__name__ if shape is None else f"the shape {shape}"
-        raise ValueError(
-            f"`fn` should give logits of the shape {(*tokens.shape, '...')} for tokens "
-            f"of the shape {tokens.shape}. Got {got}."
-        )
-    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-
-
-def _of_next(logits: Float[Array, "*b t v"], tokens: Integer[Array, "*b t"]):
-    at = tokens[..., 1:, None].astype(jnp.int32)
-    return jnp.take_along_axis(logits[..., :-1, :], at, axis=-1, mode="clip")[..., 0]
+def _step(fn, model, text, others):
+    logs = log_probabilities(fn, model, text)
+    loss = loss_of_next(logs, text)
+    if others is None:
+        return (loss,), logs.shape[-1]
+    favourites, of_next = others
+    divergence = favourites.divergence(logs)[..., :-1]
+    same = (jnp.argmax(logs, axis=-1) == favourites.first)[..., :-1]
+    return (loss, of_next, divergence, same), logs.shape[-1]

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 from jaxtyping import ArrayLike, Shaped
 
 from .._array import QuantizedArray
-from ..kernels import choose, Problem
+from ..kernels import choose, measured_machine, Problem
 from ._text import plain, short_array, short_bytes
 from ._uses import uses
 
@@ -20,13 +21,18 @@ class Explanation:
     - `w`: the quantized array.
     - `problem`: the description of the product that kernels are chosen by.
     - `kernel`: the name of the kernel that runs.
-    - `error`: the bound that the kernel declares on its error, relative to
-        `|x| @ |w|`.
+    - `error`: the bound that the kernel declares on its error for this product,
+        relative to `|x| @ |w|`.
     - `provided`: the condition on the operands under which the bound holds. Empty if it
         holds for all of them.
     - `about`: how the kernel works.
-    - `refused`: the names of the kernels that were considered before it, and why each
-        does not apply.
+    - `seconds`: how long the kernels that can compute it are predicted to take on one
+        core, by name, the one that runs first. Empty if they were not measured.
+    - `measured`: the machine on which these times were measured.
+    - `exported`: the name of the kernel in a program that `jax.export` writes. (One
+        that [`eqquant.export`][] writes has `kernel`.)
+    - `refused`: the names of the kernels that were considered, and why each does not
+        apply.
 
     All but `w` are `None` or empty if the blocks of `w` do not lie along an axis of its
     matrices. Then no kernel applies: `w` is dequantized, and multiplied as a dense
@@ -39,6 +45,9 @@ class Explanation:
     error: float | None
     provided: str
     about: str
+    seconds: dict[str, float]
+    measured: str
+    exported: str | None
     refused: list[tuple[str, str]]
 
     def __repr__(self) -> str:
@@ -60,8 +69,19 @@ class Explanation:
         )
         if self.about:
             yield Text(self.about)
+        if len(self.seconds) > 1:
+            times = [f"`{name}` {_short_time(s)}" for name, s in self.seconds.items()]
+            yield Text(
+                f"Predicted times on one core: {', '.join(times)}, from measurements "
+                f"on {self.measured}."
+            )
+        if self.exported != self.kernel:
+            yield Text(
+                f"In a program of `jax.export`, `{self.exported}` runs instead; in one "
+                f"of `eqquant.export`, `{self.kernel}`."
+            )
         if self.refused:
-            yield Text("Kernels considered first, and why they do not apply:")
+            yield Text("Kernels that do not apply, and why:")
         for name, reason in self.refused:
             text = Text.assemble((f"`{name}`", "bold"), f" {reason}.")
             yield Padding(text, (0, 0, 0, 2), expand=False)
@@ -117,18 +137,27 @@ def explain(
     found = uses(jaxpr.jaxpr, [frozenset()] * len(jaxpr.jaxpr.invars))
     problem = next((use.problem for use in found if use.problem is not None), None)
     if problem is None:
-        return Explanation(w, None, None, None, "", "", [])
-    kernel, refused = choose(problem)
-    # (Some kernels are registered for several ranges of problems.)
-    reasons = {other.name: reason for other, reason in refused}
-    reasons.pop(kernel.name, None)
+        return Explanation(w, None, None, None, "", "", {}, "", None, [])
+    kernel, refused, others = choose(problem)
+    # (A kernel may be there twice: of panels, and of rows that are laid side by side.)
+    able = {other.name: other for other in [*others[::-1], kernel]}
+    seconds = {
+        other.name: other.seconds(problem)
+        for other in [kernel, *others]
+        if other.seconds is not None and able[other.name] is other
+    }
+    seconds = {name: s for name, s in seconds.items() if s < math.inf}
+    reasons = {other.name: why for other, why in refused if other.name not in able}
     return Explanation(
         w,
         problem,
         kernel.name,
-        kernel.error,
+        kernel.bound(problem),
         kernel.provided,
         kernel.about,
+        seconds,
+        measured_machine().name if seconds and problem.platform == "cpu" else "",
+        choose(dataclasses.replace(problem, portable=True)).kernel.name,
         [*reasons.items()],
     )
 
@@ -141,3 +170,12 @@ def _dense_product(w: QuantizedArray) -> str:
         f"{short_array(w.shape, w.dtype.name)}, {short_bytes(nbytes)}, and multiplied "
         "as a dense array. Quantize it with `axis=-2` or -1 to keep it packed."
     )
+
+
+def _short_time(seconds: float) -> str:
+    unit, size = next(
+        (unit, size)
+        for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6))
+        if seconds >= size or unit == "µs"
+    )
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"

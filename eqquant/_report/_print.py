@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._product import Axis
+from .._tree import printable
 from ._text import Aligned, short_array, short_bytes
 
 
@@ -23,6 +24,8 @@ class Row:
     - `tied_to`: if the same array is also in an earlier place, the path of the first.
     - `sharding`: how a quantized array is split over devices. `None` if it is not.
     - `declared`: the declared sharding, if it differs from `sharding`.
+    - `padding`: how many numbers are stored in vain at the end of each row of blocks,
+      since the blocks of the format are stored whole.
     """
 
     path: str
@@ -40,6 +43,7 @@ class Row:
     tied_to: str | None
     sharding: str | None = None
     declared: str | None = None
+    padding: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Total:
         return 8 * self.after / max(1, self.size)
 
 
-# Up to this many similar arrays are printed one by one.
+# Up to this many similar arrays, or dense ones for the same reason, are printed one by
+# one.
 _few = 8
 
 
@@ -115,7 +120,25 @@ def _print_quantized(rows: list[Row], width: int) -> Iterator[Any]:
         first = group[0]
         placed = "not split" if first.sharding is None else f"split as {first.sharding}"
         text = f"{_name(group)} is {placed}, but was declared {first.declared}"
-        yield Text(f"{text} → with_sharding", "yellow")
+        yield Text(f"{printable(text)} → with_sharding", "yellow")
+    padded = [row for row in rows if 8 * row.padding > _contracted(row)]
+    kind = lambda row: (row.format, _contracted(row), row.padding)
+    for (format, k, padding), group in _grouped(padded, kind).items():
+        text = f"{format} has whole blocks, {k + padding} numbers for each {k}, in "
+        text += _pattern([row.path for row in group])
+        yield Text(f"{text} → {_without_padding(group[0])}", "yellow")
+
+
+def _contracted(row: Row) -> int:
+    axes = row.axis if isinstance(row.axis, tuple) else (row.axis or 0,)
+    return math.prod(row.shape[axis] for axis in axes)
+
+
+def _without_padding(row: Row) -> str:
+    k = _contracted(row)
+    bits = int(row.bits_per_weight * k / (k + row.padding))
+    block = next((size for size in (64, 32, 16) if k % size == 0), 16)
+    return f"Int({bits}, {block})" if bits > 1 else f"Ternary({block})"
 
 
 def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:
@@ -123,7 +146,7 @@ def _print_dense(rows: list[Row], width: int) -> Iterator[Any]:
     from rich.text import Text
 
     reasons = [
-        (reason, hint, [_dense_cells(group) for group in _merged(rows)])
+        (reason, hint, [_dense_cells(group) for group in _merged_dense(rows)])
         for reason, hint, rows in _reasons(rows)
     ]
     lines = [line for _, _, lines in reasons for line in lines]
@@ -198,11 +221,22 @@ def _reasons(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
 
 def _merged(rows: list[Row]) -> list[list[Row]]:
     # Merges arrays that differ only in the numbers in their paths, if there are many.
+    return _merged_if(rows, lambda group: len(group) > _few)
+
+
+def _merged_dense(rows: list[Row]) -> list[list[Row]]:
+    # Those of a few layers may be many together, such as norms and biases.
+    return _merged_if(rows, lambda group: len(rows) > _few)
+
+
+def _merged_if(
+    rows: list[Row], is_merged: Callable[[list[Row]], bool]
+) -> list[list[Row]]:
     groups = _grouped(rows, _without_numbers)
     merged = []
     for row in rows:
         group = groups[_without_numbers(row)]
-        if len(group) <= _few:
+        if not is_merged(group):
             merged.append([row])
         elif row is group[0]:
             merged.append(group)
@@ -225,7 +259,8 @@ def _numbers_starred(path: str) -> str:
 
 def _pattern(paths: list[str]) -> str:
     parts = zip(*(path.split(".") for path in paths))
-    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    text = ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    return printable(text)
 
 
 def _general_hint(row: Row) -> str:

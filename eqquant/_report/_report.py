@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from .._array import as_dense, identity, QuantizedArray, sqnr
+from .._array import as_dense, identity, is_quantized, QuantizedArray, sqnr
 from .._product import full_spec, names_of, spec_of
 from .._tree import (
     decide,
@@ -33,7 +33,8 @@ class Report:
 
     If more than eight arrays differ only in the numbers in their paths, they are
     printed as one line, with `*` for these numbers, the sum of their bytes, and the
-    lowest signal-to-quantization-noise ratio.
+    lowest signal-to-quantization-noise ratio. Likewise, if more than eight arrays are
+    dense for the same reason, those of them that differ only in these numbers.
     """
 
     rows: list[Row]
@@ -61,6 +62,7 @@ def report(
     dense: PyTree | None = None,
     filter_spec: FilterSpec | None = None,
     *,
+    min_size: int | None = None,
     example: Any = None,
 ) -> Report:
     """Lists what each array of a model costs and how it is quantized, or else why it is
@@ -81,7 +83,7 @@ def report(
         are dequantized one at a time for this.
     - `filter_spec`: that of the call of [`eqquant.tree_quantize`][], so that the
         reasons refer to it.
-    - `example`: likewise.
+    - `min_size`, `example`: likewise.
 
     **Returns:**
 
@@ -95,8 +97,18 @@ def report(
     filter_spec = True if filter_spec is None else filter_spec
     model, dense = opened(model), opened(dense)
     called = None if example is None else Example(example)
-    decisions = decide(model, filter_spec, strict=False, example=called)
+    decisions = decide(
+        model,
+        filter_spec,
+        min_size=1024 if min_size is None else min_size,
+        strict=None,
+        example=called,
+    )
     arrays = [(d, d.info) for d in decisions if d.info is not None]
+    if min_size is None and any(
+        is_quantized(d.leaf) and math.prod(info.shape) < 1024 for d, info in arrays
+    ):
+        arrays = [(_of_unknown_size(d), info) for d, info in arrays]
     before: list[Any] = [decision.leaf for decision, _ in arrays]
     if dense is not None:
         before = originals(dense, model, [info for _, info in arrays])
@@ -116,6 +128,15 @@ def report(
         counted.add(identity(original))
         rows.append(row)
     return Report(rows)
+
+
+def _of_unknown_size(decision: Decision) -> Decision:
+    # Smaller arrays are quantized, so `min_size` was not what it is by default.
+    skip = decision.skip
+    if skip is None or skip.kind != "small":
+        return decision
+    skip = dataclasses.replace(skip, reason="fewer numbers than `min_size`")
+    return dataclasses.replace(decision, outcome=skip)
 
 
 def _row(decision: Decision, info: LeafInfo) -> Row:
@@ -146,6 +167,7 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
             after=leaf.nbytes,
             sharding=_sharding(leaf),
             declared=_declared(leaf),
+            padding=leaf.layout.tail,
         )
     if decision.skip is None:
         hint = f"`tree_quantize` would store it in {decision.format}"

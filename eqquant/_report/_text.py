@@ -5,6 +5,8 @@ from typing import Any
 
 import wadler_lindig as wl
 
+from .._tree import printable
+
 
 def short_bytes(nbytes: int) -> str:
     """Formats a number of bytes to three digits: `2.41 MB`."""
@@ -35,7 +37,9 @@ def plain(renderable: Any) -> str:
     )
     with console.capture() as capture:
         console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    # (Without colours, there are no escapes but those of names.)
+    lines = capture.get().removesuffix("\n").split("\n")
+    return "\n".join(printable(line).rstrip() for line in lines)
 
 
 _gap = "  "

@@ -8,6 +8,9 @@ Gram matrix as they need it (`_gram`). `solved` quantizes an array by a method,
 `_target` finds what is to be rounded if the inputs have changed, and `_squared_errors`
 measures what products lose.
 
+Where XLA is to be fast, arrays are columns, `s n g`: the numbers at one place of all
+blocks are next to each other, and what is tried for a block is an axis before `n`.
+
 This room imports `_array` and the rooms below it. Formats say themselves what of theirs
 may be chosen: see `AbstractAdjustable` in `eqquant.formats`.
 

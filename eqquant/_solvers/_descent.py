@@ -4,10 +4,10 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ..formats import Parameters
-from ._least_squares import refitted
-from ._rounding import Rounding, total
+from ._least_squares import Columns, refitted
+from ._rounding import Rounding
 from ._search import chosen
-from ._sweep import Columns, swept
+from ._sweep import swept
 
 
 def descended(
@@ -25,56 +25,43 @@ def descended(
     n, g, s = w.shape
     columns = lambda a: a.reshape(n, g * s).T
 
+    def numbers(points, p):
+        return rounding.format.grid.numbers(points, *jtu.tree_map(lambda a: a[None], p))
+
     def block(b, state):
         error, codes, parameters = state
         cut = lambda a, axis=0: lax.dynamic_slice_in_dim(a, b * s, s, axis)
         own = lax.dynamic_slice(gram, (b * s, b * s), (s, s))
-        numbers = cut(columns(w))
-        code = lax.dynamic_slice_in_dim(codes, b, 1, 1)[:, 0].T
+        code = cut(codes)[..., None]
         p = jtu.tree_map(lambda a: lax.dynamic_slice_in_dim(a, b, 1, 1), parameters)
-        # What errors elsewhere ask of the block.
-        outside = cut(gram, 1).T @ error - own @ cut(error)
+        points = rounding.points(code)
+        number = numbers(points, p)
+        # What all errors ask of the block.
+        asked = (cut(gram, 1).T @ error)[..., None]
+        weigh = lambda x: (own @ x[..., 0])[..., None]
         if not fixed:
-            p = _better(rounding, numbers, outside, own, code, p)
-        number = rounding.numbers(_as_blocks(code), p)[:, 0].T
-        d = jnp.diagonal(own)[:, None]
-        zeros = jnp.zeros_like(numbers)
-        start = Columns(numbers, code, numbers - number, zeros[0])
+            ones = jnp.sum(own, -1)[:, None, None]
+            found = Columns(points, weigh(points), ones, asked)
+            new, better = refitted(rounding, p, found)
+            p = chosen(better, new, p)
+            old, number = number, numbers(points, p)
+            asked += weigh(old - number)
+        d = jnp.diagonal(own)
         new = swept(
-            rounding,
-            start,
-            p,
-            numbers + outside / d,
-            own / d.T - jnp.eye(s, dtype=own.dtype),
-            zeros[:, 0],
+            rounding, number, number + asked / d[:, None, None], p, own / d[None], 0 * d
         )
         put = lax.dynamic_update_slice_in_dim
+        now = new.error + cut(columns_of_w)[..., None] - number
         return (
-            put(error, new.error, b * s, 0),
-            put(codes, _as_blocks(new.codes), b, 1),
+            put(error, now[..., 0], b * s, 0),
+            put(codes, new.codes[..., 0], b * s, 0),
             jtu.tree_map(lambda a, new: put(a, new, b, 1), parameters, p),
         )
 
+    columns_of_w = columns(w)
     error = columns(w - rounding.numbers(codes, parameters))
-    state = (error, codes, parameters)
+    state = (error, columns(codes), jtu.tree_map(lambda a: a[..., 0], parameters))
     step = lambda i, state: block(i % g, state)
     _, codes, parameters = lax.fori_loop(0, passes * g, step, state)
-    return codes, parameters
-
-
-def _better(rounding, numbers, outside, own, code, p):
-    w, outside, code = _as_blocks(numbers), _as_blocks(outside), _as_blocks(code)
-    weigh = lambda x: x @ own[None]
-    target = outside + weigh(w)
-    new = refitted(rounding, rounding.points(code), p, target, weigh)
-
-    def loss(p):
-        e = w - rounding.numbers(code, p)
-        return total((2 * outside + weigh(e)) * e, p)
-
-    # (Rounding the parameters may undo it.)
-    return chosen(loss(new) < loss(p), new, p)
-
-
-def _as_blocks(columns):
-    return columns.T[:, None]
+    codes = codes.T.reshape(n, g, s)
+    return codes, jtu.tree_map(lambda a: a[..., None], parameters)

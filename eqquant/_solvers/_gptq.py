@@ -25,6 +25,10 @@ class GPTQ(AbstractMethod):
         By default 8, and 32 in formats of at most four levels, which gain by it.
     - `passes`: how many times coordinate descent goes over all columns.
 
+    All is computed in float32. A Gram that is singular then, so that it has no Cholesky
+    factor, gets more damping: 1e-6 of the mean diagonal, or ten times as much, and so
+    on.
+
     If only the diagonal of a Gram is known, errors cannot make up for others, and this
     is [`eqquant.ScaleSearch`][].
 

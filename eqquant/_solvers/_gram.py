@@ -1,4 +1,6 @@
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 
@@ -42,6 +44,25 @@ def factored(
     gram: Float[Array, "k k"],
 ) -> tuple[Float[Array, "k k"], Float[Array, " k"]]:
     """`U` and `d` with `gram = U diag(d) U^T`. `U` is unit upper triangular."""
-    root = jnp.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1]
+    root = lower_root(gram[::-1, ::-1])[::-1, ::-1]
     r = jnp.diagonal(root)
     return root / r[None, :], r**2
+
+
+# What is added to the diagonal of a Gram whose mean diagonal is one, in turn.
+_more = np.array([0, *10.0 ** np.arange(-6, 1)], np.float32)
+
+
+def lower_root(gram: Float[Array, "k k"]) -> Float[Array, "k k"]:
+    """The lower triangular `L` with `gram = L L^T`, of a Gram that is normalised. If it
+    is singular in float32, a millionth is added to its diagonal; or ten times as much,
+    and so on, until there is such an `L`."""
+    root = lambda i: jnp.linalg.cholesky(gram + _diagonal(gram, jnp.asarray(_more)[i]))
+    again = lambda state: (state[0] < len(_more)) & ~jnp.all(jnp.isfinite(state[1]))
+    start = jnp.int32(0), jnp.full_like(gram, jnp.nan)
+    _, found = lax.while_loop(again, lambda s: (s[0] + 1, root(s[0])), start)
+    return found
+
+
+def _diagonal(gram, x):
+    return x * jnp.eye(len(gram), dtype=gram.dtype)

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float
 
 from ..formats import Parameters
 from ._gram import filled
-from ._least_squares import refitted
+from ._least_squares import Columns, refitted, total
 from ._method import AbstractMethod
-from ._rounding import in_blocks, Rounding, total
+from ._rounding import in_blocks, Rounding
 from ._search import chosen
 
 
@@ -74,7 +74,9 @@ class HQQ(AbstractMethod):
             _, number, size = blocks.shape
             weights = filled(jnp.ones_like(w[0]), number * size)
             weights = weights.reshape(1, number, size)
-            parameters = self._best(rounding, blocks, weights)
+            columns, weights = (jnp.moveaxis(a, -1, 0) for a in (blocks, weights))
+            found = self._best(rounding, columns, weights)
+            parameters = jtu.tree_map(lambda a: a[..., None], found)
         return rounding.codes(blocks, parameters), parameters
 
     def losses(self, error, gram):
@@ -83,28 +85,30 @@ class HQQ(AbstractMethod):
     def _powers(self, error):
         return jnp.abs(error) ** self.p
 
-    def _best(self, rounding, blocks, weights) -> Parameters:
+    def _best(self, rounding, columns, weights) -> Parameters:
         def losses(parameters):
-            error = blocks - rounding.nearest(blocks, parameters)
-            return total(weights * self._powers(error), parameters)
+            _, number = rounding.column(columns, parameters)
+            return total(weights * self._powers(columns - number), parameters)
 
-        found = rounding.candidates(blocks)
+        found = rounding.candidates(jnp.moveaxis(columns, 0, -1))
+        found = jtu.tree_map(lambda a: a[..., 0], found)
         first = jtu.tree_map(lambda a: a[0], found)
         if self.search:
             order = jnp.argmin(lax.map(losses, found), 0)[None]
             first = jtu.tree_map(lambda a: jnp.take_along_axis(a, order, 0)[0], found)
-        error = jnp.abs(blocks - rounding.nearest(blocks, first))
+        _, number = rounding.column(columns, first)
+        error = jnp.abs(columns - number)
         mean = total(weights * error, first) / total(weights + 0 * error, first)
-        unit = jnp.where(mean == 0, 1, mean)
+        unit = jnp.where(mean == 0, 1, mean)[None]
 
         def turn(i, state):
             parameters, best, loss = state
-            points = rounding.points(rounding.codes(blocks, parameters))
-            error = blocks - rounding.format.grid.numbers(points, *parameters)
+            codes, number = rounding.column(columns, parameters)
             beta = self.beta * self.kappa ** i.astype(jnp.float32)
+            error = columns - number
             outlying = unit * _shrunk(error / unit, beta, self.p)
-            target = blocks - outlying
-            new = _fitted(rounding, points, parameters, target, weights)
+            points = rounding.points(codes)
+            new = _fitted(rounding, points, parameters, columns - outlying, weights)
             new_loss = losses(new)
             best = chosen(new_loss < loss, (new, new_loss), (best, loss))
             return (new, *best)
@@ -114,8 +118,8 @@ class HQQ(AbstractMethod):
 
 
 def _shrunk(
-    x: Float[Array, "n g s"], beta: Float[Array, ""], p: float
-) -> Float[Array, "n g s"]:
+    x: Float[Array, "s n g"], beta: Float[Array, ""], p: float
+) -> Float[Array, "s n g"]:
     """The generalised soft threshold: about the `y` with the least `|y|**p + beta / 2 *
     (y - x)**2`."""
     size = jnp.abs(x)
@@ -123,11 +127,13 @@ def _shrunk(
 
 
 def _fitted(rounding, points, parameters, target, weights):
-    weigh = lambda x: weights * x
     scale, offset = parameters
     if rounding.format.grid.offset != "minimum" or offset is None:
-        return refitted(rounding, points, parameters, weigh(target), weigh)
-    left = target - points * scale
-    count = total(weigh(jnp.ones_like(left)), parameters)
-    low = total(weigh(left), parameters) / count
+        p = jtu.tree_map(lambda a: a[None], parameters)
+        error = target - rounding.format.grid.numbers(points, *p)
+        columns = Columns(points, weights * points, weights, weights * error)
+        return refitted(rounding, parameters, columns)[0]
+    left = target - points * scale[None]
+    count = total(weights + 0 * left, parameters)
+    low = total(weights * left, parameters) / count
     return rounding.format.held(Parameters(scale, low))

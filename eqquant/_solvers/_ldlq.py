@@ -7,9 +7,13 @@ from jaxtyping import Array, Float, Integer
 
 from ..formats import Parameters
 from ._gram import diagonal, factored
-from ._rounding import Rounding, total
-from ._search import chosen, Search
-from ._sweep import Columns, swept
+from ._rounding import Rounding
+from ._search import chosen, grouped, Search
+from ._sweep import swept
+
+
+# So many numbers are rounded at a time: those of some columns stay in a cache.
+_numbers = 2**12
 
 
 def ldlq(
@@ -28,52 +32,58 @@ def ldlq(
     So each column is rounded as well as can be if those after it make up for it.
     """
     n, g, s = w.shape
+    k = g * s
     blocks, order = _order(gram, g, s, by_importance)
     upper, weights = factored(gram[order][:, order])
-    columns = w.reshape(n, g * s).T[order]
+    columns = w.reshape(n, k).T[order]
+    own = upper.reshape(g, s, g, s)[jnp.arange(g), :, jnp.arange(g)]
+    identity = jnp.broadcast_to(jnp.eye(s, dtype=upper.dtype), own.shape)
+    inverse = solve_triangular(own, identity, trans=1, unit_diagonal=True)
 
     def block(b, state):
         error, codes, parameters = state
         cut = lambda a, axis=0: lax.dynamic_slice_in_dim(a, b * s, s, axis)
-        numbers, d = cut(columns), cut(weights)
+        numbers, d = cut(columns)[..., None], cut(weights)
         asked = cut(upper, 1).T @ error
-        own = lax.dynamic_slice(upper, (b * s, b * s), (s, s))
         # What the columns would become if none of this block were rounded.
-        moved = numbers + solve_triangular(own, asked, trans=1, unit_diagonal=True)
-        search = Search(rounding, moved.T[:, None], d[None, None])
-        found = search.best(tries)
-        empty = jnp.zeros((s, n), codes.dtype)
-        zeros = jnp.zeros_like(numbers)
-        start = Columns(numbers, empty, zeros, zeros[0])
-        feedback = own - jnp.eye(s, dtype=own.dtype)
+        moved = numbers + (inverse[b] @ asked)[..., None]
+        found = Search(rounding, moved, d[:, None, None]).best(tries)
+        target = numbers + asked[..., None]
 
-        def attempt(best, p):
-            new = swept(rounding, start, p, numbers + asked, feedback, d)
-            loss = total(new.loss[:, None, None], p)
-            better = loss < best[0]
-            this, old = (loss, p), (best[0], best[1])
-            kept = chosen(better, this, old)
-            row = better[:, 0, 0][None]
-            both = chosen(row, (new.codes, new.error), best[2:])
-            return (*kept, *both), None
+        def attempt(best, some):
+            new = swept(rounding, numbers[:, None], target[:, None], some, own[b], d)
+            losses = new.loss
+            if some.scale.shape[1] == 1:
+                losses = jnp.sum(losses, 1, keepdims=True)
 
-        first = jtu.tree_map(lambda a: a[0], found)
-        never = jnp.full_like(total(zeros[0][:, None, None], first), jnp.inf)
-        best = (never, first, empty, zeros)
-        (_, p, codes_b, error_b), _ = lax.scan(attempt, best, found)
+            def keep(i, best):
+                better = losses[i] < best[0]
+                this = losses[i], jtu.tree_map(lambda a: a[i], some)
+                both = new.codes[:, i], new.error[:, i]
+                kept = chosen(better, this, best[:2])
+                return (*kept, *chosen(better[None], both, best[2:]))
+
+            return lax.fori_loop(0, len(losses), keep, best), None
+
+        some = grouped(found, _numbers // n)
+        p = jtu.tree_map(lambda a: a[0], found)
+        never = jnp.full_like(p.scale, jnp.inf)
+        best = never, p, jnp.zeros((s, n, 1), codes.dtype), jnp.zeros_like(numbers)
+        (_, p, codes_b, error_b), _ = lax.scan(attempt, best, some)
         put = lax.dynamic_update_slice_in_dim
         parameters = jtu.tree_map(
             lambda a, new: put(a, new, blocks[b], 1), parameters, p
         )
-        error = put(error, error_b, b * s, 0)
-        return error, put(codes, codes_b, b * s, 0), parameters
+        error = put(error, error_b[..., 0], b * s, 0)
+        return error, put(codes, codes_b[..., 0], b * s, 0), parameters
 
-    like = jax.eval_shape(lambda w: _example(rounding, w), w)
-    codes, parameters = jtu.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    codes = codes.reshape(n, g * s).T
-    state = (jnp.zeros_like(columns), codes, parameters)
-    _, codes, parameters = lax.fori_loop(0, g, block, state)
-    return codes[jnp.argsort(order)].T.reshape(n, g, s), parameters
+    code, p = jax.eval_shape(lambda w: _example(rounding, w), w)
+    codes = jnp.zeros((k, n), code.dtype)
+    p = jtu.tree_map(lambda a: jnp.zeros(a.shape[:2], a.dtype), p)
+    state = (jnp.zeros_like(columns), codes, p)
+    _, codes, p = lax.fori_loop(0, g, block, state)
+    codes = codes[jnp.argsort(order)].T.reshape(n, g, s)
+    return codes, jtu.tree_map(lambda a: a[..., None], p)
 
 
 def ldlq_given(
@@ -88,20 +98,10 @@ def ldlq_given(
     k = g * s
     order = jnp.argsort(-diagonal(gram))
     upper, weights = factored(gram[order][:, order])
-    columns = w.reshape(n, k).T[order]
-    of_columns = jtu.tree_map(
-        lambda a: jnp.moveaxis(a, 1, 0)[order // s][..., None], parameters
-    )
-    like, _ = jax.eval_shape(lambda w: _example(rounding, w), w)
-    start = Columns(
-        columns,
-        jnp.zeros((k, n), like.dtype),
-        jnp.zeros_like(columns),
-        jnp.zeros_like(columns[0]),
-    )
-    feedback = upper - jnp.eye(k, dtype=upper.dtype)
-    found = swept(rounding, start, of_columns, columns, feedback, weights)
-    return found.codes[jnp.argsort(order)].T.reshape(n, g, s)
+    columns = w.reshape(n, k).T[order][..., None]
+    of_columns = jtu.tree_map(lambda a: jnp.moveaxis(a, 1, 0)[order // s], parameters)
+    found = swept(rounding, columns, columns, of_columns, upper, weights, True)
+    return found.codes[jnp.argsort(order), :, 0].T.reshape(n, g, s)
 
 
 def _example(rounding, w):

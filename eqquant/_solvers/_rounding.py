@@ -1,6 +1,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
@@ -8,8 +9,8 @@ from ..formats import AbstractAdjustable, Parameters
 
 
 class Rounding(NamedTuple):
-    """Rounds numbers to the grid of a format. All arrays are blocks `*b g s`, with
-    parameters `*b g 1`."""
+    """Rounds numbers to the grid of a format. Arrays are blocks `*b g s`, with
+    parameters `*b g 1`; or columns, where each place in a block is an axis before."""
 
     format: AbstractAdjustable
 
@@ -40,6 +41,16 @@ class Rounding(NamedTuple):
         """The nearest numbers."""
         return self.numbers(self.codes(blocks, parameters), parameters)
 
+    def column(
+        self, x: Float[Array, "*b g"], parameters: Parameters
+    ) -> tuple[Integer[Array, "*b g"], Float[Array, "*b g"]]:
+        """The codes of the nearest numbers, and these, for one number of each block, or
+        for several, in axes before those of the parameters."""
+        lead = (1,) * (x.ndim - parameters.scale.ndim)
+        given = jtu.tree_map(lambda a: a.reshape(*lead, *a.shape, 1), parameters)
+        codes = self.codes(x[..., None], given)
+        return codes[..., 0], self.numbers(codes, given)[..., 0]
+
     def candidates(self, blocks: Float[Array, "*b g s"]) -> Parameters:
         """Parameters that are worth a trial, each `c *b g 1`, as they are stored."""
         return self.format.held(self.format.candidates(blocks, self.size(blocks)))
@@ -61,10 +72,3 @@ def in_blocks(
     number = -(-k // size)
     w = jnp.pad(w, [(0, 0), (0, number * size - k)], mode="edge")
     return w.reshape(n, number, size)
-
-
-def total(x: Float[Array, "*c n g s"], parameters: Parameters) -> Float[Array, "..."]:
-    """The sum over each block; over all rows, if these share their parameters."""
-    x = jnp.sum(x, -1, keepdims=True)
-    shared = parameters.scale.shape[-3] == 1
-    return jnp.sum(x, -3, keepdims=True) if shared else x

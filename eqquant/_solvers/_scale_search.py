@@ -41,8 +41,9 @@ class ScaleSearch(AbstractMethod):
             else:
                 weights = damped(diagonal(normalised(gram)), self.damping, rows)
             weights = filled(weights, number * size).reshape(1, number, size)
-            found = Search(rounding, blocks, weights).best()
-            parameters = jtu.tree_map(lambda a: a[0], found)
+            columns, weights = (jnp.moveaxis(a, -1, 0) for a in (blocks, weights))
+            found = Search(rounding, columns, weights).best()
+            parameters = jtu.tree_map(lambda a: a[0, ..., None], found)
         return rounding.codes(blocks, parameters), parameters
 
     def losses(self, error, gram):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from .._array import quantize, quantized, QuantizedArray
@@ -68,7 +69,29 @@ def solved(
         )
     encode = _Encode(method, mix)
     operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
-    return quantized(w, format, encode, operands, axis=axis, activation=activation)
+    place = _split(w)
+    if place is None:
+        return quantized(w, format, encode, operands, axis=axis, activation=activation)
+    # Each device solves all of it. (A column depends on those before it, so that
+    # devices with parts would wait for each other at each. On CPUs, where there may be
+    # fewer threads than devices, some wait for ever.)
+    mesh = place.mesh
+    assert isinstance(mesh, Mesh)  # of a concrete array
+    if jax.sharding.get_abstract_mesh().empty:
+        # Arrays that are made on the way then have no mesh. Axes of type Auto mix.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
+    w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
+    q = quantized(w, format, encode, operands, axis=axis, activation=activation)
+    return q.with_sharding(place)
+
+
+def _split(w):
+    """How a concrete array is split over devices of this process, if it is."""
+    if not isinstance(w, jax.Array) or isinstance(w, Tracer):
+        return None
+    place = w.sharding
+    whole = place.is_fully_replicated or not place.is_fully_addressable
+    return place if isinstance(place, NamedSharding) and not whole else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
@@ -9,75 +10,79 @@ from ..formats import Parameters
 from ._rounding import Rounding
 
 
-class Columns(NamedTuple):
-    """Some columns of a matrix, each of which is an axis here: `s n`.
+class Swept(NamedTuple):
+    """Columns that were rounded.
 
-    - `numbers`: the numbers.
     - `codes`: the codes that were chosen.
     - `error`: the numbers less what the codes stand for.
     - `loss`: the sum, over columns, of the weighted squares of what was rounded off.
     """
 
-    numbers: Float[Array, "s n"]
-    codes: Integer[Array, "s n"]
-    error: Float[Array, "s n"]
-    loss: Float[Array, " n"]
+    codes: Integer[Array, "s *b g"]
+    error: Float[Array, "s *b g"]
+    loss: Float[Array, "*b g"]
 
 
 def swept(
     rounding: Rounding,
-    columns: Columns,
+    numbers: Float[Array, "s *#b g"],
+    target: Float[Array, "s *#b g"],
     parameters: Parameters,
-    target: Float[Array, "s n"],
     feedback: Float[Array, "s s"],
     weights: Float[Array, " s"],
-) -> Columns:
+    by_column: bool = False,
+) -> Swept:
     """Rounds one column after another. What is rounded is its target, and what errors
-    of the other columns, of all as they are by then, ask of it.
+    of the columns before ask of it.
 
     **Arguments:**
 
-    - `parameters`: for each row, `_ 1 1`; or for each column, too, `s _ 1 1`.
+    - `numbers`: what errors are counted from.
+    - `parameters`: `*b g`, of which some axes may have size one; or for each column,
+        too, `s *b g`.
     - `feedback`: how much of the error of each column (the first axis) each column
-        takes. The diagonal is zero.
+        takes. Only what is above the diagonal counts.
     - `weights`: what a square counts in `loss`.
     """
-    s, n = target.shape
+    s, *inner = jnp.broadcast_shapes(numbers.shape, target.shape)
+    at = lambda i: jtu.tree_map(lambda a: a[i], parameters) if by_column else parameters
+    if not by_column:
+        inner = jnp.broadcast_shapes(inner, parameters.scale.shape)
     m = _most_columns(s)
-    each = parameters.scale.ndim == 4
-
-    def column(i, state):
-        codes, error, loss, t, mutual, at = state
-        here = at + i
-        asked = lax.dynamic_index_in_dim(mutual, i, 1)
-        error_m = lax.dynamic_slice_in_dim(error, at, m)
-        x = t[i] + jnp.sum(asked * error_m, 0)
-        p = jtu.tree_map(lambda a: a[here], parameters) if each else parameters
-        x_blocks = x[:, None, None]
-        code = rounding.codes(x_blocks, p)
-        number = rounding.numbers(code, p)[:, 0, 0]
-        loss += weights[here] * (x - number) ** 2
-        error = error.at[here].set(columns.numbers[here] - number)
-        return codes.at[here].set(code[:, 0, 0]), error, loss, t, mutual, at
+    size = lambda a: a.reshape(a.shape[0], -1)
+    above = jnp.triu(feedback, 1)
+    like = jax.ShapeDtypeStruct(tuple(inner), target.dtype)
+    code, _ = jax.eval_shape(rounding.column, like, at(0))
 
     def some(j, state):
         # Columns that are near each other, so that errors of others are asked for once.
         codes, error, loss = state
-        at = j * m
-        t = lax.dynamic_slice_in_dim(target, at, m)
-        mutual = lax.dynamic_slice(feedback, (at, at), (m, m))
+        cut = lambda a: lax.dynamic_slice_in_dim(a, j * m, m)
+        asked = cut(above.T)
+        mutual = lax.dynamic_slice_in_dim(asked, j * m, m, 1)
+        t, of, d = cut(target), cut(numbers), cut(weights)
+        p = jtu.tree_map(cut, parameters) if by_column else parameters
         if s > m:
-            asked = lax.dynamic_slice_in_dim(feedback, at, m, 1)
-            error_m = lax.dynamic_slice_in_dim(error, at, m)
-            t += asked.T @ error - mutual.T @ error_m
-        state = (codes, error, loss, t, mutual, at)
-        return lax.fori_loop(0, m, column, state)[:3]
+            t = t + (asked @ size(error)).reshape(m, *inner)
 
-    start = (columns.codes, columns.error, jnp.zeros_like(columns.numbers[0]))
-    codes, error, loss = lax.fori_loop(0, s // m, some, start)
-    return Columns(columns.numbers, codes, error, loss)
+        def column(i, state):
+            codes, error, loss = state
+            p_i = jtu.tree_map(lambda a: a[i], p) if by_column else p
+            x = t[i] + (mutual[i] @ size(error)).reshape(inner)
+            code, number = rounding.column(x, p_i)
+            error = error.at[i].set(of[i] - number)
+            return codes.at[i].set(code), error, loss + d[i] * (x - number) ** 2
+
+        new = jnp.zeros_like(codes[:m]), jnp.zeros_like(error[:m])
+        codes_m, error_m, loss = lax.fori_loop(0, m, column, (*new, loss))
+        put = lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * m, 0)
+        return put(codes, codes_m), put(error, error_m), loss
+
+    zeros = jnp.zeros((s, *inner), target.dtype)
+    start = zeros.astype(code.dtype), zeros, zeros[0]
+    return Swept(*lax.fori_loop(0, s // m, some, start))
 
 
 def _most_columns(s: int) -> int:
     """How many columns are near each other: a divisor of `s`."""
-    return next((m for m in range(min(s, 128), 15, -1) if s % m == 0), s)
+    return next((m for m in (16, 8, 4) if s % m == 0), s)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._gram import damped, diagonal
+from ._gram import damped, diagonal, lower_root
 
 
 def target(
@@ -32,7 +32,7 @@ def target(
     def solve(w, gram, cross, rows):
         mean = jnp.mean(diagonal(gram))
         unit = jnp.where(mean > 0, mean, 1)
-        factor = jnp.linalg.cholesky(damped(gram / unit, damping, rows))
+        factor = lower_root(damped(gram / unit, damping, rows))
         missing = (w @ ((cross - gram) / unit)).T
         half = lax.linalg.triangular_solve(factor, missing, left_side=True, lower=True)
         found = lax.linalg.triangular_solve(

@@ -5,7 +5,9 @@ multiply them with.
 `_follow` what primitives make of such a value, and `_meeting` how it enters a product.
 `_uses` walks through a program. `_capture` runs one and adds up what the products
 multiply operands with (`_moments`), for `calibrate` and `Sequential`, which read off a
-walk what there is to be summed (`_plan`). `_calls` traces and compiles what they run,
+walk what there is to be summed (`_plan`). For `Sequential`, `_unrolled` makes one list
+of equations of a program, `_program` tells where it is cut, and a `_segment` is what
+runs from one cut to the next. `_calls` traces and compiles what they run,
 and `_folds` finds which arrays could take a scale of the inputs of others.
 
 May import `_implicit` and the rooms below it.

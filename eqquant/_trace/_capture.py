@@ -1,11 +1,12 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -15,16 +16,13 @@ from ._inner import body_of, calls, is_kept
 from ._meeting import Meeting, meeting, products
 from ._moments import moments
 from ._pieces import placed
+from ._run import evaluate, Views
 from ._uses import joint, with_view
 from ._view import chosen, View
 
 
 # A leaf by its number, and the axes that are contracted.
 Slot: TypeAlias = tuple[int, tuple[int, ...]]
-
-
-# The views that a value is: none, one, or several in a concatenation.
-Views: TypeAlias = tuple[View, ...]
 
 
 class Sums(NamedTuple):
@@ -35,40 +33,23 @@ class Sums(NamedTuple):
     rows: Array
 
 
-class Turn(NamedTuple):
-    """Whether it is the turn of a slot, so that its products are summed.
-
-    - `sums`: the key of its sums, which other slots may have at their turns.
-    - `axes`: axes of the leaf along which loops choose an index.
-    - `step`: the index of these whose turn it is, in row-major order. Negative if it is
-        none.
-    """
-
-    sums: Any
-    axes: tuple[int, ...]
-    step: Array
-
-
-class Lanes(NamedTuple):
-    """Two lanes that run a program with different leaves, as a mapped axis `name`. What
-    is summed is `x^T y`, where `y` is `x` of the second lane. Integers, such as the
-    choice of an expert, are those of the first lane, so that rows of both correspond.
-    """
-
-    name: str
-    turns: dict[Slot, Turn]
-
-
 class Capture:
     """Evaluates a program, and adds to the sums of each slot what its products multiply
-    the leaf with. The sums are carried through loops and branches."""
+    the leaf with. The sums are carried through loops and branches.
+
+    `lanes` names a mapped axis of size two, of two lanes that run the program with
+    different leaves. Then, `x^T y` is summed, where `y` is `x` of the second lane.
+    Integers, such as the choice of an expert, are those of the first lane, so that rows
+    of both correspond. `turn` are steps of scans by the axes of the leaf that they
+    choose along: only at these are products summed."""
 
     def __init__(
         self,
         shapes: Sequence[Sequence[int]],
-        sums: dict[Any, Sums],
+        sums: dict[Slot, Sums],
         changing: dict[int, frozenset[int]],
-        lanes: Lanes | None = None,
+        lanes: str | None = None,
+        turn: Mapping[int, Array] = MappingProxyType({}),
         *,
         manual: tuple[str, ...] = (),
         sharded: bool = False,
@@ -76,6 +57,7 @@ class Capture:
         self.shapes = shapes
         self.sums = dict(sums)
         self._lanes = lanes
+        self._turn = turn
         # By leaf, the equations that change its numbers, as `walk` found them.
         self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
@@ -85,23 +67,16 @@ class Capture:
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any], views: Sequence[Views]):
         """The results of a program, and which views they are."""
-        jaxpr, constants = opened(jaxpr)
-        env = dict(zip(jaxpr.constvars, constants, strict=True))
-        env.update(zip(jaxpr.invars, values, strict=True))
-        seen = dict(zip(jaxpr.invars, views, strict=True))
-        value = lambda a: a.val if isinstance(a, Literal) else env[a]
-        views_of = lambda a: () if isinstance(a, Literal) else seen.get(a, ())
-        for eqn in jaxpr.eqns:
-            outs, found = self._apply(
-                eqn, [value(a) for a in eqn.invars], [views_of(a) for a in eqn.invars]
-            )
-            env.update(zip(eqn.outvars, map(self._same, outs), strict=True))
-            seen.update(zip(eqn.outvars, found, strict=True))
-        result = lambda a: lax.convert_element_type(value(a), a.aval.dtype)
-        outs = [result(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
-        return outs, [views_of(a) for a in jaxpr.outvars]
+        return evaluate(jaxpr, values, views, self.apply)
 
-    def _apply(self, eqn, values, views):
+    def apply(self, eqn: JaxprEqn, values: list[Any], views: list[Views]):
+        """The results of an equation, and which views they are."""
+        if self._lanes is not None and eqn.primitive.name.startswith("ragged_dot"):
+            values = [self._mapped(a) for a in values]
+        outs, found = self._applied(eqn, values, views)
+        return [*map(self._same, outs)], found
+
+    def _applied(self, eqn, values, views):
         nothing = [()] * len(eqn.outvars)
         if not any(views):
             return bind(eqn, values), nothing
@@ -127,8 +102,6 @@ class Capture:
                 if all(out is None for out in new) and self._changes(eqn, view):
                     new = [changed(eqn, place, view)]
                 found = [with_view(a, b) for a, b in zip(found, new)]
-        if self._lanes is not None and name.startswith("ragged_dot"):
-            values = [self._mapped(a) for a in values]
         return bind(eqn, values), found
 
     def _changes(self, eqn, view):
@@ -137,45 +110,41 @@ class Capture:
     def _mapped(self, a):
         # (JAX maps ragged products over all of their operands, or over none.)
         assert self._lanes is not None
-        return jnp.where(lax.axis_index(self._lanes.name) < 0, jnp.zeros_like(a), a)
+        return jnp.where(lax.axis_index(self._lanes) < 0, jnp.zeros_like(a), a)
 
     def _same(self, a):
         # Integers are the same in both lanes.
         if self._lanes is None or not jnp.issubdtype(a.dtype, jnp.integer):
             return a
-        return lax.all_gather(a, self._lanes.name)[0]
+        return lax.all_gather(a, self._lanes)[0]
 
     def _add(self, eqn, values, met: Meeting, view: View):
         slot = view.leaf, met.contracted
+        if slot not in self.sums:
+            return
         pick = next((index for index in view.at if index.many), None)
         by = met if pick is None else met._replace(over=((pick.factor,),))
-        if self._lanes is None:
-            if slot in self.sums:
-                new = lambda diagonal: moments(
-                    eqn, values, met, diagonal, pick=pick, sharded=self._sharded
-                )
-                self.sums[slot] = self._added(self.sums[slot], by, view, new)
-            return
-        if slot not in self._lanes.turns:
-            return
-        turn = self._lanes.turns[slot]
-        step = jnp.int32(0)
-        indices = {index.factor.axis: index for index in view.at}
-        for i in turn.axes:
-            step = step * self.shapes[view.leaf][i] + _scalar(indices[i])
-        x = values[met.other]
-        second = self._mapped(lax.all_gather(x, self._lanes.name)[1])
-        # (Of arrays in bfloat16, XLA:CPU cannot multiply one with another that has an
-        # axis more.)
-        values = [self._mapped(a) for a in values]
-        if pick is not None:
-            pick = pick._replace(value=self._mapped(pick.value))
+        second = None
+        if self._lanes is not None:
+            x = values[met.other]
+            second = self._mapped(lax.all_gather(x, self._lanes)[1])
+            # (Of arrays in bfloat16, XLA:CPU cannot multiply one with another that has
+            # an axis more.)
+            values = [self._mapped(a) for a in values]
+            if pick is not None:
+                pick = pick._replace(value=self._mapped(pick.value))
         new = lambda diagonal: moments(
             eqn, values, met, diagonal, second, pick, self._sharded
         )
         add = lambda total: self._added(total, by, view, new)
-        total = self.sums[turn.sums]
-        self.sums[turn.sums] = lax.cond(step == turn.step, add, lambda a: a, total)
+        self.sums[slot] = self._if_turn(view, add, self.sums[slot])
+
+    def _if_turn(self, view, add, total):
+        if not self._turn:
+            return add(total)
+        indices = {index.factor.axis: index for index in view.at}
+        same = [_scalar(indices[i]) == step for i, step in self._turn.items()]
+        return lax.cond(jnp.all(jnp.stack(same)), add, lambda a: a, total)
 
     def _added(self, total: Sums, met: Meeting, view: View, moments) -> Sums:
         diagonal = total.value.ndim == total.rows.ndim + 1
@@ -190,9 +159,12 @@ class Capture:
         places = {f.axis: j for j, dim in enumerate(met.over) for f in dim}
         order = [places[i] for i in others if i in places]
         again = tuple(j for j in range(len(met.over)) if j not in order)
+        leads = dict(zip(others, total.rows.shape, strict=True))
+        # (The sum may be that of one index alone, whichever it is.)
         indices = {i.factor.axis: i for i in view.at if not i.many}
+        indices = {i: index for i, index in indices.items() if leads.get(i, 1) > 1}
         starts = [_scalar(indices[i]) if i in indices else 0 for i in others]
-        sizes = [1 if i in indices else n for i, n in zip(others, total.rows.shape)]
+        sizes = [1 if i in indices else n for i, n in leads.items()]
 
         def added(old, a):
             rank = a.ndim - len(met.over)
@@ -226,12 +198,7 @@ class Capture:
 
     def _live(self, views):
         leaves = {view.leaf for each in views for view in each}
-        if self._lanes is None:
-            keys = [slot for slot in self.sums if slot[0] in leaves]
-        else:
-            turns = self._lanes.turns.items()
-            keys = [turn.sums for slot, turn in turns if slot[0] in leaves]
-        return {key: self.sums[key] for key in keys}
+        return {slot: a for slot, a in self.sums.items() if slot[0] in leaves}
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
         manual = (*self._manual, *manual)
@@ -240,6 +207,7 @@ class Capture:
             sums,
             self._changing,
             self._lanes,
+            self._turn,
             manual=manual,
             sharded=self._sharded,
         )

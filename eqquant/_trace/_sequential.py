@@ -1,5 +1,6 @@
+import functools as ft
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -7,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from ._calls import Calls, check_batches, Traced, tracked
-from ._capture import Capture, Lanes, Slot, Sums, Turn
+from ._calls import Calls, check_batches, Traced
+from ._capture import Slot
+from ._program import known_steps, Program
+from ._segment import segment
 from ._statistics import Gram
-from ._uses import Site, Step
+from ._store import places, Store
+from ._uses import Step
 
 
 class Sequential(eqx.Module):
@@ -22,10 +27,20 @@ class Sequential(eqx.Module):
     errors. Pass this to [`eqquant.tree_quantize`][] in place of what
     [`eqquant.calibrate`][] returns.
 
-    For each group of weights that share their inputs, all batches go through the model
-    twice: as it was, and as it is quantized so far. The layers of a stack, in a scan,
-    come one after another, too. (Of the experts of a layer, each meets the inputs that
-    it met in the model as it was. Weights in a `shard_map` are an error.)
+    All batches go through the model once, as it was and as it is quantized so far, up
+    to one group of weights that share their inputs after another. What is computed so
+    far is kept in between. The layers of a stack, in a scan, come one after another,
+    too. (Of the experts of a layer, each meets the inputs that it met in the model as
+    it was. Weights in a `shard_map` are an error.)
+
+    What comes between the first and the last use of a weight is run twice. So is a loop
+    with several groups of weights in it, such as the steps of a recurrent network: once
+    for each group.
+
+    For all batches together, the arrays are kept which the rest of the model needs: the
+    residual stream, and what the next product is computed from. There are two of each,
+    so that a model of width `n` whose widest layer has `k` inputs takes
+    `2 * (n + k)` numbers for each token.
 
     !!! Example
 
@@ -40,6 +55,10 @@ class Sequential(eqx.Module):
     - `mix`: which products a weight should come near to. At 1, those of the model as it
         was. At 0, its own with the inputs that it meets now. What is in between is
         safer where there are few rows.
+    - `keep`: where arrays are kept: on the `"device"`, in the memory of the `"host"`,
+        or on `"disk"`, in files of a temporary folder.
+    - `keep_dtype`: what floating-point numbers are rounded to to be kept, if it is
+        shorter than what they are, such as `jnp.bfloat16`.
 
     ??? cite "Reference"
 
@@ -51,10 +70,20 @@ class Sequential(eqx.Module):
     batches: list[PyTree] = eqx.field(converter=lambda x: _as_list(x))
     mix: float = eqx.field(default=0.5, static=True, kw_only=True)
     diagonal_above: int = eqx.field(default=8192, static=True, kw_only=True)
+    keep: str = eqx.field(default="device", static=True, kw_only=True)
+    keep_dtype: Any = eqx.field(default=None, static=True, kw_only=True)
 
     def __check_init__(self):
         if not 0 <= self.mix <= 1:
             raise ValueError(f"`mix` should be between 0 and 1. Got {self.mix}.")
+        if self.keep not in places:
+            raise ValueError(f"`keep` should be one of {places}. Got {self.keep!r}.")
+        dtype = self.keep_dtype
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                "`keep_dtype` should be a floating-point type, such as "
+                f"`jnp.bfloat16`, or None. Got {dtype}."
+            )
 
 
 def _as_list(batches: Iterable[PyTree]) -> list[PyTree]:
@@ -65,12 +94,14 @@ def _as_list(batches: Iterable[PyTree]) -> list[PyTree]:
 class Group(NamedTuple):
     """Weights that share their inputs, whose turn is the same.
 
-    - `slot`: that of their sums.
+    - `slot`: one of them, and the axes that are contracted.
+    - `sums`: the slot whose sums they share.
     - `steps`: the indices along leading axes of the weights, along which scans choose.
     - `weights`: their paths, and the axes that are contracted.
     """
 
     slot: Slot
+    sums: Slot
     steps: tuple[int, ...]
     weights: list[tuple[str, tuple[int, ...]]]
 
@@ -80,101 +111,182 @@ class Group(NamedTuple):
         one."""
         return tuple(slice(i, i + 1) for i in self.steps)
 
+    @property
+    def name(self) -> str:
+        """The path of the first weight, and the step of it."""
+        return "".join([self.weights[0][0], *(f"[{i}]" for i in self.steps)])
+
+    @property
+    def chosen(self) -> dict[int, int]:
+        """The steps by axes."""
+        return dict(enumerate(self.steps))
+
 
 class InSequence:
     """A model whose weights are being quantized, one group after another.
 
     - `contracted`: the axes along which products contract each weight, by its path.
     - `groups`: the groups, in the order of their turns.
+    - `segments`: what was compiled so far.
     """
 
     def __init__(self, sequential: Sequential, model: PyTree, paths: Collection[str]):
-        self._batches = sequential.batches
-        self._diagonal_above = sequential.diagonal_above
-        self._calls = Calls(sequential.fn, model, self._compiled)
-        for i, batch in enumerate(self._batches):
-            self._calls(i, batch)
+        self._keep_dtype = sequential.keep_dtype
+        self.segments: dict[Any, Any] = {}
+        self._calls = Calls(sequential.fn, model, self._program)
+        each = enumerate(self._calls.paths)
+        self._number = {path: i for i, path in each if path in paths}
+        self._old = self._calls.leaves
+        self._new = list(self._old)
+        store = Store(sequential.keep)
+        self._runs = [
+            _Run(*self._calls(i, batch), store)
+            for i, batch in enumerate(sequential.batches)
+        ]
         traced = self._calls.traced
-        self._shapes = self._calls.shapes(self._diagonal_above)
-        each = enumerate(zip(self._calls.paths, self._calls.leaves))
-        self._new = {i: leaf for i, (path, leaf) in each if path in paths}
+        self._shapes = self._calls.shapes(sequential.diagonal_above)
         self.contracted: dict[str, list[tuple[int, ...]]] = {}
         for leaf, axes in traced.plan.shared:
             self.contracted.setdefault(self._calls.paths[leaf], []).append(axes)
-        found = [
-            (_order(traced, slot, steps), slot, steps)
-            for slot in self._shapes
-            for steps in np.ndindex(*_sizes(traced, slot))
-        ]
-        self.groups = []
-        for _, slot, steps in sorted(found):
-            weights = [(p, axes) for p, axes in self._calls.places(slot) if p in paths]
-            if weights:
-                self.groups.append(Group(slot, steps, weights))
+        self.groups = sorted(self._found(traced), key=self._order)
 
-    def measure(self, group: Group) -> tuple[Gram, Gram]:
+    @property
+    def again(self) -> list[tuple[str, str]]:
+        """The paths of weights at whose turn something is evaluated which is evaluated
+        again later, each with the reason."""
+        found, program = {}, self._runs[0].program
+        for group in self.groups:
+            sites = program.sites(group.slot, group.chosen)
+            if len({site.place for site in sites}) > 1:
+                found[group.weights[0][0]] = "it is used in several places"
+            elif any(site.inside for site in sites):
+                what = program.name(sites[0].place)
+                found[group.weights[0][0]] = f"it is used in a `{what}`"
+        return list(found.items())
+
+    def measure(
+        self, group: Group, note: Callable[[str], None] = lambda _: None
+    ) -> tuple[Gram, Gram]:
         """The Gram of a group, of the model as it is quantized so far; and one with the
         sum of `x^T y`, where `x` are the inputs in the model as it was, and `y` these.
+        `note` is told what else takes time.
         """
-        sizes = _sizes(self._calls.traced, group.slot)
-        turns = dict.fromkeys(self._shapes, np.int32(-1))
-        turns[group.slot] = np.int32(
-            np.ravel_multi_index((0, *group.steps), (1, *sizes))
-        )
+        steps = len(group.steps)
+        value, rows = self._shapes[group.sums]
+        one = lambda shape: (*(1,) * steps, *shape[steps:])
         twice = lambda a: jnp.stack([a, a])
-        sums = {
-            shapes: jtu.tree_map(twice, self._calls.zeros(shapes))
-            for shapes in self._shapes.values()
-        }
-        for i, batch in enumerate(self._batches):
-            run, leaves = self._calls(i, batch)
-            sums = run(sums, turns, self._calls.leaves, self._new, leaves)
-        found = sums[self._shapes[group.slot]]
-        value, rows = (a[(slice(None), *group.index)] for a in found)
-        self._calls.check_finite({group.slot: Sums(value, rows)})
-        contracted = group.weights[0][1]
-        cross, gram = (Gram(value[i], rows[i], contracted) for i in range(2))
+        sums = jtu.tree_map(twice, self._calls.zeros((one(value), one(rows))))
+        segments = {}
+        for run in self._runs:
+            place = self._place(run.program, group)
+            if place < run.place:
+                run.restart()
+            key = id(run.program), run.place
+            if key not in segments:
+                segments[key] = self._segment(run, place, group, note)
+            found = segments[key]
+            values = list(run.values(found.inputs, self._old, self._new))
+            turn = [group.steps[i] for i in found.turn]
+            sums, outs = self.segments[found.key](sums, values, turn)
+            run.advance(place, found.cut.outs, outs)
+        self._calls.check_finite({group.sums: sums})
+        contracted = group.slot[1]
+        cross, gram = (Gram(sums.value[i], sums.rows[i], contracted) for i in range(2))
         return gram, cross
 
     def put(self, path: str, group: Group, numbers: Float[Array, "..."]) -> None:
         """Sets what a weight, or a step of it, is from now on."""
-        leaf = self._calls.paths.index(path)
-        self._new[leaf] = self._new[leaf].at[group.index].set(numbers)
+        leaf = self._number[path]
+        old, new = self._old[leaf], self._new[leaf]
+        if group.steps:
+            at = (*group.steps, *[0] * (old.ndim - len(group.steps)))
+            at = tuple(map(jnp.int32, at))
+            self._new[leaf] = _set(jnp.copy(old) if new is old else new, numbers, at)
+        else:
+            self._new[leaf] = old.at[()].set(numbers)
+        for run in self._runs:
+            if run.program.is_stale(leaf, group.chosen, run.place):
+                run.restart()
 
-    def _compiled(self, traced):
-        views = tracked(traced)
-        shapes = self._calls.shapes(self._diagonal_above)
-        axes = {slot: _axes(traced, slot) for slot in shapes}
+    def _program(self, traced):
+        return Program(traced, self._number.values())
 
-        def run(sums, turns, old, new, batch):
-            turns = {
-                slot: Turn(shapes[slot], axes[slot], turn)
-                for slot, turn in turns.items()
-            }
+    def _found(self, traced):
+        for sums in self._shapes:
+            each = self._calls.places(sums)
+            weights = [(p, axes) for p, axes in each if p in self._number]
+            if weights:
+                path, contracted = weights[0]
+                slot = self._number[path], contracted
+                axes = _axes(traced, slot)
+                for steps in np.ndindex(*(traced.shapes[slot[0]][i] for i in axes)):
+                    yield Group(slot, sums, steps, weights)
 
-            def lane(sums, leaves):
-                lanes = Lanes("eqquant lane", turns)
-                sharded = traced.sharding is not None
-                capture = Capture(
-                    traced.shapes, sums, traced.changing, lanes, sharded=sharded
-                )
-                capture.evaluate(traced.jaxpr, [*leaves, *batch], views)
-                return capture.sums
+    def _order(self, group):
+        program = self._runs[0].program
+        return min(program.order(slot, group.chosen) for slot in self._slots(group))
 
-            leaves = [
-                jnp.stack([a, new[i]]) if i in new else a for i, a in enumerate(old)
-            ]
-            mapped = [0 if i in new else None for i in range(len(old))]
-            each = jax.vmap(lane, (0, mapped), axis_name="eqquant lane")
-            return each(sums, leaves)
+    def _slots(self, group):
+        return [(self._number[path], axes) for path, axes in group.weights]
 
-        return jax.jit(run, donate_argnums=0, out_shardings=traced.sharding)
+    def _place(self, program, group):
+        each = [program.sites(slot, group.chosen) for slot in self._slots(group)]
+        return min(site.place for sites in each for site in sites)
+
+    def _segment(self, run, place, group, note):
+        program, chosen = run.program, group.chosen
+        sites = program.sites(group.slot, chosen)
+        cut = program.cut(run.place, place, sites)
+        turn = {i for site in sites for i in chosen if i not in known_steps(site.at)}
+        found = segment(program, cut, group.slot, tuple(sorted(turn)))
+        if found.key not in self.segments:
+            note("compiling")
+            self.segments[found.key] = found.compiled(
+                self._keep_dtype, self._calls.traced.sharding
+            )
+        return found
 
 
-def _sites(traced: Traced, slot: Slot) -> Sequence[Site]:
-    leaf, contracted = slot
-    sites = traced.sites[leaf]
-    return [site for site in sites if site.product.contracted == contracted]
+class _Run:
+    # A batch on its way through the program, up to some place.
+
+    def __init__(self, program, batch, store):
+        self.program = program
+        self.place = 0
+        self._batch = batch
+        self._store = store
+        self._kept = {}
+
+    def restart(self):
+        self.place = 0
+        self._kept = {}
+
+    def values(self, inputs, old, new):
+        numbers, leaves = self.program.numbers, len(old)
+        batch = leaves + len(self._batch)
+        for v in inputs:
+            if v in self._kept:
+                yield self._store.get(self._kept[v])
+            elif v in self.program.constants:
+                yield self.program.constants[v]
+            elif numbers[v] >= batch:
+                yield np.uint32(numbers[v] - batch)
+            elif numbers[v] >= leaves:
+                yield self._batch[numbers[v] - leaves]
+            elif v in self.program.double:
+                yield old[numbers[v]], new[numbers[v]]
+            else:
+                yield old[numbers[v]]
+
+    def advance(self, place, outs, values):
+        kept = {v: a for v, a in self._kept.items() if self.program.is_needed(v, place)}
+        new = {v: self._store.put(a) for v, a in zip(outs, values, strict=True)}
+        self.place, self._kept = place, kept | new
+
+
+@ft.partial(jax.jit, donate_argnums=0)
+def _set(a, part, at):
+    return lax.dynamic_update_slice(a, part.astype(a.dtype), at)
 
 
 def _axes(traced: Traced, slot: Slot) -> tuple[int, ...]:
@@ -187,29 +299,9 @@ def _axes(traced: Traced, slot: Slot) -> tuple[int, ...]:
             if isinstance(index.value, Step)
             and index.factor.size == shape[index.factor.axis]
         }
-        for site in _sites(traced, slot)
+        for site in traced.sites[slot[0]]
+        if site.product.contracted == slot[1]
     ]
     chosen = set.intersection(*each)
     leading = itertools.takewhile(lambda i: i in chosen, range(len(shape)))
     return tuple(leading)
-
-
-def _sizes(traced: Traced, slot: Slot) -> list[int]:
-    return [traced.shapes[slot[0]][i] for i in _axes(traced, slot)]
-
-
-def _order(traced: Traced, slot: Slot, steps: Sequence[int]) -> list[int]:
-    # Orders as the program runs: within a scan, by its steps first.
-    site = _sites(traced, slot)[0]
-    step_of = {index.value: index.factor.axis for index in site.at}
-    order = []
-    for label in site.inside:
-        if not isinstance(label, Step):
-            continue
-        axis = step_of.get(label)
-        if axis is not None and axis < len(steps):
-            first = min(
-                s.order for each in traced.sites for s in each if label in s.inside
-            )
-            order += [first, -steps[axis] if label.reverse else steps[axis]]
-    return [*order, site.order]

@@ -143,9 +143,13 @@ class Statistics(eqx.Module):
     def along(self, path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> Gram:
         """The Gram of a weight of this shape along some axes. Whether those of size one
         count as contracted makes no difference."""
-        kinds = [each for name, each, _ in self._places if name == path]
+        kinds = self.contracted(path)
         same = [each for each in kinds if is_along(each, axes, shape)]
         return self[path, same[0] if same else axes].along(axes, shape)
+
+    def contracted(self, path: str) -> list[tuple[int, ...]]:
+        """The axes along which products contract a weight, as often as these differ."""
+        return [axes for name, axes, _ in self._places if name == path]
 
     def __contains__(self, path: str) -> bool:
         return any(name == path for name, _, _ in self._places)

@@ -98,20 +98,28 @@ class Step(NamedTuple):
     reverse: bool
 
 
+class Known(NamedTuple):
+    """The index of a step that was unrolled."""
+
+    index: int
+
+
 class Site(NamedTuple):
     """A product in a program, as one leaf enters it.
 
     - `product`: what is told of it.
+    - `place`: the number of the equation of the program that it is, or is inside of.
     - `order`: grows along the program.
     - `lead`: how many different inputs meet the leaf along each axis that is not
         contracted; `None` if they cannot be told apart.
     - `at`: the indices that were chosen along axes of the leaf. One that a scan chose
-        is a `Step`.
+        is a `Step`, or `Known`.
     - `inside`: the loops and branches that it is in. A scan is its `Step`.
     - `is_known`: whether it is known what is contracted.
     """
 
     product: Product
+    place: int
     order: int
     lead: tuple[int, ...] | None
     at: tuple[Index, ...]
@@ -127,24 +135,30 @@ class Walked(NamedTuple):
     - `changed`: the products that it enters with its numbers changed, see `Use`.
     - `changing`: for each such operand, the `id`s of the equations that change it, and
         of these products.
+    - `views`: the views that each variable of the program is, of those that are any.
     """
 
     sites: list[list[Site]]
     others: list[list[str]]
     changed: list[list[Site]]
     changing: list[set[int]]
+    views: dict[Any, tuple[View, ...]]
 
 
 def walk(
-    jaxpr: ClosedJaxpr, shapes: Sequence[Sequence[int]], argument: Sequence[int]
+    jaxpr: ClosedJaxpr,
+    shapes: Sequence[Sequence[int]],
+    argument: Sequence[int],
+    steps: int = 0,
 ) -> Walked:
     """Follows the operands of a program, of these shapes, each of which belongs to an
-    argument."""
+    argument. After them, it has the index of each of a number of steps."""
     walk = _Walk(shapes, argument)
-    views = [(whole(i, shape),) for i, shape in enumerate(shapes)]
+    views = [(whole(i, shape),) for i, shape in enumerate(shapes)] + [()] * steps
     numbers = [walk.new(1, frozenset((i,)))[0] for i in argument]
-    walk.walk(jaxpr, views, numbers)
-    return Walked(walk.sites, walk.others, walk.changed, walk.changing)
+    numbers += [walk.known(i) for i in range(steps)]
+    seen = walk.top(jaxpr, views, numbers)
+    return Walked(walk.sites, walk.others, walk.changed, walk.changing, seen)
 
 
 def is_array(x: Any) -> bool:
@@ -178,33 +192,53 @@ class _Walk:
         self._numbers = {}
         self._sources = {}
         self._inside = ()
+        self._place = 0
 
     def new(self, n, sources):
         numbers = [next(self._fresh) for _ in range(n)]
         self._sources |= dict.fromkeys(numbers, sources)
         return numbers
 
+    def known(self, i):
+        # (It says nothing of inputs.)
+        self._sources[Known(i)] = frozenset()
+        return Known(i)
+
     def _all_sources(self, numbers):
         return frozenset().union(*(self._sources[i] for i in numbers))
 
+    def top(self, jaxpr, views, numbers):
+        """Walks through the whole program. Returns the views of its variables."""
+        seen = self._start(jaxpr, views, numbers)
+        for self._place, eqn in enumerate(opened(jaxpr)[0].eqns):
+            self._next(eqn, seen)
+        return {var: views for var, (views, _) in seen.items() if views}
+
     def walk(self, jaxpr, views, numbers):
         """The views of the results, and their numbers."""
+        seen = self._start(jaxpr, views, numbers)
+        jaxpr, _ = opened(jaxpr)
+        for eqn in jaxpr.eqns:
+            self._next(eqn, seen)
+        found = [self._read(atom, seen) for atom in jaxpr.outvars]
+        return [a for a, _ in found], [b for _, b in found]
+
+    def _start(self, jaxpr, views, numbers):
         jaxpr, constants = opened(jaxpr)
         seen = dict(zip(jaxpr.invars, zip(views, numbers, strict=True), strict=True))
         for var, constant in zip(jaxpr.constvars, constants):
             seen[var] = ((), self._numbered((), "constant", id(constant)))
+        return seen
 
-        def read(atom):
-            if isinstance(atom, Literal):
-                return ((), self._numbered((), "literal", atom.aval, str(atom.val)))
-            return seen[atom]
+    def _read(self, atom, seen):
+        if isinstance(atom, Literal):
+            return ((), self._numbered((), "literal", atom.aval, str(atom.val)))
+        return seen[atom]
 
-        for eqn in jaxpr.eqns:
-            ins = [read(atom) for atom in eqn.invars]
-            outs = self._apply(eqn, [a for a, _ in ins], [b for _, b in ins])
-            seen.update(zip(eqn.outvars, zip(*outs, strict=True), strict=True))
-        found = [read(atom) for atom in jaxpr.outvars]
-        return [a for a, _ in found], [b for _, b in found]
+    def _next(self, eqn, seen):
+        ins = [self._read(atom, seen) for atom in eqn.invars]
+        outs = self._apply(eqn, [a for a, _ in ins], [b for _, b in ins])
+        seen.update(zip(eqn.outvars, zip(*outs, strict=True), strict=True))
 
     def _numbered(self, operands, *key):
         key = (*key, *operands)
@@ -272,8 +306,15 @@ class _Walk:
         found = lead(met, view, self.shapes[view.leaf])
         if None in self._inside:
             found = None
-        order = next(self._fresh)
-        return Site(product, order, found, view.at, self._inside, met.is_known)
+        return Site(
+            product,
+            self._place,
+            next(self._fresh),
+            found,
+            view.at,
+            self._inside,
+            met.is_known,
+        )
 
     def _within(self, label, *args):
         # `None` is where inputs cannot be summed.

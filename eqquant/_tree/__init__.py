@@ -11,24 +11,34 @@ To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
 from ._decide import (
+    check_unsupported as check_unsupported,
     decide as decide,
     Decision as Decision,
     FilterSpec as FilterSpec,
     Unsupported as Unsupported,
 )
-from ._example import Example as Example, modules_on_call as modules_on_call
+from ._example import (
+    Example as Example,
+    modules_on_call as modules_on_call,
+    smallest_on_call as smallest_on_call,
+)
 from ._jitted import closed as closed, opened as opened
+from ._layers_on_call import layers_on_call as layers_on_call
 from ._on_call import (
     is_on_call as is_on_call,
     not_on_call as not_on_call,
+    on_call as on_call,
     put_on_call as put_on_call,
     rebuilt as rebuilt,
+    runs_every_method as runs_every_method,
 )
 from ._owners import (
     LeafInfo as LeafInfo,
     leaves_with_info as leaves_with_info,
+    needing_dense as needing_dense,
     register_owner as register_owner,
 )
+from ._printable import printable as printable
 from ._quantize import (
     trainable_spec as trainable_spec,
     tree_dequantize as tree_dequantize,
@@ -42,3 +52,6 @@ from ._rounding import (
 )
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard
+from ._skeleton import skeletons as skeletons
+from ._warn_of_guesses import warn_of_guesses as warn_of_guesses
+from ._warn_of_little import warn_of_little as warn_of_little

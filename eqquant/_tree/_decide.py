@@ -1,6 +1,6 @@
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, Literal, TypeAlias
 
 import equinox as eqx
@@ -14,16 +14,21 @@ from .._product import as_tuple, Axis, normalise_axis
 from ..formats import AbstractFormat, as_format, NF4
 from ._example import contracted, Example
 from ._owners import (
+    activations,
     calls_as_equinox,
     calls_as_registered,
     convolutions,
     LeafInfo,
     leaves_with_info,
+    needing_dense,
     norms,
+    Owner,
     reparametrisations,
+    states,
 )
 from ._requests import Request, requests
 from ._rules import Rules
+from ._unmet import check_unmet
 
 
 FilterSpec: TypeAlias = AbstractFormat | str | Rules | PyTree
@@ -46,6 +51,7 @@ class Skip:
         "not requested",
         "reparametrised",
         "norm",
+        "state",
         "vector",
         "bias",
         "convolution",
@@ -66,12 +72,15 @@ class Decision:
         that is not an array.
     - `outcome`: the format to quantize it in, or why it is left as it is.
     - `on_call`: the modules whose calls then have to run as by `implicit`.
+    - `named`: whether the filter is about this leaf in particular: by a place of a
+        prefix, or by a rule other than `*`, which asks for whatever can be had.
     """
 
     leaf: Any
     info: LeafInfo | None
     outcome: AbstractFormat | Skip
-    on_call: tuple[eqx.Module, ...] = ()
+    on_call: tuple[Owner, ...] = ()
+    named: bool = False
 
     @property
     def format(self) -> AbstractFormat | None:
@@ -90,30 +99,35 @@ def decide(
     min_size: int = 1024,
     embeddings: bool = False,
     unsupported: Unsupported = "skip",
-    strict: bool = True,
+    strict: bool | None = True,
     *,
     example: Example | None = None,
     is_done: Callable[[Any], bool] = is_quantized,
+    known: Sequence[Axis | None] = (),
+    goal: str = "quantized",
 ) -> list[Decision]:
     """What [`eqquant.tree_quantize`][] would do with each leaf, in order.
 
     **Arguments:**
 
+    - `strict`: as of `tree_quantize`, which warns of what a filter names in vain if it
+        is false. `None` to say nothing of that.
     - `is_done`: which nodes of `model` are leaves that count as quantized already. The
         others are as of `tree_quantize`.
+    - `known`: for each leaf, the axis along which it is known to be a weight, if it is.
+    - `goal`: what weights are to be, for messages.
     """
     format = as_format(format)
-    if unsupported not in get_args(Unsupported):
-        raise ValueError(
-            f"`unsupported` should be one of {get_args(Unsupported)}. Got "
-            f"{unsupported!r}."
-        )
+    check_unsupported(unsupported, get_args(Unsupported))
     is_leaf = lambda x: is_quantized(x) or _is_struct(x) or is_done(x)
     leaves = list(leaves_with_info(model, is_leaf))
     if example is not None:
         each = example.uses(model, [leaf for leaf, _ in leaves])
         infos = [_as_used(info, use) for (_, info), use in zip(leaves, each)]
         leaves = [(leaf, info) for (leaf, _), info in zip(leaves, infos)]
+    if known:
+        both = zip(leaves, known, strict=True)
+        leaves = [(leaf, _as_known(info, along)) for (leaf, info), along in both]
     if axis != "auto":
         leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
     found = requests(
@@ -123,7 +137,7 @@ def decide(
         argument="filter_spec",
         is_leaf=is_leaf,
         is_spec_leaf=_is_spec_leaf,
-        strict=strict,
+        strict=bool(strict),
     )
     on_call = unsupported == "on_call"
     decisions, named = [], set()
@@ -138,15 +152,28 @@ def decide(
         caller = _caller(info) if on_call else None
         skip = _obstacle(info, requested, caller)
         if skip is None and not is_named:
-            skip = _exception(info, requested, min_size, embeddings, caller)
+            skip = _exception(info, requested, min_size, embeddings)
         if skip is not None and skip.kind == "convolution" and unsupported == "error":
             raise ValueError(
                 f"`{info.path}` cannot be quantized: it is {skip.reason}. Exclude it "
-                "by a rule, or pass `unsupported='skip'` or 'on_call'."
+                "by a rule, or pass 'skip' or 'on_call' for `unsupported`."
             )
         readers = _readers(info, caller) if on_call and skip is None else ()
-        decisions.append(Decision(leaf, info, skip or requested, readers))
+        asks = request.names(filter_spec)
+        decisions.append(Decision(leaf, info, skip or requested, readers, asks))
+    check_unmet(filter_spec, found, decisions, strict, goal)
     return _tied_to_embeddings(decisions, named)
+
+
+def check_unsupported(unsupported: str, allowed: tuple[str, ...]) -> None:
+    """**Raises:**
+
+    A `ValueError` unless the argument of this name is one that is allowed.
+    """
+    if unsupported not in allowed:
+        raise ValueError(
+            f"`unsupported` should be one of {allowed}. Got {unsupported!r}."
+        )
 
 
 _not_an_array = Skip("not an array", "not an array")
@@ -155,12 +182,12 @@ _done = Skip("quantized", "quantized already")
 
 def _requested(request: Request, leaf: Any, format: AbstractFormat):
     """The format that is requested, or `Skip`; and whether for this leaf alone."""
-    value, named, otherwise = request
+    value, named = request.value, request.named
     if _is_function(value):
         value = value(leaf)
         named = not _is_bool(value)
     if value is None or (_is_bool(value) and not value):
-        return Skip("not requested", otherwise), named
+        return Skip("not requested", request.otherwise), named
     return format if _is_bool(value) else as_format(value), named
 
 
@@ -173,26 +200,28 @@ def _obstacle(info, requested, caller) -> Skip | None:
         return Skip("dtype", f"{info.dtype.name}, not floating-point")
     if isinstance(requested, Skip):
         return requested
+    if isinstance(info.owner, states):
+        return Skip("state", "a state, which calls replace")
     if info.multiplied:
         return None if len(info.shape) > 1 else Skip("vector", "a vector")
     owner = type(info.owner).__name__
-    for module in info.ancestors:
-        if isinstance(module, reparametrisations) and caller is None:
-            reason = f"reparametrised by a {type(module).__name__}"
-            return Skip("reparametrised", reason, _pass_on_call)
-    if isinstance(info.owner, (*norms, *reparametrisations)):
+    if isinstance(info.owner, (*norms, *activations, *reparametrisations)):
         return Skip("norm", f"a parameter of a {owner}")
     if len(info.shape) < 2:
         return Skip("vector", "a vector")
     if info.field.startswith("bias"):
         return Skip("bias", "a bias")
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations) and caller is None:
+            reason = f"reparametrised by a {type(module).__name__}"
+            return Skip("reparametrised", reason, _pass_on_call)
     if isinstance(info.owner, convolutions) and caller is None:
         reason = "the filter of a convolution, which has to be a dense array"
         return Skip("convolution", reason, _pass_on_call)
     return None
 
 
-def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
+def _exception(info, format, min_size, embeddings) -> Skip | None:
     """What a request for this leaf alone overrides."""
     owner = type(info.owner).__name__
     if isinstance(info.owner, AbstractArrayLike):
@@ -201,13 +230,14 @@ def _exception(info, format, min_size, embeddings, caller) -> Skip | None:
     if math.prod(info.shape) < min_size:
         reason = f"fewer than {min_size} numbers"
         return Skip("small", reason, f"Pass `min_size`, or {rule}")
-    if isinstance(info.owner, eqx.nn.Embedding) and not embeddings:
+    table = info.looked_up or isinstance(info.owner, eqx.nn.Embedding)
+    if table and not embeddings:
         tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
         reason = "an embedding, and what is tied to it" if tied else "an embedding"
         return Skip("embedding", reason, "Pass `embeddings=True`")
     if not info.known and info.multiplied is False:
         return Skip("unknown owner", _not_multiplied(info), rule)
-    if not info.known and caller is None:
+    if not info.known:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         cls = type(info.owner)
         # (Other packages have a `Linear`, too.)
@@ -239,22 +269,19 @@ def _tied_to_embeddings(decisions, named):
         if path is not None and decision.format is not None and index not in named:
             reason = f"the array of the embedding `{path}`"
             skip = Skip("embedding", reason, "Pass `embeddings=True`")
-            decision = Decision(decision.leaf, decision.info, skip)
+            decision = dataclasses.replace(decision, outcome=skip, on_call=())
         revised.append(decision)
     return revised
 
 
-def _caller(info):
+def _caller(info: LeafInfo | None) -> Owner | None:
     """The module that passes this weight to functions which may need dense arrays."""
     if info is None:
         return None
-    for module in info.ancestors:
-        if isinstance(module, reparametrisations):
-            return module
-    if info.owner is None:
-        return None
-    known = calls_as_registered(info.owner, info.field)
-    if known and not isinstance(info.owner, convolutions):
+    layer = needing_dense(info)
+    if layer is not None or info.owner is None:
+        return layer
+    if calls_as_registered(info.owner, info.field):
         return None
     return info.owner if callable(info.owner) else None
 
@@ -278,11 +305,24 @@ def _as_used(info, use):
         # (Without an example, all matrices outside of modules are taken for weights.)
         known = info.known and info.owner is not None
         among = bool(use.products or use.changed)
+        looked_up = not among and use.others == ("gather",)
         return dataclasses.replace(
-            info, multiplied=False, known=known, others=use.others, among_arrays=among
+            info,
+            axis=-1 if looked_up and not known else info.axis,
+            known=known or looked_up,
+            multiplied=False,
+            others=use.others,
+            among_arrays=among,
+            looked_up=looked_up,
         )
     axis = axes[0] if len(axes) == 1 else axes
     return dataclasses.replace(info, multiplied=True, known=True, axis=axis)
+
+
+def _as_known(info, axis):
+    if info is None or axis is None:
+        return info
+    return dataclasses.replace(info, axis=axis, known=True)
 
 
 def _with_axis(info, axis):

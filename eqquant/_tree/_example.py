@@ -8,10 +8,12 @@ from jaxtyping import PyTree
 from .._array import identity, is_quantized
 from ._jitted import closed
 from ._on_call import methods_of, put_on_call, rebuilt
+from ._owners import LeafInfo
 
 
 if TYPE_CHECKING:
     from .._trace import Use
+    from ._decide import Decision
 
 
 class Example:
@@ -70,71 +72,101 @@ def _call(model, *args):
 
 def modules_on_call(
     model: PyTree,
-    leaves: Sequence[Any],
-    quantized: dict[int, tuple[Any, str, tuple[eqx.Module, ...]]],
-    given: dict[int, bool],
-    example: Example,
+    decisions: "Sequence[Decision]",
+    new: Sequence[Any],
+    example: Example | None,
     is_leaf: Callable[[Any], bool] = is_quantized,
 ) -> dict[int, bool]:
     """The modules that have to run as by [`eqquant.implicit`][], by `id`, so that a
-    model runs once it is quantized; and whether that goes for every method, or only for
-    the call. They are the smallest that do.
+    model runs with new leaves; and whether that goes for every method, or only for the
+    call: those of the decisions, and with an `example`, the smallest that do.
 
     **Arguments:**
 
-    - `leaves`: the leaves of `model`.
-    - `quantized`: by the number of a leaf: the skeleton that takes its place, its path,
-        and the modules around it.
-    - `given`: modules that are to run so anyway.
-    - `example`: a call of the model.
-    - `is_leaf`: which nodes of `model` are among `leaves`.
+    - `decisions`: on each leaf of `model`.
+    - `new`, `is_leaf`: as of `smallest_on_call`.
+    - `example`: a call of the model, if one is given.
 
     **Raises:**
 
     A `ValueError` for a weight that no module around it makes run.
     """
+    given = {id(module): False for d in decisions for module in d.on_call}
+    if example is None:
+        return given
+    found = [(d.leaf, d.info) for d in decisions]
+    return smallest_on_call(model, found, new, given, example, is_leaf)
+
+
+def smallest_on_call(
+    model: PyTree,
+    found: Sequence[tuple[Any, LeafInfo | None]],
+    new: Sequence[Any],
+    given: dict[int, bool],
+    example: Example,
+    is_leaf: Callable[[Any], bool],
+    goal: str = "quantized",
+) -> dict[int, bool]:
+    """The smallest modules that make the call of a model run with new leaves.
+
+    **Arguments:**
+
+    - `found`: the leaves of `model`, and what is known of each.
+    - `new`: what takes the place of each leaf, or its skeleton.
+    - `given`: modules that are to run so anyway.
+    - `example`: a call of the model.
+    - `is_leaf`: which nodes of `model` are leaves.
+    - `goal`: what weights are to be, for messages.
+    """
+    pairs = [*zip(found, new, strict=True)]
+    infos = {
+        i: info
+        for i, ((leaf, info), x) in enumerate(pairs)
+        if info is not None and x is not leaf
+    }
 
     def error(numbers, callers):
-        new = [
-            quantized[i][0] if i in numbers else leaf for i, leaf in enumerate(leaves)
-        ]
-        return example.error(rebuilt(model, new, put_on_call(callers), is_leaf))
+        leaves = [x if i in numbers else leaf for i, ((leaf, _), x) in enumerate(pairs)]
+        return example.error(rebuilt(model, leaves, put_on_call(callers), is_leaf))
 
-    if error(quantized, given) is None:
+    if error(infos, given) is None:
         return given
     callers = dict(given)
-    for numbers in _alike(quantized):
+    for numbers in _alike(infos):
         why = error(numbers, callers)
         if why is None:
             continue
-        for more in _around(quantized, numbers):
+        for more in _around(infos, numbers):
             if error(numbers, callers | more) is None:
                 callers |= more
                 break
         else:
-            raise _cannot(quantized[numbers[0]][1], why) from why
-    why = error(quantized, callers)
+            # Of what is alike, the first that fails alone.
+            alone = ((i, error((i,), callers)) for i in numbers)
+            first, why = next((x for x in alone if x[1]), (numbers[0], why))
+            raise _cannot(infos[first], why, goal, example.fn) from why
+    why = error(infos, callers)
     if why is not None:
         raise ValueError(
-            "The call of this `example` takes each of these weights quantized, but not "
-            f"all of them at once: {[path for _, path, _ in quantized.values()]}. "
+            f"The call of this `example` takes each of these weights {goal}, but not "
+            f"all of them at once: {[info.path for info in infos.values()]}. "
             f"Exclude some by rules. The call raised: {why}"
         ) from why
     return callers
 
 
-def _alike(quantized):
+def _alike(infos):
     # What is alike, such as the weights of the layers of a stack, is tried at once.
     groups = {}
-    for i, (_, path, modules) in quantized.items():
-        key = tuple(map(type, modules)), path.split(".")[-1]
+    for i, info in infos.items():
+        key = tuple(map(type, info.ancestors)), info.path.split(".")[-1]
         groups.setdefault(key, []).append(i)
     return groups.values()
 
 
-def _around(quantized, numbers):
+def _around(infos, numbers):
     # The modules around weights that are alike, the innermost first.
-    around = [quantized[i][2] for i in numbers]
+    around = [infos[i].ancestors for i in numbers]
     for every_method in (False, True):
         for depth in reversed(range(len(around[0]))):
             first, *rest = [each[depth] for each in around]
@@ -142,12 +174,16 @@ def _around(quantized, numbers):
                 yield dict.fromkeys(map(id, (first, *rest)), every_method)
 
 
-def _cannot(path, why):
+def _cannot(info, why, goal, fn):
+    name = f"`{getattr(fn, '__qualname__', type(fn).__name__)}`"
+    where = " outside of the methods of the modules around it"
     return ValueError(
-        f"`{path}` cannot be quantized for this `example`: it is passed to a function "
-        "that takes ordinary arrays only, outside of the methods of the modules around "
-        "it. Exclude it by a rule; or run the function as by `eqquant.implicit`, and "
-        f"pass `example=(eqquant.implicit(fn), args)`. The call raised: {why}"
+        f"`{info.path}` cannot be {goal} for this `example`: "
+        f"{'the call' if fn is _call else name} passes it to functions that take "
+        f"ordinary arrays only{where if info.ancestors else ''}. Exclude it by a rule; "
+        "or run the function as by `eqquant.implicit`, here and wherever you call it: "
+        "pass `example=(eqquant.implicit(fn), args)`. The call raised, perhaps of an "
+        f"array inside of it: {why}"
     )
 
 

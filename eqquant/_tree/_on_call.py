@@ -48,7 +48,12 @@ def is_on_call(x: Any) -> bool:
 
 def not_on_call(module: eqx.Module) -> eqx.Module:
     """The module that `on_call` was given."""
-    return _with_class(module, _classes[type(module)])
+    return _with_class(module, _classes[type(module)][0])
+
+
+def runs_every_method(module: eqx.Module) -> bool:
+    """Whether `on_call` was asked to make every method run as by `implicit`."""
+    return _classes[type(module)][1]
 
 
 def rebuilt(
@@ -83,7 +88,9 @@ def put_on_call(callers: dict[int, bool]) -> Callable[[Any, Any], Any]:
     return change
 
 
-_classes: dict[type, type] = {}
+# By each class that `on_call` made: the class of the module that it was given, and
+# whether every method runs as by `implicit`.
+_classes: dict[type, tuple[type, bool]] = {}
 
 
 @ft.cache
@@ -96,7 +103,7 @@ def _class_on_call(cls, every_method):
     namespace = {name: _method_on_call(getattr(cls, name)) for name in names}
     namespace |= {"__reduce__": reduce, "__module__": cls.__module__}
     new = type(cls)(cls.__name__, (cls,), namespace)
-    _classes[new] = cls
+    _classes[new] = cls, every_method
     return new
 
 

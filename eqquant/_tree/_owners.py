@@ -60,6 +60,10 @@ def _all_but_first(shape):
 convolutions = (eqx.nn.Conv, eqx.nn.ConvTranspose)
 reparametrisations = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm)
 norms = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
+activations = (eqx.nn.PReLU,)
+# (A `State` is no module, though it owns arrays as one does.)
+Owner: TypeAlias = eqx.Module | eqx.nn.State
+states = (eqx.nn.State, eqx.nn.StateIndex)
 
 register_owner(eqx.nn.Linear, "weight", -1)
 register_owner(eqx.nn.GRUCell, "weight_ih", -1)
@@ -88,19 +92,21 @@ class LeafInfo:
     - `others`: the names of what else an example does with it.
     - `among_arrays`: whether an example multiplies it, but only with other arrays of
         the model.
+    - `looked_up`: whether all that an example does with it is to look up rows.
     """
 
     path: str
-    owner: eqx.Module | None
+    owner: Owner | None
     field: str
     shape: tuple[int, ...]
     dtype: Any
     axis: Axis
     known: bool
-    ancestors: tuple[eqx.Module, ...]
+    ancestors: tuple[Owner, ...]
     multiplied: bool | None = None
     others: tuple[str, ...] = ()
     among_arrays: bool = False
+    looked_up: bool = False
 
 
 def leaves_with_info(
@@ -121,7 +127,7 @@ def _walk(node, keys, ancestors, field, is_array):
             found = False
         yield node, _info(node, keys, ancestors, field) if found else None
         return
-    module = isinstance(node, eqx.Module)
+    module = isinstance(node, Owner)
     if module:
         ancestors = (*ancestors, node)
     for key, child in children:
@@ -146,7 +152,16 @@ def _info(leaf, keys, ancestors, field):
     )
 
 
-def calls_as_registered(owner: eqx.Module, field: str) -> bool:
+def needing_dense(info: LeafInfo) -> Owner | None:
+    """The layer of Equinox that passes a weight to functions which need dense arrays,
+    if one does."""
+    for module in info.ancestors:
+        if isinstance(module, reparametrisations):
+            return module
+    return info.owner if isinstance(info.owner, convolutions) else None
+
+
+def calls_as_registered(owner: Owner, field: str) -> bool:
     """Whether a module has the `__call__` of the class that its weight is registered
     for, so that the use of the weight is known."""
     cls = _registered(type(owner), field)

@@ -5,6 +5,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .._array import is_quantized, once_per_array, QuantizedArray
@@ -15,10 +16,11 @@ from ._example import Example, modules_on_call
 from ._fold import folded
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
-from ._progress import with_progress
+from ._progress import progress
 from ._rounding import rounding
 from ._sequential import is_sequential, rounding_in_sequence
 from ._skeleton import skeleton, skeletons
+from ._warn_of_guesses import warn_of_guesses
 from ._warn_of_little import warn_of_little
 
 
@@ -71,25 +73,32 @@ def tree_quantize(
         function that returns a format) overrides `min_size`, `embeddings` and unknown
         owners.
 
-        Vectors, biases and the parameters of norms are never quantized.
+        Vectors, biases, states, and the parameters of norms and of activations are
+        never quantized.
     - `format`: what `True` means in `filter_spec`.
     - `axis`: the axis that matrix products contract. `"auto"` depends on the module
         that owns each array: -1 in `eqx.nn.Linear`, which computes `weight @ x`, and -2
-        for arrays outside of any module, of `x @ weight`.
+        for arrays outside of any module, of `x @ weight`. That is a guess, of which a
+        warning tells where it may well be wrong: of an array with more than two axes,
+        or one that has few numbers along it. An `example` tells the axes.
     - `min_size`: arrays with fewer elements are left as they are.
-    - `embeddings`: whether to quantize `eqx.nn.Embedding`s too.
+    - `embeddings`: whether to quantize `eqx.nn.Embedding`s too, and arrays whose rows
+        are all that an `example` looks up.
     - `unsupported`: what to do with layers that pass their weights to functions which
-        need dense arrays: convolutions, `WeightNorm`, `SpectralNorm`, and modules of an
-        unknown class, or whose `__call__` overrides that of a known class.
+        need dense arrays: convolutions, `WeightNorm` and `SpectralNorm`.
 
         - `"skip"` leaves their weights as they are.
         - `"on_call"` quantizes them, and runs the call of each such layer through
             [`eqquant.implicit`][]. So does each module around a quantized weight that
             is not Equinox's own, since it may read the weight itself, as in
             `jax.lax.ragged_dot(x, self.experts.weight, sizes)`. All stay instances of
-            their classes.
+            their classes. (Which arrays of an unknown class are weights, it does not
+            tell: pass `example`, name them by a rule, or register them.)
         - `"error"` raises an error for a convolution.
-    - `strict`: whether a rule that matches no leaf is an error.
+    - `strict`: whether a rule that matches no leaf is an error, and also one that asks
+        for a format where nothing that it matches can be quantized, such as the filter
+        of a convolution; or a format at such a place of a prefix. Otherwise the latter
+        is a warning. (The rule `"*"` is about all weights that can be quantized.)
     - `example`: arguments that the model may be called with: a tuple, or a single one
         that is not a tuple. Or `(fn, args)`, where `fn(model, *args)` uses the model.
         Arrays may be `jax.ShapeDtypeStruct`s. The call is traced, and not run. It tells
@@ -121,17 +130,22 @@ def tree_quantize(
     **Returns:**
 
     `model`, with a [`eqquant.QuantizedArray`][] in place of each array that was
-    quantized. Arrays that are quantized already stay as they are.
+    quantized. Arrays that are quantized already stay as they are. (To round them to
+    another format, pass `eqquant.tree_dequantize(model)`.)
     [`eqquant.report`][] lists all arrays, and why some are not quantized.
+
+    With `stats` or `method`, all is computed when this returns. A bar on a terminal
+    shows how far it is, and a line tells the time if that is more than a minute.
 
     **Raises:**
 
-    A `ValueError` if a weight is not finite, if a rule matches no leaf, or for an
-    unsupported layer; with `example`, for a weight that the call of the quantized model
-    could not take; with `stats` or `method`, for statistics of another model, and if
-    the method cannot round to any of the formats. Warns if it cannot round to one of
-    several; if less than half of the model's matrices are quantized because their use
-    is unknown or not supported; and if `stats` are of too few rows.
+    A `ValueError` if a weight is not finite, if a rule matches no leaf or none that can
+    be quantized, or for an unsupported layer; with `example`, for a weight that the
+    call of the quantized model could not take; with `stats` or `method`, for statistics
+    of another model, and if the method cannot round to any of the formats. Warns if it
+    cannot round to one of several; if less than half of the model's matrices are
+    quantized because their use is unknown or not supported; if the axis of an array is
+    a doubtful guess; and if `stats` are of too few rows.
     """
     model = opened(model)
     called = None if example is None else Example(example)
@@ -146,27 +160,31 @@ def tree_quantize(
         strict,
         example=called,
     )
-    if filter_spec is True or isinstance(filter_spec, AbstractFormat | str):
-        warn_of_little(model, decisions, example is not None)
+    warn_of_little(model, filter_spec, decisions, traceable=example is None)
+    if stats is None:
+        warn_of_guesses(decisions, axis)
+    new = () if called is None else skeletons(decisions)
+    callers = modules_on_call(model, decisions, new, called)
     leaves = []
-    callers = {id(module): False for d in decisions for module in d.on_call}
-    if called is not None:
-        given = [decision.leaf for decision in decisions]
-        callers = modules_on_call(model, given, skeletons(decisions), callers, called)
     if is_sequential(stats):
         solve = rounding_in_sequence(model, decisions, stats, method)
     else:
         decisions, stats = folded(decisions, stats, method)
         solve = rounding(decisions, stats, method)
     quantize_once = once_per_array(ft.partial(_quantize, solve))
-    for decision in with_progress(decisions):
-        leaf, info = decision.leaf, decision.info
-        if info is not None and decision.format is not None:
-            try:
-                leaf = quantize_once(leaf, decision.format, info.axis)
-            except ValueError as e:
-                raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
-        leaves.append(leaf)
+    solves = stats is not None or method is not None
+    with progress(decisions, solves and not is_sequential(stats)) as begin:
+        for decision in decisions:
+            leaf, info = decision.leaf, decision.info
+            begin(decision)
+            if info is not None and decision.format is not None:
+                try:
+                    leaf = quantize_once(leaf, decision.format, info.axis)
+                except ValueError as e:
+                    raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+                if solves:
+                    _wait(leaf)
+            leaves.append(leaf)
     return closed(rebuilt(model, leaves, put_on_call(callers)))
 
 
@@ -199,6 +217,12 @@ def _is_trained(x):
     if isinstance(x, jax.ShapeDtypeStruct):
         return jnp.issubdtype(x.dtype, jnp.inexact)
     return eqx.is_inexact_array(x)
+
+
+def _wait(leaf):
+    for a in jtu.tree_leaves(leaf):
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer):
+            a.block_until_ready()
 
 
 def _quantize(solve, leaf, format, axis):

@@ -5,7 +5,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ._owners import LeafInfo
-from ._rules import Rules
+from ._rules import is_every, Rule, Rules
 
 
 class Request(NamedTuple):
@@ -15,11 +15,18 @@ class Request(NamedTuple):
         matches.
     - `named`: whether it is about this leaf alone, not about a subtree.
     - `otherwise`: why the leaf is not quantized, if that is what `value` requests.
+    - `rule`: the rule that matches, if any.
     """
 
     value: Any
     named: bool
     otherwise: str
+    rule: Rule | None = None
+
+    def names(self, spec: Any) -> bool:
+        """Whether the filter is about this in particular: by a place of a prefix, or by
+        a rule other than `*`, which asks for whatever can be had."""
+        return self.value is not spec if self.rule is None else not is_every(self.rule)
 
 
 def requests(
@@ -61,4 +68,4 @@ def _by_rule(rule):
     if rule is None:
         return Request(None, False, "no rule matches")
     condition, action = rule
-    return Request(action, True, f"left out by the rule {condition!r}")
+    return Request(action, True, f"left out by the rule {condition!r}", rule)

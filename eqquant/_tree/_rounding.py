@@ -163,7 +163,8 @@ def grams_of(
         try:
             grams[identity(leaf)] = stats.along(info.path, axes, info.shape)
         except KeyError as e:
-            raise not_along(info.path, axes, e.args[0]) from e
+            known = stats.contracted(info.path)
+            raise not_along(info.path, axes, known, info.shape) from e
         known.append(info.path)
     unknown = [path for leaf, path in missing if leaf not in grams]
     if unknown and not known:
@@ -182,11 +183,20 @@ def contracted_axes(info: LeafInfo) -> tuple[int, ...]:
     return tuple(sorted(i + len(info.shape) for i in axes))
 
 
-def not_along(path: str, axes: tuple[int, ...], known: str) -> ValueError:
+def not_along(
+    path: str,
+    axes: tuple[int, ...],
+    known: Sequence[tuple[int, ...]],
+    shape: tuple[int, ...],
+) -> ValueError:
     """The error that statistics of a weight are of other axes."""
+    first = [i - len(shape) for i in known[0]]
+    axis = first[0] if len(first) == 1 else tuple(first)
     return ValueError(
         f"`stats` should know `{path}` along the axes {axes}, along which it is "
-        f"quantized. {known}"
+        f"quantized. Products contract it along {' and '.join(map(str, known))}: pass "
+        f"`axis={axis}`, which is then that of all weights, or `example=`, the "
+        "arguments of a call, which tells the axes of each."
     )
 
 

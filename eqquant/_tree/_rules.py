@@ -44,8 +44,9 @@ class Rules(eqx.Module):
 
         The action is a format or its name, `None` or `False` to leave the leaf as it
         is, or `True` for the `format` of [`eqquant.tree_quantize`][]. A format
-        overrides `min_size`, `embeddings` and unknown owners. For
-        [`eqquant.tree_shard`][], the action is a sharding.
+        overrides `min_size`, `embeddings` and unknown owners; where nothing that the
+        pattern matches can be quantized, it is an error, except for the pattern `"*"`.
+        For [`eqquant.tree_shard`][], the action is a sharding.
         """
         self.rules = tuple(_check(rule) for rule in rules)
 
@@ -63,19 +64,26 @@ class Rules(eqx.Module):
         if strict:
             known = [info for info in infos if info is not None]
             for rule in self.rules:
-                if rule not in found and not any(_matches(rule, x) for x in known):
+                if rule not in found and not any(matches(rule, x) for x in known):
                     raise ValueError(_unmatched(rule, known, argument))
         return found
 
     def _first(self, info):
-        return next((rule for rule in self.rules if _matches(rule, info)), None)
+        return next((rule for rule in self.rules if matches(rule, info)), None)
 
 
-def _matches(rule: Rule, info: LeafInfo) -> bool:
+def matches(rule: Rule, info: LeafInfo) -> bool:
+    """Whether a rule is about a leaf, if no earlier one is."""
     condition, _ = rule
     if isinstance(condition, str):
         return fnmatch.fnmatchcase(info.path, condition)
     return bool(condition(info))
+
+
+def is_every(rule: Rule) -> bool:
+    """Whether a rule is about every leaf."""
+    condition, _ = rule
+    return not str(condition).strip("*")
 
 
 def _unmatched(rule, infos, argument):

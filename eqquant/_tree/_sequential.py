@@ -77,9 +77,13 @@ def rounding_in_sequence(
         axes, known = todo[path].axes, run.contracted[path]
         shape = todo[path].leaf.shape
         if not any(is_along(each, axes, shape) for each in known):
-            raise not_along(path, axes, f"It is contracted along {known}.")
+            raise not_along(path, axes, known, shape)
     found, few = {}, set()
-    for group in watched(run.groups, "Quantizing"):
+    bar = watched(run.groups, "Quantizing", lambda group: group.name)
+    for path, why in run.again[:1]:
+        more = f" and {len(run.again) - 1} more" if len(run.again) > 1 else ""
+        bar.say(f"For `{path}`{more}, parts of `fn` are run again: {why}.")
+    for group in bar:
         weights = {
             path: todo[path]
             for path, axes in group.weights
@@ -88,7 +92,7 @@ def rounding_in_sequence(
         }
         if not weights:
             continue
-        gram, cross = run.measure(group)
+        gram, cross = run.measure(group, bar.note)
         if np.min(gram.rows) < gram.value.shape[-1]:
             few.update(weights)
         for path, weight in weights.items():

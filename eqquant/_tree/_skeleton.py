@@ -1,7 +1,7 @@
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
 
@@ -23,16 +23,13 @@ def skeleton(
     return dataclasses.replace(q, sharding=leaf.sharding.update(spec=spec))
 
 
-def skeletons(
-    decisions: Sequence[Decision],
-) -> dict[int, tuple[QuantizedArray, str, tuple[eqx.Module, ...]]]:
-    """By the number of each leaf that is to be quantized: the skeleton that takes its
-    place, its path, and the modules around it."""
-    found = {}
-    for i, decision in enumerate(decisions):
+def skeletons(decisions: Sequence[Decision]) -> list[Any]:
+    """The skeleton of each leaf that is to be quantized; the others as they are."""
+    found = []
+    for decision in decisions:
         leaf, info = decision.leaf, decision.info
         if info is not None and decision.format is not None:
             struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            q = skeleton(struct, decision.format, info.axis)
-            found[i] = q, info.path, info.ancestors
+            leaf = skeleton(struct, decision.format, info.axis)
+        found.append(leaf)
     return found

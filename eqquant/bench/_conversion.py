@@ -37,9 +37,9 @@ from ._entries import Meter, progress_bar, Show
 
 
 caption = (
-    "The speed at which an array of the shape 4096x4096 is quantized and dequantized, "
-    "in megabytes of float32 per second; and as a share of the speed at which it is "
-    "copied, on one thread, to memory that is there."
+    "The speed at which an array of the shape 4096x4096 is quantized along axis {axis} "
+    "and dequantized, in megabytes of float32 per second; and as a share of the speed "
+    "at which it is copied, on one thread, to memory that is there."
 )
 _formats = (Int8(), Int8(64), NF4(), Int4(), Ternary(), Binary(), FP8(), MXFP4())
 _formats += (NVFP4(), Q4_0(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K())
@@ -65,7 +65,7 @@ def measure_conversions(
     formats: Sequence[AbstractFormat | str] = _formats,
     *,
     shape: tuple[int, int] = (4096, 4096),
-    axis: int = -1,
+    axis: int = -2,
     budget: float | int = 30,
     min_rounds: int = 3,
     show: Show | None = None,
@@ -105,11 +105,18 @@ def measure_conversions(
     return found
 
 
-def run_conversions(*, console: Console | None = None) -> list[Conversion]:
+def run_conversions(
+    formats: Sequence[AbstractFormat | str] | None = None,
+    *,
+    axis: int = -2,
+    console: Console | None = None,
+) -> list[Conversion]:
     """Prints a table of the results of [`eqquant.bench.measure_conversions`][].
 
     **Arguments:**
 
+    - `formats`: formats, or names of formats. By default, several.
+    - `axis`: the axis that is quantized along.
     - `console`: the console to print to.
 
     **Returns:**
@@ -117,10 +124,11 @@ def run_conversions(*, console: Console | None = None) -> list[Conversion]:
     The results.
     """
     console = Console() if console is None else console
+    formats = _formats if formats is None else formats
     with progress_bar(console) as show:
-        measured = measure_conversions(show=show)
+        measured = measure_conversions(formats, axis=axis, show=show)
     console.print(conversion_table(measured))
-    console.print(Text(f"\n{caption}"))
+    console.print(Text(f"\n{caption.format(axis=axis)}"))
     return measured
 
 

@@ -1,8 +1,9 @@
 import os
-import pathlib
 import platform
 
 import jax
+
+from ..kernels import processor
 
 
 # The names of instruction sets in `/proc/cpuinfo`, and their usual names.
@@ -24,7 +25,7 @@ _features = {
 def describe_machine() -> str:
     """A line about the processor, its instruction sets, and the versions of JAX and
     Python."""
-    info = _cpuinfo()
+    info = processor()
     name = info.get("model name") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
     features = [name for flag, name in _features.items() if flag in flags]
@@ -40,12 +41,3 @@ def describe_machine() -> str:
 def has_slow_lookups() -> bool:
     """Whether XLA:CPU of this version of JAX is slow at lookups in small tables."""
     return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)
-
-
-def _cpuinfo() -> dict[str, str]:
-    path = pathlib.Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first, *_ = path.read_text().split("\n\n")
-    pairs = [line.partition(":") for line in first.splitlines()]
-    return {key.strip(): value.strip() for key, _, value in pairs}

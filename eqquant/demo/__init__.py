@@ -1,12 +1,22 @@
-"""`eqquant demo`: trains a small language model, quantizes it to several formats in
-several ways, and compares the results. With `--calibrate`, it compares what rounding,
-calibration and the choice of formats lose. The notebooks use its model, text and
-training.
+"""`eqquant demo`: opens a real language model, quantizes it to several formats, and
+compares what they cost (`_llama`). Or trains a small one, and compares rounding,
+calibration and further training; with `--calibrate`, what rounding, calibration and the
+choice of formats lose. The notebooks use the model, the text and the training.
 
-May import `_report` and the rooms below it, and rich and matplotlib.
+May import `_report`, `interop` and the rooms below them, and rich and matplotlib.
 """
 
 from ._calibrated import run_calibrated as run_calibrated
+from ._llama import (
+    Config as Config,
+    generate as generate,
+    Llama as Llama,
+    LlamaRow as LlamaRow,
+    load_llama as load_llama,
+    python_topics as python_topics,
+    run_llama as run_llama,
+    smollm2 as smollm2,
+)
 from ._model import attend as attend, LanguageModel as LanguageModel, rotate as rotate
 from ._run import run as run
 from ._text import standard_library as standard_library, windows as windows

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Integer, UInt8
 
 
 _packages = (
@@ -57,8 +57,8 @@ def standard_library() -> Text:
 
 
 def windows(
-    text: UInt8[np.ndarray, " t"], number: int, size: int
-) -> UInt8[np.ndarray, "{number} {size}"]:
+    text: Integer[np.ndarray, " t"], number: int, size: int
+) -> Integer[np.ndarray, "{number} {size}"]:
     """Windows of a text, at evenly spaced positions."""
     starts = np.linspace(0, len(text) - size, number).astype(int)
     return text[starts[:, None] + np.arange(size)[None, :]]

@@ -36,6 +36,7 @@ from ._bits import pack_bits as pack_bits, unpack_bits as unpack_bits
 from ._blocks import spread as spread
 from ._bnb_fp4 import BnbFP4 as BnbFP4
 from ._bnb_scale import BnbScale as BnbScale, row_blocks as row_blocks
+from ._dither import AbstractDithered as AbstractDithered
 from ._dynamic8 import Dynamic8 as Dynamic8
 from ._fp4 import FP4 as FP4
 from ._fp8 import FP8 as FP8
@@ -76,7 +77,12 @@ from ._rsr import (
     RSRBinary as RSRBinary,
     RSRTernary as RSRTernary,
 )
-from ._scale import from_bits as from_bits, reciprocal as reciprocal, to_bits as to_bits
+from ._scale import (
+    from_bits as from_bits,
+    or_nan as or_nan,
+    reciprocal as reciprocal,
+    to_bits as to_bits,
+)
 from ._square4 import Square4 as Square4
 from ._ternary import Ternary as Ternary
 from .gguf import (
@@ -84,6 +90,8 @@ from .gguf import (
     AbstractGGUF as AbstractGGUF,
     AbstractGGUFBlocks as AbstractGGUFBlocks,
     AbstractGGUFBytes as AbstractGGUFBytes,
+    AbstractK as AbstractK,
+    IntegerSearch as IntegerSearch,
     IQ1_M as IQ1_M,
     IQ1_S as IQ1_S,
     IQ2_S as IQ2_S,
@@ -93,6 +101,7 @@ from .gguf import (
     IQ3_XXS as IQ3_XXS,
     IQ4_NL as IQ4_NL,
     IQ4_XS as IQ4_XS,
+    PointSearch as PointSearch,
     Q1_0 as Q1_0,
     Q2_0 as Q2_0,
     Q2_K as Q2_K,
@@ -105,6 +114,7 @@ from .gguf import (
     Q5_K as Q5_K,
     Q6_K as Q6_K,
     Q8_0 as Q8_0,
+    RangeSearch as RangeSearch,
     TQ1_0 as TQ1_0,
     TQ2_0 as TQ2_0,
 )

@@ -62,6 +62,12 @@ class AbstractFormat(eqx.Module):
         as it is stored among others."""
         return True
 
+    @property
+    def takes_integers(self) -> bool:
+        """Whether arrays of integers are stored as if they were floats. Otherwise they
+        are an error."""
+        return False
+
     def prepacked(self, platform: Literal["cpu", "tpu", "gpu"]) -> "AbstractFormat":
         """What the kernels for a platform would rather read: the same format, but that
         it may pack the same codes otherwise."""

@@ -2,18 +2,20 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
-from ._blocks import steady_sum
+from ._blocks import absmax, steady_sum
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, nearest_scale
+from ._scale import as_scale_dtype, exact_or
 
 
 class Binary(AbstractGrid):
     """The sign of each number (that of zero is positive) times the mean absolute value
-    of its block. Eight codes to a byte, the first in the lowest bit.
+    of its block. Eight codes to a byte, the first in the lowest bit. Blocks of `s` and
+    `-s` are exact, but for rounding `s` to the `scale_dtype`.
 
     This is for weights that were trained to be binary. Most of the information in other
-    weights is lost.
+    weights is lost. Arrays of integers are stored as if they were floats.
 
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `scale_dtype`: float32, bfloat16 or float16.
@@ -35,11 +37,16 @@ class Binary(AbstractGrid):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     levels: ClassVar[int] = 2
+    takes_integers: ClassVar[bool] = True
 
     def fit(self, blocks, size):
         # Divided first: a sum of large numbers may overflow.
-        mean = steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
-        return nearest_scale(mean, self.scale_dtype)
+        magnitude = jnp.abs(blocks)
+        mean = steady_sum(magnitude / jnp.maximum(size, 1), -1)
+        inside = np.arange(blocks.shape[-1]) < size
+        some = jnp.where(inside, magnitude, jnp.inf)
+        least = jnp.min(some, -1, keepdims=True, initial=jnp.inf)
+        return exact_or(least, absmax(blocks), mean, self.scale_dtype)
 
     def to_codes(self, blocks, size, scale):
         return (blocks >= 0).astype(jnp.uint8)

@@ -1,3 +1,4 @@
+import functools as ft
 from typing import NamedTuple, TypeAlias
 
 
@@ -21,25 +22,25 @@ class BitField(NamedTuple):
 Code: TypeAlias = tuple[BitField, ...]
 
 
+def bits_of(byte: int, start: int, number: int, at: int = 0) -> Code:
+    """So many bits, from the bit `start` of a byte on, with those of the next bytes
+    above its own."""
+    byte, start = byte + start // 8, start % 8
+    here = min(number, 8 - start)
+    rest = bits_of(byte + 1, 0, number - here, at + here) if here < number else ()
+    return (BitField(byte, start, here, at), *rest)
+
+
 def stream_fields(bits: int, number: int) -> tuple[Code, ...]:
     """The first codes of a stream of bits, as `pack_bits` writes it."""
-
-    def code(i):
-        byte, start = divmod(bits * i, 8)
-        here = min(bits, 8 - start)
-        first = BitField(byte, start, here, 0)
-        if here == bits:
-            return (first,)
-        return first, BitField(byte + 1, 0, bits - here, here)
-
-    return tuple(map(code, range(number)))
+    return tuple(bits_of(0, bits * i, bits) for i in range(number))
 
 
 def plane_fields(
     byte: int, size: int, bits: int, width: int, at: int = 0
 ) -> tuple[Code, ...]:
-    """The codes of `size` bytes from `byte` on, packed as in `gguf._base.planes`: from
-    each `width` bytes, first the lowest bits of each, then the next, and so on."""
+    """The codes of `size` bytes from `byte` on, as GGUF packs most: from each
+    `width` bytes, first the lowest bits of each, then the next, and so on."""
     planes = 8 // bits
 
     def code(i):
@@ -73,4 +74,15 @@ def packed_fields(codes: tuple[Code, ...], radix: int) -> tuple[Code, ...]:
 
 def byte_fields(byte: int, size: int) -> tuple[Code, ...]:
     """A number of so many bytes from `byte` on, the lowest first."""
-    return (tuple(BitField(byte + i, 0, 8, 8 * i) for i in range(size)),)
+    return (bits_of(byte, 0, 8 * size),)
+
+
+@ft.cache
+def inverse(codes: tuple[Code, ...], size: int) -> tuple[Code, ...]:
+    """Where the bits of `size` bytes come from: each byte as a code, with the index of
+    a code in place of that of a byte."""
+    found: list[list[BitField]] = [[] for _ in range(size)]
+    for i, code in enumerate(codes):
+        for byte, start, number, at in code:
+            found[byte].append(BitField(i, at, number, start))
+    return tuple(tuple(sorted(byte, key=lambda field: field.at)) for byte in found)

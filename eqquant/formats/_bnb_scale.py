@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from ._base import AbstractScaled
 from ._dynamic8 import codebook, Dynamic8
-from ._scale import from_bits, to_bits
+from ._scale import from_bits, or_nan, to_bits
 
 
 class BnbScale(AbstractScaled):
@@ -65,7 +65,7 @@ class BnbScale(AbstractScaled):
         table = from_bits(stored["codebook"], self.scale_dtype)
         product = _take(table, codes) * _take(self.scales(stored, tail), block)
         # Rounded before the sum: of both, XLA would otherwise make one operation.
-        product = jnp.where(jnp.isnan(product), jnp.nan, product)
+        product = or_nan(~jnp.isnan(product), product)
         found = product + from_bits(stored["offset"], self.scale_dtype)
         return found[..., : codes.shape[-1] - tail]
 

@@ -1,14 +1,63 @@
+import abc
+
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Shaped
+
+from ._adjustable import Parameters
+from ._base import Stored
+from ._blocks import merge, split
+from ._grid import AbstractGrid
+from ._scale import in_units, poison
 
 
-def dither(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Pseudo-random numbers of more than -1/2 and up to 1/2, by the bits of each number
-    in float32."""
+class AbstractDithered(AbstractGrid):
+    """A grid to whose points numbers may be rounded up or down pseudo-randomly, such
+    that a number is the mean of what it becomes."""
+
+    block_size: eqx.AbstractVar[int | None]
+    signed: eqx.AbstractVar[bool]
+    dithered: eqx.AbstractVar[bool]
+
+    @abc.abstractmethod
+    def rounded_at(
+        self, unit: Float[Array, "*b g s"], threshold: Float[Array, "*b g s"] | float
+    ) -> Shaped[Array, "*b g s"]:
+        """The code of the point above each number, if the number is further than this
+        part of the way from the point below it; otherwise, of the point below it."""
+
+    def to_codes(self, blocks, size, scale):
+        unit = in_units(blocks, scale)
+        return self.rounded_at(unit, dither(unit) if self.dithered else 0.5)
+
+    def encode_dithered(
+        self, w: Float[Array, "*b n k"], seed: Int[Array, ""]
+    ) -> Stored:
+        """As `encode`, but the same numbers are rounded otherwise with another seed."""
+        blocks, size = split(w, self.block_size)
+        scale = poison(self.fit(blocks, size), blocks)
+        settled, (scale, _) = self.settled(Parameters(scale[..., 0], None))
+        unit = in_units(blocks, scale[..., None])
+        codes = self.rounded_at(unit, dither(unit, seed))
+        return self.write(merge(codes, w.shape[-1]), settled)
+
+
+def dither(x: Float[Array, "*s"], seed: Int[Array, ""] | int = 0) -> Float[Array, "*s"]:
+    """Pseudo-random numbers between 0 and 1, by the bits of each number in float32.
+
+    They are the middles of equal parts, so that none is very close to 0 or 1: what is a
+    point but for errors of float32 stays this point.
+    """
     # The constants are those of MurmurHash3's finalizer.
     bits = lax.bitcast_convert_type(x, jnp.uint32)
+    bits = bits + jnp.asarray(seed, jnp.uint32) * np.uint32(0x9E3779B9)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
-    return 0.5 - (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)
+    bits = bits ^ (bits >> np.uint32(16))
+    number = (bits >> np.uint32(32 - _bits)).astype(jnp.float32)
+    return (number + np.float32(0.5)) * np.float32(2.0**-_bits)
+
+
+_bits = 13

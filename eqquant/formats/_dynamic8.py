@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ._dither import dither
-from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, in_units
+from ._dither import AbstractDithered
+from ._scale import as_scale_dtype
 
 
 _decades = 7
@@ -39,7 +38,7 @@ def _decade(decade, signed):
     return middles * np.float32(10.0 ** (decade - _decades + 1))
 
 
-class Dynamic8(AbstractGrid):
+class Dynamic8(AbstractDithered):
     """8-bit numbers for arrays that span many orders of magnitude, such as the state of
     an optimizer: seven decades, each with twice as many points as the one below it,
     times the largest absolute value of the block.
@@ -49,13 +48,16 @@ class Dynamic8(AbstractGrid):
       numbers that are not negative; negative ones become zero. A positive number never
       becomes zero then, since optimizers divide by second moments.
     - `dithered`: whether to round up or down pseudo-randomly, by a hash of the bits of
-      each number, so that the rounding errors of many numbers cancel. The steps of a
+      each number, so that a number is the mean of what it becomes (but for a positive
+      one without a sign below the lowest point, which becomes that). The steps of a
       running mean are smaller than the distances between points; rounded to the
       nearest, it would never move.
     - `scale_dtype`: float32, bfloat16 or float16.
 
     The points are those of bitsandbytes. Zero and the positive end of a block are
     exact, but -1 is not a point. So quantizing decoded numbers again may change them.
+    With `dithered`, a block whose largest number is negative is scaled such that this
+    one is the lowest point.
 
     !!! Example
 
@@ -76,40 +78,51 @@ class Dynamic8(AbstractGrid):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     levels: ClassVar[int] = 256
+    code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     @property
     def grid(self) -> "Dynamic8":
         return dataclasses.replace(self, dithered=False)
 
     def fit(self, blocks, size):
-        magnitude = jnp.abs(blocks) if self.signed else blocks
+        if self.signed and self.dithered:
+            last = codebook(True)[-2]
+            magnitude = jnp.where(blocks < 0, -blocks / last, blocks)
+        else:
+            magnitude = jnp.abs(blocks) if self.signed else blocks
         return jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
 
-    def to_codes(self, blocks, size, scale):
-        unit = in_units(blocks, scale)
+    def rounded_at(self, unit, threshold):
         *_, last, end = codebook(self.signed)
-        beyond = (unit > (last + end) / 2).astype(jnp.int32)
+        beyond = (unit > _between(last, end, threshold)).astype(jnp.int32)
         if not self.signed:
-            return (self._rank(unit) + beyond).astype(jnp.uint8)
-        rank = self._rank(jnp.abs(unit))
+            return (self._rank(unit, threshold) + beyond).astype(jnp.uint8)
+        rank = self._rank(jnp.abs(unit), threshold)
         return (127 + jnp.where(unit < 0, -rank, rank + beyond)).astype(jnp.uint8)
 
     def to_points(self, codes):
         table = jnp.asarray(codebook(self.signed))
         return table.at[codes].get(mode="promise_in_bounds")
 
-    def _rank(self, unit):
-        # How many edges between points there are below a number, but for the end's.
-        # Those of one decade are evenly spaced, so they need not be compared with.
+    def _rank(self, unit, threshold):
+        # How many points there are up to the one that a number is rounded to, but for
+        # the last. Those of one decade are evenly spaced, so they need not be compared
+        # with.
         rank = jnp.zeros(unit.shape, jnp.int32)
         below = np.float32(0)
-        shift = dither(unit) if self.dithered else 0
         for i in range(_decades):
             points = _decade(i, self.signed)
-            edge = (below + points[0]) / 2 if i > 0 or self.signed else below
+            first = i == 0 and not self.signed
+            edge = below if first else _between(below, points[0], threshold)
             power, number = 10.0 ** (i - _decades + 1), len(points)
-            within = (unit / power - 0.1) * (number / 0.9) + shift
+            within = (unit / power - 0.1) * (number / 0.9) + (0.5 - threshold)
             within = jnp.clip(jnp.ceil(within) - 1, 0, number - 1)
             rank += (unit > edge).astype(jnp.int32) + within.astype(jnp.int32)
             below = points[-1]
         return rank
+
+
+def _between(low, high, part):
+    if isinstance(part, float):
+        return np.float32(low + part * (np.float64(high) - low))
+    return low + part * (high - low)

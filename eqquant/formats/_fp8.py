@@ -94,6 +94,7 @@ class FP8(AbstractGrid):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     levels: ClassVar[int] = 256
+    code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     def __check_init__(self):
         if self.scale not in ("channel", "tensor"):

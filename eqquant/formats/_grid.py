@@ -115,6 +115,14 @@ class AbstractGrid(AbstractAdjustable):
         return self.levels
 
     @property
+    def code_dtype(self) -> np.dtype:
+        """The dtype of the bytes that hold codes: `int8` if each is one code with a
+        sign, and otherwise `uint8`."""
+        if self.radix is None or per_byte(self.radix) > 1:
+            return np.dtype(np.uint8)
+        return np.dtype(self.structs((1, 16))["codes"].dtype)
+
+    @property
     def bits(self) -> float:
         return 8 / per_byte(self.radix or self.levels)
 

@@ -61,6 +61,7 @@ class Int(AbstractGrid):
     )
     # (A type checker would take a method for one of the arguments.)
     levels: ClassVar[Any] = property(lambda self: 2 ** int(self.bits))
+    code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     def __check_init__(self):
         if isinstance(self.bits, bool) or not isinstance(self.bits, int | np.integer):

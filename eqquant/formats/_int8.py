@@ -2,6 +2,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from ._blocks import absmax
 from ._grid import AbstractGrid
@@ -33,6 +34,7 @@ class Int8(AbstractGrid):
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
     levels: ClassVar[int] = 256
+    code_dtype: ClassVar[Any] = np.dtype(np.int8)
 
     def fit(self, blocks, size):
         return absmax(blocks) / 127

@@ -78,6 +78,8 @@ def _to_json(format, name):
 
 
 def _from_json(value):
+    if isinstance(value, list):
+        raise ValueError(f"a field of a format should not be a list. Got {value}.")
     if not isinstance(value, dict):
         return value
     return jnp.dtype(value["dtype"]) if "dtype" in value else format_from_json(value)

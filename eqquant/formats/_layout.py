@@ -19,18 +19,22 @@ class Layout:
     - `row_axis`: the axis of each stored array that `n` is. -2 is as the format writes
         them. With -1 the last two axes are swapped, and the contracted one comes first.
         A vector has no rows to choose for, and always has -2.
-    - `panels`: whether the rows of a matrix lie in panels of 64, one panel after
-        another, as products with few rows of inputs read them fastest. The shape of a
-        stored array is still `*b m n`, but its elements are those of `*b n/64 m 64`.
-        The contracted axis comes first in each panel: `row_axis` is -1.
+    - `panels`: the sizes `(n, k)` of matrices whose rows lie in panels of 64, one panel
+        after another, as products with few rows of inputs read them fastest. `None`
+        where rows lie side by side. The contracted axis comes first in each panel
+        (`row_axis` is -1), and a matrix is one axis of a stored array, `*b _`, whose
+        elements are those of `*b n/64 m 64`. So no function can take part of it, or
+        join it with another, and find a matrix of other rows: the axes are missing, or
+        the sizes differ, which is an error.
 
-    Stored arrays are called `rows` where they lie as the format writes them.
+    Stored arrays are called `rows` where they lie as the format writes them. What all
+    rows share has size one in place of `n`, in panels, too.
     """
 
     format: AbstractFormat
     tail: int = 0
     row_axis: int = -2
-    panels: bool = False
+    panels: tuple[int, int] | None = None
 
     panel_rows: ClassVar[int] = 64
 
@@ -38,7 +42,10 @@ class Layout:
         """The stored arrays as the format writes and reads them."""
         if self.row_axis == -2:
             return stored
-        return jtu.tree_map(_from_panels if self.panels else _swapped, stored)
+        if self.panels is None:
+            return jtu.tree_map(_swapped, stored)
+        *_, n, _ = self.shape(stored)
+        return jtu.tree_map(lambda a: _from_panels(a, n), stored)
 
     def from_rows(self, rows: Stored) -> Stored:
         """The inverse of `to_rows`."""
@@ -46,10 +53,16 @@ class Layout:
             return rows
         return jtu.tree_map(_to_panels if self.panels else _swapped, rows)
 
+    def in_panels(self, n: int, k: int) -> "Layout":
+        """The same layout with panels, for matrices of these sizes; without, if their
+        rows do not fill panels."""
+        whole = n > 0 and n % self.panel_rows == 0
+        return dataclasses.replace(self, panels=(n, k) if whole else None)
+
     @property
     def side_by_side(self) -> "Layout":
         """The same layout without panels."""
-        return dataclasses.replace(self, panels=False)
+        return dataclasses.replace(self, panels=None)
 
     def without_panels(self, stored: Stored) -> Stored:
         """The stored arrays in the layout `side_by_side`."""
@@ -69,50 +82,81 @@ class Layout:
 
     def shape(self, stored: Stored) -> tuple[int, ...]:
         """The shape `*b n k` of the numbers."""
-        stored = stored if self.row_axis == -2 else self._structs_by_row(stored)
+        shape = self._shape(stored)
+        if self.panels is not None and shape[-2:] != self.panels:
+            raise self._cut(stored)
+        return shape
+
+    def _shape(self, stored):
+        rows = stored if self.row_axis == -2 else self._structs_by_row(stored)
         # (A method bound to a Module is a Module, and takes as long to make.)
-        return type(self.format).shape(self.format, stored, self.tail)
+        return type(self.format).shape(self.format, rows, self.tail)
+
+    def ndim(self, a: Any) -> int:
+        """The number of axes of a stored array as the format writes it."""
+        return len(a.shape) + (self.panels is not None and a.shape[-1:] != (1,))
 
     def _structs_by_row(self, stored):
         # (Not `jax.tree_util`, which takes longer than the rest of an eager product.)
         return {
             name: self._structs_by_row(a)
             if isinstance(a, dict)
-            else _Struct(self.by_row(a.shape), a.dtype)
+            else _Struct(self.shape_by_row(a), a.dtype)
             for name, a in stored.items()
         }
+
+    def shape_by_row(self, a: Any) -> tuple[int, ...]:
+        """The shape of a stored array as the format writes it."""
+        if self.panels is None or a.shape[-1:] == (1,):
+            return self.by_row(a.shape)
+        n, _ = self.panels
+        if len(a.shape) == 0 or a.shape[-1] % n != 0:
+            raise self._cut({"": a})
+        return (*a.shape[:-1], n, a.shape[-1] // n)
+
+    def _cut(self, stored):
+        shapes = ", ".join(str(a.shape) for a in jtu.tree_leaves(stored))
+        n, k = self.panels or (0, 0)
+        return ValueError(
+            "The rows of this weight lie in panels, as `eqquant.tree_prepack` lays "
+            "them, and its matrices should stay whole: they can be mapped, split and "
+            "joined along leading axes only. Split or join first, and prepack then. "
+            "(`with_sharding` and `eqquant.tree_shard` lay rows side by side again.) "
+            f"Got stored arrays of shape {shapes}, which are not of whole matrices of "
+            f"{n} rows of {k} numbers."
+        )
 
     def preferred(self, ndim: int) -> "Layout":
         """The same layout, with the `row_axis` that the format asks for, of an array
         with so many axes `*b n k`."""
         row_axis = -2 if ndim == 1 else self.format.row_axis
-        return dataclasses.replace(self, row_axis=row_axis, panels=False)
+        return dataclasses.replace(self, row_axis=row_axis, panels=None)
 
     def trimmed(self, stored: Stored, k: int) -> "Layout":
         """The same layout, with the `tail` that leaves `k` contracted positions of
         these stored arrays."""
         whole = dataclasses.replace(self, tail=0)
-        return dataclasses.replace(self, tail=whole.shape(stored)[-1] - k)
+        return dataclasses.replace(self, tail=whole._shape(stored)[-1] - k)
 
 
 def _swapped(a):
     return a.swapaxes(-1, -2)
 
 
-def _from_panels(a):
-    *lead, m, n = a.shape
-    if n == 1:  # shared by all rows
+def _from_panels(a, n):
+    if a.shape[-1] == 1:  # shared by all rows
         return _swapped(a)
-    a = _gathered(a).reshape(*lead, -1, m, Layout.panel_rows)
-    return _swapped(a).reshape(*lead, n, m)
+    *lead, size = a.shape
+    panels = (n // Layout.panel_rows, size // n, Layout.panel_rows)
+    return _swapped(_gathered(a).reshape(*lead, *panels)).reshape(*lead, n, size // n)
 
 
 def _to_panels(rows):
     *lead, n, m = rows.shape
     if n == 1:
         return _swapped(rows)
-    rows = rows.reshape(*lead, -1, Layout.panel_rows, m)
-    return _swapped(rows).reshape(*lead, m, n)
+    rows = rows.reshape(*lead, n // Layout.panel_rows, Layout.panel_rows, m)
+    return _swapped(rows).reshape(*lead, n * m)
 
 
 def _gathered(a):

@@ -15,6 +15,7 @@ from ._scale import poison
 
 _nan = 255
 _subnormal = np.uint16(2**6)  # 2**-127, in bfloat16.
+_up = 64
 # What methods may add to the exponent that `encode` finds.
 _around = np.array([0, 1, -1], np.int32)
 
@@ -128,18 +129,19 @@ def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
-    # `x * 2**(exponent - 127)`, by its bits: what is subnormal is not flushed.
-    # (Points have few bits, and lose none when they are shifted.)
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    # `x * 2**(exponent - 127)`, but what is subnormal is not flushed: if it may be,
+    # the product is `_up` powers of two larger, and reduced by its bits. (Points have
+    # few bits, and lose none when they are shifted. The product comes first, since XLA
+    # would compute `x` for each use of it.)
+    small = exponent < _up
+    y = x * _power(jnp.where(small, exponent + np.uint8(_up), exponent))
+    bits = lax.bitcast_convert_type(y, jnp.uint32)
     sign, rest = bits & np.uint32(2**31), bits & np.uint32(2**31 - 1)
-    power = _exponent(x) + exponent.astype(jnp.int32) - 127
-    normal = (power << 23).astype(jnp.uint32) | rest & np.uint32(2**23 - 1)
+    power = _exponent(y) - _up
     shift = jnp.clip(1 - power, 0, 31).astype(jnp.uint32)
     subnormal = (rest & np.uint32(2**23 - 1) | np.uint32(2**23)) >> shift
-    found = jnp.where(power > 0, normal, subnormal)
-    infinity = np.uint32(255 << 23)
-    found = jnp.where(power > 254, infinity, found)
+    found = jnp.where(power > 0, rest - np.uint32(_up << 23), subnormal)
     # Zeros, infinities and NaNs stay what they are.
-    found = jnp.where((rest == 0) | (rest >= infinity), rest, found)
-    found = jnp.where(exponent == _nan, np.uint32(0x7FC00000), found)
-    return lax.bitcast_convert_type(sign | found, jnp.float32)
+    special = (rest == 0) | (rest >= np.uint32(255 << 23))
+    bits = jnp.where(small & ~special, sign | found, bits)
+    return lax.bitcast_convert_type(bits, jnp.float32)

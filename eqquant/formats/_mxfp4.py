@@ -9,15 +9,8 @@ from ._fp4 import FP4, to_e2m1
 from ._mx import AbstractMX
 from ._packing import pack, unpack
 from ._scale import divided
-from .gguf._base import (
-    AbstractGGUF,
-    as_blocks,
-    cut,
-    in_rows,
-    planes,
-    split_codes,
-    to_planes,
-)
+from .gguf._base import AbstractGGUF, as_blocks, in_rows, split_codes
+from .gguf._fields import read, write
 
 
 class MXFP4(AbstractMX, AbstractGGUF):
@@ -62,15 +55,18 @@ class MXFP4(AbstractMX, AbstractGGUF):
 
     @property
     def stored_fields(self):
-        codes = packed_fields(plane_fields(1, 16, 4, 16), 16)
-        return {"codes": codes, "scale": byte_fields(0, 1)}
+        return {"codes": packed_fields(_fields, 16), "scale": byte_fields(0, 1)}
 
     def from_blocks(self, blocks):
-        exponent, packed = cut(as_blocks(blocks, self.type_size), (1, 16))
-        codes = in_rows(planes(packed, 4, 16))
-        return {"codes": pack(codes, 16), "scale": exponent[..., 0]}
+        blocks = as_blocks(blocks, self.type_size)
+        codes = pack(in_rows(read(blocks, _fields)), 16)
+        return {"codes": codes, "scale": blocks[..., 0]}
 
     def to_blocks(self, stored, tail):
         codes = split_codes(unpack(stored["codes"], 16, tail), self.block_size, 0)
-        packed = to_planes(codes, 4, 16)
-        return in_rows(jnp.concatenate([stored["scale"][..., None], packed], axis=-1))
+        scale = stored["scale"][..., None]
+        return in_rows(write(codes, _fields, scale, 0, self.type_size))
+
+
+# Of codes, in a block of a GGUF file. The scale is before them.
+_fields = plane_fields(1, 16, 4, 16)

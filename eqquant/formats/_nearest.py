@@ -9,7 +9,7 @@ from ._scale import in_units
 def nearest(
     blocks: Float[Array, "*b g s"],
     size: Float[np.ndarray, "*_ g 1"],
-    scale: Float[Array, "*b g 1"],
+    scale: Float[Array, "*#b g 1"],
     points: Float[np.ndarray, " p"],
 ) -> Integer[Array, "*b g s"]:
     """The index of the nearest of the ascending `points`, times the scale of the block,

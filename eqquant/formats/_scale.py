@@ -37,7 +37,7 @@ def to_bits(scale: Float[Array, "*s"], dtype: np.dtype) -> UInt[Array, "*s"]:
         tiny = jnp.finfo(dtype).tiny.astype(jnp.float32)
         scale = jnp.where(jnp.abs(scale) < tiny, jnp.sign(scale) * tiny, scale)
         scale = lax.reduce_precision(scale, 8, 7) if dtype.itemsize == 2 else scale
-    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)
+    scale = or_nan(jnp.isfinite(scale), scale)
     bits = jnp.uint32 if dtype.itemsize == 4 else jnp.uint16
     return lax.bitcast_convert_type(scale.astype(dtype), bits)
 
@@ -46,6 +46,18 @@ def nearest_scale(scale: Float[Array, "*s"], dtype: np.dtype) -> Float[Array, "*
     """Rounds a scale before `to_bits` to the nearest number of the dtype, up or down.
     This is for means, and for minima: no number of the block has to stay below them."""
     return _in_float16(scale, least=0) if dtype == jnp.float16 else scale
+
+
+def exact_or(
+    low: Float[Array, "*s"],
+    high: Float[Array, "*s"],
+    mean: Float[Array, "*s"],
+    dtype: np.dtype,
+) -> Float[Array, "*s"]:
+    """The scale of blocks on a grid of a number and its negative (and zero): this
+    number where all of a block have the same absolute value, from `low` to `high`.
+    Otherwise the mean. Both as in `nearest_scale`."""
+    return nearest_scale(jnp.where(low == high, high, mean), dtype)
 
 
 def _in_float16(x, least):
@@ -74,7 +86,23 @@ def poison(
     (A maximum does not show this: on CPU, XLA's ignores NaNs.)
     """
     shared = tuple(i for i in range(-scale.ndim, 0) if scale.shape[i] == 1)
-    return jnp.where(all_within(blocks, _most, shared), scale, jnp.nan)
+    return or_nan(all_within(blocks, _most, shared), scale)
+
+
+def or_nan(known: Bool[Array, "..."], x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """`x` where it is known, and NaN elsewhere.
+
+    No array has a NaN before the result has: even a constant is one that
+    `jax.debug_nans` reports outside of `jit`.
+    """
+    kind = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = jnp.where(known, np.zeros((), kind), _nan(x.dtype))
+    return jnp.where(known, x, lax.bitcast_convert_type(bits, x.dtype))
+
+
+def _nan(dtype):
+    # Its bits.
+    return np.asarray(np.nan, dtype).view(f"uint{8 * dtype.itemsize}")
 
 
 def all_within(
@@ -109,8 +137,7 @@ def held(
 ) -> UInt[Array, "*s"]:
     """Makes each scale NaN with which one of the extreme numbers, `ends`, overflows."""
     for end in ends:
-        nan = to_bits(jnp.full((1,) * bits.ndim, jnp.nan, jnp.float32), dtype)
-        bits = jnp.where(jnp.isfinite(end), bits, nan)
+        bits = jnp.where(jnp.isfinite(end), bits, _nan(dtype))
     return bits
 
 

@@ -5,12 +5,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ._dither import dither
-from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, in_units
+from ._dither import AbstractDithered
+from ._scale import as_scale_dtype
 
 
-class Square4(AbstractGrid):
+class Square4(AbstractDithered):
     """4-bit numbers whose roots are at equal distances, for the state of an optimizer:
     two to a byte, the first in the low nibble.
 
@@ -52,14 +51,12 @@ class Square4(AbstractGrid):
         largest = jnp.max(magnitude, axis=-1, keepdims=True, initial=0)
         return largest / self._last**2
 
-    def to_codes(self, blocks, size, scale):
-        unit = in_units(blocks, scale)
+    def rounded_at(self, unit, threshold):
         magnitude = jnp.abs(unit) if self.signed else jnp.maximum(unit, 0)
-        # The root of the point below, and whether the one above it is nearer.
+        # The root of the point below, and the part of the way to the one above it.
         root = jnp.clip(jnp.floor(jnp.sqrt(magnitude)), self._first, self._last - 1)
         part = (magnitude - root**2) / (2 * root + 1)
-        shift = dither(unit) if self.dithered else 0
-        root += jnp.clip(jnp.ceil(part - 0.5 + shift), 0, 1)
+        root += (part > threshold).astype(jnp.float32)
         code = jnp.where(unit < 0, -root, root) + 8 if self.signed else root - 1
         return code.astype(jnp.uint8)
 

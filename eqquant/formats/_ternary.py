@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
-from ._blocks import steady_sum
+from ._blocks import absmax, steady_sum
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype, nearest_scale
+from ._scale import as_scale_dtype, exact_or
 
 
 class Ternary(AbstractGrid):
@@ -24,8 +24,12 @@ class Ternary(AbstractGrid):
     - `radix`: 3 for five codes to a byte, 4 for four. [`eqquant.tree_prepack`][]
       converts from one to the other.
 
+    Where all numbers that share a scale are `s`, `-s` or 0, the scale is `s`, rounded
+    to the `scale_dtype`: where that holds it, they come back as they were. So do
+    decoded numbers that are quantized again.
+
     This is for weights that were trained to be ternary. Much of the information in
-    other weights is lost.
+    other weights is lost. Arrays of integers are stored as if they were floats.
 
     !!! Example
 
@@ -49,6 +53,7 @@ class Ternary(AbstractGrid):
     )
     radix: int = eqx.field(default=3, static=True)  # pyright: ignore
     levels: ClassVar[int] = 3
+    takes_integers: ClassVar[bool] = True
 
     def __check_init__(self):
         if self.scale not in ("channel", "tensor"):
@@ -82,7 +87,7 @@ class Ternary(AbstractGrid):
             beyond = magnitude > self._threshold(blocks, size)
             number = jnp.maximum(self._sum(beyond.astype(jnp.float32)), 1)
             mean = self._sum(jnp.where(beyond, magnitude / number, 0))
-        return nearest_scale(mean, self.scale_dtype)
+        return exact_or(*self._ends(blocks), mean, self.scale_dtype)
 
     def to_codes(self, blocks, size, scale):
         if self.rule == "absmean":
@@ -103,6 +108,17 @@ class Ternary(AbstractGrid):
         number = self._sum(jnp.broadcast_to(size, (*x.shape[:-1], 1)))
         # Divided first: a sum of large numbers may overflow.
         return self._sum(x / jnp.maximum(number, 1))
+
+    def _ends(self, blocks):
+        # The least absolute value that is not zero, and the largest.
+        magnitude = jnp.where(blocks == 0, jnp.inf, jnp.abs(blocks))
+        least = jnp.min(magnitude, -1, keepdims=True, initial=jnp.inf)
+        ends = least, absmax(blocks)
+        if self.scale == "tensor" and blocks.ndim > 2:
+            both = of_all_rows(jnp.concatenate(ends, -1))
+            least = jnp.min(both[..., :1], -3, keepdims=True, initial=jnp.inf)
+            return least, jnp.max(both[..., 1:], -3, keepdims=True, initial=0)
+        return ends
 
     def _sum(self, x):
         x = steady_sum(x, -1)

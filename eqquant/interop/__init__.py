@@ -42,8 +42,10 @@ from ._renaming import (
     Quantized as Quantized,
     renamed as renamed,
     Split as Split,
+    Sum as Sum,
     Transposed as Transposed,
 )
+from ._tokenizer import tokenizer as tokenizer
 from ._write_to import (
     write as write,
     write_bitsandbytes as write_bitsandbytes,

@@ -14,7 +14,7 @@ from .._product import Axis
 from ..formats import AbstractFormat
 from ..kernels import empty
 from ._containers import MappedFile, RawTensor
-from ._tensors import as_dtype
+from ._tensors import for_jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Entry:
     """An array of a checkpoint, which is not read yet.
 
     - `name`: its name in the checkpoint.
-    - `shape`, `dtype`: those of the (dequantized) array.
+    - `shape`, `dtype`: those of the (dequantized) array. (Integers of 64 bits that fit
+        into 32 are read as such where JAX is not set up for more.)
     - `format`: the format of a quantized array; `None` for others.
     - `layout`: the library's layout, such as `"gptq"`; or `"dense"`.
     - `sources`: the tensors that have its numbers.
@@ -32,6 +33,8 @@ class Entry:
     - `write`: if there is one, the native library can write the stored arrays to any
         place in memory: a dictionary of NumPy arrays like those of `struct().stored`,
         in which each row of numbers may be part of a longer one.
+    - `why_not`: if there is one, it tells why the array cannot be read: it is part of a
+        quantized array that no layout understands.
     """
 
     name: str
@@ -45,6 +48,12 @@ class Entry:
     write: Callable[[dict[str, np.ndarray]], None] | None = dataclasses.field(
         default=None, repr=False
     )
+    why_not: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be read, if it cannot."""
+        return None if self.why_not is None else self.why_not()
 
     @property
     def nbytes(self) -> int:
@@ -55,14 +64,22 @@ class Entry:
         """The array without its numbers."""
         return struct_of(self.shape, self.dtype, self.format, self.axis)
 
+    def check(self) -> None:
+        """**Raises:**
+
+        A `ValueError` if there is a `problem`.
+        """
+        if self.why_not is not None:
+            raise ValueError(f"Could not read {self.name!r}: {self.problem}")
+
     def read(self) -> Shaped[Array, "..."] | QuantizedArray:
         """Reads the array."""
+        self.check()
         try:
             x = self.to_array()
             if self.format is None:
-                as_dtype(x.dtype.name)
                 # A copy: the memory map changes with its file.
-                return jnp.array(x, copy=True)
+                return jnp.array(for_jax(x), copy=True)
         except ValueError as e:
             raise ValueError(f"Could not read {self.name!r}: {e}") from e
         found = (x.shape, x.dtype, x.format, x.axis)
@@ -82,6 +99,7 @@ class Entry:
         file, where that is possible."""
         if self.format is not None:
             raise ValueError(f"{self.name!r} is quantized, in {self.format}.")
+        self.check()
         return self.to_array()
 
 
@@ -122,8 +140,11 @@ class Checkpoint(Mapping[str, Any]):
     - `kind`: the layout: `"gguf"`, `"eqquant"`, `"gptq"`, ...; several are joined by
         `+`. `"safetensors"` if nothing in it is quantized.
     - `entries`: describe the arrays before they are read.
-    - `metadata`: of the file. That of GGUF has the tokenizer.
-    - `config`: the `config.json` next to the file, as a dictionary.
+    - `metadata`: of the file. That of GGUF has the tokenizer, also after `convert`:
+        [`eqquant.interop.tokenizer`][] makes it.
+    - `config`: the `config.json` next to the file. If it is damaged, to ask for it is a
+        `ValueError`.
+    - `paths`: those of its files.
 
     [`eqquant.interop.open`][] makes it.
     """
@@ -133,14 +154,22 @@ class Checkpoint(Mapping[str, Any]):
         entries: dict[str, Entry],
         kind: str,
         metadata: dict[str, Any],
-        config: dict[str, Any],
+        config: Callable[[], dict[str, Any]],
         files: list[MappedFile],
     ):
         self.entries = entries
         self.kind = kind
         self.metadata = metadata
-        self.config = config
+        self._config = config
         self._files = files
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self._files)
 
     def __getitem__(self, name: str) -> Any:
         if name in self.entries:
@@ -152,7 +181,7 @@ class Checkpoint(Mapping[str, Any]):
         }
         if not below:
             raise KeyError(name)
-        return Checkpoint(below, self.kind, self.metadata, self.config, self._files)
+        return Checkpoint(below, self.kind, self.metadata, self._config, self._files)
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries

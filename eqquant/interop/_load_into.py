@@ -5,13 +5,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from .._array import is_quantized, side_by_side
+from .._tree import layers_on_call
 from ._checkpoint import Checkpoint
+from ._layouts import check_architecture
 from ._nodes import by_name, dotted, is_array, is_data, leaves
 from ._own import named_sharding
-from ._renaming import evaluated, moved, near, Piece, sources
+from ._renaming import evaluated, has_table, moved, near, Piece, sources
+from ._tensors import for_jax
 
 
 # A hint compares a name with all paths.
@@ -63,15 +67,17 @@ def load_into(
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
         - `"llama"`, `"mistral"` or `"qwen"`: from the names of llama.cpp to those of
-          Hugging Face, for models of this family.
+          Hugging Face, for models of this family. (They are the same; a GGUF file has
+          to be of an architecture whose rows of queries and keys, and whose norms,
+          [`eqquant.interop.open`][] turns into those of Hugging Face.)
 
         Dictionaries and pairs also make one array of several, and several of one. A
         field that the name lacks is a number: the arrays are stacked in this order,
         along new axes in front. A field that only the name has is a place in such a
-        stack. A pattern may be a [`eqquant.interop.Join`][], and a name a
-        [`eqquant.interop.Split`][], a [`eqquant.interop.Transposed`][] or a
-        [`eqquant.interop.Quantized`][]. Packed codes are copied, and not decoded but by
-        the last of these.
+        stack. A pattern may be a [`eqquant.interop.Join`][] or a
+        [`eqquant.interop.Sum`][], and a name a [`eqquant.interop.Split`][], a
+        [`eqquant.interop.Transposed`][] or a [`eqquant.interop.Quantized`][]. Packed
+        codes are copied, and not decoded but by the last of these.
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
         one of `tree` is not used. If false, this is a warning, and arrays that are
         missing stay as they are.
@@ -79,21 +85,29 @@ def load_into(
     **Returns:**
 
     The model. Its floating-point arrays keep their dtypes, and arrays on a mesh their
-    shardings.
+    shardings. Arrays that are not quantized get the axes of size one that those of the
+    model have, such as the bias of a convolution. Layers of Equinox that need dense
+    arrays, such as convolutions, run as by [`eqquant.implicit`][] if their weights are
+    quantized.
 
     **Raises:**
 
     A `ValueError` that lists all differences: each array that is missing, not used, of
     another shape, or that cannot be joined with others, with the most similar names.
     """
+    if isinstance(tree, Checkpoint) and has_table(rename):
+        check_architecture(tree.metadata, "Load it with patterns of `rename`.")
     found = _found(tree)
     places = by_name(model, "model", is_array)
     if isinstance(tree, Checkpoint):
         read = tree.__getitem__
     else:
         read = lambda name: _to_move(found[name])
+    bad = _unreadable(tree)
     shapes = {path: leaf.shape for path, leaf in places.items()}
-    named, problems = moved(sources(found, read), rename, shapes)
+    named, problems, hidden = moved(sources(found, read), rename, shapes)
+    used = dict.fromkeys(name for _, piece in named for name in piece.names)
+    problems += [bad[name] for name in used if name in bad]
     pieces: dict[str, Piece] = {}
     loose = []
     for path, piece in named:
@@ -111,9 +125,9 @@ def load_into(
         hint = near(path, unused) if i < _most_hints else ""
         loose.append(f"{path!r} is missing{hint or '.'}")
     if problems or (loose and strict):
-        raise ValueError(_message(loose + problems, found, rename))
+        raise ValueError(_message([*loose, *problems, *hidden], found, rename))
     if loose:
-        warnings.warn(_message(loose, found, rename), stacklevel=2)
+        warnings.warn(_message([*loose, *hidden], found, rename), stacklevel=2)
     filled: dict[str, Any] = {}
     paths = list(pieces)
 
@@ -126,7 +140,7 @@ def load_into(
         for path, old in leaves(model)
     ]
     treedef = jtu.tree_structure(model, is_leaf=is_quantized)
-    return jtu.tree_unflatten(treedef, new)
+    return layers_on_call(jtu.tree_unflatten(treedef, new))
 
 
 def _found(tree):
@@ -135,13 +149,26 @@ def _found(tree):
     return by_name(tree, "tree", is_data)
 
 
+def _unreadable(tree):
+    # Parts of quantized arrays that no layout understands.
+    entries = tree.entries if isinstance(tree, Checkpoint) else {}
+    return {
+        name: f"{name!r} cannot be read: {entry.problem}"
+        for name, entry in entries.items()
+        if entry.why_not is not None
+    }
+
+
 def _to_move(x):
     # (Parts of rows are taken apart and joined as they lie side by side.)
-    return side_by_side(x) if is_quantized(x) else x
+    if is_quantized(x):
+        return side_by_side(x)
+    is_integer = jnp.issubdtype(x.dtype, jnp.integer)
+    return for_jax(x) if is_integer and isinstance(x, np.ndarray) else x
 
 
 def _difference(path, leaf, piece):
-    if piece.shape != leaf.shape:
+    if piece.shape != leaf.shape and not _has_more_axes(leaf, piece):
         hint = ""
         if piece.shape == leaf.shape[::-1]:
             hint = (
@@ -153,13 +180,22 @@ def _difference(path, leaf, piece):
             f"{piece.shape}.{hint}"
         ]
     both = (leaf.dtype, piece.dtype)
-    if leaf.dtype != piece.dtype and not all(
+    if jnp.issubdtype(piece.dtype, jnp.integer):
+        both = (leaf.dtype, jax.dtypes.canonicalize_dtype(piece.dtype))
+    if both[0] != both[1] and not all(
         jnp.issubdtype(dtype, jnp.floating) for dtype in both
     ):
         return [
             f"{path!r} should be of {leaf.dtype}. Got {_names(piece)} of {piece.dtype}."
         ]
     return []
+
+
+def _has_more_axes(leaf, piece):
+    # Of size one. (A quantized array is contracted along one of its axes.)
+    sizes = [tuple(n for n in x.shape if n != 1) for x in (leaf, piece)]
+    more = len(leaf.shape) > len(piece.shape)
+    return piece.format is None and more and sizes[0] == sizes[1]
 
 
 def _not_used(path, piece, places, has_hint):
@@ -178,7 +214,7 @@ def _placed(x, leaf):
     if is_quantized(x):
         x = x if x.dtype == leaf.dtype else x.astype(leaf.dtype)
         return x if sharding is None else x.with_sharding(sharding)
-    x = jnp.asarray(x, leaf.dtype)
+    x = jnp.asarray(x, leaf.dtype).reshape(leaf.shape)
     return x if sharding is None else jax.device_put(x, sharding)
 
 
@@ -197,5 +233,9 @@ def _once_each(problems):
     for problem in problems:
         alike.setdefault(_number.sub("#", problem), []).append(problem)
     for first, *others in alike.values():
-        more = f" (And {len(others)} others but for their numbers.)" if others else ""
-        yield first + more
+        rest = (
+            "1 other but for its"
+            if len(others) == 1
+            else f"{len(others)} others but for their"
+        )
+        yield first + (f" (And {rest} numbers.)" if others else "")

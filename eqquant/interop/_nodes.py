@@ -55,6 +55,11 @@ def keyed(found: dict[Hashable, PyTree] | list[PyTree]) -> list[tuple[Any, PyTre
     return [(jtu.DictKey(name), child) for name, child in found.items()]
 
 
+def plain_key(key: Any) -> Any:
+    """A key in a path, as it is in `children`."""
+    return key.idx if isinstance(key, jtu.SequenceKey) else key.key
+
+
 def is_data(leaf: Any) -> bool:
     """Whether a leaf is an array, a struct of one, or a scalar."""
     if is_quantized(leaf):

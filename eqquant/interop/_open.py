@@ -1,5 +1,7 @@
+import fnmatch
 import functools as ft
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -7,12 +9,14 @@ import numpy as np
 
 from ._checkpoint import Checkpoint, Entry
 from ._containers import open_container
-from ._layouts import check_hints, layouts, Source
-from ._own import is_own
+from ._layouts import check_hints, layouts, may_be_part, Source, unread
+from ._own import all_metadata, is_own
+from ._renaming import near
 
 
 # The parts of a `config.json` about quantization.
 _sections = ("quantization_config", "quantization")
+_floats = {"F16", "BF16", "F32", "F64"}
 _dtypes = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -21,7 +25,11 @@ _dtypes = {
 
 
 def open(
-    path: str | os.PathLike[str], layout: str | None = None, **hints: Any
+    path: str | os.PathLike[str],
+    layout: str | None = None,
+    *,
+    ordinary: Sequence[str] = (),
+    **hints: Any,
 ) -> Checkpoint:
     """Opens a model that any of several libraries wrote, without reading its arrays.
 
@@ -39,9 +47,14 @@ def open(
         folder with one of these.
     - `layout`: the library that wrote it: `"gguf"`, `"gptq"`, `"awq"`,
         `"bitsandbytes"`, `"compressed-tensors"`, `"mlx"`, `"bitnet"`, `"mxfp4"`
-        (gpt-oss), `"torchao"`, or a name given to
+        (gpt-oss), `"torchao"`, `"modelopt"` (NVFP4), or a name given to
         [`eqquant.interop.register_layout`][]. By default, the names and shapes of the
         tensors decide, and a file may have several layouts.
+    - `ordinary`: the names of tensors that are arrays as they are, though their names
+        or dtypes, or a `config.json`, make them look like parts of quantized ones, such
+        as images in `uint8` beside their `images_scale`. In it, `*` matches any text:
+        `["*"]` is all tensors, of which no layout then reads any. For safetensors files
+        of other libraries.
     - `hints`: what neither `config.json` nor the shapes of the tensors tell; these
         override `config.json`:
 
@@ -50,7 +63,7 @@ def open(
           scale. (The shapes of MLX give only the product `bits * group_size`. Without
           hints, MLX takes 256 to be `4 * 64`.)
         - `version`, for GPTQ: 1 (by default) stores each zero-point minus one, and 2
-          stores it as it is.
+          stores it as it is. (Zero-points of a symmetric file tell which it is.)
         - `linear_class`, for BitNet: `"bitlinear"` (by default) divides by the scales,
           and `"autobitlinear"` multiplies by them.
 
@@ -61,18 +74,21 @@ def open(
     [`eqquant.QuantizedArray`][] with the same codes and scales. Matrices have the shape
     `(out, in)`, as in `eqx.nn.Linear`, except for the experts of gpt-oss, which are
     `(in, out)`. Names are those in the file. Of a GGUF file, rows of queries and keys
-    that the llama architecture permutes are in their original order, and
-    `checkpoint.metadata` has the tokenizer.
+    that the architecture permutes are in their original order, and norms do not have
+    the one that some architectures add, as Gemma's; arrays of architectures that this
+    library does not know are as in the file. `checkpoint.metadata` has the tokenizer.
 
     **Raises:**
 
     A `ValueError` if there is no such file, if it is damaged (naming the tensor), if no
-    array has the layout, or if a hint is unknown. An `OSError` if a file cannot be
-    read.
+    array has the layout, if a hint is unknown, or if none of its tensors is one of
+    `ordinary`. An `OSError` if a file cannot be read. The parts of a quantized array
+    that no layout reads, such as those of HQQ, or codes whose scales are missing, have
+    entries, but to read them is a `ValueError` that names `ordinary`.
     """
     container = open_container(path)
     try:
-        return _checkpoint(container, layout, hints)
+        return _checkpoint(container, layout, ordinary, hints)
     except ValueError as e:
         container.close()
         raise ValueError(f"Could not open {os.fspath(path)!r}: {e}") from e
@@ -88,7 +104,7 @@ read_bitnet = ft.partial(open, layout="bitnet")
 read_mxfp4 = ft.partial(open, layout="mxfp4")
 
 
-def _checkpoint(container, layout, hints):
+def _checkpoint(container, layout, ordinary, hints):
     kind = "safetensors"
     if container.is_gguf:
         kind = "gguf"
@@ -98,24 +114,61 @@ def _checkpoint(container, layout, hints):
     if layout is not None:
         _check_layout(layout, kind, names)
         names = [layout]
+    # What depends on no configuration opens beside that of something else.
+    tensors = _others(container.tensors, ordinary, kind)
+    needed = kind == "safetensors" and not _is_plain(tensors)
+    config = container.config() if needed else {}
     hints = {key: value for key, value in hints.items() if value is not None}
     check_hints(layout or f"{kind} files", hints, names)
     source = Source(
-        container.tensors,
-        _section(container.config) | hints,
+        tensors,
+        {},
         container.metadata,
         hints,
-        _model_dtype(container.config),
+        _model_dtype(config),
     )
-    entries = _entries(source, [layouts[name].find for name in names])
+    quantized = []
+    for name in names:
+        section = _section(config, layouts[name].section)
+        quantized += layouts[name].find(source._replace(config=section | hints))
+    whys = {}
+    if kind == "safetensors":
+        whys = unread(tensors, quantized, config)
+    entries = _entries(container.tensors, quantized, whys)
     if kind == "safetensors":
         packed = [e.layout for e in entries.values() if e.format is not None]
         if layout is not None and layout not in packed:
             raise ValueError(f"no array in it has the layout {layout!r}.")
         kind = "+".join(dict.fromkeys(packed)) or kind
-    return Checkpoint(
-        entries, kind, container.metadata, container.config, container.files
-    )
+    metadata = container.metadata
+    if kind == "eqquant":
+        metadata = all_metadata(container)
+    return Checkpoint(entries, kind, metadata, container.config, container.files)
+
+
+def _others(tensors, ordinary, kind):
+    # Those that layouts look at.
+    if isinstance(ordinary, str):
+        raise TypeError(f"`ordinary` should be a list of names. Got {ordinary!r}.")
+    if ordinary and kind != "safetensors":
+        raise ValueError(
+            "`ordinary` is for safetensors files of other libraries. This is one of "
+            f"{kind}, which says what each array is."
+        )
+    found = set()
+    for pattern in ordinary:
+        some = [name for name in tensors if fnmatch.fnmatchcase(name, pattern)]
+        if not some:
+            hint = near(pattern, tensors)
+            raise ValueError(f"no tensor is {pattern!r}, of `ordinary`{hint or '.'}")
+        found.update(some)
+    return {name: tensor for name, tensor in tensors.items() if name not in found}
+
+
+def _is_plain(tensors):
+    # Floating-point numbers that are no scales of others.
+    kinds = {tensor.kind for tensor in tensors.values()}
+    return _floats.issuperset(kinds) and not any(map(may_be_part, tensors))
 
 
 def _check_layout(layout, kind, names):
@@ -130,9 +183,8 @@ def _check_layout(layout, kind, names):
         )
 
 
-def _entries(source, find):
-    order = {name: i for i, name in enumerate(source.tensors)}
-    quantized = [entry for f in find for entry in f(source)]
+def _entries(tensors, quantized, whys):
+    order = {name: i for i, name in enumerate(tensors)}
     used: dict[str, str] = {}
     for entry in quantized:
         for tensor in entry.sources:
@@ -144,8 +196,11 @@ def _entries(source, find):
                 )
             used[tensor.name] = entry.name
     dense = [
-        Entry(name, t.shape, _dtype(t), None, "dense", (t,), t.read)
-        for name, t in source.tensors.items()
+        Entry(
+            *(name, t.shape, _dtype(t), None, "dense", (t,), t.read),
+            why_not=whys.get(name),
+        )
+        for name, t in tensors.items()
         if name not in used
     ]
     entries: dict[str, Entry] = {}
@@ -161,11 +216,15 @@ def _dtype(tensor):
     return np.dtype(np.uint8) if tensor.dtype is None else tensor.dtype
 
 
-def _section(config):
-    for key in _sections:
-        if isinstance(config.get(key), dict):
-            return dict(config[key])
-    return dict(config)
+def _section(config, own):
+    found = {key: config[key] for key in _sections if isinstance(config.get(key), dict)}
+    if own in found:
+        return dict(found[own])
+    # (MLX may have it under both names. What names a method is of another library.)
+    others = [section for section in found.values() if "quant_method" not in section]
+    if others:
+        return dict(others[0])
+    return {key: x for key, x in config.items() if key not in _sections}
 
 
 def _model_dtype(config):

@@ -38,7 +38,8 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
         text = f"{e.strerror} (while creating a file in this folder)"
         raise OSError(e.errno, text, os.path.dirname(path)) from e
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, stat.S_IMODE(mode))
@@ -46,6 +47,18 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     except BaseException:
         pathlib.Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors then name the file: those of writing to one that is open, as on a full
+    disk, do not."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is not None or e.errno is None:
+            raise
+        raise OSError(e.errno, f"{e.strerror} (while writing)", os.fspath(path)) from e
 
 
 def _check_folder(path: str | os.PathLike[str]) -> None:

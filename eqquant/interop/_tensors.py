@@ -102,10 +102,27 @@ def as_dtype(name: str) -> np.dtype:
     dtype = known_dtype(name)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
-            f"it has arrays of {name}, which JAX is not set up to use. Load it inside "
-            "`with jax.enable_x64(True):`."
+            f"it has numbers of {name}, which JAX is not set up to use. Set "
+            "`JAX_ENABLE_X64=1`, or read it inside `with jax.enable_x64(True):`."
         )
     return dtype
+
+
+def for_jax(x: np.ndarray) -> np.ndarray:
+    """An array in the dtype that JAX has for it. Where that has 32 bits, integers of 64
+    bits that fit are narrowed.
+
+    **Raises:**
+
+    A `ValueError` if its dtype is unknown, or if it would lose bits.
+    """
+    narrow = jax.dtypes.canonicalize_dtype(known_dtype(x.dtype.name))
+    if jnp.issubdtype(narrow, jnp.integer) and narrow != x.dtype:
+        found = x.astype(narrow)
+        if np.array_equal(found, x):
+            return found
+    as_dtype(x.dtype.name)
+    return x
 
 
 def is_key(x: Any) -> bool:

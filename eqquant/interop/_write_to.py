@@ -1,5 +1,4 @@
 import functools as ft
-import json
 import os
 import pathlib
 import secrets
@@ -8,12 +7,20 @@ from typing import Any
 
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
-from ._containers import gguf_layout, parse, Part, safetensors_layout, TensorFile
-from ._layouts import gguf_parts, layouts, parts_of, writers
+from ._containers import gguf_layout, Part, safetensors_layout, TensorFile
+from ._layouts import (
+    check_architecture,
+    gguf_parts,
+    layouts,
+    parts_of,
+    parts_of_each,
+    writers,
+)
 from ._llama_cpp import ModelFile
 from ._nodes import by_name, is_array
-from ._renaming import evaluated, moved, Piece, sources
-from ._replacing import make_folder, replacing
+from ._renaming import evaluated, has_table, moved, Piece, sources
+from ._replacing import replacing
+from ._replacing_model import replacing_model
 
 
 def write_gguf(
@@ -45,19 +52,23 @@ def write_gguf(
         [`eqquant.interop.Checkpoint`][], of which one array at a time is read. No array
         is quantized or requantized; a format without a GGUF type is an error. Quantized
         arrays have to be contracted along their last axis.
-    - `metadata`: text, booleans, numbers, and lists of one of these. If
-        `"general.architecture"` is `"llama"`, the rows of `blk.*.attn_q` and
-        `blk.*.attn_k` are permuted as this architecture has them, which takes
-        `"llama.attention.head_count"` and `"llama.attention.head_count_kv"`.
+    - `metadata`: text, booleans, numbers, and lists of one of these. For a known
+        `"general.architecture"`, the rows of `blk.*.attn_q` and `blk.*.attn_k` are
+        permuted if this architecture has them so, as `"llama"`, `"mistral3"` and
+        `"granite"` have, which takes `"llama.attention.head_count"` and
+        `"llama.attention.head_count_kv"`; and weights of norms have one added if it
+        has them so, as `"gemma3"` and `"nemotron"` have. `open` takes both back.
     - `rename`: from the names of `tensors` to those in the file, as for
         [`eqquant.interop.load_into`][]; but `"llama"`, `"mistral"` and `"qwen"` turn
-        the names of Hugging Face into those of llama.cpp.
+        the names of Hugging Face into those of llama.cpp, if the architecture in the
+        metadata is known.
     - `config`: where the hyperparameters and the tokenizer are: a folder of Hugging
         Face, with `config.json` and `tokenizer.json` (or `tokenizer.model`); or a GGUF
         file. It may be of Llama, Mistral, Qwen 2 or 3, or Gemma 1, 2 or 3. The file is
         then as llama.cpp has this architecture: names of Hugging Face, be it without
-        the first `model.`, become its own, norms and biases are stored in float32, and
-        the weights of Gemma's norms with one added. `metadata` overrides what is found;
+        the first `model.`, become its own, and norms and biases are stored in float32.
+        A GGUF file may also be of another known architecture, and then gives its
+        metadata alone. `metadata` overrides what is found;
         `{"tokenizer.ggml.model": "none"}` leaves out the tokenizer.
 
     **Raises:**
@@ -72,9 +83,12 @@ def write_gguf(
         parts_of, metadata = model.parts, model.metadata
     else:
         metadata = {} if metadata is None else metadata
+        if has_table(rename):
+            check_architecture(metadata, "Use patterns as `rename`.")
         parts_of = lambda name, x: gguf_parts(name, x, metadata)
     parts = arrays.parts(parts_of)
-    _write(path, arrays, parts_of, parts, gguf_layout(parts, metadata))
+    with replacing(path, secrets.token_hex(4)) as temporary:
+        _write(temporary, arrays, parts_of, parts, gguf_layout(parts, metadata))
 
 
 def write(
@@ -93,7 +107,11 @@ def write(
 
     - `path`: the file, beside which its configuration is written: `model.config.json`
         for `model.safetensors`. Or a folder, for the files `model.safetensors` and
-        `config.json`; other entries of an existing `config.json` stay.
+        `config.json`. These replace a model that is there: its index and the files that
+        the index names are removed, and what its configuration says of quantization;
+        other entries of the configuration stay. If the process is killed on its way,
+        the folder opens as the old model, or as the new one, or `open` refuses it until
+        it is written again.
     - `tensors`: as for [`eqquant.interop.write_gguf`][]. The names of quantized arrays
         end with `.weight`, except for bitsandbytes.
     - `layout`: the library:
@@ -112,7 +130,8 @@ def write(
 
     **Raises:**
 
-    A `ValueError` if an array cannot be written, or if there is no such layout.
+    A `ValueError` if an array cannot be written, if there is no such layout, or if the
+    folder has parts of other models that would be read together with this one.
     """
     if layout not in writers():
         raise ValueError(
@@ -120,25 +139,18 @@ def write(
             "GGUF, call `write_gguf`."
         )
     library, path = layouts[layout], pathlib.Path(path)
-    is_folder = path.is_dir() or not path.suffix
+    is_folder = path.is_dir() or path.suffix != ".safetensors"
     if is_folder:
-        beside = path / "config.json"
         path = path / "model.safetensors"
-    else:
-        beside = path.with_name(f"{path.stem}.config.json")
     each = ft.partial(parts_of, library)
     arrays = _Arrays(tensors, rename)
     parts = arrays.parts(each)
     packed = {name: x for name, x in arrays.structs.items() if is_quantized(x)}
     config = library.config({name: x.format for name, x in packed.items()})
-    if is_folder and beside.is_file():
-        config = {**parse(beside.read_bytes(), repr(str(beside))), **config}
-    make_folder(path)
     types = {key: part.type for key, part in parts.items()}
-    _write(path, arrays, each, parts, safetensors_layout(types, library.metadata))
-    if config:
-        with _replacing(beside) as temporary:
-            pathlib.Path(temporary).write_text(json.dumps(config, indent=2))
+    about = safetensors_layout(types, library.metadata)
+    with replacing_model(path, is_folder, config) as temporary:
+        _write(temporary, arrays, each, parts, about)
 
 
 write_mlx = ft.partial(write, layout="mlx")
@@ -159,10 +171,12 @@ class _Arrays:
             if isinstance(tensors, Checkpoint)
             else by_name(tensors, "tensors", is_array)
         )
+        if isinstance(tensors, Checkpoint) and not inverse and has_table(rename):
+            check_architecture(tensors.metadata, "Use patterns as `rename`.")
         read = tensors.__getitem__ if isinstance(tensors, Checkpoint) else found.get
-        named, problems = moved(sources(found, read), rename, None, inverse)
+        named, problems, hidden = moved(sources(found, read), rename, None, inverse)
         if problems:
-            lines = "".join(f"\n- {problem}" for problem in problems)
+            lines = "".join(f"\n- {problem}" for problem in (*problems, *hidden))
             raise ValueError(f"`rename` does not fit `tensors`.{lines}")
         self._pieces: dict[str, Piece] = {}
         for name, piece in named:
@@ -177,8 +191,8 @@ class _Arrays:
     def parts(self, parts_of: Callable[[str, Any], dict[str, Part]]):
         """The tensors of all arrays."""
         parts, owners = {}, {}
-        for name, x in self.structs.items():
-            for key, part in parts_of(name, x).items():
+        for name, found in parts_of_each(parts_of, self.structs).items():
+            for key, part in found.items():
                 if key in parts:
                     raise ValueError(
                         f"{name!r} and {owners[key]!r} would both be written as "
@@ -194,14 +208,10 @@ class _Arrays:
 
 
 def _write(path, arrays, parts_of, parts, layout):
-    with _replacing(path) as temporary, TensorFile(temporary, parts, layout) as file:
+    with TensorFile(path, parts, layout) as file:
 
         def write(name, x):
             for key, part in parts_of(name, x).items():
                 file.write(key, part.make())
 
         arrays.each(write)
-
-
-def _replacing(path):
-    return replacing(path, secrets.token_hex(4))

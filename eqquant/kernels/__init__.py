@@ -1,10 +1,11 @@
 """Kernels: products of a dense matrix with a stored, quantized one.
 
-`_table` is the dispatch table, `_problem` describes one product (all that is known when
-a kernel is chosen), and `_reference` is the product that every format has on every
-platform. `_finite` and `_digits` hold what kernels of several backends share: exact
-results where a fast kernel overflows, and the splitting of inputs into 8-bit digits.
-`_eager` is how primitives run outside of `jax.jit`.
+`_table` is the dispatch table of kernels (`_kernel`), `_problem` describes one product
+(all that is known when a kernel is chosen), and `_reference` is the product that every
+format has on every platform. `_adapted` has the kernels for weights that are stored
+otherwise than a kernel reads them. `_finite` and `_digits` hold what kernels of several
+backends share: exact results where a fast kernel overflows, and the splitting of inputs
+into 8-bit digits. `_eager` is how primitives run outside of `jax.jit`.
 
 Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64), `gpu` and
 `tpu` (Pallas). The table knows no backend: a backend registers its kernels when it is
@@ -14,31 +15,45 @@ This room imports `formats` only.
 
 To add a kernel: write a function `(x, stored, problem) -> y` in a file of the backend's
 folder and decorate it with `register_kernel(product, format_type, platform, ...)`. Pass
-`supports`, which returns `None` or the reason why the kernel does not apply, and
-`error`, the bound that its results keep. Import the file in the folder's `__init__.py`.
-`tests/kernels` and `tests/laws` hold every registered kernel to its bound. Code outside
-of the package decorates with `eqquant.register_kernel` in the same way.
+`supports`, which returns `None` or the reason why the kernel cannot compute a problem;
+`error`, the bound that its results keep; and `seconds`, which predicts its time (on
+CPUs, `measured(name)`). Import the file in the folder's `__init__.py`. Measure it by
+`python -m eqquant.bench costs`. `tests/kernels` and `tests/laws` hold every registered
+kernel to its bound. Code outside of the package decorates with
+`eqquant.register_kernel` in the same way.
 
 What is stored differently than most kernels read it is converted before they run,
-unless they declare in `_table` that they read it: scales of one byte
+unless they declare in `_adapted` that they read it: scales of one byte
 (`reads_byte_scales`), and rows in panels (`reads_panels`).
 """
 
 from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
 from ._eager import run_compiled as run_compiled
+from ._kernel import Kernel as Kernel
 from ._problem import Problem as Problem, Product as Product
 from ._table import (
     Choice as Choice,
     choose as choose,
-    Kernel as Kernel,
     platforms as platforms,
     register_kernel as register_kernel,
+    supporting as supporting,
+)
+from .cpu import (
+    describe_features as describe_features,
+    Kind as Kind,
+    kind_of as kind_of,
+    measured_machine as measured_machine,
+    processor as processor,
 )
 from .gpu import blackwell as blackwell
 from .native import (
     can_rearrange as can_rearrange,
     empty as empty,
+    encoder as encoder,
+    export as export,
     gains_by_panels as gains_by_panels,
     integer_product as integer_product,
+    is_portable as is_portable,
+    most_encoded as most_encoded,
     rearrange as rearrange,
 )

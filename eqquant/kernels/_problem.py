@@ -41,8 +41,8 @@ class Problem:
     - `stack`: the number of such products that run side by side, each with its own `W`.
     - `dtype`: the dtype of `x` and of the result.
     - `precision`: the name of a precision, as in `jax.default_matmul_precision`.
-    - `portable`: whether the compiled program may run on other machines, as one that
-      `jax.export` writes.
+    - `portable`: whether the compiled program may run where eqquant is not installed,
+      as one that `jax.export` writes.
     - `composite`: whether `W` is stored in a composite format, such as
       [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
       computed before the kernel runs.
@@ -79,6 +79,16 @@ class Problem:
     def decode(self, stored: Stored) -> Float[Array, "n k"]:
         """`W` in float32, or the rows of it that `stored` holds."""
         return self.layout.decode(stored)
+
+    @property
+    def terms(self) -> int:
+        """The number of terms of each sum."""
+        return self.k if self.product == "matmul" else self.n
+
+    @property
+    def numbers(self) -> int:
+        """The number of elements of the weights."""
+        return self.stack * self.n * self.k
 
     @property
     def highest(self) -> bool:

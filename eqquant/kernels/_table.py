@@ -1,13 +1,13 @@
-import dataclasses
 import functools as ft
-import inspect
+import os
 from collections.abc import Callable
-from typing import get_args, NamedTuple
+from typing import Any, get_args, NamedTuple, TypeAlias
 
 import jax
-from jaxtyping import Array, Float
 
-from ..formats import AbstractComposite, AbstractFormat, Stored
+from ..formats import AbstractComposite, AbstractFormat
+from ._adapted import is_for_panels, of_base, of_composite_format, of_rows_in_panels
+from ._kernel import Kernel
 from ._problem import Problem, Product
 from ._reference import reference
 
@@ -15,70 +15,63 @@ from ._reference import reference
 platforms = ("cpu", "cuda", "rocm", "tpu")
 
 
-class Kernel(NamedTuple):
-    """A way to compute a product.
-
-    - `name`: the name of the function, for `eqquant.explain` and
-      `qmatmul(..., kernel=...)`.
-    - `fn`: `(x, stored, problem) -> y`.
-    - `supports`: `None` for a problem that the kernel applies to, or the reason why it
-      does not apply.
-    - `error`: a bound on its error, relative to `|x| |W|`.
-    - `provided`: the condition under which the bound holds. Empty if it always holds.
-    """
-
-    name: str
-    fn: Callable[[Float[Array, "m _"], Stored, Problem], Float[Array, "m _"]]
-    supports: Callable[[Problem], str | None]
-    error: float
-    provided: str = ""
-
-    @property
-    def about(self) -> str:
-        """How the kernel works: the first paragraph of its function's docstring."""
-        return (inspect.getdoc(self.fn) or "").split("\n\n")[0].replace("\n", " ")
-
-
 class Choice(NamedTuple):
-    """The kernel for a problem, and the kernels that were considered first, each with
-    the reason why it does not apply."""
+    """The kernel for a problem.
+
+    - `kernel`: the kernel.
+    - `refused`: the kernels that cannot compute it, and would have been considered
+      with this one or before it, each with the reason.
+    - `others`: the kernels that can, too, and were considered with this one.
+    """
 
     kernel: Kernel
     refused: list[tuple[Kernel, str]]
+    others: list[Kernel]
 
 
-class _Key(NamedTuple):
-    product: Product
-    format_type: type[AbstractFormat]
-    platform: str
-    activation: type[AbstractFormat] | None
+_Activation: TypeAlias = type[AbstractFormat] | None
+
+
+class _Entry(NamedTuple):
+    # What a kernel is for.
+    products: tuple[Product, ...]
+    formats: tuple[type[AbstractFormat], ...]
+    platforms: tuple[str, ...]
+    activations: tuple[type, ...]  # `type(None)` for weight-only kernels
     priority: float
 
 
 # Not in the table: it applies to every problem, after all kernels that are.
 _reference = Kernel("reference", reference, lambda problem: None, 1e-5)
-_table: dict[_Key, Kernel] = {}
+_table: list[tuple[_Entry, Kernel]] = []
 # The platforms for which a kernel has been chosen, so that programs hold that choice.
 _chosen: set[str] = set()
 
 
 def register_kernel(
-    product: Product,
-    format_type: type[AbstractFormat],
-    platform: str = "cpu",
-    activation: type[AbstractFormat] | None = None,
+    product: Product | tuple[Product, ...],
+    format_type: type[AbstractFormat] | tuple[type[AbstractFormat], ...],
+    platform: str | tuple[str, ...] = "cpu",
+    activation: _Activation | tuple[_Activation, ...] = None,
     priority: int | float = 0,
     supports: Callable[[Problem], str | None] = lambda problem: None,
-    error: float = 1e-5,
+    error: float | Callable[[Problem], float] = 1e-5,
     provided: str = "",
+    any_length: bool = False,
+    seconds: Callable[[Problem], float] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Enters a kernel into the dispatch table of quantized products. Decorates a
     function `(x, stored, problem) -> y`, where `stored` holds the arrays that the
     format's `encode` returned, in the layout `problem.layout`: `problem.decode(stored)`
     is the weight.
 
-    The kernels for a format and for its base classes are tried in order: more specific
-    classes first, then higher priorities. The reference product is always the last.
+    Of the kernels that support a problem, the one with the highest priority runs. At
+    the same priority, kernels without `seconds` come first, those for the most specific
+    class of formats before others; then the kernel that is predicted to be the fastest.
+    The library's own kernels have the priority zero, and predict their times. So a
+    kernel with a priority above zero runs before all of them, whatever its class, and
+    one below zero runs where none of them can. The reference product is always the
+    last.
 
     !!! Example
 
@@ -94,16 +87,18 @@ def register_kernel(
     **Arguments:**
 
     - `product`: `"matmul"` for `y[m, n] = x[m, k] @ W[n, k].T`, or
-        `"matmul_transposed"` for `y[m, k] = x[m, n] @ W[n, k]`.
+        `"matmul_transposed"` for `y[m, k] = x[m, n] @ W[n, k]`. This, and each of the
+        next three, may be a tuple.
     - `format_type`: the class of formats whose stored arrays the kernel reads.
     - `platform`: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
     - `activation`: the class of formats in which the kernel quantizes `x`. `None` for a
         weight-only kernel.
     - `priority`: kernels with higher priorities are tried first.
-    - `supports`: called with a [`eqquant.Problem`][]. Returns `None` if the kernel
-        applies, or the reason why it does not: `"needs a multiple of 8 rows, got 3"`.
+    - `supports`: called with a [`eqquant.Problem`][]. Returns `None` if the kernel can
+        compute it, or the reason why it cannot: `"needs a multiple of 8 rows, got 3"`.
     - `error`: a bound on the error of each element of `y` against the product with the
-        decoded weight, relative to the product of absolute values `|x| |W|`. (Rounding
+        decoded weight, relative to the product of absolute values `|x| |W|`, for sums
+        of up to 128 terms; or a function of a [`eqquant.Problem`][]. (Rounding
         `y` to a narrow dtype comes on top, and subnormal numbers may be flushed to
         zero.) With `precision="highest"`, kernels whose bound is above `1e-5` are
         skipped. Infinities and NaNs should come out as in the product with the decoded
@@ -111,6 +106,11 @@ def register_kernel(
     - `provided`: the condition on the operands under which the bound holds:
         `"the weights are on average no smaller where the inputs are larger"`. By
         default it always holds.
+    - `any_length`: whether the bound holds for sums of any number of terms. By default,
+        each term above 128 adds `2**-24` to it: the most that it may add to the error
+        of a sum in float32, in any order.
+    - `seconds`: predicts how long the kernel takes for a [`eqquant.Problem`][] that it
+        supports, on one core.
 
     **Returns:**
 
@@ -119,30 +119,37 @@ def register_kernel(
     **Raises:**
 
     A `TypeError` if `format_type` or `activation` is not a class of formats. A
-    `ValueError` for an unknown `product` or `platform`, and if another kernel has the
-    same key and `priority`, since the choice between them would be ambiguous.
+    `ValueError` for an unknown `product` or `platform`, and if another kernel without
+    `seconds` is for the same at the same `priority`, since the choice between them
+    would be ambiguous.
     """
-    if product not in get_args(Product):
-        raise ValueError(
-            f"`product` should be one of {get_args(Product)}. Got {product!r}."
-        )
-    if platform not in platforms:
-        raise ValueError(f"`platform` should be one of {platforms}. Got {platform!r}.")
-    _check_format_type("format_type", format_type)
-    if activation is not None:
-        _check_format_type("activation", activation)
-    key = _Key(product, format_type, platform, activation, priority)
+    products, types = _each(product), _each(format_type)
+    where, activations = _each(platform), _each(activation)
+    _check_one_of("product", products, get_args(Product))
+    _check_one_of("platform", where, platforms)
+    for cls in types:
+        _check_format_type("format_type", cls)
+    for cls in activations:
+        if cls is not None:
+            _check_format_type("activation", cls)
+    activations = tuple(type(None) if cls is None else cls for cls in activations)
+    entry = _Entry(products, types, where, activations, priority)
 
     def register(fn):
-        if key in _table:
-            raise ValueError(
-                f"The choice between the kernels {fn.__name__!r} and "
-                f"{_table[key].name!r} is ambiguous: both are for {product!r} of "
-                f"{format_type.__name__} on {platform!r} with `priority={priority}`. "
-                "Pass another `priority`."
-            )
-        _table[key] = Kernel(fn.__name__, fn, supports, error, provided)
-        if platform in _chosen:
+        if seconds is None:
+            _check_unambiguous(entry, fn.__name__)
+        kernel = Kernel(
+            fn.__name__,
+            fn,
+            supports,
+            error,
+            provided,
+            any_length,
+            seconds,
+            is_for_panels(fn),
+        )
+        _table.append((entry, kernel))
+        if not _chosen.isdisjoint(where):
             # Programs compiled so far may hold a choice that this kernel changes.
             jax.clear_caches()
         return fn
@@ -156,150 +163,167 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     **Arguments:**
 
     - `problem`: the product to compute.
-    - `name`: the name of the kernel to use. By default, the first kernel that supports
-        the problem.
+    - `name`: the name of the kernel to use. By default, see `register_kernel`.
 
     **Raises:**
 
     A `ValueError` if no kernel has that name, or if it does not support the problem.
     """
     _chosen.add(problem.platform)
-    kernels = [*_candidates(problem), _reference]
-    if problem.layout.panels:
-        kernels = _of_rows_in_panels(kernels)
+    table = id(_table), len(_table)
+    if problem.platform == "cpu" and _has_none_from_outside(table):
+        # (Layers of a model often have products alike.)
+        return _choose_once(problem, name, table, *map(os.environ.get, _environment))
+    return _choose(problem, name)
+
+
+# What the library's kernels for CPUs support depends on these, too.
+_environment = ("EQQUANT_NATIVE", "EQQUANT_NATIVE_LEVEL")
+
+
+@ft.lru_cache(maxsize=1)
+def _has_none_from_outside(table):
+    del table
+    return all(kernel.seconds is not None for _, kernel in _table)
+
+
+@ft.lru_cache(maxsize=1024)
+def _choose_once(problem, name, *state):
+    del state
+    return _choose(problem, name)
+
+
+def _choose(problem, name):
+    groups = _groups(problem)
     if name is not None:
-        names = list(dict.fromkeys(kernel.name for kernel in kernels))
-        if name not in names:
-            raise ValueError(
-                f"`kernel` should be one of {names}, for the {problem}. Got {name!r}."
-            )
-        kernels = [kernel for kernel in kernels if kernel.name == name]
+        return _by_name(problem, groups, name)
     refused = []
-    for kernel in kernels:
-        reason = _refusal(kernel, problem)
-        if reason is None:
-            return Choice(kernel, refused)
-        # A kernel may be tried twice: as the fastest, and as one that does it, too.
-        if (kernel.name, reason) not in [(k.name, why) for k, why in refused]:
-            refused.append((kernel, reason))
-    raise ValueError(
-        f"The kernel {name!r} cannot do the {problem}: it {refused[0][1]}."
-    )
+    for group in groups:
+        able = []
+        for kernel in group:
+            reason = _refusal(kernel, problem)
+            if reason is None:
+                able.append(kernel)
+            else:
+                refused.append((kernel, reason))
+        if able:
+            first, *others = _by_time(able, problem)
+            return Choice(first, refused, others)
+    raise AssertionError("The reference product supports every problem.")
 
 
-def _candidates(problem: Problem) -> list[Kernel]:
-    found = {
-        key: kernel
-        for key, kernel in _table.items()
-        if key.product == problem.product
-        and key.platform == problem.platform
-        and isinstance(problem.format, key.format_type)
-        and isinstance(problem.activation, key.activation or type(None))
-    }
+# Of kernels that take as long, but for so much, one runs whose error is less than half.
+_alike = 1.08
 
+
+def _by_time(kernels, problem):
+    if len(kernels) == 1:
+        return kernels
+    timed = sorted((kernel.seconds(problem), i) for i, kernel in enumerate(kernels))
+    most = _alike * timed[0][0]
+    ordered = [kernels[i] for _, i in timed]
+    best, *others = [kernels[i] for seconds, i in timed if seconds <= most]
+    for kernel in others:
+        if kernel.short_bound(problem) < best.short_bound(problem) / 2:
+            best = kernel
+    ordered.remove(best)
+    return [best, *ordered]
+
+
+def _by_name(problem, groups, name):
+    kernels = [kernel for group in groups for kernel in group]
+    named = [kernel for kernel in kernels if kernel.name == name]
+    if not named:
+        names = list(dict.fromkeys(kernel.name for kernel in kernels))
+        raise ValueError(
+            f"`kernel` should be one of {names}, for the {problem}. Got {name!r}."
+        )
+    refused = [(kernel, _refusal(kernel, problem)) for kernel in named]
+    able = [kernel for kernel, reason in refused if reason is None]
+    if not able:
+        raise ValueError(
+            f"The kernel {name!r} cannot do the {problem}: it {refused[0][1]}."
+        )
+    return Choice(able[0], [], [])
+
+
+def supporting(problem: Problem) -> list[Kernel]:
+    """All kernels that can compute a problem."""
+    every = [kernel for group in _groups(problem) for kernel in group]
+    return [kernel for kernel in every if _refusal(kernel, problem) is None]
+
+
+def _groups(problem: Problem) -> list[list[Kernel]]:
+    """The kernels for the types of a problem, in the order in which they are tried.
+    Within a group, their predicted times decide."""
+    groups: dict[tuple, list[Kernel]] = {}
+    for rank, kernel in _of_types(problem):
+        groups.setdefault(rank, []).append(kernel)
+    ordered = [groups[rank] for rank in sorted(groups)]
+    if problem.layout.panels:
+        ordered = [of_rows_in_panels(group) for group in ordered]
+    return [*ordered, [_reference]]
+
+
+def _of_types(problem):
+    found = []
+    format, activation = problem.format, problem.activation
+    for entry, kernel in _table:
+        if (
+            problem.platform in entry.platforms
+            and problem.product in entry.products
+            and isinstance(format, entry.formats)
+            and isinstance(activation, entry.activations)
+        ):
+            measured = kernel.seconds is not None
+            distance = () if measured else _distance(entry, problem)
+            found.append(((-entry.priority, measured, *distance), kernel))
+    if isinstance(format, AbstractComposite):
+        for (priority, measured, *distance), kernel in _of_types(of_base(problem)):
+            # (Its own kernels are nearer.)
+            far = () if measured else (len(type(format).__mro__), *distance)
+            found.append(
+                ((priority, measured, *far), of_composite_format(kernel, format))
+            )
+    return found
+
+
+def _distance(entry, problem):
     # The nearer a class in the method resolution order, the more specific it is. The
-    # class of the format decides first, then that of the activation, then the priority.
-    def rank(key):
-        distance = type(problem.format).__mro__.index(key.format_type)
-        if key.activation is None:
-            return distance, 0, -key.priority
-        steps = type(problem.activation).__mro__.index(key.activation)
-        return distance, steps, -key.priority
+    # class of the format decides first, then that of the activation.
+    def of(value, classes):
+        order = type(value).__mro__
+        return min(order.index(cls) for cls in classes if cls in order)
 
-    # A kernel for a class and for one that it inherits from is tried once.
-    kernels = list(dict.fromkeys(found[key] for key in sorted(found, key=rank)))
-    if isinstance(problem.format, AbstractComposite):
-        return [*kernels, *map(_of_composite, _candidates(of_base(problem)))]
-    return kernels
-
-
-# A composite format has the codes of its base, and so it has the kernels of its base.
-# Most run on the scales that `flat` computes; these read scales of one byte as they are
-# stored.
-_of_bytes: set[Callable] = set()
-
-
-def reads_byte_scales(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Declares that a kernel for grids reads scales as `problem.byte_scales` says."""
-    _of_bytes.add(fn)
-    return fn
-
-
-# Rows in panels are for these. All others get rows that lie side by side.
-_of_panels: set[Callable] = set()
-
-
-def reads_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Declares that a kernel reads rows in panels, too: see `Layout`."""
-    _of_panels.add(inspect.unwrap(fn))
-    return fn
-
-
-def of_base(problem: Problem) -> Problem:
-    """The same product with the codes of a composite format, as those of its base."""
-    assert isinstance(problem.format, AbstractComposite)
-    layout = dataclasses.replace(problem.layout, format=problem.format.base)
-    return dataclasses.replace(problem, layout=layout, composite=True)
-
-
-def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """A kernel for a composite format, of one for its base."""
-
-    @ft.wraps(fn)
-    def of_composite(
-        x: Float[Array, "m _"], stored: Stored, problem: Problem
-    ) -> Float[Array, "m _"]:
-        base, format = of_base(problem), problem.format
-        assert isinstance(format, AbstractComposite)
-        scales = format.byte_scales(stored) if fn in _of_bytes else None
-        if scales is not None:
-            return fn(x, stored, dataclasses.replace(base, byte_scales=scales))
-        return fn(x, _flat(stored, problem), base)
-
-    return of_composite
-
-
-def _of_composite(kernel):
-    supports = lambda problem: kernel.supports(of_base(problem))
-    return kernel._replace(fn=on_base(kernel.fn), supports=supports)
-
-
-def _of_rows_in_panels(kernels):
-    # Those that read panels come first.
-    reads = [k for k in kernels if inspect.unwrap(k.fn) in _of_panels]
-    return [*reads, *map(_of_rows_side_by_side, kernels)]
-
-
-def _of_rows_side_by_side(kernel):
-    def plain(problem):
-        layout = problem.layout.side_by_side
-        return dataclasses.replace(problem, layout=layout)
-
-    @ft.wraps(kernel.fn)
-    def fn(x, stored, problem):
-        stored = problem.layout.without_panels(stored)
-        return kernel.fn(x, stored, plain(problem))
-
-    about = inspect.getdoc(kernel.fn) or ""
-    fn.__doc__ = f"Lays the rows of the weight side by side first. {about}".strip()
-    supports = lambda problem: kernel.supports(plain(problem))
-    return kernel._replace(fn=fn, supports=supports)
-
-
-def _flat(stored, problem):
-    layout, format = problem.layout, problem.format
-    if format.by_element:
-        # (From swapped axes and back, XLA would write transposed copies.)
-        return format.flat(stored, layout.tail)
-    return layout.from_rows(format.flat(layout.to_rows(stored), layout.tail))
+    return of(problem.format, entry.formats), of(problem.activation, entry.activations)
 
 
 def _refusal(kernel: Kernel, problem: Problem) -> str | None:
-    if problem.highest and kernel.error > 1e-5:
-        return (
-            f"has errors up to {kernel.error:.0e}, too large for `precision='highest'`"
-        )
+    if problem.highest and (error := kernel.short_bound(problem)) > 1e-5:
+        return f"has errors up to {error:.0e}, too large for `precision='highest'`"
     return kernel.supports(problem)
+
+
+def _each(value: Any) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _check_one_of(name, values, allowed):
+    for value in values:
+        if value not in allowed:
+            raise ValueError(f"`{name}` should be one of {allowed}. Got {value!r}.")
+
+
+def _check_unambiguous(entry, name):
+    for other, kernel in _table:
+        both = [set(a) & set(b) for a, b in zip(entry[:-1], other[:-1])]
+        if kernel.seconds is None and other.priority == entry.priority and all(both):
+            raise ValueError(
+                f"The choice between the kernels {name!r} and {kernel.name!r} is "
+                f"ambiguous: both are for {min(both[0])!r} of "
+                f"{min(cls.__name__ for cls in both[1])} on {min(both[2])!r} with "
+                f"`priority={entry.priority}`. Pass another `priority`."
+            )
 
 
 def _check_format_type(name, cls):

@@ -5,7 +5,8 @@ devices send each other (`_collectives`).
 
 The products of a training step are four (`_contractions`), of which a primitive
 (`_linear`) makes derivatives and `vmap`. Products of other dimensions become these
-(`_rounded_dot`), and `eqquant.implicit` finds them (`_low_precision_rules`).
+(`_rounded_dot`), and `eqquant.implicit` finds them (`_low_precision_rules`), and those
+of adapters (`_lora_rules`) and of fake-quantized weights (`_fake_quantized_rules`).
 
 May import `_tree` and the rooms below it, and optax inside functions that make an
 optimizer. To add an estimator, write a function that ends in `estimate(value,
@@ -14,7 +15,11 @@ surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
 """
 
 from .._tree import trainable_spec as trainable_spec
-from . import _low_precision_rules as _low_precision_rules
+from . import (
+    _fake_quantized_rules as _fake_quantized_rules,
+    _lora_rules as _lora_rules,
+    _low_precision_rules as _low_precision_rules,
+)
 from ._adam4bit import adamw4bit as adamw4bit, scale_by_adam4bit as scale_by_adam4bit
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._bitnet import bitnet as bitnet

@@ -52,6 +52,9 @@ def scale_by_adam8bit(
 
     Moments are sharded over the same devices as their parameters.
 
+    A NaN or an infinity in a gradient makes the moments of its block NaN. Finite
+    gradients beyond 1e19, whose squares overflow, count as 1e19.
+
     To compile `init` under `optax.inject_hyperparams`, pass `"block_size"` and
     `"min_size"` as `static_args`.
 

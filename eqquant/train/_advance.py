@@ -8,17 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .._array import QuantizedArray
 from .._product import by_types, number_of_shards, stay, typed_sharding, vary_together
+from ..formats import AbstractDithered
 
 
 def advance(
     fn: Callable[..., tuple[Array, ...]],
     options: tuple[Any, ...],
+    count: Int[Array, ""],
     updates: PyTree[Array],
     *moments: PyTree,
 ) -> tuple[PyTree, ...]:
@@ -29,6 +32,7 @@ def advance(
     - `fn`: `(options, gradient, *moments) -> (update, *moments)`, elementwise, in
         float32.
     - `options`: hyperparameters: numbers and scalar arrays.
+    - `count`: the number of the step, by which moments are rounded otherwise in each.
     - `updates`: the gradients.
     - `moments`: the stored moments, each a PyTree of the structure of `updates`.
 
@@ -39,12 +43,12 @@ def advance(
     """
     leaves, treedef = jtu.tree_flatten(updates)
     each = zip(leaves, *map(treedef.flatten_up_to, moments))
-    results = [_advance(fn, options, g, *old) for g, *old in each]
+    results = [_advance(fn, options, count, g, *old) for g, *old in each]
     number = 1 + len(moments)
     return tuple(treedef.unflatten([new[i] for new in results]) for i in range(number))
 
 
-def _advance(fn, options, g, *moments):
+def _advance(fn, options, count, g, *moments):
     first = moments[0]
     if not isinstance(first, QuantizedArray):
         update, *new = fn(options, g.astype(jnp.float32), *moments)
@@ -59,11 +63,11 @@ def _advance(fn, options, g, *moments):
     if isinstance(known, NamedSharding):
         shards = number_of_shards(known.mesh, known.spec[0])
 
-    def run(options, g, moments):
+    def run(options, count, g, moments):
         one = ft.partial(fn, options)
         leaves, treedef = jtu.tree_flatten((g, [q.stored for q in moments]))
         g, stored = treedef.unflatten(vary_together(*leaves))
-        update, *stored = _by_parts(one, formats, shards, g, stored)
+        update, *stored = _by_parts(one, formats, shards, count, g, stored)
         treedef = jtu.tree_structure(moments)
         new = treedef.unflatten(jtu.tree_leaves(stored))
         return update, *map(_stay, new)
@@ -71,7 +75,7 @@ def _advance(fn, options, g, *moments):
     if typed is not None:
         treedef = jtu.tree_structure((g, *moments))
         run = by_types(run, treedef.unflatten(types))
-    return run(options, g, moments)
+    return run(options, count, g, moments)
 
 
 def _stay(q):
@@ -85,7 +89,7 @@ def _stay(q):
 _part = 2**17
 
 
-def _by_parts(fn, formats, shards, g, stored):
+def _by_parts(fn, formats, shards, count, g, stored):
     """Applies `fn` to a gradient and its flat moments, `_part` elements at a time, so
     that the moments never exist in float32 as a whole. The update overwrites the
     gradient. All shards advance together, so that each device reads and writes only its
@@ -107,7 +111,7 @@ def _by_parts(fn, formats, shards, g, stored):
         old = [f.decode(*args) for f, *args in zip(formats, old, tails)]
         old = [m.astype(jnp.float32) for m in old]
         update, *new = fn(g.astype(jnp.float32), *old)
-        new = [f.encode(w) for f, w in zip(formats, new)]
+        new = [_encode(f, w, count) for f, w in zip(formats, new)]
         parts = iter(jtu.tree_leaves((update.astype(g.dtype), *new)))
 
         def paste(a, per):
@@ -124,6 +128,18 @@ def _by_parts(fn, formats, shards, g, stored):
     update, *stored = state
     flat = jtu.tree_map(lambda a: a.reshape(-1), stored)
     return update.reshape(g.shape), *flat
+
+
+# Next to the largest of float32: a moment becomes this rather than make its block NaN.
+_most = np.float32(3e38)
+
+
+def _encode(format, moment, count):
+    within = jnp.clip(moment, -_most, _most)
+    moment = jnp.where(jnp.isinf(moment), moment, within)
+    if isinstance(format, AbstractDithered) and format.dithered:
+        return format.encode_dithered(moment, count)
+    return format.encode(moment)
 
 
 def _by_entry(fn, per, state):

@@ -86,7 +86,7 @@ def ema8bit(
 @ft.partial(jax.jit, static_argnames="debias")
 def _step(updates, state, count, options, debias):
     options = (count.astype(jnp.float32), *options)
-    updates, ema = advance(ft.partial(_one, debias), options, updates, state.ema)
+    updates, ema = advance(ft.partial(_one, debias), options, count, updates, state.ema)
     return updates, Ema8bitState(count, ema)
 
 

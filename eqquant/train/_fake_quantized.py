@@ -36,6 +36,8 @@ class FakeQuantized(AbstractWeight):
         computes the scales from the weight each time.
     - `format`, `axis`, `activation`: as in [`eqquant.quantize`][].
     - `clips`: the argument `clip` of [`eqquant.straight_through`][].
+    - `is_rounded`: whether `weight` is rounded already, as it is within
+        [`eqquant.implicit`][] once its numbers are in other places.
     """
 
     weight: Float[Array, "..."]
@@ -44,6 +46,7 @@ class FakeQuantized(AbstractWeight):
     axis: Axis = eqx.field(static=True)
     activation: AbstractFormat | None = eqx.field(static=True)
     clips: bool = eqx.field(static=True)
+    is_rounded: bool = eqx.field(static=True, default=False)
 
     @property
     def _held(self) -> Any:
@@ -79,12 +82,28 @@ class FakeQuantized(AbstractWeight):
 
     def dequantize(self) -> Float[Array, "..."]:
         """The quantized weight as a dense array: the numbers that `freeze` packs."""
+        if self.is_rounded:
+            return self.weight
         if self.step_size is None:
             return straight_through(
                 self.weight, self.format, axis=self.axis, clip=self.clips
             )
         return learned_step_size(
             self.weight, self.step_size, self.format, axis=self.axis
+        )
+
+    def without_blocks(self) -> "FakeQuantized | Array":
+        return self.rounded(self.dequantize(), self.axis)
+
+    def rounded(
+        self, weight: Float[Array, "..."], axis: Axis
+    ) -> "FakeQuantized | Array":
+        """The same weight, rounded already, with its numbers in other places: an array,
+        unless products with it round their inputs."""
+        if self.activation is None:
+            return weight
+        return dataclasses.replace(
+            self, weight=weight, step_size=None, axis=axis, is_rounded=True
         )
 
     def freeze(self) -> QuantizedArray:
@@ -100,11 +119,11 @@ class FakeQuantized(AbstractWeight):
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
     def _left_product(self, x: Array) -> Array:
-        x = self._rounded(x, -1 if x.ndim < 2 else -2)
+        x = self._round(x, -1 if x.ndim < 2 else -2)
         return jnp.matmul(self.dequantize().astype(x.dtype), x)
 
     def _right_product(self, x: Array) -> Array:
-        x = self._rounded(x, -1)
+        x = self._round(x, -1)
         return jnp.matmul(x, self.dequantize().astype(x.dtype))
 
     def __getitem__(self, index: Any) -> "Array | FakeQuantized":
@@ -116,7 +135,7 @@ class FakeQuantized(AbstractWeight):
             return self.dequantize()[index]
         return jax.tree.map(lambda a: a[index], self)
 
-    def _rounded(self, x: Shaped[Array, "..."], axis: int) -> Float[Array, "..."]:
+    def _round(self, x: Shaped[Array, "..."], axis: int) -> Float[Array, "..."]:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(self.dtype)
         of_matrix = self.ndim == 1 or self.axis in (-1, -2)

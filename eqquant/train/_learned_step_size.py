@@ -46,7 +46,9 @@ def learned_step_size(
 
     - `w`: a floating-point array of rank one at least.
     - `scale`: the scale of each block, with the contracted axis last. (Should training
-        make a scale negative, its absolute value is used.)
+        make a scale negative, its absolute value is used. One of zero, as of a block of
+        zeros, stands for the scale that the format chooses for the block, until it is
+        trained.)
     - `format`: a format or its name.
     - `axis`: as in [`eqquant.straight_through`][].
 
@@ -73,7 +75,9 @@ def learned_step_size(
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _learned_step_size(w, scale, format, axis):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
-    size = jnp.abs(scale)
+    # A block of zeros has the scale zero, and would keep it: zero has no derivative.
+    chosen = initial_step_size(rows, format, -1).reshape(scale.shape)
+    size = jnp.where(scale < 0, -scale, scale) + jnp.where(scale == 0, chosen, 0)
     stored = format.encode(rows, lax.stop_gradient(size))
     layout = Layout(format).trimmed(stored, rows.shape[-1])
     value = layout.decode(stored)

@@ -3,7 +3,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ..formats import Dynamic8
 from ._advance import advance
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class ScaleByLion8bitState(NamedTuple):
-    """The running mean of each parameter's gradient."""
+    """The step count, and the running mean of each parameter's gradient."""
 
+    count: Int[Array, ""]
     mu: PyTree[Moment]
 
 
@@ -53,23 +54,26 @@ def scale_by_lion8bit(
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
 
+    library = optax_library()
+
     def init(params):
         options = (block_size, filter_spec, min_size, embeddings)
         mu = zeros(params, Dynamic8, True, *options)
-        return ScaleByLion8bitState(mu)
+        return ScaleByLion8bitState(jnp.zeros((), jnp.int32), mu)
 
     def update(updates, state, params=None):
         del params
-        return _step(updates, state, (b1, 1 - b1, b2, 1 - b2))
+        count = library.safe_increment(state.count)
+        return _step(updates, state, count, (b1, 1 - b1, b2, 1 - b2))
 
-    return optax_library().GradientTransformation(init, update)
+    return library.GradientTransformation(init, update)
 
 
 # At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
 @jax.jit
-def _step(updates, state, options):
-    updates, mu = advance(_one, options, updates, state.mu)
-    return updates, ScaleByLion8bitState(mu)
+def _step(updates, state, count, options):
+    updates, mu = advance(_one, options, count, updates, state.mu)
+    return updates, ScaleByLion8bitState(count, mu)
 
 
 def _one(options, g, m):

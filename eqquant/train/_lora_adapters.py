@@ -9,8 +9,10 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import is_quantized, quantize
+from .._tree import is_on_call, not_on_call, rebuilt
 from ..formats import AbstractFormat
 from ._lora import (
+    adapted,
     check_no_adapters,
     is_lora,
     is_weight,
@@ -29,7 +31,7 @@ def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
         ```python
         eqquant.save("adapters.safetensors", eqquant.train.lora_only(model))
 
-        model = eqquant.load("model.safetensors", like=model)
+        model = eqquant.load("model.safetensors", like=model)  # without adapters
         adapters = eqquant.load("adapters.safetensors")
         model, spec = eqquant.train.with_lora(model, adapters)
         ```
@@ -64,7 +66,7 @@ def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
 
 
 def with_lora(
-    model: PyTree, adapters: Mapping[str, Mapping[str, Any]]
+    model: PyTree, adapters: Mapping[str, Mapping[str, Any]], *, example: Any = None
 ) -> tuple[PyTree, PyTree[bool]]:
     """Adds trained adapters to the model that they were trained for.
 
@@ -73,6 +75,7 @@ def with_lora(
     - `model`: a model without adapters, quantized or dense.
     - `adapters`: the adapters as [`eqquant.train.lora_only`][] returned them, or as
         loaded from the file that they were saved to.
+    - `example`: as in [`eqquant.train.lora`][], if that was given one.
 
     **Returns:**
 
@@ -96,7 +99,7 @@ def with_lora(
             "`adapters` should be for weights of `model`, which has no array at "
             f"{', '.join(map(repr, left))}."
         )
-    model = jtu.tree_unflatten(jtu.tree_structure(model, is_leaf=is_weight), leaves)
+    model = adapted(model, leaves, example)
     return model, lora_spec(model)
 
 
@@ -131,7 +134,12 @@ def merge_lora(model: PyTree, format: AbstractFormat | str | None = None) -> PyT
         activation = node.base.activation if is_quantized(node.base) else None
         return quantize(w, format, axis=node.axis, activation=activation)
 
-    return jtu.tree_map(merge, model, is_leaf=is_lora)
+    def undo(node, new):
+        # What ran on call for its adapters.
+        needs = any(map(is_weight, jtu.tree_leaves(new, is_leaf=is_weight)))
+        return not_on_call(new) if is_on_call(node) and not needs else new
+
+    return rebuilt(model, map(merge, nodes), undo, is_lora)
 
 
 def _adapted(path, leaf, adapter):
@@ -141,8 +149,8 @@ def _adapted(path, leaf, adapter):
             "`adapters` should be for arrays of `model`. Got an adapter of "
             f"{path!r}, which is not an array."
         )
-    n, k = rows_first(leaf.shape, axis, path)
-    *stack, _, _ = leaf.shape
+    axis = tuple(axis) if isinstance(axis, list | tuple) else axis
+    stack, n, k = rows_first(leaf.shape, axis, path)
     rank = a.shape[-2]
     if (a.shape, b.shape) != ((*stack, rank, k), (*stack, n, rank)):
         raise ValueError(

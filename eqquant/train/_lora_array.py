@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
 from .._array import AbstractArrayLike, is_quantized, QuantizedArray
-from .._product import full_spec, placed
+from .._product import Axis, full_spec, placed
 from ..formats import from_bits, to_bits
+from ._lora_matrix import Matrix, matrix_of
 from ._low_precision import LowPrecision
 from ._weight import AbstractWeight, by_transpose
 
@@ -39,7 +40,9 @@ class LoRA(AbstractWeight):
     - `a`, `b`: the thin matrices, in the orientation in which the contracted axis of
         `W` is last.
     - `magnitude`: the norm of each row for DoRA, or `None`.
-    - `axis`: the axis of `base` that products contract, -1 or -2.
+    - `axis`: the axis of `base` that products contract, or the axes. Behind others than
+        -1 and -2, all axes of the base are rows of its matrix, such as those of
+        `(in, heads, head)`.
     """
 
     base: QuantizedArray | LowPrecision | Array
@@ -49,7 +52,7 @@ class LoRA(AbstractWeight):
     # The squared norms of the rows of `W`, stored as the bits of floats so that no
     # optimizer trains them.
     norm: UInt32[Array, "*b n"] | None
-    axis: int = eqx.field(static=True)
+    axis: Axis = eqx.field(static=True)
     scale: float = eqx.field(static=True)
 
     @property
@@ -57,8 +60,17 @@ class LoRA(AbstractWeight):
         return self.base
 
     @property
-    def mT(self) -> "LoRA":
+    def matrix(self) -> Matrix:
+        """How the base is a stack of matrices."""
+        found = matrix_of(self.shape, self.axis)
+        assert found is not None
+        return found
+
+    @property
+    def mT(self) -> "LoRA | Array":
         """The transpose of each matrix."""
+        if not isinstance(self.axis, int) or self.axis < -2:
+            return self.dequantize().mT
         return dataclasses.replace(self, base=self.base.mT, axis=-3 - self.axis)
 
     def astype(self, dtype: Any) -> "LoRA":
@@ -75,7 +87,9 @@ class LoRA(AbstractWeight):
     def with_sharding(self, sharding: NamedSharding) -> "LoRA":
         """Places the base, and the thin matrices to match."""
         spec = full_spec(sharding.spec, self.ndim)
-        *lead, n, k = spec if self.axis == -1 else _swapped(spec)
+        lead, *inner = self.matrix.split(spec)
+        # (Thin matrices are not split as several axes may be.)
+        n, k = (axes[0] if len(axes) == 1 else None for axes in inner)
         if sharding.mesh.explicit_axes:
             # On Explicit meshes, JAX refuses products whose contracted axes are both
             # split.
@@ -102,14 +116,19 @@ class LoRA(AbstractWeight):
 
     def dequantize(self) -> Float[Array, "..."]:
         """The adapted weight as a dense array."""
-        w = _dense(self._frozen)
-        w = self._adapted(w if self.axis == -1 else w.mT, self.b, self.magnitude)
-        return w if self.axis == -1 else w.mT
+        matrix = self.matrix
+        rows = matrix.to_rows(_dense(self.frozen))
+        return matrix.from_rows(self._adapted(rows, self.b, self.magnitude))
+
+    def without_blocks(self) -> Array:
+        return self.dequantize()
 
     def _left_product(self, x: Array) -> Array:
         return by_transpose(self, x)
 
     def _right_product(self, x: Array) -> Array:
+        if self.axis not in (-1, -2):
+            return x @ self.dequantize()
         y = self._product(x[None] if x.ndim == 1 else x)
         return jnp.squeeze(y, -2) if x.ndim == 1 else y
 
@@ -118,15 +137,16 @@ class LoRA(AbstractWeight):
         `axis=-1` computes those rows alone. Any other index dequantizes first."""
         index = index if isinstance(index, tuple) else (index,)
         if all(map(_is_simple, index)):
-            if 0 < len(index) <= self.ndim - 2:
+            if 0 < len(index) <= len(self.matrix.stack):
                 return jtu.tree_map(lambda x: x[index], self, is_leaf=is_quantized)
             if len(index) == 1 and self.ndim == 2 and self.axis == -1:
                 magnitude = None if self.magnitude is None else self.magnitude[index]
-                return self._adapted(self._frozen[index], self.b[index], magnitude)
+                return self._adapted(self.frozen[index], self.b[index], magnitude)
         return self.dequantize()[index]
 
     @property
-    def _frozen(self):
+    def frozen(self) -> QuantizedArray | LowPrecision | Array:
+        """The base, as what gets no gradient."""
         # (No gradient reaches a quantized array anyway.)
         return self.base if is_quantized(self.base) else lax.stop_gradient(self.base)
 
@@ -144,7 +164,7 @@ class LoRA(AbstractWeight):
         forward = self.axis == -2
         if self.magnitude is not None and not forward:
             x = _times(x, _gain(self.magnitude, self._square()))
-        y = x @ self._frozen
+        y = x @ self.frozen
         x, a, b = (z.astype(y.dtype) for z in (x, self.a, self.b))
         # Einsum rather than transposes, of which a scan over layers would keep copies.
         if forward:
@@ -160,12 +180,13 @@ class LoRA(AbstractWeight):
         # The squared row norms of `W + scale * B A`, from thin products alone.
         assert self.norm is not None
         a, b = (lax.stop_gradient(x.astype(jnp.float32)) for x in (self.a, self.b))
-        w = self._frozen
-        if isinstance(w, QuantizedArray):
+        w = self.frozen
+        if isinstance(w, QuantizedArray) and self.axis in (-1, -2):
             w = dataclasses.replace(w, activation=None)
+            w = w if self.axis == -1 else w.mT
         else:
-            w = _dense(w).astype(jnp.float32)
-        across = (w if self.axis == -1 else w.mT) @ a.mT
+            w = self.matrix.to_rows(_dense(w).astype(jnp.float32))
+        across = w @ a.mT
         across = across + self.scale / 2 * (b @ (a @ a.mT))
         square = from_bits(self.norm, jnp.dtype(jnp.float32))
         return square + 2 * self.scale * jnp.sum(across * b, axis=-1)
@@ -173,10 +194,12 @@ class LoRA(AbstractWeight):
 
 @ft.partial(jax.jit, static_argnums=1)
 def square_norms(
-    w: QuantizedArray | LowPrecision | Array, axis: int
+    w: QuantizedArray | LowPrecision | Array, axis: Axis
 ) -> UInt32[Array, "*b n"]:
     """The squared norms of the rows of a base, as the bits of floats."""
-    square = jnp.sum(_dense(w).astype(jnp.float32) ** 2, axis=axis)
+    matrix = matrix_of(w.shape, axis)
+    assert matrix is not None
+    square = jnp.sum(matrix.to_rows(_dense(w).astype(jnp.float32)) ** 2, axis=-1)
     return to_bits(square, jnp.dtype(jnp.float32))
 
 
@@ -195,11 +218,6 @@ def _times(y, gain):
     ndim = max(y.ndim, gain.ndim)
     y, gain = (z.reshape((1,) * (ndim - z.ndim) + z.shape) for z in (y, gain))
     return y * gain
-
-
-def _swapped(spec):
-    *lead, a, b = spec
-    return (*lead, b, a)
 
 
 def _is_simple(index):

@@ -83,6 +83,9 @@ class LowPrecision(AbstractWeight):
             activation = dataclasses.replace(format, scale="channel")
         return quantize(self.weight, format, axis=self.axis, activation=activation)
 
+    def without_blocks(self) -> "LowPrecision":
+        return self
+
     def preround(self) -> "LowPrecision":
         """Rounds the weight for all products along `axis`. (Not a filter of a
         convolution.)"""

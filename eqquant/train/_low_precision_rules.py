@@ -14,11 +14,18 @@ from ._rounded_dot import is_rounded, rounded_dot
 # that only move numbers, after which products still round.
 
 
-@add_rule("dot_general", of=LowPrecision)
+@add_rule(
+    "dot_general",
+    of=LowPrecision,
+    dimension_numbers=...,
+    precision=...,
+    preferred_element_type=...,
+    out_sharding=None,
+)
 def _dot_general(interpreter, eqn, values):
     dtype = eqn.outvars[0].aval.dtype
     numbers = eqn.params["dimension_numbers"]
-    if eqn.params["out_sharding"] is not None or not is_rounded(numbers, dtype):
+    if not is_rounded(numbers, dtype):
         return NotImplemented
     first, second = values
     w_first = not isinstance(second, LowPrecision)
@@ -45,13 +52,26 @@ def _packed(w, contracted, batch):
     return w.rounded if in_order and list(contracted) == list(known) else None
 
 
-@add_rule("conv_general_dilated", of=LowPrecision)
+@add_rule(
+    "conv_general_dilated",
+    of=LowPrecision,
+    dimension_numbers=...,
+    window_strides=...,
+    padding=...,
+    lhs_dilation=...,
+    rhs_dilation=...,
+    feature_group_count=...,
+    batch_group_count=...,
+    precision=...,
+    preferred_element_type=...,
+    out_sharding=None,
+)
 def _conv(interpreter, eqn, values):
     x, w = values
     params = dict(eqn.params)
     dtype = eqn.outvars[0].aval.dtype
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    if params.pop("out_sharding", None) is not None or not is_float:
+    del params["out_sharding"]
+    if not jnp.issubdtype(dtype, jnp.floating):
         return NotImplemented
     roundings = (w if isinstance(w, LowPrecision) else x).roundings
     x, w = (interpreter.dequantize(v, eqn) for v in (x, w))
@@ -59,7 +79,7 @@ def _conv(interpreter, eqn, values):
     return [rounded_conv(x.astype(dtype), w, conv, roundings)]
 
 
-@add_rule("transpose", of=LowPrecision)
+@add_rule("transpose", of=LowPrecision, permutation=...)
 def _transpose(interpreter, eqn, values):
     (w,) = values
     order = [int(i) for i in eqn.params["permutation"]]
@@ -70,7 +90,7 @@ def _transpose(interpreter, eqn, values):
     return [w.moved(lax.transpose(w.weight, order), axis)]
 
 
-@add_rule("convert_element_type", of=LowPrecision)
+@add_rule("convert_element_type", of=LowPrecision, passes_all=True)
 def _convert(interpreter, eqn, values):
     (w,) = values
     dtype = eqn.params["new_dtype"]
@@ -80,10 +100,11 @@ def _convert(interpreter, eqn, values):
 
 
 @add_rule(
-    *("copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary"),
+    *("copy", "name", "optimization_barrier", "pvary"),
     *("reshape", "squeeze", "broadcast_in_dim", "slice", "dynamic_slice", "rev"),
     *("split", "unstack", "stack", "concatenate", "neg", "sharding_constraint"),
     of=LowPrecision,
+    passes_all=True,
 )
 def _move(interpreter, eqn, values):
     first, *rest = values
@@ -98,7 +119,7 @@ def _move(interpreter, eqn, values):
     return [first.moved(y, None) for y in bind(eqn, arrays)]
 
 
-@add_rule("mul", "div", of=LowPrecision)
+@add_rule("mul", "div", of=LowPrecision, passes_all=True)
 def _scale(interpreter, eqn, values):
     (a, b), (left, right) = values, eqn.invars
     w, other = (a, right) if isinstance(a, LowPrecision) else (b, left)
@@ -111,7 +132,7 @@ def _scale(interpreter, eqn, values):
 
 
 # Of a matrix, this looks up rows, which are no weight.
-@add_rule("gather", of=LowPrecision)
+@add_rule("gather", of=LowPrecision, passes_all=True)
 def _gather(interpreter, eqn, values):
     w, *rest = values
     if not isinstance(w, LowPrecision) or w.ndim < 3:

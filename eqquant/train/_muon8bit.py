@@ -120,7 +120,7 @@ def scale_by_muon8bit(
 @ft.partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
 def _step(updates, state, count, decays, numbers, nesterov, *how):
     options = (count.astype(jnp.float32), *decays)
-    updates, mu = advance(ft.partial(_one, nesterov), options, updates, state.mu)
+    updates, mu = advance(ft.partial(_one, nesterov), options, count, updates, state.mu)
     *how, (leaves, treedef) = how
     one = ft.partial(_orthogonalized, numbers, *how)
     updates = jtu.tree_map(one, updates, treedef.unflatten(leaves))

@@ -18,6 +18,7 @@ from ..formats import (
     from_bits,
     Int8,
     Layout,
+    or_nan,
     reciprocal,
     Stored,
     to_bits,
@@ -136,7 +137,7 @@ def _settled(delayed, x, rounding):
 
 
 def _without_infinities(x):
-    return jnp.where(jnp.isfinite(x), x, jnp.nan)
+    return or_nan(jnp.isfinite(x), x)
 
 
 def narrow_columns(

@@ -4,6 +4,7 @@ from typing import NamedTuple, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..formats import AbstractGrid
@@ -61,13 +62,18 @@ def scale_by_quantized_adam(
 def _step(updates, state, count, options, nesterov):
     options = (count.astype(jnp.float32), *options)
     one = ft.partial(_one, nesterov)
-    updates, mu, nu = advance(one, options, updates, state.mu, state.nu)
+    updates, mu, nu = advance(one, options, count, updates, state.mu, state.nu)
     return updates, ScaleByQuantizedAdamState(count, mu, nu)
 
 
 def _one(nesterov, options, g, m, v):
     t, b1, rest1, b2, rest2, eps, eps_root = options
+    # The largest whose square is held. (What is infinite should stay so.)
+    g = jnp.where(jnp.isinf(g), g, jnp.clip(g, -_most, _most))
     m = b1 * m + rest1 * g
     v = b2 * v + rest2 * g**2
     root = jnp.sqrt(v / (1 - b2**t) + eps_root)
     return unbiased(m, g, t, b1, rest1, nesterov) / (root + eps), m, v
+
+
+_most = np.float32(1e19)

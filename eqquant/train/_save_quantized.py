@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, PyTree
 
-from .._array import as_dense, held, is_quantized, quantize
+from .._array import held, is_quantized
 from ..formats import AbstractExact, AbstractFormat, as_format, Int8
+from ._kept import keep, Kept
 
 
 def save_quantized(
@@ -22,7 +24,14 @@ def save_quantized(
     the backward pass, which computes the rest again. But they are kept in fewer bits.
 
     Results are those of `fn`. Gradients are those of `fn` at the arguments as they were
-    rounded.
+    rounded. What no differentiated number goes into, such as a mask, is kept as it is.
+    Where a row of an argument has numbers of two ranges, of which one is above 256 and
+    at least 64 times the other, such as scores that are -1e9 where they are masked,
+    each range is rounded by itself; infinities become the largest numbers of the dtype.
+
+    A small number may be rounded to zero: where `fn` divides by an argument, or takes
+    its logarithm or root, the gradient may then be infinite. Keep such a step out of
+    `fn`, or add a small number to the argument before.
 
     !!! Example
 
@@ -40,7 +49,7 @@ def save_quantized(
         as they are, since they are there anyway.
     - `format`: the format of what is kept, with blocks along the last axis.
     - `min_size`: arguments with fewer elements are kept as they are, and so are those
-        that are not of a real floating-point dtype.
+        that are not of a real floating-point dtype or that are not differentiated.
 
     **Returns:**
 
@@ -97,21 +106,43 @@ class _SaveQuantized(eqx.Module):
             return out
 
         def forward(inputs, floats, others):
-            packed = jtu.tree_map(lambda x: quantize(x, self.format, axis=-1), inputs)
+            packed = jtu.tree_map(lambda x: _packed(x, self.format), inputs)
+            floats, others = jtu.tree_map(lambda x: x.value, (floats, others))
+            inputs = jtu.tree_map(lambda x: x.value, inputs)
+            # XLA would go on, and round the arguments of many layers at once.
+            inputs, packed = lax.optimization_barrier((inputs, packed))
             return call(inputs, floats, others), (packed, floats, others)
 
         def backward(residuals, cotangent):
             packed, floats, others = residuals
+            cotangent = jtu.tree_map(_instantiated, cotangent, is_leaf=_is_zero)
             packed, cotangent = _together(packed, cotangent)
-            inputs = jtu.tree_map(as_dense, packed, is_leaf=is_quantized)
+            dense = lambda x: x.dense() if _is_kept(x) else x
+            inputs = jtu.tree_map(dense, packed, is_leaf=_is_kept)
             fn = lambda inputs, floats: call(inputs, floats, others)
             _, pullback = jax.vjp(fn, inputs, floats)
             return *pullback(cotangent), None
 
         saved = jax.custom_vjp(call)
-        saved.defvjp(forward, backward)
+        saved.defvjp(forward, backward, symbolic_zeros=True)
         out = saved(inputs, floats, others)
         return eqx.combine(out, static_out)
+
+
+def _packed(x, format):
+    return keep(x.value, format) if x.perturbed else x.value
+
+
+def _is_kept(x):
+    return isinstance(x, Kept)
+
+
+def _is_zero(x):
+    return isinstance(x, SymbolicZero)
+
+
+def _instantiated(x):
+    return jnp.zeros(x.shape, x.dtype) if _is_zero(x) else x
 
 
 # Before JAX 0.11, XLA ignores barriers on CPUs.
@@ -127,7 +158,7 @@ def _together(packed: PyTree, cotangent: PyTree) -> tuple[PyTree, PyTree]:
         bits = _bits(scalars[0])
         # Zero, but XLA does not know that.
         zero = bits * (bits - 1) & 1
-        held = lambda q: _with_bits(q, zero)
+        held = lambda x: _with_bits(x, zero) if is_quantized(x) else x
         packed = jtu.tree_map(held, packed, is_leaf=is_quantized)
     return packed, cotangent
 

@@ -1,8 +1,6 @@
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -21,6 +19,7 @@ from .._tree import (
     put_on_call,
     rebuilt,
     Unsupported,
+    warn_of_little,
 )
 from ..formats import AbstractFormat, Int8
 from ._checked import Backward, checked_backward, checked_format, checked_forward
@@ -145,17 +144,13 @@ def tree_compute(
         example=called,
         is_done=_is_done,
     )
+    warn_of_little(bare, filter_spec, decisions, traceable=example is None)
     # A rule may name another format.
     as_given = lambda f: rounding if f == format else f
     new = [_low_precision(d, as_given, backwards) for d in decisions]
     given = jtu.tree_leaves(model, is_leaf=_is_done)
     adapted = [_with_base(*pair) for pair in zip(given, new, strict=True)]
-    callers = {id(module): False for d in decisions for module in d.on_call}
-    if called is not None:
-        leaves = [d.leaf for d in decisions]
-        callers = modules_on_call(
-            bare, leaves, _skeletons(decisions, new), callers, called, _is_done
-        )
+    callers = modules_on_call(bare, decisions, new, called, _is_done)
     model = rebuilt(bare, adapted, put_on_call(callers), _is_done)
     return closed(model)
 
@@ -248,13 +243,3 @@ def _stack(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
     first = -min(axes)
     own = first + 1 if first == len(axes) else first
     return shape[: max(0, len(shape) - own)]
-
-
-def _skeletons(decisions: Sequence[Decision], new: Sequence[Any]):
-    # What takes the place of each leaf that is selected, and where that is.
-    struct = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
-    return {
-        i: (jtu.tree_map(struct, x), d.info.path, d.info.ancestors)
-        for i, (d, x) in enumerate(zip(decisions, new, strict=True))
-        if d.info is not None and d.format is not None
-    }

@@ -5,7 +5,21 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized
 from .._product import Axis
-from .._tree import decide, Decision, FilterSpec
+from .._tree import (
+    closed,
+    decide,
+    Decision,
+    Example,
+    FilterSpec,
+    modules_on_call,
+    opened,
+    put_on_call,
+    rebuilt,
+    skeletons,
+    Unsupported,
+    warn_of_guesses,
+    warn_of_little,
+)
 from ..formats import AbstractFormat, NF4
 from ._fake_quantized import fake_quantized, FakeQuantized
 from ._low_precision import LowPrecision
@@ -22,8 +36,9 @@ def tree_fake_quantize(
     axis: Axis | Literal["auto"] = "auto",
     min_size: int = 1024,
     embeddings: bool = False,
-    unsupported: Literal["skip", "error"] = "skip",
+    unsupported: Unsupported = "skip",
     strict: bool = True,
+    example: Any = None,
 ) -> PyTree:
     """Prepares a model for quantization-aware training: its weights are rounded in
     every use, and gradients reach the master weights by the straight-through estimator.
@@ -42,10 +57,11 @@ def tree_fake_quantize(
     **Arguments:**
 
     - `model`, `filter_spec`, `format`, `axis`, `min_size`, `embeddings`, `unsupported`,
-        `strict`: as in [`eqquant.tree_quantize`][], which selects the same leaves;
-        except that `unsupported` cannot be `"on_call"`.
+        `strict`, `example`: as in [`eqquant.tree_quantize`][], which selects the same
+        leaves and modules. So convolutions, `jnp.einsum`s, experts and layers of other
+        classes train quantized with an `example`, or with `unsupported="on_call"`.
     - `activation`: a format in which products quantize their other operand, row by row
-        (dynamic activation quantization).
+        (dynamic activation quantization). Convolutions do not.
     - `step_sizes`: whether the scales are learned along with the weights, as in
         [`eqquant.train.learned_step_size`][]. By default the format computes them from
         the weights each time. (Scales are smaller than weights. An optimizer whose
@@ -57,14 +73,18 @@ def tree_fake_quantize(
     **Returns:**
 
     `model`, with a [`eqquant.train.FakeQuantized`][] in place of each selected array.
-    Arrays that are quantized or fake-quantized already are unchanged.
+    Arrays that are quantized or fake-quantized already are unchanged. Modules that then
+    have to run as by [`eqquant.implicit`][] do, as they will once they are quantized.
 
     **Raises:**
 
     The errors of [`eqquant.tree_quantize`][], except that weights need not be finite;
     and a `ValueError` if a format does not round, cannot be clipped, or has no scales
-    to learn.
+    to learn. Warns if less than half of the model's matrices train quantized because
+    their use is unknown or not supported.
     """
+    model = opened(model)
+    called = None if example is None else Example(example)
     decisions = decide(
         model,
         filter_spec,
@@ -72,18 +92,23 @@ def tree_fake_quantize(
         axis,
         min_size,
         embeddings,
-        unsupported=unsupported,
-        strict=strict,
+        unsupported,
+        strict,
+        example=called,
         is_done=_is_done,
     )
+    warn_of_little(model, filter_spec, decisions, traceable=example is None)
+    warn_of_guesses(decisions, axis)
     new = [
         decision.leaf
         if decision.format is None
         else _fake_quantized(decision, activation, step_sizes, clip)
         for decision in decisions
     ]
-    treedef = jtu.tree_structure(model, is_leaf=_is_done)
-    return jtu.tree_unflatten(treedef, new)
+    # (A packed weight needs it in more places than one that trains.)
+    packed = () if called is None else skeletons(decisions)
+    callers = modules_on_call(model, decisions, packed, called, _is_done)
+    return closed(rebuilt(model, new, put_on_call(callers), _is_done))
 
 
 def tree_freeze(model: PyTree) -> PyTree:
@@ -105,15 +130,15 @@ def tree_freeze(model: PyTree) -> PyTree:
 
     `model`, with a [`eqquant.QuantizedArray`][] in place of each
     [`eqquant.train.FakeQuantized`][] and [`eqquant.train.LowPrecision`][]. It decodes
-    to the numbers that the forward pass of the training used, bit for bit.
+    to the numbers that the forward pass of the training used, bit for bit. What runs as
+    by [`eqquant.implicit`][] still does.
 
     **Raises:**
 
     A `ValueError` if a weight is not finite.
     """
-    return jtu.tree_map(
-        lambda x: x.freeze() if _is_frozen(x) else x, model, is_leaf=_is_frozen
-    )
+    freeze = lambda x: x.freeze() if _is_frozen(x) else x
+    return closed(jtu.tree_map(freeze, opened(model), is_leaf=_is_frozen))
 
 
 def _is_frozen(x: Any) -> bool:

@@ -13,11 +13,6 @@ class AbstractWeight(AbstractArrayLike):
     """Takes the place of a weight in training, with the shape and dtype of the array
     that it holds. Dequantizing it is what training does, so nothing warns of it."""
 
-    @property
-    @abc.abstractmethod
-    def _held(self) -> Any:
-        """The array that this was made of, or its skeleton."""
-
     @abc.abstractmethod
     def _left_product(self, x: Array) -> Array:
         """`self @ x`."""
@@ -25,6 +20,10 @@ class AbstractWeight(AbstractArrayLike):
     @abc.abstractmethod
     def _right_product(self, x: Array) -> Array:
         """`x @ self`."""
+
+    @abc.abstractmethod
+    def without_blocks(self) -> "AbstractWeight | Array":
+        """What stands for the same array, any part of which stands for that part."""
 
     @property
     def shape(self) -> tuple[int, ...]:

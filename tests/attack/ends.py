@@ -110,12 +110,39 @@ def _looped(case: Case, shape) -> End | None:
 def _ragged(case: Case, shape) -> End | None:
     if len(shape) != 3 or 0 in shape:
         return None
-    counts = [case.integer(0, 3) for _ in range(shape[0])]
+    most = case.pick((3, 3, 20))
+    counts = [case.integer(0, most) for _ in range(shape[0])]
+    # Fewer or more rows than the sizes sum up to.
+    rows = max(1, sum(counts) + case.pick((0, 0, -case.integer(1, 10), 5)))
+    sizes = jnp.asarray(counts, jnp.int32)
+    way = case.pick(("plain", "plain", "general", "contracted", "batch"))
+    first = case.chance(0.5)
+    dots, ragged, group, x_shape = {
+        # Along rows of `x`, which is transposed or not, times `w` or its transpose.
+        "plain": (((1,), (1,)), 0, (0,), (rows, shape[1])),
+        "general": (
+            ((int(not first),), (case.integer(1, 2),)),
+            int(first),
+            (0,),
+            None,
+        ),
+        # Sums over the parts of an axis, and parts of a batch.
+        "contracted": (((0,), (0,)), 0, (), (shape[0], rows)),
+        "batch": (((1,), (1,)), 0, (), (shape[0], shape[1], 3)),
+    }[way]
+    batch = ((0,), (0,)) if way == "batch" else ((), ())
+    if x_shape is None:
+        contracted = shape[dots[1][0]]
+        x_shape = (contracted, rows) if dots[0] == (0,) else (rows, contracted)
+    numbers = lax.RaggedDotDimensionNumbers((dots, batch), (ragged,), group)
 
     def fn(x, w):
-        return lax.ragged_dot(x, w, jnp.asarray(counts, jnp.int32))
+        if way == "plain":
+            return lax.ragged_dot(x, w, sizes)
+        return lax.ragged_dot_general(x, w, sizes, numbers)
 
-    return End("ragged_dot", fn, (max(1, sum(counts)), shape[1]))
+    name = "ragged_dot" if group else f"ragged_dot, {way}"
+    return End(name, fn, x_shape)
 
 
 def _conv(case: Case, shape) -> End | None:

@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 
 import eqquant as eqq
 
+from ..panels import in_panels, misread
 from .same import equal, refuses, same
 
 
@@ -32,6 +33,34 @@ def prepacked(case, q, d, w):
             f"{platform} and back",
             same(eqq.tree_prepack(packed, "cpu"), eqq.tree_prepack(q, "cpu")),
         )
+
+
+def panels(case, q, d, w):
+    if q.layout.row_axis != -1 or q.ndim < 2 or q.size == 0:
+        return
+    rows = q.layout.shape(q.stored)[-2]
+    if rows == 1:
+        return
+    # (As many rows as fill panels.)
+    many = jtu.tree_map(
+        lambda a: a if a.shape[-1] == 1 else jnp.concatenate([a] * 64, -1), q
+    )
+    p = in_panels(many)
+    yield f"panels of {rows} x 64 rows", equal(p, many.dequantize())
+    wrong = [*misread(many, p, sharded=jax.device_count() > 1)]
+    yield f"panels: {wrong}", wrong == []
+
+
+def numpy_leaves(case, q, d, w):
+    on_host = jax.device_get(q)
+    yield "dequantize", equal(on_host, d)
+    yield "placement", on_host.placement is None and not on_host.is_sharded
+    if q.size > 0:
+        x = jnp.ones((2, q.shape[0] if q.ndim == 1 else q.shape[-2]))
+        yield "product", equal(x @ on_host, x @ q)
+        yield "row", equal(on_host[0], d[0])
+    yield "repr", repr(on_host) == repr(q)
+    yield "prepacked", equal(eqq.tree_prepack(on_host), d)
 
 
 def stacked(case, q, d, w):
@@ -78,4 +107,4 @@ def mapped_axes(case, q, d, w):
             yield f"vmap over axis {axis}", equal(fn(), expected)
 
 
-laws = (layout, prepacked, stacked, indexed, mapped_axes)
+laws = (layout, prepacked, panels, numpy_leaves, stacked, indexed, mapped_axes)

@@ -1,13 +1,31 @@
 """What becomes of numbers of any size."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import eqquant as eqq
+from eqquant.formats import AbstractDithered
 
 from .formats import name_of
 from .same import refuses
+
+
+def ternary(case, q, d, w):
+    # Numbers that are -s and s (and 0) in each block are what they are.
+    if not isinstance(q.format, eqq.Ternary | eqq.Binary) or q.size == 0:
+        return
+    signs = case.rng.choice([-1.0, 1.0], w.shape)
+    if isinstance(q.format, eqq.Ternary):
+        signs *= case.rng.random(w.shape) < case.pick((0.1, 0.6, 1.0))
+    # (A power of two, which scales of 16 bits hold, too.)
+    exact = jnp.asarray(signs * 2.0 ** case.integer(-10, 10), w.dtype)
+    found = eqq.quantize(exact, q.format, axis=q.axis)
+    yield "exact", np.array_equal(found.dequantize(), exact)
+    once = eqq.quantize(jnp.asarray(d), q.format, axis=q.axis).dequantize()
+    yield "again", q.dtype != jnp.float32 or np.array_equal(once, d)
 
 
 def again(case, q, d, w):
@@ -18,6 +36,38 @@ def again(case, q, d, w):
         return
     codes = eqq.quantize(d, q.format, axis=q.axis).stored["codes"]
     yield "codes", np.array_equal(codes, q.stored["codes"])
+
+
+def dithered(case, q, d, w):
+    # Numbers of all sizes are the means of what they become, step after step.
+    if not isinstance(q.format, AbstractDithered):
+        return
+    like = dict(block_size=None, dithered=True, scale_dtype=jnp.dtype("float32"))
+    format = dataclasses.replace(q.format, **like)
+    size, number = np.float32(10 ** case.rng.uniform(-15, 15)), 1024
+    points = np.asarray(format.to_points(jnp.arange(2 ** int(format.bits))))
+    points = np.unique(points.astype(np.float64)) * size
+    x = size * 10 ** case.rng.uniform(-8, 0, 127)
+    if format.signed:
+        x *= case.rng.choice([-1, 1], 127)
+    else:
+        # (What is positive stays so.)
+        x = np.maximum(x, points[points > 0][0])
+    x = np.append(np.clip(x, points[0], None), size).astype(np.float32)
+
+    @jax.jit
+    def draw(seed):
+        return format.decode(format.encode_dithered(x[None], seed), 0)[0]
+
+    first = case.integer(0, 10**6)
+    draws = jax.vmap(draw)(first + jnp.arange(number, dtype=jnp.int32))
+    mean, x = np.asarray(draws, np.float64).mean(0), x.astype(np.float64)
+    above = np.clip(np.searchsorted(points, x), 1, len(points) - 1)
+    low, high = points[above - 1], points[above]
+    deviation = np.sqrt(np.maximum((high - x) * (x - low), 0) / number)
+    # (A point that is rarer than one in `number` may not be drawn.)
+    bound = 6 * deviation + 8 * (high - low) / number + 1e-6 * np.abs(x)
+    yield f"{format}: mean", np.all(np.abs(mean - x) <= bound)
 
 
 def quantized_inside(case, q, d, w):
@@ -92,4 +142,7 @@ def _sqnr(a, b):
     return 10 * np.log10(np.sum(b**2) / max(np.sum((a - b) ** 2), 1e-300))
 
 
-laws = (again, quantized_inside, not_finite, finite_or_refused, of_any_size)
+laws = (
+    *(again, ternary, dithered, quantized_inside),
+    *(not_finite, finite_or_refused, of_any_size),
+)

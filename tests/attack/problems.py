@@ -15,8 +15,7 @@ def problem_of(x: Any, q: eqq.QuantizedArray) -> Problem:
 
 def kernels(problem: Problem) -> list[Any]:
     """All kernels that can do it."""
-    every = [*table._candidates(problem), table._reference]
-    return [kernel for kernel in every if table._refusal(kernel, problem) is None]
+    return table.supporting(problem)
 
 
 def largest_error(
@@ -26,13 +25,22 @@ def largest_error(
     it is provided by. The products are transposed or not, as `flips` says. Where `x` is
     not rounded, as in a derivative, activation formats play no part."""
     found = [
-        kernel
+        (kernel, some)
         for flipped in flips
         for rows in (1, 2, 9, 16, 64, problem.rows)
-        for kernel in kernels(_changed(problem, flipped, rounds, rows))
+        for some in [_changed(problem, flipped, rounds, rows)]
+        for kernel in kernels(some)
     ]
-    conditions = [kernel.provided for kernel in found if kernel.provided]
-    return max(kernel.error for kernel in found), "; ".join(sorted(set(conditions)))
+    conditions = {kernel.provided for kernel, _ in found if kernel.provided}
+    bounds = [kernel.bound(some) for kernel, some in found]
+    return max(bounds), "; ".join(sorted(conditions))
+
+
+def highest_error(problem: Problem) -> float:
+    """The bound of what is chosen for the highest precision. It holds for all
+    operands."""
+    problem = dataclasses.replace(problem, precision="highest")
+    return table.choose(problem).kernel.bound(problem)
 
 
 def _changed(problem, flipped, rounds, rows):

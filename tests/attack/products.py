@@ -10,7 +10,7 @@ from . import inputs, weights
 from .case import Case
 from .formats import draw_activation, draw_format, draw_often, name_of
 from .oracle import loosened, product, wrong
-from .problems import kernels, largest_error, problem_of
+from .problems import highest_error, kernels, largest_error, problem_of
 from .transforms import fits, transforms
 
 
@@ -128,9 +128,10 @@ def _check(case, drawn, problem, found, x, v, q, names):
 
     for kernel in kernels(problem):
         y = by_name[kernel.name]
-        bound = kernel.error, kernel.provided
+        bound = kernel.bound(problem), kernel.provided
         check(y, expected, *bound, acted, w, kernel=kernel.name, transform="jit")
-    check(highest, expected, 1e-5, "", acted, w, kernel="highest", transform="jit")
+    bound = highest_error(problem), ""
+    check(highest, expected, *bound, acted, w, kernel="highest", transform="jit")
 
     transform = transforms[drawn.transform]
     bound = largest_error(problem, transform.flips, transform.rounds)

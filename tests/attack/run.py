@@ -7,12 +7,18 @@ from collections.abc import Callable
 import jax
 
 from .case import Case
+from .einsums import einsums
+from .extremes import extremes
+from .folders import folders
+from .long_sums import long_sums
 from .optimizers import optimizers
 from .products import products
 from .programs import programs
 from .round_trips import round_trips
+from .saved import saved
 from .sharding import manual, sharding
 from .training import adapters, training
+from .writes import writes
 
 
 # What is attacked, and how often each is drawn.
@@ -20,11 +26,17 @@ kinds: dict[Callable[[Case], None], int] = {
     products: 8,
     programs: 6,
     round_trips: 4,
+    folders: 2,
+    long_sums: 2,
     sharding: 2,
     manual: 1,
+    writes: 3,
     training: 1,
     adapters: 1,
+    einsums: 1,
     optimizers: 1,
+    extremes: 1,
+    saved: 1,
 }
 _of_eight_devices = (sharding, manual, optimizers)
 

@@ -15,7 +15,7 @@ _columns = ("cases", "kind", "format", "kernel", "transform", "inputs", "weights
 
 def header(seed: int) -> str:
     missing = library.missing()
-    native = f"native level {library.level()}" if missing is None else missing
+    native = f"native, {sorted(library.features())}" if missing is None else missing
     return f"JAX {jax.__version__}, {native}, {os.cpu_count()} cores, seed {seed}"
 
 

@@ -8,13 +8,17 @@ import eqquant as eqq
 from eqquant.formats import known_formats
 
 from .case import Case
+from .einsums import einsums
+from .folders import folders
 from .formats import families
+from .long_sums import long_sums
 from .oracle import product, unlike, wrong
 from .products import products
 from .programs import programs
 from .round_trips import round_trips
 from .sharding import sharding
 from .training import adapters
+from .writes import writes
 
 
 def name(kind):
@@ -25,7 +29,10 @@ def name(kind):
 @pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "kind",
-    (products, programs, round_trips, sharding, adapters),
+    (
+        *(products, long_sums, programs, round_trips, sharding, adapters),
+        *(folders, writes, einsums),
+    ),
     ids=lambda k: k.__name__,
 )
 def test_cases(kind):

@@ -7,6 +7,7 @@ from rich.console import Console
 from eqquant import bench
 from eqquant._cli import main
 from eqquant.bench import _conversion
+from eqquant.formats import NF4, Q4_K
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +27,31 @@ def test_rows(measured):
 
 
 def test_table(monkeypatch, measured):
-    monkeypatch.setattr(_conversion, "measure_conversions", lambda show: measured)
+    asked = []
+
+    def measure(formats, *, axis, show):
+        asked.append((formats, axis))
+        return measured
+
+    monkeypatch.setattr(_conversion, "measure_conversions", measure)
     file = io.StringIO()
-    assert bench.run_conversions(console=Console(file=file, width=100)) == measured
+    console = Console(file=file, width=200)
+    assert bench.run_conversions(["int8"], axis=-1, console=console) == measured
+    assert asked == [(["int8"], -1)]
     text = file.getvalue()
     rate = measured[0].nbytes / np.median(measured[0].quantize.seconds) / 1e6
-    assert "Int8()" in text and f"{rate:.0f}" in text
+    assert "along axis -1" in text and "Int8()" in text and f"{rate:.0f}" in text
 
 
-def test_command(monkeypatch):
+def test_command(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(bench, "run_conversions", lambda: asked.append(True))
+    record = lambda formats, *, axis: asked.append((formats, axis))
+    monkeypatch.setattr(bench, "run_conversions", record)
     assert main(["bench", "--quantize"]) == 0
-    assert asked == [True]
+    assert main(["bench", "--quantize", "--formats", "q4_k", "--axis", "-1"]) == 0
+    assert asked == [(None, -2), ([Q4_K()], -1)]
+    assert main(["bench", "--quantize", "--formats", "all"]) == 0
+    formats, _ = asked[2]
+    assert len(set(formats)) == len(formats) and {Q4_K(), NF4()} < set(formats)
+    assert main(["bench", "--quantize", "--formats", "int9"]) == 2
+    assert "int9" in capsys.readouterr().err and len(asked) == 3

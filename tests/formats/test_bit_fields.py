@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from eqquant.formats import AbstractGGUFBlocks, pack_bits, stream_fields
+from eqquant.formats._bit_fields import BitField, bits_of
+from eqquant.formats.gguf import _fields
 
 from ..helpers import formats
 
@@ -58,3 +60,28 @@ def test_gguf(name):
         assert format.halves == 2 and lows is not None
         np.testing.assert_array_equal(-0.25 * lows, low)
     assert format.base.offset == (None if low is None else "minimum")
+
+
+# Also of types that are packed in no order.
+@pytest.mark.examples(5)
+@pytest.mark.parametrize("seed", range(20))
+def test_any_fields(seed):
+    rng = np.random.default_rng(seed)
+    size, number = 40, 24
+    blocks = rng.integers(0, 256, (3, size), np.uint8)
+    bits = int(rng.integers(1, 13))
+    if seed % 2 == 0:
+        starts = np.sort(rng.permutation(8 * size // 13)[:number]) * 13
+        codes = tuple(bits_of(0, int(start), bits) for start in starts)
+    else:
+        places = rng.permutation(8 * size)[: bits * number].reshape(number, bits)
+        codes = tuple(
+            tuple(BitField(bit // 8, bit % 8, 1, at) for at, bit in enumerate(some))
+            for some in places.tolist()
+        )
+    found = jax.jit(_fields.read, static_argnums=1)(jnp.asarray(blocks), codes)
+    np.testing.assert_array_equal(found, read(blocks, codes))
+    if bits <= 8:
+        no = jnp.zeros((3, 0), jnp.uint8)
+        again = _fields.write(found, codes, no, 0, size)
+        np.testing.assert_array_equal(read(np.asarray(again), codes), found)

@@ -232,7 +232,7 @@ def test_kernels_are_told_of(monkeypatch):
     q = eqq.quantize(draw(eqq.RSRBinary(), 37, 20), "rsrbinary")
     x, z = jnp.ones((2, 37)), jnp.ones((2, 20))
     assert eqq.explain(x, q).kernel == "rsr_lookup"
-    assert eqq.explain(z, q.T).kernel == "rsr_segment_sum"
+    assert eqq.explain(z, q.T).kernel in ("rsr_segment_sum", "rsr_tiles")
     explanation = eqq.explain(jnp.ones((128, 37)), q)
     assert explanation.kernel == "rsr_tiles"
     assert ("rsr_lookup", "is for 1 or 2 rows, got 128") in explanation.refused

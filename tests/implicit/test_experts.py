@@ -1,7 +1,10 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 from eqquant import implicit, qeinsum, qtake
@@ -10,7 +13,9 @@ from ..helpers import formats, main_formats, normal
 from .same import assert_close, assert_same, assert_same_gradient
 
 
+# Of twenty rows: fewer, as many, and more.
 sizes = ((7, 0, 10), (0, 0, 0), (20, 0, 0), (1, 1, 1), (0, 13, 7))
+sizes += ((10, 10, 10), (0, 21, 5), (19, 30, 0), (0, 0, 40), (25, 0, 7))
 
 
 @pytest.mark.examples(1)
@@ -20,7 +25,7 @@ def test_ragged_dot(name, axis):
     x = normal(20, 64, seed=1)
     groups = jnp.asarray(sizes)
     # With few rows of each expert, and with many.
-    assert_same(lax.ragged_dot, x, q, groups[0], packed=True, read=2)
+    assert_same(lax.ragged_dot, x, q, groups[0], packed=True, read=1)
     fn = jax.jit(implicit(lax.ragged_dot))
     for each in groups:
         assert_close(fn(x, q, each), lax.ragged_dot(x, q.dequantize(), each))
@@ -38,9 +43,53 @@ def test_ragged_dot_of_many_rows():
     groups = jnp.asarray((3, 300, 0, 390, 1))
     fn = lambda x, w, g: lax.ragged_dot(x, w, g, preferred_element_type=jnp.float32)
     assert_same(fn, x, q, groups, packed=True)
+    assert_same(fn, x, q, jnp.asarray((300, 300, 0, 390, 100)), packed=True)
     narrow = x.astype(jnp.bfloat16), q.astype(jnp.bfloat16)
     y = assert_same(fn, *narrow, groups, tolerance=2e-2)
     assert y.dtype == jnp.float32
+
+
+# Experts stay on their devices, each of which multiplies rows of its own: no more is
+# sent than by XLA of dense ones.
+@pytest.mark.optimized
+@pytest.mark.parametrize("spec", (P("a"), P("a", None, "b"), P(("a", "b"))), ids=str)
+def test_experts_over_devices(spec):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    sharded, whole = NamedSharding(mesh, spec), NamedSharding(mesh, P())
+    q = eqq.quantize(normal(8, 64, 128), "nf4").with_sharding(sharded)
+    x, groups = jax.device_put((normal(32, 64), jnp.asarray(of_eight)), whole)
+    fn = jax.jit(implicit(lax.ragged_dot))
+    compiled = fn.lower(x, q, groups).compile()
+    gathered = [s for s in compiled.as_text().splitlines() if " all-gather(" in s]
+    assert not any(re.search(r"= \(?(u8|u32)\[", s) for s in gathered), gathered
+    wanted = lax.ragged_dot(x, q.dequantize(), groups)
+    assert_close(compiled(x, q, groups), wanted)
+    # One expert as numbers, and what is needed for dense ones.
+    dense = jax.jit(lax.ragged_dot).lower(x, q.dequantize(), groups).compile()
+    most = dense.memory_analysis().temp_size_in_bytes + 4 * 64 * 128
+    assert compiled.memory_analysis().temp_size_in_bytes <= most
+
+
+of_eight = (4, 4, 0, 8, 2, 6, 3, 5)
+
+
+# Within `shard_map`, it has the experts and the sizes that are its own.
+def test_experts_within_shard_map():
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
+    q = eqq.quantize(normal(8, 64, 128), "nf4")
+    x, groups = normal(32, 64), jnp.asarray(of_eight)
+
+    def own(x, q, groups):
+        ends = jnp.cumsum(groups)
+        i = lax.axis_index("a")
+        sizes = jnp.stack([ends[i] - groups[i], groups[i]])
+        before = jax.tree.map(lambda a: jnp.concatenate([a, a]), q)
+        y = implicit(lax.ragged_dot)(x, before, sizes)
+        mine = (jnp.arange(32) >= sizes[0])[:, None]
+        return lax.psum(jnp.where(mine, y, 0), "a")
+
+    fn = jax.shard_map(own, mesh=mesh, in_specs=(P(), P("a"), P()), out_specs=P())
+    assert_close(jax.jit(fn)(x, q, groups), lax.ragged_dot(x, q.dequantize(), groups))
 
 
 # Not all the experts at once, neither on the way nor in the backward pass.

@@ -73,6 +73,27 @@ def test_writes(format, shape, axis, tokens):
     same(jax.vmap(eqq.implicit(slices))(caches, news, starts), wanted)
 
 
+# A write that computes what it writes from what was there gets these numbers. No other
+# parameter of a scatter is one that it forgets.
+def test_computed_writes(monkeypatch):
+    monkeypatch.setenv("EQQUANT_ON_DEQUANTIZE", "allow")
+    cache = eqq.quantize(normal(2, 6, 32), "int8", axis=-1, writable=True)
+    new = normal(2, 32, seed=1)
+    fns = (
+        lambda c, new: c.at[:, 3].apply(jnp.tanh),
+        lambda c, new: c.at[:, [1, 1]].apply(jnp.tanh),
+        lambda c, new: jax.vmap(lambda c: c.at[3].apply(jnp.tanh))(c),
+        lambda c, new: c.at[:, 3].add(new),
+        lambda c, new: c.at[:, 3].multiply(new, mode="clip"),
+        lambda c, new: c.at[:, 3].max(new, unique_indices=True),
+    )
+    every = lambda c, new: [fn(c, new) for fn in fns]
+    found = jax.jit(eqq.implicit(every))(cache, new)
+    wanted = jax.jit(every)(cache.dequantize(), new)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(eqq.tree_dequantize(a), b, rtol=1e-6, atol=1e-6)
+
+
 # An index beyond the end is dropped or clipped, as it would be.
 @pytest.mark.parametrize("mode", ("drop", "clip"))
 def test_beyond_the_end(mode):
@@ -114,6 +135,28 @@ def test_cache_of_keys_and_values():
     assert isinstance(values, eqq.QuantizedArray)
     _, wanted = decode((empty, empty), xs)
     assert jnp.linalg.norm(ys - wanted) < 0.01 * jnp.linalg.norm(wanted)
+
+
+# Also where what is computed from it is computed again for a derivative.
+def test_within_a_checkpoint():
+    new, empty = normal(2, 64), jnp.zeros((8, 2, 64))
+    cache = (eqq.quantize(empty, "int8", axis=-1, writable=True),) * 2
+
+    def loss(step):
+        def fn(x, cache):
+            cache, y = step(cache, x, jnp.int32(1))
+            cache, y = step(cache, jnp.tanh(y), jnp.int32(2))
+            return jnp.sum(y**2), cache
+
+        return fn
+
+    again = jax.checkpoint(attend)
+    for transform in (lambda fn: fn, lambda fn: jax.grad(fn, has_aux=True)):
+        found, (keys, values) = eqq.implicit(transform(loss(again)))(new, cache)
+        wanted, (a, b) = eqq.implicit(transform(loss(attend)))(new, cache)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        same(keys, a.dequantize())
+        same(values, b.dequantize())
 
 
 # A cache that is donated is written where it is.

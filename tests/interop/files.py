@@ -126,7 +126,8 @@ def awq(n=64, k=96, size=32, *, dtype=np.float16, seed=0, name="layers.1.mlp.up_
     index = np.arange(k) // (k // groups)
     w = (codes - zeros[index]).astype(np.float32) * scales.astype(np.float32)[index]
     quantization = {"quant_method": "awq", "bits": 4, "group_size": size}
-    config = {"quantization_config": {**quantization, "version": "gemm"}}
+    quantization |= {"version": "gemm", "zero_point": True}
+    config = {"quantization_config": quantization}
     return tensors, config, {f"{name}.weight": w.T}
 
 
@@ -221,6 +222,7 @@ def compressed(
         index = rng.permutation(index)
         tensors[f"{name}.weight_g_idx"] = index.astype(np.int32)
     weights = {"num_bits": bits, "type": "int", "group_size": size}
+    weights |= {"actorder": "group"} if ordered else {}
     config = _compressed_config(weights | {"symmetric": symmetric})
     w = (codes - zeros[:, index]) * scales.astype(np.float32)[:, index]
     return tensors, config, {f"{name}.weight": w.astype(np.float32)}

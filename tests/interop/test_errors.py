@@ -199,7 +199,7 @@ def test_tensors_that_are_others(change, match, path):
 def test_shape_that_is_another(path):
     save(path, tree)
     _rewrite(path, lambda layout, _: layout["quantized"]["w"].update(shape=[4, 2]))
-    with _raises(path, r"'w' should have shape \(4, 2\).*\(2, 4\)"):
+    with _raises(path, r"'w' should store codes of int8\[2,4\], and has int8\[4,2\]"):
         load(path)
 
 

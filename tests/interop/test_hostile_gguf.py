@@ -42,14 +42,15 @@ _list = struct.Struct("<IQ").pack
     "content, match",
     [
         (_gguf(version=1), "GGUF file of version 1"),
-        (_gguf(version=3 << 24), "a big-endian one"),
+        (_gguf(version=3 << 24), "for big-endian"),
         (_gguf(counts=(2**63, 0)), "number of tensors should be 9223372036854775808"),
         (_gguf(counts=(0, 2**63)), "number of metadata should be"),
         (_gguf([_info(shape=(10**18,))]), "'a' should lie in the file"),
         (_gguf([_info(shape=(2**40, 2**40))]), "'a' is too large"),
         (_gguf([_info(shape=(2**63,))]), "'a' should have sizes"),
         (_gguf([_info(shape=(1, 1, 1, 1, 1))]), "'a' should have 4 axes"),
-        (_gguf([_info(type=4)]), "'a' has an unknown type, 4"),
+        (_gguf([_info(type=4), _info(b"b")]), "'b' and 'a' overlap"),
+        (_gguf([_info(type=4, offset=96)]), "'a' should lie in the file"),
         (_gguf([_info(type=2)]), "'a' should have rows of a multiple of 32.*Q4_0"),
         *(
             (_gguf([_info(shape=(128,), type=type)]), "a multiple of 256.*IQ")

@@ -80,7 +80,7 @@ def test_from_another_file(tmp_path):
 
 def test_an_architecture_that_is_only_known_to_llama_cpp(tmp_path):
     path, again = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    metadata = {"general.architecture": "other", "general.file_type": 7, "other.a": 1}
+    metadata = {"general.architecture": "olmo2", "general.file_type": 7, "olmo2.a": 1}
     interop.write_gguf(path, {"x": jnp.ones((2, 2), jnp.float16)}, metadata)
     interop.write_gguf(again, {"y": jnp.ones((2, 2), jnp.float16)}, config=path)
     assert fields_of(again) == metadata | {"general.file_type": 1}

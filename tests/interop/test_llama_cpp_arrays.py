@@ -61,7 +61,8 @@ def test_hyperparameters(kind, tmp_path):
 def test_arrays(kind, tmp_path):
     folder = folders.write(tmp_path / "a", kind, ml_dtypes.bfloat16)
     given = folders.arrays(kind, ml_dtypes.bfloat16)
-    checkpoint = interop.open(written(folder))
+    path = written(folder)
+    checkpoint, found = interop.open(path), tensors_of(path)
     assert len(checkpoint) == len(given)
     is_gemma = kind.startswith("Gemma")
     for i in range(folders.depth):
@@ -93,13 +94,18 @@ def test_arrays(kind, tmp_path):
         }.items():
             w = given.pop(f"model.layers.{i}.{theirs}.weight", None)
             if w is not None:
-                w = w.astype(np.float32) + np.float32(is_gemma)
+                w = w.astype(np.float32)
+                type, x = found[f"blk.{i}.{ours}.weight"]
+                assert type == "F32"
+                np.testing.assert_array_equal(x, w + np.float32(is_gemma))
                 x = checkpoint[f"blk.{i}.{ours}.weight"]
-                np.testing.assert_array_equal(x, w, strict=True)
+                np.testing.assert_allclose(x, w, rtol=0, atol=1.2e-7)
     embedding = given.pop("model.embed_tokens.weight")
     np.testing.assert_array_equal(checkpoint["token_embd.weight"], embedding)
-    norm = given.pop("model.norm.weight").astype(np.float32) + np.float32(is_gemma)
-    np.testing.assert_array_equal(checkpoint["output_norm.weight"], norm)
+    norm = given.pop("model.norm.weight").astype(np.float32)
+    _, x = found["output_norm.weight"]
+    np.testing.assert_array_equal(x, norm + np.float32(is_gemma))
+    np.testing.assert_allclose(checkpoint["output_norm.weight"], norm, 0, 1.2e-7)
     if not is_gemma:
         head = given.pop("lm_head.weight")
         np.testing.assert_array_equal(checkpoint["output.weight"], head)

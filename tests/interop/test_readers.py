@@ -78,17 +78,40 @@ def test_gptq(bits, kwargs, path):
     assert q.axis == -1 and q.bits_per_weight < bits + 4
 
 
-# Version 1 stores zero-points minus one, so that 255 stands for 256.
-def test_largest_zero_point_of_gptq(path):
+# Version 1 stores zero-points minus one, of which AutoGPTQ's kernels take the last
+# bits.
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_gptq_that_wrap(bits, path):
     (name,) = files.gptq()[2]
-    tensors, config, _ = files.gptq(bits=8, n=32, k=32)
+    tensors, config, _ = files.gptq(bits=bits, n=32, k=32)
     qzeros = name.replace("weight", "qzeros")
     tensors[qzeros] = np.full_like(tensors[qzeros], -1)
     files.save(path, tensors, config)
     q = interop.read_gptq(path)[name]
-    codes = np.asarray(q.layout.to_rows(q.stored)["codes"])
-    expected = (codes.astype(np.float32) - 256) * np.asarray(q.scale, np.float32)
-    np.testing.assert_array_equal(dense(q), expected)
+    assert not np.any(q.layout.to_rows(q.stored)["zero_point"])
+    words = tensors[name.replace("weight", "qweight")].view(np.uint32)
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)[:, None]
+    codes = (words[:, None] >> shifts & np.uint32(2**bits - 1)).reshape(32, 32)
+    scales = tensors[name.replace("weight", "scales")].astype(np.float32)
+    np.testing.assert_array_equal(dense(q), (codes * scales).T)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symmetric_gptq_that_misstates_its_version(bits, path):
+    (name,) = files.gptq()[2]
+    tensors, config, expected = files.gptq(
+        bits=bits, n=32, version=2, symmetric=True, size=-1
+    )
+    config["quantization_config"]["checkpoint_format"] = "gptq"
+    files.save(path, tensors, config)
+    np.testing.assert_array_equal(dense(interop.open(path)[name]), expected[name])
+    # Unless it is told, or not symmetric.
+    scales = tensors[name.replace("weight", "scales")].astype(np.float32)
+    told = dense(interop.read_gptq(path, version=1)[name])
+    np.testing.assert_array_equal(told, (expected[name].T - scales).T)
+    config["quantization_config"]["sym"] = False
+    files.save(path, tensors, config)
+    np.testing.assert_array_equal(dense(interop.open(path)[name]), told)
 
 
 def test_gptq_without_configuration(path):
@@ -97,9 +120,11 @@ def test_gptq_without_configuration(path):
     ((name, w),) = expected.items()
     q = interop.read_gptq(path, version=2)[name]
     np.testing.assert_array_equal(dense(q), w)
-    # Of version 1, by default: the zero-points are one more.
+    # Of version 1, by default: the zero-points are one more, and the largest is 0.
     other = dense(interop.open(path)[name])
-    np.testing.assert_allclose(w - other, np.asarray(q.scale).repeat(32, 1), rtol=1e-5)
+    zeros = q.layout.to_rows(q.stored)["zero_point"]
+    steps = np.where(zeros == 7, -7, 1) * np.asarray(q.scale)
+    np.testing.assert_allclose(w - other, steps.repeat(32, 1), rtol=1e-5)
     bare = {k: x for k, x in tensors.items() if not k.endswith(("qzeros", "g_idx"))}
     files.save(path, bare)
     with pytest.raises(
@@ -325,14 +350,33 @@ def test_several_layouts_in_one(path):
             np.testing.assert_allclose(dense(checkpoint[name]), w, rtol=1e-6, atol=1e-6)
 
 
-def test_64_bit_numbers_are_not_narrowed(path):
-    files.save(path, {"a": np.arange(3), "b": np.ones(2, np.float32)})
+def test_64_bits(path):
+    # Integers that fit into 32 bits have these, as in what `convert` writes.
+    arrays = {
+        "a": np.array([-(2**31), 2**31 - 1]),
+        "b": np.array([2**31]),
+        "c": np.array([2**32 - 1], np.uint64),
+        "d": np.array([1.0]),
+    }
+    safetensors.numpy.save_file(arrays, path)
     checkpoint = interop.open(path)
-    with pytest.raises(ValueError, match=r"'a'.*int64.*enable_x64\(True\)"):
-        checkpoint["a"]
-    assert checkpoint["b"].sum() == 2
+    for name, dtype in (("a", jnp.int32), ("c", jnp.uint32)):
+        assert checkpoint[name].dtype == dtype
+        np.testing.assert_array_equal(checkpoint[name], arrays[name])
+    for name, kind in (("b", "int64"), ("d", "float64")):
+        with pytest.raises(ValueError, match=rf"'{name}'.*{kind}.*enable_x64\(True\)"):
+            checkpoint[name]
     with jax.enable_x64(True):
-        assert checkpoint["a"].dtype == jnp.int64
+        for name, x in arrays.items():
+            np.testing.assert_array_equal(checkpoint[name], x, strict=True)
+    # The same in a model, from a file and from arrays of NumPy.
+    for tree in (checkpoint, arrays):
+        model = {"x": jnp.zeros(2, jnp.int32)}
+        found = interop.load_into(model, tree, {"a": "x", "*": None})["x"]
+        np.testing.assert_array_equal(found, arrays["a"])
+        with pytest.raises(ValueError, match="int64.*enable_x64"):
+            model = {"x": jnp.zeros(1, jnp.int32)}
+            interop.load_into(model, tree, {"b": "x", "*": None})
 
 
 def test_file_that_changes(path):

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 
@@ -5,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
-from eqquant.interop import load, save
+from eqquant.interop import convert, load, save, write_gguf, write_mlx
 
 
 class Failure(BaseException):
@@ -49,6 +50,27 @@ def test_failure_midway(target, failing, path, monkeypatch):
             save(path, {"x": jnp.asarray([0.0, 0.0])})
         with pytest.raises(Failure):
             save(path.parent / "new", {"x": jnp.asarray([0.0, 0.0])})
+    assert _intact(path)
+
+
+def _full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+# A full disk, for which the system names no file.
+def test_errors_name_the_file(path, monkeypatch):
+    monkeypatch.setattr("eqquant.interop._own._write._write_part", _full)
+    monkeypatch.setattr("eqquant.interop._containers.TensorFile.write", _full)
+    w = {"x": jnp.asarray([0.0, 0.0])}
+    for write in (
+        lambda: save(path, w),
+        lambda: write_gguf(path, w),
+        lambda: write_mlx(path, w),
+        lambda: convert(path, path.with_name("out"), None),
+    ):
+        with pytest.raises(OSError, match="No space left.*(model|out.partial)") as e:
+            write()
+        assert e.value.errno == errno.ENOSPC and e.value.filename
     assert _intact(path)
 
 

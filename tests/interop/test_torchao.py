@@ -157,3 +157,22 @@ def test_damaged(name, damage, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         interop.open(path)[full]
     assert full in str(error.value)
+
+
+def test_parts_that_are_missing(path):
+    tensors, metadata = files.load(sample)
+    for part in (name for name in tensors if "._weight_" in name):
+        prefix = part.partition("._weight_")[0]
+        rest = {k: x for k, x in tensors.items() if k.startswith(f"{prefix}._")}
+        del rest[part]
+        files.save(path, rest, metadata=metadata)
+        try:
+            checkpoint = interop.open(path)
+        except ValueError as e:
+            assert f"'{prefix}.weight' should have {part!r}" in str(e)
+            continue
+        # Without its codes, or its scales, it is no array of torchao.
+        assert part.endswith(("_qdata", "_scale")) and len(checkpoint) == len(rest)
+        for name in rest:
+            with pytest.raises(ValueError, match="part of a quantized array"):
+                checkpoint[name]

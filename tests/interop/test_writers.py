@@ -247,3 +247,37 @@ def test_a_model(tmp_path):
     interop.write_gguf(tmp_path / "a.gguf", model)
     loaded = interop.load_into(mlp, interop.open(tmp_path / "a.gguf"))
     assert same(loaded, model)
+
+
+#
+# What matters to encoding alone
+#
+
+
+def test_rounding_does_not_decide_what_can_be_written(tmp_path):
+    import gguf
+
+    w = np.random.default_rng(0).standard_normal((8, 128)).astype(np.float32)
+    arrays = {
+        f"{ties}.weight": eqq.quantize(w, eqq.MXFP4(ties=ties), axis=-1)
+        for ties in ("even", "zero")
+    }
+    interop.write_gguf(tmp_path / "a.gguf", arrays)
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors:
+        assert tensor.tensor_type == kind
+        expected = dense(arrays[tensor.name])
+        np.testing.assert_array_equal(gguf.dequantize(tensor.data, kind), expected)
+        if tensor.name == "zero.weight":
+            # The very bytes of ggml.
+            np.testing.assert_array_equal(tensor.data, gguf.quantize(w, kind))
+    for layout in ("mlx", "compressed-tensors"):
+        folder = tmp_path / layout
+        interop.write(folder, arrays, layout)
+        for name, x in interop.open(folder).items():
+            assert x.format == eqq.MXFP4()
+            np.testing.assert_array_equal(dense(x), dense(arrays[name]))
+    found = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    parts = (found["zero.weight"], found["zero.scales"])
+    exact = mx.dequantize(*parts, mode="mxfp4", dtype=mx.float32)
+    np.testing.assert_array_equal(np.array(exact), dense(arrays["zero.weight"]))

@@ -4,11 +4,15 @@ import eqquant as eqq
 import eqquant.kernels._table as table
 
 
+def supporting(problem):
+    """All kernels that can compute a problem, with their bounds for it."""
+    found = table.supporting(problem)
+    return [kernel._replace(error=kernel.short_bound(problem)) for kernel in found]
+
+
 def kernels(x, q):
     """All kernels that do `x @ q`."""
-    problem = eqq.explain(x, q).problem
-    every = [*table._candidates(problem), table._reference]
-    return [kernel for kernel in every if table._refusal(kernel, problem) is None]
+    return supporting(eqq.explain(x, q).problem)
 
 
 @jax.jit

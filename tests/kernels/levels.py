@@ -1,8 +1,8 @@
-"""The instruction sets that the native library has kernels for, each with those before
-it, and which of them this machine has."""
+"""The instruction sets that the native library has kernels for and that this machine
+has, each after those before it that it extends."""
 
 import eqquant.kernels.native._library as library
 
 
-levels = ("avx2", "avx512", "avx512_bf16", "amx")
-available = levels[: 0 if library.missing() else library.level()]
+_sets = () if library.missing() else library._sets(library.loaded())
+available = tuple(features[-1] for features, is_here in _sets if is_here)

@@ -149,9 +149,10 @@ def test_outliers_of_a_stack():
     q, x = eqq.quantize(normal(3, 512, 512), "int8"), normal(3, 8, 512, seed=1)
     x = x.at[1, :, 5].mul(1e6).at[2, 3].mul(jnp.where(normal(512) > 1, 1e6, 1.0))
     found = every_product(x, q)
-    for y in found.values():
-        for x_i, y_i, w_i in zip(x, y, q.dequantize()):
-            assert error(y_i, x_i, w_i) < 1e-4
+    for kernel in kernels(x, q):
+        bound = kernel.error if "bfloat16" in kernel.name else 1e-4
+        for x_i, y_i, w_i in zip(x, found[kernel.name], q.dequantize()):
+            assert error(y_i, x_i, w_i) < bound, kernel.name
 
 
 @pytest.mark.parametrize("size", (1e-30, 1e-6, 1e6, 1e30))
@@ -214,7 +215,8 @@ def test_no_copy_of_the_weight(name):
 
 # Before JAX 0.11, XLA would hold several copies of the scales of small blocks.
 @pytest.mark.parametrize("name", ("nested", "nested-64", "mxfp4", "mxfp8", "nvfp4"))
-def test_composite_scales(name):
+def test_composite_scales(name, monkeypatch):
+    monkeypatch.setenv("EQQUANT_NATIVE", "0")
     format = formats.get(name, eqq.Nested(eqq.NF4(64)))
     q = eqq.quantize(normal(512, 192), format).T
     few, many = (eqq.explain(normal(m, 192), q) for m in (1, 32))

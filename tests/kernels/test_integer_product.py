@@ -7,6 +7,8 @@ import pytest
 
 from eqquant.kernels import integer_product
 
+from .levels import available
+
 
 generator = np.random.default_rng(0)
 
@@ -16,7 +18,11 @@ def integers(*shape):
 
 
 # By XLA or the native library, whichever is taken.
-def test_against_integers():
+@pytest.mark.parametrize("level", available or (None,))
+def test_against_integers(level, monkeypatch):
+    if level is not None:
+        monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", level)
+        jax.clear_caches()
     x, w, y = integers(3, 5, 70), integers(33, 70), integers(3, 5, 33)
     stacked, more = integers(2, 5, 70), integers(2, 33, 70)
     long = np.full((2, 140_001), 127, np.int8)

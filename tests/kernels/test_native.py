@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-import eqquant.kernels._table as table
 import eqquant.kernels.native._call as native_call
 import eqquant.kernels.native._library as library
 
 from ..helpers import error, formats, native_formats, normal
+from .every import kernels as every_kernel
 from .levels import available
 
 
@@ -30,13 +30,6 @@ def at_level(level, monkeypatch):
 
 def dense(q):
     return np.asarray(q.dequantize(), np.float64)
-
-
-def every_kernel(x, q):
-    """All kernels that do `x @ q`."""
-    problem = eqq.explain(x, q).problem
-    found = table._candidates(problem)
-    return [kernel for kernel in found if table._refusal(kernel, problem) is None]
 
 
 def kernels(x, q):
@@ -138,7 +131,7 @@ def test_rsr_is_exact(format):
     q = eqq.quantize(jnp.asarray(w), format)
     for q, w in ((q, w), (q.T, w.T)):
         x = rng.integers(-1000, 1000, (5, w.shape[0])).astype(np.float32)
-        assert eqq.explain(jnp.asarray(x), q).kernel == "native"
+        assert np.array_equal(jnp.asarray(x) @ q, x @ w)
         assert np.array_equal(_forced(jnp.asarray(x), q, "native"), x @ w)
 
 
@@ -155,21 +148,9 @@ def test_is_chosen(format):
     q = eqq.quantize(normal(128, 64), format)
     explained = eqq.explain(normal(1, 128), q)
     if explained.kernel is None or not explained.kernel.startswith("native"):
+        # (On some machines, XLA's are predicted to be faster.)
         reasons = dict(explained.refused)
-        assert "native" in reasons
-        assert "library" not in reasons["native"]
-
-
-@pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
-@pytest.mark.parametrize("format", (eqq.Int8(), eqq.Int4()), ids=str)
-def test_few_columns_across_blocks(format):
-    # As those of attention: rounding the inputs would take longer than multiplying.
-    x = normal(64, 1024)
-    for columns, chosen in ((128, True), (1024, False)):
-        q = eqq.quantize(normal(1024, columns), format, axis=1)
-        about = eqq.explain(x, q)
-        assert (about.kernel == "native") == chosen
-        assert error(jax.jit(eqq.qmatmul)(x, q), x, dense(q)) < about.error
+        assert "native" in explained.seconds or "library" not in reasons["native"]
 
 
 def test_rounded_activations():
@@ -273,7 +254,7 @@ def test_same_bits_each_time_and_in_threads():
         (dict(offset=np.int32(2**30)), "offset should have 8 bits"),
         (dict(used=np.int32(3)), "room for codes"),
         (dict(k=np.int64(65)), "room for codes"),
-        (dict(level=np.int32(5)), "instructions of level 5"),
+        (dict(set=np.int32(99)), "no such kernel .* of instruction set 99"),
     ),
 )
 def test_checks_what_it_is_given(changed, message):
@@ -290,7 +271,7 @@ def test_checks_what_it_is_given(changed, message):
         offset=np.int32(0),
         used=np.int32(2),
         k=np.int64(64),
-        level=np.int32(library.level()),
+        set=np.int32(library.number_of_set()),
     )
     given = given | changed
     names = ("x", "codes", "scale", "factor", "zero", "points")

@@ -32,11 +32,10 @@ def dense(q):
 def products(x, q):
     """The error that each native kernel may have, and what it computes."""
     problem = eqq.explain(x, q).problem
-    every = [k for k in table._candidates(problem) if k.name.startswith("native")]
-    every = [k for k in every if table._refusal(k, problem) is None]
+    every = [k for k in table.supporting(problem) if k.name.startswith("native")]
     assert every
     of = lambda x, q: [eqq.qmatmul(x, q, kernel=k.name) for k in every]
-    return zip([k.error for k in every], jax.jit(of)(x, q))
+    return zip([k.bound(problem) for k in every], jax.jit(of)(x, q))
 
 
 @over_formats

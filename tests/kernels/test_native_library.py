@@ -31,7 +31,8 @@ stub = """
 extern "C" {
 int eqquant_interface_major() { return 0; }
 int eqquant_interface_minor() { return MINOR; }
-int eqquant_level() { return LEVEL; }
+const char* eqquant_set(int i) { return i == 0 ? "avx2" : nullptr; }
+int eqquant_is_here(int i) { return IS_HERE; }
 XLA_FFI_Error* eqquant_forward(XLA_FFI_CallFrame* call) {
   for (auto* part = call->extension_start; part != nullptr; part = part->next)
     if (part->type == XLA_FFI_Extension_Metadata) {
@@ -45,7 +46,7 @@ XLA_FFI_Error* eqquant_forward(XLA_FFI_CallFrame* call) {
 """
 
 
-def make_stub(folder, minor, level):
+def make_stub(folder, minor, is_here=1):
     """A library that says it is for a version and a machine, and can do nothing."""
     compiler = shutil.which("c++")
     if sysconfig.get_platform() != "linux-x86_64" or compiler is None:
@@ -53,7 +54,14 @@ def make_stub(folder, minor, level):
     source = folder / "stub.cpp"
     source.write_text(stub)
     subprocess.run(
-        [compiler, "-shared", "-fPIC", f"-DMINOR={minor}", f"-DLEVEL={level}", source]
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            f"-DMINOR={minor}",
+            f"-DIS_HERE={is_here}",
+            source,
+        ]
         + [f"-isystem{jax.ffi.include_dir()}", "-o", folder / "libeqquant.so"],
         check=True,
     )
@@ -87,7 +95,7 @@ def test_not_a_library(folder):
 # These would keep JAX from starting, were they registered.
 @pytest.mark.parametrize("minor", (99, 0))
 def test_version(folder, minor):
-    make_stub(folder, minor, level=3)
+    make_stub(folder, minor)
     running = library._interface()
     assert running is not None
     expected = (
@@ -104,13 +112,13 @@ def test_version_is_that_of_jaxlib():
 
 
 def test_interface_that_is_not_known(folder, monkeypatch):
-    make_stub(folder, 3, level=3)
+    make_stub(folder, 3)
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
     assert "that of jaxlib is unknown" in (library.missing() or "")
 
 
 def test_processor_without_the_instructions(folder):
-    make_stub(folder, 3, level=0)
+    make_stub(folder, 3, is_here=0)
     assert "for CPUs with AVX2" in (library.missing() or "")
 
 
@@ -135,20 +143,53 @@ def test_other_values(monkeypatch, value):
         library.missing()
 
 
-def test_level(monkeypatch):
-    monkeypatch.setattr(library, "_load", lambda: Machine(2))
-    assert library.level() == 2
-    for name, expected in (("avx2", 1), ("avx512", 2), ("avx512_bf16", 2), ("amx", 2)):
-        monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", name)
-        assert library.level() == expected
+# A processor that has AVX512 and AVX_VNNI, but no bfloat16 products.
+class Machine(ctypes.CDLL):
+    def __init__(self):
+        sets = (b"avx2", b"avx2 avx_vnni", b"avx2 avx512", b"avx2 avx512 avx512_bf16")
+        self.eqquant_set = lambda i: sets[i] if i < 4 else None
+        self.eqquant_is_here = lambda i: i < 3
+        self.eqquant_has = lambda i, name: name == (b"integers" if i else b"bytes")
+
+
+@pytest.mark.parametrize(
+    ("most", "features"),
+    (
+        (None, {"avx2", "avx512"}),
+        ("avx512_bf16", {"avx2", "avx512"}),
+        ("avx512", {"avx2", "avx512"}),
+        ("avx_vnni", {"avx2", "avx_vnni"}),
+        ("avx2", {"avx2"}),
+    ),
+)
+def test_the_set_in_use_is_the_last_that_is_here(most, features, monkeypatch):
+    monkeypatch.setattr(library, "_load", Machine)
+    if most is not None:
+        monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", most)
+    assert library.features() == features
+    assert library.has("bytes") == (most == "avx2")
+    assert library.has("integers") == (most != "avx2")
+
+
+def test_a_set_that_is_not_known(monkeypatch):
+    monkeypatch.setattr(library, "_load", Machine)
     monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", "avx")
     with pytest.raises(ValueError, match="EQQUANT_NATIVE_LEVEL.*'avx512_bf16'"):
-        library.level()
+        library.features()
 
 
-class Machine(ctypes.CDLL):
-    def __init__(self, level):
-        self.eqquant_level = lambda: level
+@needs_linux
+def test_every_set_has_products_in_float32(monkeypatch):
+    monkeypatch.undo()
+    if library.missing() is not None:
+        pytest.skip("needs the native library")
+    for features, is_here in library._sets(library.loaded()):
+        monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", features[-1])
+        assert not is_here or library.features() == set(features)
+        assert library.has("forward") and library.has("decoded_transposed")
+        assert not library.has("unknown")
+        amx = "avx512_bf16" in library.features()
+        assert library.has("decoded_bfloat16") == amx
 
 
 # What a compiled program calls by its name is there from the import on; and JAX, which
@@ -195,7 +236,7 @@ def test_interface_is_known():
 def test_not_registered_at_import_if_it_may_be_refused(
     folder, monkeypatch, newest, registered
 ):
-    make_stub(folder, 3, level=3)
+    make_stub(folder, 3)
     monkeypatch.setattr(library, "_tested_interface", newest)
     asked = []
     monkeypatch.setattr(library, "_register", asked.append)

@@ -13,7 +13,7 @@ from ..helpers import error, normal
 
 @pytest.fixture(autouse=True)
 def empty_table(monkeypatch):
-    monkeypatch.setattr(table, "_table", {})
+    monkeypatch.setattr(table, "_table", [])
     yield
     jax.clear_caches()
 
@@ -110,7 +110,7 @@ def test_stacked_weights_map_the_kernel():
     assert error(x @ q, x, q.dequantize()) < 1e-6
 
 
-# The more specific class is first, then the higher priority, and what is asked for of
+# The higher priority is first, then the more specific class; and what is asked for of
 # the activations has to match.
 def test_order():
     def register(name, *args, **kwargs):
@@ -120,7 +120,7 @@ def test_order():
         kernel.__name__ = name
         eqq.register_kernel("matmul", *args, **kwargs)(kernel)
 
-    register("any", eqq.AbstractFormat, priority=5)
+    register("any", eqq.AbstractFormat)
     register("low", Int2)
     register("high", Int2, priority=1, supports=refuse_few_rows)
     register("rough", Int2, priority=2, error=1e-2, supports=refuse_few_rows)

@@ -30,8 +30,9 @@ def problem_of(x, q):
 
 def kernels(problem):
     """All that do it, other than the reference."""
-    every = table._candidates(problem)
-    return [kernel for kernel in every if table._refusal(kernel, problem) is None]
+    return [
+        kernel for kernel in table.supporting(problem) if kernel.name != "reference"
+    ]
 
 
 def interpreted(fn):
@@ -187,7 +188,9 @@ def abstract(format, k, n, axis=-2, **kwargs):
 
 def refused(x, q):
     problem = problem_of(x, q)
-    return {k.name: table._refusal(k, problem) for k in table._candidates(problem)}
+    every = [kernel for group in table._groups(problem) for kernel in group]
+    found = {kernel.name: table._refusal(kernel, problem) for kernel in every}
+    return {name: reason for name, reason in found.items() if name != "reference"}
 
 
 def test_refusals():

@@ -17,7 +17,7 @@ from .test_not_finite import traced
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     """Kernels that round do small weights, too."""
-    monkeypatch.setattr("eqquant.kernels.cpu._tiles.rounding_size", 0)
+    monkeypatch.setattr("eqquant.kernels.cpu._tiles._rounding_size", 0)
 
 
 # (Of the shapes in `test_not_finite`, so that the products are compiled once.)
@@ -62,10 +62,10 @@ def check(q, w, m, dtype=jnp.float32):
     tiny = 256 * k * float(jnp.finfo(jnp.float32).tiny) * (1 + np.max(np.abs(w)))
     tiny += float(jnp.finfo(dtype).smallest_normal)
     eps = float(jnp.finfo(dtype).eps)
-    found = every_product(x, q)
+    found, problem = every_product(x, q), eqq.explain(x, q).problem
     for kernel in kernels(x, q):
         y = np.asarray(found[kernel.name], np.float64)
-        bound = kernel.error * near + eps * np.abs(exact @ w) + tiny
+        bound = kernel.bound(problem) * near + eps * np.abs(exact @ w) + tiny
         over = np.max(np.abs(y - exact @ w) - bound)
         assert over <= 0, (kernel.name, over)
     return {kernel.name for kernel in kernels(x, q)}
@@ -131,3 +131,30 @@ def test_two_roundings():
     for kernel in kernels(x, q):
         error = np.max(np.abs(found[kernel.name] - expected) / expected)
         assert error <= kernel.error
+
+
+# Terms that are all the same, of which there are so many that roundings in one
+# direction add up: along the blocks and across them, and of rows in panels.
+@pytest.mark.examples(3)
+@grids
+@pytest.mark.parametrize("m", (1, 3, 5, 17))
+def test_of_long_sums(m, format):
+    along = eqq.quantize(jnp.full((_long, 16), 0.7), format, axis=0)
+    across = eqq.quantize(jnp.full((_long, 16), 0.7), format, axis=1)
+    for q in (along, eqq.tree_prepack(along), across):
+        check_long(q, m)
+
+
+_long = 2**17 + 80
+
+
+def check_long(q, m):
+    k = q.shape[0]
+    x = jnp.full((m, k), 1.3)
+    w = np.asarray(q.dequantize(), np.float64)
+    exact = np.float64(np.float32(1.3)) * np.sum(w, axis=0)
+    size = np.float64(np.float32(1.3)) * np.sum(np.abs(w), axis=0)
+    found, problem = every_product(x, q), eqq.explain(x, q).problem
+    for kernel in kernels(x, q):
+        error = np.max(np.abs(np.asarray(found[kernel.name]) - exact) / size)
+        assert error <= kernel.bound(problem), (kernel.name, error)

@@ -18,7 +18,7 @@ from ..kernels.every import every_product, kernels
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     """Kernels that round do small weights, too."""
-    monkeypatch.setattr("eqquant.kernels.cpu._tiles.rounding_size", 0)
+    monkeypatch.setattr("eqquant.kernels.cpu._tiles._rounding_size", 0)
 
 
 @jax.jit(static_argnums=1)
@@ -124,11 +124,12 @@ def test_rows_are_apart():
     q = eqq.quantize(normal(141, 24), "int8")
     x = inputs(141, 33).at[9].set(1.0)
     calm = jnp.where(jnp.all(jnp.isfinite(x), axis=1, keepdims=True), x, 0)
+    bounds = {kernel.name: kernel.error for kernel in kernels(x, q)}
     for name, y in every_product(x, q).items():
         z = every_product(calm, q)[name]
         rows = np.all(np.isfinite(x), axis=1)
         np.testing.assert_array_equal(y[rows], z[rows])
-        assert error(z, calm, q.dequantize()) < 1e-3
+        assert error(z, calm, q.dequantize()) < max(1e-3, bounds[name])
 
 
 # `implicit` multiplies the scales of a weight by a constant.

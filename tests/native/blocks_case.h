@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "case.h"
-#include "kernels.h"
+#include "products/kernels.h"
 
 namespace eqquant {
 namespace {
@@ -19,7 +19,11 @@ struct GGUFBlock {
   const float* points;
   const uint16_t* codebook;
 
-  static int64_t codes(Packing p) { return p >= Packing::kQ2_K ? 256 : 32; }
+  static int64_t codes(Packing p) {
+    const bool small =
+        p == Packing::kQ4_1 || p == Packing::kQ5_0 || p == Packing::kQ5_1;
+    return small ? 32 : 256;
+  }
   static int64_t bytes(Packing p) {
     switch (p) {
       case Packing::kQ4_1: return 20;
@@ -162,13 +166,17 @@ class BlocksCase {
   static constexpr float kUnit = 1.0f / 256;
 
   BlocksCase()
-      : packing_(some_packing()),
+      : long_(some_long()),
+        packing_(some_packing()),
         gguf_(static_cast<int32_t>(packing_) > 8),
         in_panels_(chance(0.3)),
-        n_(some_rows(in_panels_)),
-        k_(chance(0.5) ? 16 * between(1, 60) : between(1, 700)),
+        n_(long_ == Long::kRows ? 64 * between(80, 300) : some_rows(in_panels_, long_)),
+        k_(long_ == Long::kCodes ? 16 * between(300, 1500)
+           : long_ == Long::kRows ? between(1, 30)
+           : chance(0.5)          ? 16 * between(1, 60)
+                                  : between(1, 700)),
         block_(chance(0.2) ? k_ : 16 * between(1, chance(0.5) ? 4 : 20)),
-        rows_(between(1, chance(0.5) ? 4 : chance(0.9) ? 40 : 300)),
+        rows_(between(1, chance(0.5) || is_long() ? 5 : chance(0.9) ? 40 : 300)),
         units_(divided_up(k_, unit_codes())),
         place_(static_cast<Place>(between(0, 2))),
         scale_type_(static_cast<ScaleType>(between(0, gguf_ ? 2 : 5))),
@@ -214,6 +222,12 @@ class BlocksCase {
     else
       for (int64_t i = 0; i < blocks() * n_; ++i)
         put(offsets_, i, -3 * std::abs(normal()));
+    if (!is_long()) return;
+    // Numbers that are all the same.
+    const size_t size = offset_ == Offset::kZeroPoint ? 1 : bytes_of(scale_type_);
+    repeat(codes_, 1);
+    repeat(scales_, static_cast<size_t>(bytes_of(scale_type_)));
+    repeat(offsets_, size);
   }
 
   Blocks weight() const {
@@ -262,9 +276,17 @@ class BlocksCase {
     return static_cast<float>((point(code) - less) * scale + low);
   }
 
+  // Whether all terms of a sum are the same, and there are so many that errors of
+  // rounding would build up.
+  bool is_long() const { return long_ != Long::kNot; }
+
   // Some of the inputs are not what one would like.
   Buffer<float> inputs(int64_t columns) const {
     auto x = buffer(rows_ * columns);
+    if (is_long()) {
+      for (int64_t i = 0; i < rows_ * columns; ++i) x[i] = 1.3f;
+      return x;
+    }
     for (int64_t m = 0; m < rows_; ++m) {
       const float sizes[] = {0, 1e30f, 1e-30f, 1e-36f};
       const float size = chance(0.2) ? sizes[between(0, 3)] : 1;
@@ -289,6 +311,19 @@ class BlocksCase {
   }
 
  private:
+  // Which sums are long: none, those of the codes of a row, or those of all rows.
+  enum class Long { kNot, kCodes, kRows };
+
+  static Long some_long() {
+    if (chance(0.98)) return Long::kNot;
+    return chance(0.5) ? Long::kCodes : Long::kRows;
+  }
+  // Copies the first `size` bytes to all others.
+  static void repeat(Buffer<uint8_t>& of, size_t size) {
+    for (size_t i = size; i < of.size(); ++i)
+      of[static_cast<int64_t>(i)] = of[static_cast<int64_t>(i % size)];
+  }
+
   // (At least: trits have fewer than two.)
   int bits() const {
     return gguf_ ? 4 : packing_ == Packing::kTrits ? 2 : static_cast<int>(packing_);
@@ -315,8 +350,10 @@ class BlocksCase {
   RowOrder order(int64_t numbers) const {
     return in_panels_ ? RowOrder::in_panels(numbers) : RowOrder::side_by_side(n_);
   }
-  static int64_t some_rows(bool in_panels) {
-    const int64_t n = chance(0.05) ? between(500, 2500) : between(1, 150);
+  static int64_t some_rows(bool in_panels, Long of) {
+    const int64_t n = of == Long::kCodes ? between(1, 30)
+                      : chance(0.05)     ? between(500, 2500)
+                                         : between(1, 150);
     return in_panels ? divided_up(n, 64) * 64 : n;
   }
 
@@ -350,9 +387,12 @@ class BlocksCase {
   }
 
   static Packing some_packing() {
-    const int32_t gguf[] = {103, 106, 107, 110, 111, 112, 113, 114,
-                            116, 117, 118, 119, 121, 122, 123, 129};
-    return static_cast<Packing>(chance(0.5) ? between(0, 8) : gguf[between(0, 15)]);
+    const Packing gguf[] = {
+        Packing::kQ4_1,   Packing::kQ5_0,  Packing::kQ5_1,   Packing::kQ2_K,
+        Packing::kQ3_K,   Packing::kQ4_K,  Packing::kQ5_K,   Packing::kQ6_K,
+        Packing::kIQ2_XXS, Packing::kIQ2_XS, Packing::kIQ3_XXS, Packing::kIQ1_S,
+        Packing::kIQ3_S,  Packing::kIQ2_S, Packing::kIQ4_XS, Packing::kIQ1_M};
+    return chance(0.5) ? static_cast<Packing>(between(0, 8)) : gguf[between(0, 15)];
   }
   PointType some_points() const {
     if (packing_ == Packing::kIQ4_XS) return PointType::kTable;
@@ -391,6 +431,7 @@ class BlocksCase {
     return wide;
   }
 
+  Long long_;
   Packing packing_;
   bool gguf_, in_panels_;
   int64_t n_, k_, block_, rows_, units_;

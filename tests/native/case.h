@@ -16,7 +16,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels.h"
+#include "products/kernels.h"
 
 namespace eqquant {
 namespace {
@@ -150,13 +150,21 @@ enum class Rounded { kNothing, kPoints, kNumbers };
 class Case {
  public:
   Case(Codes kind, bool integers)
-      : kind_(kind),
+      : long_(some_long()),
+        kind_(kind),
         per_(codes_per_byte(kind)),
-        n_(some_n()),
-        bytes_(chance(0.2) ? between(1, 1200) : between(1, 90)),
+        n_(long_ == Long::kRows    ? between(5000, 20000)
+           : long_ == Long::kCodes ? between(1, 30)
+                                   : some_n()),
+        bytes_(long_ == Long::kRows    ? between(1, 20)
+               : long_ == Long::kCodes ? between(5000, 20000) / per_
+               : chance(0.2)           ? between(1, 1200)
+                                       : between(1, 90)),
         block_(some_block(integers)),
         blocks_(divided_up(bytes_, block_)),
-        rows_(chance(0.3) ? 1 : between(1, chance(0.9) ? 40 : 100)),
+        rows_(long_ != Long::kNot ? between(1, 6)
+              : chance(0.3)       ? 1
+                                  : between(1, chance(0.9) ? 40 : 100)),
         columns_(chance(0.2) ? 1 : n_),
         scale_type_(static_cast<ScaleType>(between(0, 5))),
         factor_(some_factor(scale_type_)),
@@ -198,6 +206,15 @@ class Case {
                                     ? sign | between(10, 20) << 10 | between(0, 1023)
                                     : sign | between(120, 130) << 7 | between(0, 127));
       scale8_[i] = some_byte_scale(scale_type_, false);
+    }
+    if (long_ != Long::kNot) {
+      // Numbers that are all the same, but for the digits of a byte.
+      repeat(codes_);
+      repeat(zero_);
+      repeat(scale32_);
+      repeat(scale16_);
+      repeat(scale8_);
+      return;
     }
     if (chance(0.3))
       for (int64_t i = between(1, 3); i > 0; --i) set_strange_scale();
@@ -244,10 +261,18 @@ class Case {
     return Buffer<T>(size, place_);
   }
 
+  // Whether all terms of a sum are alike, and there are so many that errors of rounding
+  // would build up.
+  bool is_long() const { return long_ != Long::kNot; }
+
   // Some rows are zero, huge or tiny, and some have numbers that are much larger than
   // the others, or are not finite.
   Buffer<float> inputs(int64_t columns) const {
     auto x = buffer<float>(rows_ * columns);
+    if (is_long()) {
+      for (int64_t i = 0; i < rows_ * columns; ++i) x[i] = 1.3f;
+      return x;
+    }
     for (int64_t m = 0; m < rows_; ++m) {
       const float sizes[] = {0, 1e30f, 1e-30f, 1e-36f, 1e-41f};
       const float size = chance(0.2) ? sizes[between(0, 4)] : 1;
@@ -289,6 +314,18 @@ class Case {
   }
 
  private:
+  // Which sums are long: none, those of the codes of a row, or those of all rows.
+  enum class Long { kNot, kCodes, kRows };
+
+  static Long some_long() {
+    if (chance(0.98)) return Long::kNot;
+    return chance(0.5) ? Long::kCodes : Long::kRows;
+  }
+  template <class T>
+  static void repeat(Buffer<T>& of) {
+    for (size_t i = 1; i < of.size(); ++i) of[static_cast<int64_t>(i)] = of[0];
+  }
+
   // What the code `k` of the row `i` stands for, not scaled.
   double point(int64_t i, int64_t k, bool narrow) const {
     const uint8_t byte = codes_[k / per_ * n_ + i];
@@ -337,6 +374,7 @@ class Case {
     return integers ? divided_up(found, fours) * fours : found;
   }
 
+  Long long_;
   Codes kind_;
   int64_t per_, n_, bytes_, block_, blocks_, rows_, columns_;
   ScaleType scale_type_;

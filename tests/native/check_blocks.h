@@ -7,9 +7,9 @@
 
 #include "blocks_case.h"
 #include "compare.h"
-#include "kernels.h"
+#include "products/kernels.h"
 #include "pool.h"
-#include "products.h"
+#include "xla/whole_products.h"
 
 namespace eqquant {
 namespace {
@@ -88,7 +88,9 @@ void check_blocks(const Kernels& kernels, const char* set, const Pool& pool) {
     if (is_product(c, transposed, x.data(), y.data(), exactly)) return;
     // (A scale that is computed has an error in float32. Now and then a weight is
     // rounded to the other bfloat16, which is a 256th of it away.)
-    const double share = has_factor(w.scales.scale_type) ? 1.0 / (65 * 8192) : 0;
+    double share = has_factor(w.scales.scale_type) ? 1.0 / (65 * 8192) : 0;
+    // (Nor are sums of so many terms as exact as those of floats.)
+    if (c.is_long()) share = 1e-3 / 65;
     if (!narrow ||
         !is_product(c, transposed, x.data(), y.data(), rounded_to_bfloat16, share))
       fail(what);

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "compare.h"
-#include "kernels.h"
+#include "products/kernels.h"
 #include "pool.h"
 
 namespace eqquant {

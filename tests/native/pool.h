@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "products/kernels.h"
 
 namespace eqquant {
 namespace {

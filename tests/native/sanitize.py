@@ -11,12 +11,17 @@ import sys
 import tempfile
 
 import eqquant
-from eqquant.kernels.native.build import compile_all, find_compiler, run
+from eqquant.kernels.native.build import (
+    compile_all,
+    encoder,
+    find_compiler,
+    kernel_units,
+    run,
+)
 
 
 kernels = pathlib.Path(eqquant.__file__).parent / "kernels/native/src"
 check = pathlib.Path(__file__).with_name("check.cpp")
-sources = ["avx2.cpp", "avx512.cpp", "avx512_bf16.cpp", "amx.cpp"]
 
 
 def main(seed: str = "0", cases: str = "300") -> int:
@@ -33,7 +38,7 @@ def main(seed: str = "0", cases: str = "300") -> int:
 def _check(folder, sanitizers, seed, cases):
     compiler = find_compiler()
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1"]
-    objects = compile_all(sources, compiler, kernels, folder, flags)
+    objects = compile_all([*kernel_units(), encoder], compiler, kernels, folder, flags)
     program = str(folder / "check")
     run(
         [*compiler, "-std=c++17", *flags, "-Wall", "-Wextra", "-Werror", "-pthread"]

@@ -19,13 +19,14 @@ def test_model():
     found = eqq.audit(jax.vmap(model), x)
     paths = ["layers.0.weight", "layers.1.weight"]
     assert [operand.path for operand in found.operands] == paths
-    kernel = eqq.explain(x, model.layers[0].weight.T).kernel
-    assert uses(found) == [((path,), "product", kernel) for path in paths]
+    first, second = (layer.weight.T for layer in model.layers)
+    kernels = eqq.explain(x, first).kernel, eqq.explain(normal(5, 128), second).kernel
+    assert uses(found) == [((p,), "product", k) for p, k in zip(paths, kernels)]
     assert [use.problem.rows for use in found.uses] == [5, 5]
     assert found.operands[0].nbytes == model.layers[0].weight.nbytes
     assert found.dequantized == []
     text = repr(found)
-    assert "layers.1.weight" in text and f"product of 5 rows by `{kernel}`" in text
+    assert "layers.1.weight" in text and f"product of 5 rows by `{kernels[0]}`" in text
 
 
 def test_arguments():

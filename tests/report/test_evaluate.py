@@ -1,4 +1,7 @@
+import dataclasses
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -100,3 +103,59 @@ def test_errors():
         eqq.evaluate(lambda m, t: m(t)[..., -1, :], model, [tokens])
     with pytest.raises(ValueError, match="`fn` should give logits.*Got tuple"):
         eqq.evaluate(lambda m, t: (m(t), t), model, [tokens])
+
+
+@pytest.mark.parametrize("top", (None, 11, 4))
+def test_kept_predictions(top):
+    batches = [tokens[:4], (tokens[4:], tokens[4:] > 2)]
+    kept = eqq.predictions(fn, model, batches, top=top)
+    assert "120 tokens" in repr(kept)
+    at_once = eqq.evaluate(fn, quantized, batches, dense=model)
+    found = eqq.evaluate(fn, quantized, batches, dense=kept)
+    if top == 4:
+        # The rest counts as one token.
+        assert 0.5 * at_once.divergence < found.divergence < at_once.divergence
+        found = dataclasses.replace(found, divergence=at_once.divergence)
+    assert found == at_once
+    same = eqq.evaluate(fn, model, batches, dense=kept)
+    assert (same.change, same.agreement) == (0, 1) and abs(same.divergence) < 1e-6
+
+
+def test_the_rest_counts_as_one_token():
+    kept = eqq.predictions(fn, model, [tokens], top=4)
+    found = eqq.evaluate(fn, quantized, [tokens], dense=kept)
+    p, q = (np.exp(logs(m)[:, :-1]) for m in (model, quantized))
+    first = np.argsort(-p, -1)[..., :4]
+    p, q = (np.take_along_axis(a, first, -1) for a in (p, q))
+    p, q = (np.concatenate([a, 1 - a.sum(-1, keepdims=True)], -1) for a in (p, q))
+    expected = np.sum(p * np.log(p / q), -1).mean()
+    np.testing.assert_allclose(found.divergence, expected, rtol=1e-4)
+
+
+def test_predictions_of_other_batches():
+    kept = eqq.predictions(fn, model, [tokens[:3], tokens[3:]])
+    for batches in ([tokens], [tokens[:3], tokens[:3]], [tokens[:3], tokens[3:]] * 2):
+        with pytest.raises(ValueError, match="predictions of the same batches"):
+            eqq.evaluate(fn, quantized, batches, dense=kept)
+    with pytest.raises(ValueError, match="2 batches. Got 1 batches"):
+        eqq.evaluate(fn, quantized, [tokens[:3]], dense=kept)
+    with pytest.raises(ValueError, match="`top` should be positive"):
+        eqq.predictions(fn, model, [tokens], top=0)
+    with pytest.raises(ValueError, match="from 0 to 10.*to 12"):
+        eqq.predictions(fn, model, [tokens + 2])
+
+
+# The dense model runs once, and not again for each of the others.
+def test_dense_model_runs_once():
+    runs = []
+
+    def counted(model, tokens):
+        if isinstance(model.head, jnp.ndarray):
+            jax.debug.callback(lambda: runs.append(1))
+        return model(tokens)
+
+    kept = eqq.predictions(counted, model, [tokens])
+    for _ in range(3):
+        eqq.evaluate(counted, quantized, [tokens], dense=kept)
+    jax.effects_barrier()
+    assert len(runs) == 1

@@ -20,7 +20,7 @@ from ..helpers import native_formats, normal
 @pytest.fixture
 def register(monkeypatch):
     """Registers kernels until the end of a test."""
-    monkeypatch.setattr(_table, "_table", dict(_table._table))
+    monkeypatch.setattr(_table, "_table", list(_table._table))
 
     def register(name, refuse, activation=None, priority=99.0, error=1e-5):
         def kernel(x, stored, problem):
@@ -160,7 +160,7 @@ def test_dequantized(axis):
 
 
 def test_only_the_reference(monkeypatch):
-    monkeypatch.setattr(_table, "_table", {})
+    monkeypatch.setattr(_table, "_table", [])
     found = explain(_struct(3, 64), eqq.quantize(normal(64, 48)))
     assert (found.kernel, found.refused, found.error) == ("reference", [], 1e-5)
     assert "There is no other kernel for this." in " ".join(str(found).split())

@@ -2,6 +2,7 @@ import dataclasses
 import io
 import math
 
+import equinox as eqx
 import pytest
 from rich.console import Console
 
@@ -167,3 +168,14 @@ def test_repr_is_as_wide_as_the_terminal(monkeypatch):
 )
 def test_short_bytes(nbytes, text):
     assert short_bytes(nbytes) == text
+
+
+def test_dense_arrays_of_a_few_layers_are_merged():
+    layers = [eqx.nn.LayerNorm(64) for _ in range(6)]
+    model = {"norm": eqx.nn.LayerNorm(64), "layers": layers}
+    text = _printed(report(model), 80)
+    assert "layers.*.weight  6 × f32[64]" in text
+    assert "layers.*.bias    6 × f32[64]" in text
+    assert "    norm.weight      f32[64]" in text and "layers.0" not in text
+    few = _printed(report(layers[:4]), 80)
+    assert all(f"    {i}.{x} " in few for i in range(4) for x in ("weight", "bias"))

@@ -344,3 +344,28 @@ def test_weights_in_training():
     assert reasons["compute.weight"] == (wanted, freeze)
     wanted = ("rounded to FP8() by `train.tree_preround`", "")
     assert reasons["compute.rounded.stored.codes"] == wanted
+
+
+def test_the_least_size():
+    key = jr.key(0)
+    layers = [eqx.nn.Linear(n, n, key=key) for n in (8, 24, 40)]
+    quantized = eqq.tree_quantize(layers, "int8", min_size=256)
+    reason = lambda *args, **kwargs: report(*args, **kwargs).rows[0].reason
+    assert reason(quantized) == "fewer numbers than `min_size`"
+    assert reason(quantized, min_size=256) == "fewer than 256 numbers"
+    # Nothing tells that this was not so.
+    usual = eqq.tree_quantize(layers, "int8")
+    assert reason(usual) == "fewer than 1024 numbers"
+    assert report(usual, min_size=256).rows[2].reason == "not quantized yet"
+
+
+# What is stored counts, and blocks are stored whole.
+def test_padding():
+    key = jr.key(0)
+    layers = [eqx.nn.Linear(n, 64, key=key) for n in (576, 576, 768)]
+    found = report(eqq.tree_quantize(layers, "q2_k"))
+    assert [row.padding for row in found.rows if row.format] == [192, 192, 0]
+    assert [row.bits_per_weight for row in found.rows[::2]] == [3.5, 3.5, 2.625]
+    (line,) = [line for line in repr(found).splitlines() if "whole" in line]
+    assert "768 numbers for each 576, in *.weight → Int(2, 64)" in line
+    assert "whole" not in repr(report(eqq.tree_quantize(layers, "nf4")))

@@ -83,3 +83,11 @@ def test_sharded_stack():
     again = jtu.tree_map(lambda *leaves: jnp.stack(leaves), matrix, matrix)
     expected = NamedSharding(d, P(None, None, "a"))
     assert again.placement.is_equivalent_to(expected, 3)
+
+
+# A declared sharding is that of the last axes, however many were stacked in front.
+def test_transposed_stack_of_vectors():
+    q = eqq.quantize(normal(128), "int8").with_sharding(P("a"))
+    stack = jax.tree.map(lambda x: jnp.stack([x, x]), q)
+    assert stack.mT.sharding == P("a", None)
+    np.testing.assert_array_equal(stack.mT.dequantize(), stack.dequantize().T)

@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -44,6 +45,23 @@ def test_on_a_mesh(kind, how):
         # (Sums in another order may round a number to the next point.)
         assert np.mean(np.abs(a - b) > 1e-5) < 0.01
     np.testing.assert_allclose(y, fn(alone, x), atol=0.05)
+
+
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("kind", kinds)
+def test_layers_of_a_scan(kind):
+    w = model.layers[0].weight[:32]
+    stack = jnp.stack([w, w + 0.01])
+    layer = lambda x, w: (jnp.tanh(x @ w) + x, None)
+    call = lambda stack, x: jax.lax.scan(layer, x, stack["w"])[0]
+    one = lambda stack, x: eqq.tree_quantize(
+        {"w": stack}, "int4", min_size=0, stats=eqq.Sequential(call, [x]), axis=-2
+    )["w"]
+    devices = mesh(kind, 2, 4)
+    with jax.set_mesh(devices):
+        q = one(put(stack, devices), put(x, devices, "a"))
+    a, b = (np.asarray(each.dequantize()) for each in (q, one(stack, x)))
+    assert np.mean(np.abs(a - b) > 1e-5) < 0.01
 
 
 def test_weights_in_a_shard_map():

@@ -29,3 +29,15 @@ def test_methods(method, type):
     np.testing.assert_allclose(found.dequantize(), w, atol=1e-5)
     nearest = eqq.quantize(model.weight, eqq.Int4(64), axis=-1).dequantize()
     assert np.mean(np.abs(w - nearest) > 1e-4) > 0.1
+
+
+# A weight that a compiled function closes over.
+@pytest.mark.parametrize("type", (AxisType.Explicit, AxisType.Auto))
+def test_in_a_compiled_function(type):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(type,))
+    w = jr.normal(jr.key(0), (64, 32))
+    split = jax.device_put(w, NamedSharding(mesh, P("data")))
+    method = eqq.ScaleSearch()
+    solve = lambda w: eqq.tree_quantize([w], "int4", min_size=0, method=method)[0]
+    found = jax.jit(lambda: solve(split).dequantize())()
+    np.testing.assert_allclose(found, solve(w).dequantize(), atol=1e-6)

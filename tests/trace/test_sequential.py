@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+import jaxtyping
 import numpy as np
 import pytest
 from jax import lax
@@ -237,6 +238,12 @@ def test_errors():
         eqq.Sequential(fn, {"x": inputs(0)})
     with pytest.raises(ValueError, match="`mix` should be between"):
         eqq.Sequential(fn, batches, mix=2.0)
+    # (Type checkers find this, too.)
+    wrong = (ValueError, jaxtyping.TypeCheckError)
+    with pytest.raises(wrong, match="(?s)keep.*'memory'"):
+        eqq.Sequential(fn, batches, keep="memory")
+    with pytest.raises(ValueError, match="`keep_dtype`.*int8"):
+        eqq.Sequential(fn, batches, keep_dtype=jnp.int8)
     with pytest.raises(ValueError, match="at least one batch"):
         eqq.tree_quantize(model, stats=eqq.Sequential(fn, []))
     with pytest.raises(ValueError, match="`fn` should apply `model`"):

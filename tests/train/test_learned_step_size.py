@@ -1,6 +1,9 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+import optax
 import pytest
 
 import eqquant as eqq
@@ -119,3 +122,33 @@ def test_errors():
         learned_step_size(w, jnp.ones((1, 2)), "int4")
     with pytest.raises(ValueError, match="`format` should be one that rounds"):
         learned_step_size(w, jnp.ones((1, 2)), eqq.RSRTernary())
+
+
+# Such as the last projection of many blocks. The first scales are zero, too.
+@pytest.mark.parametrize("format", (eqq.Int4(64), eqq.Int8()))
+def test_zeros_are_trained(format):
+    layer = eqx.nn.Linear(64, 64, use_bias=False, key=jr.key(0))
+    layer = eqx.tree_at(lambda layer: layer.weight, layer, jnp.zeros((64, 64)))
+    x, y = normal(256, 64), normal(256, 64) @ normal(64, 64, seed=1) / 8
+
+    def trained(**options):
+        model = eqq.train.tree_fake_quantize(layer, format, **options)
+        params, static = eqx.partition(model, eqx.is_inexact_array)
+        optimizer = optax.adam(1e-2)
+
+        def loss(params):
+            return jnp.mean((jax.vmap(eqx.combine(params, static))(x) - y) ** 2)
+
+        def step(carry, _):
+            params, state = carry
+            value, gradients = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(gradients, state)
+            return (optax.apply_updates(params, updates), state), value
+
+        with jax.numpy_dtype_promotion("standard"):
+            carry = params, optimizer.init(params)
+            return jax.jit(lambda: jax.lax.scan(step, carry, None, 300)[1])()
+
+    plain, learned = trained(), trained(step_sizes=True)
+    assert plain[0] == learned[0] and plain[-1] < 0.05 * plain[0]
+    assert learned[-1] < 2 * plain[-1] + 0.02 * plain[0]

@@ -206,9 +206,9 @@ def test_mistakes():
         lora(mlp(), 4, False, key=jr.key(0))
     with pytest.raises(ValueError, match="matches no array"):
         lora(mlp(), 4, eqq.Rules([("*.attention.*", True)]), key=jr.key(0))
-    filters = {"w": eqq.quantize(normal(16, 8, 9, 9), axis=(-3, -2, -1))}
+    apart = {"w": eqq.quantize(normal(16, 8, 9, 9), axis=(-3, -1))}
     with pytest.raises(ValueError, match="`w`, of shape"):
-        lora(filters, 4, {"w": True}, key=jr.key(0))
+        lora(apart, 4, {"w": True}, key=jr.key(0))
 
 
 def loss(model, x, y):

@@ -222,7 +222,8 @@ def test_models_of_other_layers():
     np.testing.assert_allclose(
         frozen.conv.weight.dequantize(), rounded(wanted, (1, 2)), rtol=1e-5, atol=1e-6
     )
-    assert tree_compute(model, min_size=0).heads is model.heads
+    with pytest.warns(UserWarning, match="Only 8% .* `example=`"):
+        assert tree_compute(model, min_size=0).heads is model.heads
     on_call = tree_compute(model.conv, min_size=0, unsupported="on_call")
     np.testing.assert_array_equal(on_call(x), made.conv(x))
 

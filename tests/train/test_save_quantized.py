@@ -1,3 +1,5 @@
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -121,10 +123,15 @@ class Layer(eqx.Module):
 # As a decorator, the module is an argument, but not one that is rounded.
 def test_method():
     layer = Layer(normal(64, 64) / 8)
-    of = lambda layer, x: jnp.sum(layer(x) ** 2)
-    found = eqx.filter_grad(of)(layer, x)
+    of = lambda both: jnp.sum(both[0](both[1]) ** 2)
+    found, _ = eqx.filter_grad(of)((layer, x))
     kept = eqq.quantize(x, eqq.Int8(32), axis=-1).dequantize()
     _, pullback = jax.vjp(lambda w: jnp.tanh(kept @ w), layer.w)
+    (wanted,) = pullback(2 * jnp.tanh(x @ layer.w))
+    np.testing.assert_allclose(found.w, wanted, rtol=1e-4, atol=1e-4)
+    # What is not differentiated is kept as it is.
+    found = eqx.filter_grad(lambda layer: of((layer, x)))(layer)
+    _, pullback = jax.vjp(lambda w: jnp.tanh(x @ w), layer.w)
     (wanted,) = pullback(2 * jnp.tanh(x @ layer.w))
     np.testing.assert_allclose(found.w, wanted, rtol=1e-4, atol=1e-4)
 
@@ -170,3 +177,75 @@ def test_errors():
         save_quantized(jnp.tanh, "no_format")
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(save_quantized(jnp.tanh), (x,), (x,))
+
+
+masks = [-np.inf, -1e30, -1e9, -1e4, float(np.finfo(np.float32).min)]
+
+
+def gradients(wrap, masked, slopes_trained, jit):
+    """Of attention with biases that grow with the distance, beside a mask."""
+    q, slopes = normal(4, 32, 16), jnp.asarray([0.5, 0.25, 0.1, 0.01])
+    distance = jnp.asarray(np.abs(np.subtract.outer(*[np.arange(32)] * 2)), jnp.float32)
+    attend = wrap(lambda q, bias: jax.nn.softmax(q @ q.mT / 4 + bias) @ q)
+
+    def bias(slopes, n):
+        mask = jnp.where(jnp.arange(32) < n, 0.0, masked)
+        return mask[None, None] - slopes[:, None, None] * distance[None]
+
+    def of(trained, fixed, n):
+        bias_n = bias({**trained, **fixed}["slopes"], n)
+        return jnp.sum(attend(trained["q"], bias_n) ** 2)
+
+    trained, fixed = {"q": q}, {"slopes": slopes}
+    if slopes_trained:
+        trained, fixed = trained | fixed, {}
+    grad = jax.grad(of)
+    # (Not traced, the mask is concrete.)
+    return jax.jit(grad)(trained, fixed, 20) if jit else grad(trained, fixed, 20)
+
+
+# Masks and biases that are not trained are kept as they are; with those that are, the
+# biases next to a masked number do not lose their bits.
+@pytest.mark.parametrize("slopes_trained", (False, True))
+@pytest.mark.parametrize("masked", masks)
+def test_masks(masked, slopes_trained):
+    for jit in (True, False) if masked == -np.inf else (True,):
+        wanted = gradients(jax.checkpoint, masked, slopes_trained, jit)
+        found = gradients(save_quantized, masked, slopes_trained, jit)
+        assert distance(found, wanted) < 0.02
+        for name in wanted:
+            assert distance([found[name]], [wanted[name]]) < 0.03
+
+
+# Scores that are masked before.
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
+@pytest.mark.parametrize("masked", masks)
+def test_masked_scores(masked, dtype):
+    scores, values = normal(64, 32), normal(32, 16)
+    out = normal(64, 16)
+    masked = max(masked, float(jnp.finfo(dtype).min)) if np.isfinite(masked) else masked
+
+    @ft.partial(jax.jit, static_argnums=0)
+    def grad(wrap, scores):
+        fn = wrap(lambda s: jax.nn.softmax(s.astype(jnp.float32)) @ values)
+        masks = np.arange(32) < np.arange(64)[:, None] % 30 + 3
+        # A row of zeros and masked numbers, and one that is masked as a whole.
+        scores = scores.at[5].set(0)
+        masks[6] = np.isinf(masked)
+        masked_scores = jnp.where(masks, scores, jnp.asarray(masked, dtype))
+        return jnp.sum(fn(masked_scores) * out)
+
+    of = lambda wrap: jax.grad(lambda s: grad(wrap, s))(scores.astype(dtype))
+    found, wanted = of(save_quantized), of(jax.checkpoint)
+    assert found.dtype == dtype
+    wide = lambda x: [np.asarray(x, np.float64)]
+    assert distance(wide(found), wide(wanted)) < 0.03
+
+
+# What is not a number stays so.
+def test_arguments_that_are_nan():
+    x = normal(32, 64).at[3, 4].set(jnp.nan)
+    for grad in (jax.grad, lambda fn: jax.jit(jax.grad(fn))):
+        found = grad(lambda x: jnp.sum(save_quantized(jnp.sin)(x)))(x)
+        assert np.isnan(found[3, 4]) and np.isfinite(found[4:]).all()

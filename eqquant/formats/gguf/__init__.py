@@ -10,10 +10,9 @@ composites: `flat` gives the codes, scales and minima that the blocks consist of
 The types `IQ1_S` to `IQ3_S` have a codebook of points of four or eight dimensions
 (`_codebook`), and can only be decoded.
 
-To add a type: write a subclass of `AbstractGGUFBlocks` (`encode_blocks` and
-`split_blocks`), export it here and in `eqquant.formats`, enter it in the table of
-`tests/helpers.py`, and name it in the reader of GGUF files in `eqquant.interop`. The
-native library multiplies it once `kernels/native` knows its packing.
+Each type states where in a block its bits are, as its `fields`: `_fields` reads and
+writes these, and kernels are made of them. `notebooks/contributing.md` tells how to add
+a type. An `AbstractK` needs `search` beside these, and is encoded natively by both.
 """
 
 from ._base import (
@@ -31,6 +30,7 @@ from ._iq3_s import IQ3_S as IQ3_S
 from ._iq3_xxs import IQ3_XXS as IQ3_XXS
 from ._iq4_nl import IQ4_NL as IQ4_NL
 from ._iq4_xs import IQ4_XS as IQ4_XS
+from ._k import AbstractK as AbstractK
 from ._q1_0 import Q1_0 as Q1_0
 from ._q2_0 import Q2_0 as Q2_0
 from ._q2_k import Q2_K as Q2_K
@@ -43,5 +43,10 @@ from ._q5_1 import Q5_1 as Q5_1
 from ._q5_k import Q5_K as Q5_K
 from ._q6_k import Q6_K as Q6_K
 from ._q8_0 import Q8_0 as Q8_0
+from ._search import (
+    IntegerSearch as IntegerSearch,
+    PointSearch as PointSearch,
+    RangeSearch as RangeSearch,
+)
 from ._tq1_0 import TQ1_0 as TQ1_0
 from ._tq2_0 import TQ2_0 as TQ2_0

@@ -1,8 +1,5 @@
 import abc
-import functools as ft
-import operator
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -12,11 +9,17 @@ from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
 from .._adjustable import AbstractAdjustable, Parameters
 from .._base import AbstractComposite, AbstractFormat, Stored
-from .._bit_fields import byte_fields, Code, packed_fields, plane_fields
+from .._bit_fields import (
+    byte_fields,
+    Code,
+    packed_fields,
+    plane_fields,
+)
 from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._pieces import by_pieces
 from .._scale import all_within, from_bits, nearest_scale, poison, to_bits
+from ._fields import read, write
 
 
 class AbstractGGUF(AbstractFormat):
@@ -57,26 +60,28 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     after another, unlike in the file.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
+    - `signed`: whether codes are signed integers of 8 bits.
     """
 
     scale_at: eqx.AbstractClassVar[int]
+    signed: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def fields(self) -> tuple[Code, ...] | None:
         """Where the codes are. `None` if they are not bits of the block."""
 
-    @abc.abstractmethod
-    def split_block(
-        self, blocks: UInt8[Array, "*b g t"]
-    ) -> tuple[UInt8[Array, "*b g 2"], Integer[Array, "*b g s"]]:
-        """The scale, and a code for each number."""
+    def read_codes(self, blocks: UInt8[Array, "*b g t"]) -> UInt8[Array, "*b g s"]:
+        """A code for each number."""
+        assert self.fields is not None
+        return read(blocks, self.fields)
 
-    @abc.abstractmethod
-    def join_block(
-        self, scale: UInt8[Array, "*b g 2"], codes: Integer[Array, "*b g s"]
+    def join_blocks(
+        self, codes: UInt8[Array, "*b g s"], scale: UInt8[Array, "*b g 2"]
     ) -> UInt8[Array, "*b g t"]:
-        """The inverse of `split_block`."""
+        """The bytes of blocks, of their codes and the two bytes of their scale."""
+        assert self.fields is not None
+        return write(codes, self.fields, scale, self.scale_at, self.type_size)
 
     def encode(self, w, scale=None):
         # Unlike other grids: the codes belong to the scale before it is rounded.
@@ -103,23 +108,28 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
         return {"codes": codes, "scale": byte_fields(self.scale_at, 2)}
 
     def from_blocks(self, blocks):
-        scale, codes = self.split_block(as_blocks(blocks, self.type_size))
+        blocks = as_blocks(blocks, self.type_size)
+        codes = in_rows(self.read_codes(blocks))
+        if self.signed:
+            codes = lax.bitcast_convert_type(codes, jnp.int8)
+        scale = blocks[..., self.scale_at : self.scale_at + 2]
         return {
-            "codes": self.pack(in_rows(codes)),
+            "codes": self.pack(codes),
             "scale": lax.bitcast_convert_type(scale, jnp.uint16),
         }
 
     def to_blocks(self, stored, tail):
         codes = self.unpack(stored["codes"], tail)
-        zero = self.levels // 2 if codes.dtype == jnp.uint8 else 0
+        zero = 0 if self.signed else self.levels // 2
         codes = split_codes(codes, self.block_size, zero)
+        if self.signed:
+            codes = lax.bitcast_convert_type(codes, jnp.uint8)
         scale = lax.bitcast_convert_type(stored["scale"], jnp.uint8)
-        return in_rows(self.join_block(scale, codes))
+        return in_rows(self.join_blocks(codes, scale))
 
 
 class BlockFields(NamedTuple):
-    """Where in the bytes of a block its integers are: what `split_blocks` reads, as
-    data.
+    """Where in the bytes of a block its integers are.
 
     - `codes`: the code of each number.
     - `steps`, `lows`: the scale and the minimum of each part. These are multiples of
@@ -209,13 +219,41 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:
         """Numbers to the bytes of blocks."""
 
-    @abc.abstractmethod
+    def split_blocks(self, blocks):
+        fields, at = self.fields, self.scale_at
+        codes = read(blocks, fields.codes)
+        scale, low = half(blocks[..., at : at + 2]), None
+        if self.halves == 2:
+            low = half(blocks[..., at + 2 : at + 4])
+        # (Products are exact in float32, being those of a float16 and of integers of so
+        # few bits.)
+        if fields.steps:
+            steps = read(blocks, fields.steps)
+            if fields.signed:
+                steps = lax.bitcast_convert_type(steps, jnp.int8)
+            scale = scale * (steps.astype(jnp.float32) - fields.zero)
+        if fields.lows:
+            assert low is not None
+            low = -(low * read(blocks, fields.lows).astype(jnp.float32))
+        return codes, scale, low
+
     def join_blocks(
         self, codes: UInt8[Array, "*b g s"], scales: Stored
     ) -> UInt8[Array, "*b g t"]:
-        """The inverse of `split_blocks`. `scales` has the two scales in float16, `step`
-        and `low`, as bytes, and if a block has several parts, their integers, `steps`
-        and `lows`. There is no `low` and are no `lows` if there is no minimum."""
+        """The bytes of blocks, of their codes and scales. `scales` has the two scales
+        in float16, `step` and `low`, as bytes, and if a block has several parts, their
+        integers, `steps` and `lows`. There is no `low` and are no `lows` if there is no
+        minimum."""
+        fields = self.fields
+        halves = [scales[name] for name in ("step", "low") if name in scales]
+        if fields.steps:
+            steps = (scales["steps"] + fields.zero).astype(jnp.int16)
+            codes = jnp.concatenate([codes, steps.astype(jnp.uint8)], axis=-1)
+        if fields.lows:
+            codes = jnp.concatenate([codes, scales["lows"]], axis=-1)
+        where = fields.codes + fields.steps + fields.lows
+        scale = jnp.concatenate(halves, axis=-1)
+        return write(codes, where, scale, self.scale_at, self.type_size)
 
     @property
     def grid(self):
@@ -298,37 +336,6 @@ def split_codes(
     return codes.reshape(*lead, number, block_size)
 
 
-def cut(
-    blocks: Integer[Array, "*b t"], sizes: Sequence[int]
-) -> list[Integer[Array, "*b _"]]:
-    """The parts of blocks, of so many bytes each."""
-    ends = np.cumsum(sizes).tolist()
-    return [blocks[..., end - size : end] for size, end in zip(sizes, ends)]
-
-
-def planes(packed: UInt8[Array, "*b j"], bits: int, width: int) -> UInt8[Array, "*b k"]:
-    """Codes of so many bits, as GGUF packs most: from each `width` bytes, first the
-    lowest code of each, then the next of each, and so on."""
-    *lead, j = packed.shape
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    packed = packed.reshape(*lead, j // width, 1, width)
-    shifts = shifts.reshape((1,) * (len(lead) + 1) + (-1, 1))
-    codes = (packed >> shifts) & np.uint8(2**bits - 1)
-    return codes.reshape(*lead, j * len(shifts.ravel()))
-
-
-def to_planes(
-    codes: UInt8[Array, "*b k"], bits: int, width: int
-) -> UInt8[Array, "*b j"]:
-    """The inverse of `planes`."""
-    *lead, k = codes.shape
-    number = 8 // bits
-    codes = codes.reshape(*lead, k // (number * width), number, width)
-    parts = [codes[..., i, :] << np.uint8(bits * i) for i in range(number)]
-    packed = ft.reduce(operator.or_, parts)
-    return packed.reshape(*lead, k // number)
-
-
 def half(bytes: UInt8[Array, "*b 2"]) -> Float[Array, "*b 1"]:
     """A float16, in float32."""
     bits = lax.bitcast_convert_type(bytes, jnp.float16)
@@ -338,18 +345,3 @@ def half(bytes: UInt8[Array, "*b 2"]) -> Float[Array, "*b 1"]:
 def to_half(x: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
     """The inverse of `half`."""
     return lax.bitcast_convert_type(x[..., 0].astype(jnp.float16), jnp.uint8)
-
-
-def join5(
-    high: UInt8[Array, "*b 4"], low: UInt8[Array, "*b 16"]
-) -> UInt8[Array, "*b 32"]:
-    """Codes of five bits, from the highest bit of each and the other four."""
-    return planes(high, 1, 1) << np.uint8(4) | planes(low, 4, 16)
-
-
-def split5(
-    codes: UInt8[Array, "*b 32"],
-) -> tuple[UInt8[Array, "*b 4"], UInt8[Array, "*b 16"]]:
-    """The inverse of `join5`."""
-    high, low = codes >> np.uint8(4), codes & np.uint8(15)
-    return to_planes(high, 1, 1), to_planes(low, 4, 16)

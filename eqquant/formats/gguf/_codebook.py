@@ -1,26 +1,39 @@
 """What GGUF's `IQ1`, `IQ2` and `IQ3` types have in common."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import (
-    Array,
-    Bool,
-    Float,
-    Int8 as SignedBytes,
-    Integer,
-    UInt8,
-    UInt16,
-    UInt32,
-)
+from jaxtyping import Array, Int8 as SignedBytes, UInt8
 
+from .._bit_fields import Code, plane_fields
 from .._int8 import Int8
-from ._base import AbstractGGUFBytes, half, planes
+from ._base import AbstractGGUFBytes, half, in_rows
 from ._codebooks import Codebook
+from ._fields import read
+
+
+class CodebookFields(NamedTuple):
+    """Where in the bytes of a block its integers are.
+
+    - `indices`: the index of each point.
+    - `scale`: the two bytes of the scale of the block, in float16.
+    - `steps`: half of what is less than the odd multiple of it that is the scale of
+      each part.
+    - `signs`: of each eight numbers: a bit for each, which is set if it is negative.
+      Where the eighth is missing, an even number of them is negative.
+    - `shifts`: in place of `signs`, of some numbers: whether an eighth is subtracted
+      from each. Otherwise it is added.
+    """
+
+    indices: tuple[Code, ...]
+    scale: tuple[Code, ...]
+    steps: tuple[Code, ...]
+    signs: tuple[Code, ...] = ()
+    shifts: tuple[Code, ...] = ()
 
 
 class AbstractCodebook(AbstractGGUFBytes):
@@ -31,11 +44,13 @@ class AbstractCodebook(AbstractGGUFBytes):
     Such types can be decoded, but not encoded.
 
     - `codebook`: the points.
+    - `fields`: where their indices are, with the signs and scales.
     """
 
     block_size: ClassVar[int] = 256
     base: eqx.AbstractClassVar[Int8]
     codebook: eqx.AbstractClassVar[Codebook]
+    fields: eqx.AbstractClassVar[CodebookFields]
 
     @property
     def bits(self) -> float:
@@ -56,69 +71,32 @@ class AbstractCodebook(AbstractGGUFBytes):
     def without_infinities(self, stored):
         return stored  # Nothing is encoded.
 
+    def split_blocks(self, blocks):
+        fields = self.fields
+        codes = in_rows(self.codebook.numbers(read(blocks, fields.indices)))
+        if fields.signs:
+            signs = read(blocks, fields.signs)
+            seven = sum(field.number for field in fields.signs[0]) == 7
+            codes = _signed(codes, _eight_signs(signs) if seven else signs)
+        if fields.shifts:
+            # (A unit of the codebook is an eighth.)
+            shifts = 1 - 2 * read(blocks, fields.shifts).astype(jnp.int8)
+            codes = codes.reshape(*shifts.shape, -1) + shifts[..., None]
+            codes = in_rows(codes)
+        # (Products are exact in float32.)
+        odd = 2 * read(blocks, fields.steps).astype(jnp.float32) + 1
+        scale = half(read(blocks, fields.scale)) * odd * np.float32(self.codebook.unit)
+        return codes, scale, None
 
-def odd_multiples(
-    scale: UInt8[Array, "*b 2"], steps: Integer[Array, "*b g"], unit: float
-) -> Float[Array, "*b g"]:
-    """The scales of parts, which are odd multiples of that of the block: `2 steps + 1`.
-    (Products are exact in float32.)"""
-    odd = 2 * steps.astype(jnp.float32) + 1
-    return half(scale) * odd * np.float32(unit)
 
-
-def signed(
-    magnitudes: UInt8[Array, "*b 8"], signs: UInt8[Array, "*b"]
-) -> SignedBytes[Array, "*b 8"]:
+def _signed(
+    magnitudes: SignedBytes[Array, "*b s"], signs: UInt8[Array, "*b p"]
+) -> SignedBytes[Array, "*b s"]:
     """Integers with the signs that are the bits of bytes, the lowest first."""
-    negative = planes(signs[..., None], 1, 1).astype(bool)
-    magnitudes = magnitudes.astype(jnp.int8)
-    return jnp.where(negative, -magnitudes, magnitudes)
+    bits = plane_fields(0, signs.shape[-1], 1, 1)
+    return jnp.where(read(signs, bits).astype(bool), -magnitudes, magnitudes)
 
 
-def from_levels2(levels: UInt8[Array, "*b"]) -> UInt8[Array, "*b"]:
-    """The coordinates of the codebooks of `IQ2` types: 8, 25 and 43."""
-    return np.uint8(8) + np.uint8(17) * levels + (levels >> np.uint8(1))
-
-
-def in_eighths(
-    levels: UInt8[Array, "*b 8"], negative: Bool[Array, "*b"]
-) -> SignedBytes[Array, "*b 8"]:
-    """The numbers of `IQ1` types, in units of an eighth: -1, 0 and 1, and what is added
-    to all of a point."""
-    less = jnp.where(negative, np.int8(9), np.int8(7))[..., None]
-    return np.int8(8) * levels.astype(jnp.int8) - less
-
-
-def eight_signs(seven: Integer[Array, "*b"]) -> UInt8[Array, "*b"]:
+def _eight_signs(seven: UInt8[Array, "*b"]) -> UInt8[Array, "*b"]:
     """The signs of eight numbers, by the first seven: an even number is negative."""
-    seven = seven.astype(jnp.uint8)
     return seven | (lax.population_count(seven) & np.uint8(1)) << np.uint8(7)
-
-
-def fields(
-    words: UInt16[Array, "*b"] | UInt32[Array, "*b"], bits: int
-) -> UInt8[Array, "*b 4"]:
-    """The lowest four fields of so many bits."""
-    shifts = np.arange(0, 4 * bits, bits, dtype=words.dtype)
-    shifts = shifts.reshape((1,) * words.ndim + (4,))
-    found = (words[..., None] >> shifts) & np.asarray(2**bits - 1, words.dtype)
-    return found.astype(jnp.uint8)
-
-
-def words16(bytes: UInt8[Array, "*b j"]) -> UInt16[Array, "*b _"]:
-    """Each two bytes as an integer, the lower bits first."""
-    *lead, j = bytes.shape
-    return lax.bitcast_convert_type(bytes.reshape(*lead, j // 2, 2), jnp.uint16)
-
-
-def words32(bytes: UInt8[Array, "*b j"]) -> UInt32[Array, "*b _"]:
-    """Each four bytes as an integer, the lower bits first."""
-    *lead, j = bytes.shape
-    return lax.bitcast_convert_type(bytes.reshape(*lead, j // 4, 4), jnp.uint32)
-
-
-def with_high(
-    low: UInt8[Array, "*b"], high: Integer[Array, "*b"]
-) -> UInt16[Array, "*b"]:
-    """Indices, from their lowest eight bits and the others."""
-    return low.astype(jnp.uint16) | high.astype(jnp.uint16) << np.uint16(8)

@@ -8,19 +8,23 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer, UInt8, UInt16
+from jaxtyping import Array, Int8, Integer, UInt16
 
 
 class Codebook(NamedTuple):
     """Some points of a grid, each of several dimensions.
 
     - `number`: the number of dimensions.
-    - `text`: an integer of 16 bits for each point, whose digits are the levels of the
-      grid, the first dimension the lowest. They ascend, and what each adds to the last
-      is compressed (zlib, base 85).
+    - `levels`: the coordinates that there are, in units of `unit`.
+    - `unit`: see there.
+    - `text`: an integer of 16 bits for each point, whose digits are the indices of its
+      coordinates among `levels`, the first dimension the lowest. They ascend, and what
+      each adds to the last is compressed (zlib, base 85).
     """
 
     number: int
+    levels: tuple[int, ...]
+    unit: float
     text: str
 
     @property
@@ -28,14 +32,22 @@ class Codebook(NamedTuple):
         """The integers of the points."""
         return _points(self.text)
 
-    def levels(self, index: Integer[Array, "*b"]) -> UInt8[Array, "*b d"]:
-        """The levels of the points at these indices."""
+    def numbers(self, index: Integer[Array, "*b p"]) -> Int8[Array, "*b p d"]:
+        """The coordinates of the points at these indices."""
         bits = 16 // self.number
         shifts = np.arange(0, 16, bits, dtype=np.uint16)
         shifts = shifts.reshape((1,) * index.ndim + (-1,))
         points = jnp.asarray(self.points)
         point = points.at[index].get(mode="promise_in_bounds")[..., None]
-        return ((point >> shifts) & np.uint16(2**bits - 1)).astype(jnp.uint8)
+        level = ((point >> shifts) & np.uint16(2**bits - 1)).astype(jnp.int8)
+        # (On a CPU, XLA takes several times as long for a lookup.)
+        first, step = self.levels[0], self.levels[1] - self.levels[0]
+        found = np.int8(first) + np.int8(step) * level
+        for i, number in enumerate(self.levels):
+            more = number - self.levels[i - 1] - step
+            if i > 0 and more != 0:
+                found = jnp.where(level >= i, found + np.int8(more), found)
+        return found
 
 
 @ft.cache
@@ -48,6 +60,8 @@ def _points(text: str) -> UInt16[np.ndarray, " p"]:
 # `iq3xxs_grid` and `iq3s_grid`.
 iq1 = Codebook(
     8,
+    (-8, 0, 8),
+    1 / 8,
     "c-oCujc(&M3>IZ6c4}XLuysxoU(*5|+U*W|o!*)NJz$6K)~(nx?9InN(UP6)h9ZqEQ55-+{Kz=xU4?(%"
     ")h@UezZdw~xQ^G(@JUu$+k0}LyA?jQZg3HwmiURNgVw!!Z|8Tj^Q61Mx9ECZp_>E#m$%<RP7Wy5q0|Z9"
     "@{ynSd?VnVNc6ZH@eJsC#X7{B-kqaP@hk2AiP8`F-KkWAt7QAY)<(Sfkgf3`3Oha1qK*M20B@6(2gRm4"
@@ -71,6 +85,8 @@ iq1 = Codebook(
 )
 iq2_xxs = Codebook(
     8,
+    (8, 25, 43),
+    1 / 8,
     "c-l>o%_~G<6vlt=9q$<5%`|34k?SKV7I(u;lA4l4*+^L^!%A!<ikg~|KVnKTNhv9mg%S%=w)R%GQp&<c"
     "@!UIC>2}Y#=bYy}=Q-zsLqv~5t!$%wRBt-?j!`Gyt~f@9#UN)HV4Nf?%DNON89y5jaZ%yA0$h@XFz%yA"
     "d~vol!Belxg0Uf{Eu1+_kx}kR@NTPoox=47^VWjt9`#~67W<9yW2<VGGE*Fo;w@0&k*B1}K9`(ZU-bwb"
@@ -80,6 +96,8 @@ iq2_xxs = Codebook(
 )
 iq2_xs = Codebook(
     8,
+    (8, 25, 43),
+    1 / 8,
     "c-noE!An$O6vcnv8=k#nm>L<!j4_`kgAv8U!9{H(6H+7>fsG^TI4-n^Bnq5}S>(QT5JHG8T86tI2v@CI"
     ")SuwmUCVIc`M!BmGsBDw@6EmU-Fxo2=U(tg=;v|4y%YMcM+V#ci+XZRwy!UhwwyXjb5@eTAtiay5*=}G"
     "pPTejHRpHolrz#5Bh4_o&dPFC->0dWW;V7<E@m=LD6FFMBJL?tRU}|r(TaaQi==V}y0VDKDEcgB8wqva"
@@ -91,6 +109,8 @@ iq2_xs = Codebook(
 )
 iq2_s = Codebook(
     8,
+    (8, 25, 43),
+    1 / 8,
     "c-oy+&ubGw6#k}V8Z!(H9=dj8Nc>SnDurM{s)z><Lhx3Qv{G30AQf%NMGB>t2>u7sTh9e=dh;OUPxH&n"
     "Y%;UEv&OQ_%+A|4-@Ny|9}6sDna>g$W?trMC23*bbo(3LUPJO3R%mt#ryA6=nA+?$$3cLkh&<PQXpj|F"
     "k%@Xcik5eR8=KxezNU<L*a>WUSFk9T-!}6|lzo(*7e1;)3yEP$&*Z%Tv4s(?^L-U7)VPlU4rP_+?Gm$o"
@@ -103,6 +123,8 @@ iq2_s = Codebook(
 )
 iq3_xxs = Codebook(
     4,
+    (4, 12, 20, 28, 36, 44, 52, 62),
+    1 / 4,
     "c-lpfKTE?<6va<M2?;TV5`s`_48=`C5O)#R;^6K_(vm?Z2NfNQbaK&Bvpa}%7xi-p{_g7^3Gdza&O7Ja"
     "b0hhD39F-sJylox)bk~pg2%3A>Z@6@Q-_$Qr$7blz^OA0b+26*#`Yb)r&2$vHHPi0f_)pVycgAUktPl?"
     ">~q~a)v-pL3R30xT;nm+JNp3NOKp3FUc-MU%i7h<dB#hJ12<XYZi|#Tdrlsk?TpppKOuDw?uBP*YQ2Q3"
@@ -111,6 +133,8 @@ iq3_xxs = Codebook(
 )
 iq3_s = Codebook(
     4,
+    (1, 3, 5, 7, 9, 11, 13, 15),
+    1.0,
     "c-l>q&2G~`6ooGnC$-yntT-;Hp^h821<^|E5E48d1=<L@L!e5)uKbiOEV?fef_Gqv`U-sacv7m7Gk5OK"
     "Ip^M)nB8CvELb5cu-4f#i&kO}bPlpBP6K<I^2W;Az>|@Y5pDS`?NENl^Xv`fINA!S#aeQ9zhgQ_1TEO6"
     "aGu#zi0+O0?d&DdZ9d13LhrC%31MyvPDfI{%5f#9`G1{3t4KX~O`vunt<Jx$s!D8?;v+k-I?W|ZN@{9q"

@@ -1,19 +1,8 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-
+from .._bit_fields import bits_of, joined, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows, planes
-from ._codebook import (
-    AbstractCodebook,
-    fields,
-    in_eighths,
-    odd_multiples,
-    with_high,
-    words16,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq1
 
 
@@ -40,16 +29,13 @@ class IQ1_M(AbstractCodebook):
     type_size: ClassVar[int] = 56
     base: ClassVar[Int8] = Int8(16)
     codebook: ClassVar[Codebook] = iq1
-
-    def split_blocks(self, blocks):
-        low, rest, packed = cut(blocks, (32, 16, 8))
-        high, words = planes(rest, 4, 1), words16(packed)
-        levels = self.codebook.levels(with_high(low, high & np.uint8(7)))
-        codes = in_eighths(levels, (high >> np.uint8(3)).astype(bool))
-        # The bits of the scale of the block are above the others, four in each word.
-        shifts = np.arange(0, 16, 4, dtype=np.uint16)
-        shifts = shifts.reshape((1,) * (words.ndim - 1) + (4,))
-        step = jnp.sum((words >> np.uint16(12)) << shifts, axis=-1, dtype=jnp.uint16)
-        step = lax.bitcast_convert_type(step, jnp.uint8)
-        steps = in_rows(fields(words, 3))
-        return in_rows(codes), odd_multiples(step, steps, 1 / 8), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=joined(
+            plane_fields(0, 32, 8, 32),
+            tuple(bits_of(32, 4 * i, 3, at=8) for i in range(32)),
+        ),
+        # Four bits in each of four words, above the others.
+        scale=tuple(bits_of(at, 4, 4) + bits_of(at + 2, 4, 4, at=4) for at in (49, 53)),
+        steps=tuple(bits_of(48 + i // 4 * 2, i % 4 * 3, 3) for i in range(16)),
+        shifts=tuple(bits_of(32, 4 * i + 3, 1) for i in range(32)),
+    )

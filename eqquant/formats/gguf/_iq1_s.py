@@ -1,18 +1,8 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-
+from .._bit_fields import bits_of, joined, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows
-from ._codebook import (
-    AbstractCodebook,
-    fields,
-    in_eighths,
-    odd_multiples,
-    with_high,
-    words16,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq1
 
 
@@ -39,12 +29,12 @@ class IQ1_S(AbstractCodebook):
     type_size: ClassVar[int] = 50
     base: ClassVar[Int8] = Int8(32)
     codebook: ClassVar[Codebook] = iq1
-
-    def split_blocks(self, blocks):
-        step, low, rest = cut(blocks, (2, 32, 16))
-        words = words16(rest)
-        levels = self.codebook.levels(with_high(low, in_rows(fields(words, 3))))
-        negative = jnp.repeat(words >> np.uint16(15), 4, axis=-1)
-        codes = in_eighths(levels, negative.astype(bool))
-        steps = (words >> np.uint16(12)) & np.uint16(7)
-        return in_rows(codes), odd_multiples(step, steps, 1 / 8), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=joined(
+            plane_fields(2, 32, 8, 32),
+            tuple(bits_of(34 + i // 4 * 2, i % 4 * 3, 3, at=8) for i in range(32)),
+        ),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=tuple(bits_of(34 + 2 * i, 12, 3) for i in range(8)),
+        shifts=tuple(bits_of(34 + 2 * i, 15, 1) for i in range(8)),
+    )

@@ -1,14 +1,8 @@
 from typing import ClassVar
 
+from .._bit_fields import joined, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows, planes
-from ._codebook import (
-    AbstractCodebook,
-    from_levels2,
-    odd_multiples,
-    signed,
-    with_high,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq2_s
 
 
@@ -34,9 +28,9 @@ class IQ2_S(AbstractCodebook):
     type_size: ClassVar[int] = 82
     base: ClassVar[Int8] = Int8(16)
     codebook: ClassVar[Codebook] = iq2_s
-
-    def split_blocks(self, blocks):
-        step, low, signs, high, steps = cut(blocks, (2, 32, 32, 8, 8))
-        index = with_high(low, planes(high, 2, 1))
-        codes = signed(from_levels2(self.codebook.levels(index)), signs)
-        return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1 / 8), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=joined(plane_fields(2, 32, 8, 32), plane_fields(66, 8, 2, 1, at=8)),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=plane_fields(74, 8, 4, 1),
+        signs=plane_fields(34, 32, 8, 32),
+    )

@@ -1,17 +1,8 @@
 from typing import ClassVar
 
-import numpy as np
-
+from .._bit_fields import bits_of, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows, planes
-from ._codebook import (
-    AbstractCodebook,
-    eight_signs,
-    from_levels2,
-    odd_multiples,
-    signed,
-    words16,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq2_xs
 
 
@@ -37,10 +28,9 @@ class IQ2_XS(AbstractCodebook):
     type_size: ClassVar[int] = 74
     base: ClassVar[Int8] = Int8(16)
     codebook: ClassVar[Codebook] = iq2_xs
-
-    def split_blocks(self, blocks):
-        step, packed, steps = cut(blocks, (2, 64, 8))
-        words = words16(packed)
-        magnitudes = from_levels2(self.codebook.levels(words & np.uint16(511)))
-        codes = signed(magnitudes, eight_signs(words >> np.uint16(9)))
-        return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1 / 8), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=tuple(bits_of(2 + 2 * i, 0, 9) for i in range(32)),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=plane_fields(66, 8, 4, 1),
+        signs=tuple(bits_of(2 + 2 * i, 9, 7) for i in range(32)),
+    )

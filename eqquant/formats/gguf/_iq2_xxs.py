@@ -1,18 +1,8 @@
 from typing import ClassVar
 
-import numpy as np
-
+from .._bit_fields import bits_of, plane_fields
 from .._int8 import Int8
-from ._base import as_blocks, cut, in_rows
-from ._codebook import (
-    AbstractCodebook,
-    eight_signs,
-    fields,
-    from_levels2,
-    odd_multiples,
-    signed,
-    words32,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq2_xxs
 
 
@@ -38,11 +28,9 @@ class IQ2_XXS(AbstractCodebook):
     type_size: ClassVar[int] = 66
     base: ClassVar[Int8] = Int8(32)
     codebook: ClassVar[Codebook] = iq2_xxs
-
-    def split_blocks(self, blocks):
-        step, packed = cut(blocks, (2, 64))
-        index, rest = cut(as_blocks(packed, 8), (4, 4))
-        words = words32(rest)[..., 0]
-        magnitudes = from_levels2(self.codebook.levels(in_rows(index)))
-        codes = signed(magnitudes, eight_signs(in_rows(fields(words, 7))))
-        return in_rows(codes), odd_multiples(step, words >> np.uint32(28), 1 / 8), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=tuple(bits_of(2 + i // 4 * 8 + i % 4, 0, 8) for i in range(32)),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=tuple(bits_of(6 + 8 * i, 28, 4) for i in range(8)),
+        signs=tuple(bits_of(6 + i // 4 * 8, i % 4 * 7, 7) for i in range(32)),
+    )

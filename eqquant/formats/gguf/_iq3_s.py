@@ -1,10 +1,8 @@
 from typing import ClassVar
 
-import numpy as np
-
+from .._bit_fields import joined, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows, planes
-from ._codebook import AbstractCodebook, odd_multiples, signed, with_high
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq3_s
 
 
@@ -30,10 +28,9 @@ class IQ3_S(AbstractCodebook):
     type_size: ClassVar[int] = 110
     base: ClassVar[Int8] = Int8(32)
     codebook: ClassVar[Codebook] = iq3_s
-
-    def split_blocks(self, blocks):
-        step, low, high, signs, steps = cut(blocks, (2, 64, 8, 32, 4))
-        levels = self.codebook.levels(with_high(low, planes(high, 1, 1)))
-        magnitudes = np.uint8(2) * levels + np.uint8(1)
-        codes = signed(magnitudes.reshape(*signs.shape, 8), signs)
-        return in_rows(codes), odd_multiples(step, planes(steps, 4, 1), 1.0), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=joined(plane_fields(2, 64, 8, 64), plane_fields(66, 8, 1, 1, at=8)),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=plane_fields(106, 4, 4, 1),
+        signs=plane_fields(74, 32, 8, 32),
+    )

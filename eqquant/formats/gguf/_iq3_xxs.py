@@ -1,18 +1,8 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-
+from .._bit_fields import bits_of, plane_fields
 from .._int8 import Int8
-from ._base import cut, in_rows
-from ._codebook import (
-    AbstractCodebook,
-    eight_signs,
-    fields,
-    odd_multiples,
-    signed,
-    words32,
-)
+from ._codebook import AbstractCodebook, CodebookFields
 from ._codebooks import Codebook, iq3_xxs
 
 
@@ -39,12 +29,9 @@ class IQ3_XXS(AbstractCodebook):
     type_size: ClassVar[int] = 98
     base: ClassVar[Int8] = Int8(32)
     codebook: ClassVar[Codebook] = iq3_xxs
-
-    def split_blocks(self, blocks):
-        step, index, rest = cut(blocks, (2, 64, 32))
-        words, levels = words32(rest), self.codebook.levels(index)
-        last = (levels == 7).astype(jnp.uint8)
-        magnitudes = np.uint8(4) + np.uint8(8) * levels + np.uint8(2) * last
-        signs = eight_signs(in_rows(fields(words, 7)))
-        codes = signed(magnitudes.reshape(*signs.shape, 8), signs)
-        return in_rows(codes), odd_multiples(step, words >> np.uint32(28), 1 / 4), None
+    fields: ClassVar[CodebookFields] = CodebookFields(
+        indices=plane_fields(2, 64, 8, 64),
+        scale=plane_fields(0, 2, 8, 2),
+        steps=tuple(bits_of(66 + 4 * i, 28, 4) for i in range(8)),
+        signs=tuple(bits_of(66 + i // 4 * 4, i % 4 * 7, 7) for i in range(32)),
+    )

@@ -4,25 +4,21 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
 
 from .._adjustable import Parameters
 from .._blocks import absmax
 from .._candidates import scales_around
 from .._grid import AbstractGrid
-from .._scale import reciprocal
-from ._search import best_multiple
+from ._search import PointSearch
 
 
-_codebook = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
-    np.float32,
+# As in ggml, the largest number becomes the first point, or a number around it, or what
+# lies opposite.
+points = PointSearch(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    (127, *range(-134, -119)),
 )
 _factors_of_powers = np.array([0.001586, 0.07867, -0.1372, 11.52, -4.301], np.float32)
-_edges = (_codebook[1:] + _codebook[:-1]) / 2
-# Those of ggml: the largest number becomes the first point, or a number around it, or
-# what lies opposite.
-_factors = np.array([127, *range(-134, -119)], np.float32)
 
 
 class _IQ4(AbstractGrid):
@@ -39,10 +35,10 @@ class _IQ4(AbstractGrid):
         return absmax(blocks) / -127
 
     def to_codes(self, blocks, size, scale):
-        return iq4_codes(blocks, scale)
+        return points.to_codes(blocks, scale)
 
     def to_points(self, codes):
-        # `_codebook`, by a polynomial that is within .45 of each point. (On a CPU, XLA
+        # `points`, by a polynomial that is within .45 of each point. (On a CPU, XLA
         # takes several times as long for a lookup.)
         x = codes.astype(jnp.float32) - np.float32(7.5)
         total = jnp.zeros_like(x)
@@ -56,26 +52,3 @@ class _IQ4(AbstractGrid):
 
 
 iq4 = _IQ4()
-
-
-def iq4_codes(
-    blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
-) -> UInt8[Array, "*b s"]:
-    """The codes of the nearest points. Ties go to the higher one."""
-    unit = blocks * reciprocal(scale)
-    code = jnp.zeros(unit.shape, jnp.uint8)
-    for edge in _edges:
-        code += (unit >= edge).astype(jnp.uint8)
-    return code
-
-
-def best_iq4_scale(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
-    """The scale, of either sign, with which the points come nearest to numbers."""
-    return best_multiple(blocks, _factors, _nearest_point)
-
-
-def _nearest_point(x):
-    point = jnp.full(x.shape, _codebook[0])
-    for edge, next in zip(_edges, _codebook[1:], strict=True):
-        point = jnp.where(x >= edge, next, point)
-    return point

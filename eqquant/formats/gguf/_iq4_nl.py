@@ -5,8 +5,9 @@ import numpy as np
 
 from .._adjustable import Parameters
 from .._scale import all_within
-from ._iq4 import best_iq4_scale, iq4, iq4_codes
+from ._iq4 import iq4, points
 from ._planes import AbstractGGUFPlanes
+from ._search import PointSearch
 
 
 class IQ4_NL(AbstractGGUFPlanes):
@@ -29,6 +30,7 @@ class IQ4_NL(AbstractGGUFPlanes):
     """
 
     block_size: ClassVar[int] = 32
+    search: ClassVar[PointSearch] = points
     levels: ClassVar[int] = 16
     type_size: ClassVar[int] = 18
     width: ClassVar[int] = 16
@@ -37,10 +39,10 @@ class IQ4_NL(AbstractGGUFPlanes):
     def fit(self, blocks, size):
         # No scale in float16 holds what is larger; and its reciprocal may be zero.
         held = all_within(blocks, np.float32(2.0**40))
-        return jnp.where(held, best_iq4_scale(blocks), jnp.inf)
+        return jnp.where(held, self.search.best(blocks), jnp.inf)
 
     def to_codes(self, blocks, size, scale):
-        return iq4_codes(blocks, scale)
+        return self.search.to_codes(blocks, scale)
 
     def to_points(self, codes):
         return iq4.to_points(codes)

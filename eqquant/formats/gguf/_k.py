@@ -1,9 +1,9 @@
 """What GGUF's `K` types have in common: blocks of 256 numbers that consist of small
 ones, each with a scale of a few bits, and one with a least number of as many bits."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -13,8 +13,15 @@ from .._adjustable import Parameters
 from .._base import Stored
 from .._bit_fields import BitField, Code
 from .._scale import to_bits
-from ._base import AbstractGGUFBlocks, as_blocks, half, in_rows, planes
-from ._search import best_range, best_scale, rounded, signed_largest
+from ._base import AbstractGGUFBlocks, as_blocks, half, in_rows
+from ._search import (
+    each_rounded,
+    IntegerSearch,
+    PointSearch,
+    RangeSearch,
+    rounded,
+    signed_largest,
+)
 
 
 def small_blocks(x: Float[Array, "*b 256"], size: int) -> Float[Array, "*b g s"]:
@@ -31,23 +38,16 @@ def _flat(x: Float[Array, "*b h g s"]) -> Float[Array, "*b _ s"]:
     return x.reshape(*lead, number * few, size)
 
 
-def fit_ranges(
-    x: Float[Array, "*b g s"],
-    weights: Float[Array, "*b g s"],
-    most: int,
-    most_scale: int,
-    start: float,
-    steps: int,
-    absolute: bool,
+def _fit_ranges(
+    x: Float[Array, "*b g s"], search: RangeSearch, most_scale: int
 ) -> tuple[UInt8[Array, "*b 256"], Stored]:
-    """The codes, up to `most`, and the scales: those of large blocks, those of the
-    small ones, and how far below zero these begin, up to `most_scale`."""
-    found = best_range(_flat(x), _flat(weights), most, start, steps, absolute)
-    scale, below = (a.reshape(x.shape[:-1]) for a in found)
-    scales = _share(scale, below, most, most_scale)
+    """The codes and the scales: those of large blocks, those of the small ones, and how
+    far below zero these begin, up to `most_scale`."""
+    scale, below = (a.reshape(x.shape[:-1]) for a in search.best(_flat(x)))
+    scales = _share(scale, below, search.most, most_scale)
     scale, low = _read_ranges(scales)
-    codes = large_block(rounded(x - low[..., None], scale[..., None], 0, most))
-    return codes.astype(jnp.uint8), scales
+    codes = rounded(x - low[..., None], scale[..., None], 0, search.most)
+    return large_block(codes).astype(jnp.uint8), scales
 
 
 def _share(
@@ -57,7 +57,7 @@ def _share(
     `most_scale` times two scales of the large block."""
     step, few = _as_integers(scale, most_scale)
     # A block whose scale becomes zero is constant: the middle of its range.
-    middle = jnp.maximum(below - scale * (most / 2), 0)
+    middle = jnp.maximum(below - each_rounded(scale * (most / 2)), 0)
     low, few_below = _as_integers(jnp.where(few == 0, middle, below), most_scale)
     return {"step": step, "low": low, "steps": few, "lows": few_below}
 
@@ -66,24 +66,14 @@ def _as_integers(
     scale: Float[Array, "*b g"], most: int
 ) -> tuple[UInt8[Array, "*b 2"], UInt8[Array, "*b g"]]:
     """The scale of large blocks, and those of small ones in units of it."""
-    whole = _whole(jnp.max(scale, axis=-1, keepdims=True) / most)
+    largest = jnp.max(scale, axis=-1, keepdims=True)
+    whole = _whole(largest * np.float32(1 / most))
     return whole, rounded(scale, half(whole), 0, most).astype(jnp.uint8)
 
 
 def _read_ranges(scales: Stored) -> tuple[Float[Array, "*b g"], Float[Array, "*b g"]]:
-    return from_ranges(scales["step"], scales["low"], scales["steps"], scales["lows"])
-
-
-def from_ranges(
-    step: UInt8[Array, "*b 2"],
-    low: UInt8[Array, "*b 2"],
-    steps: UInt8[Array, "*b g"],
-    lows: UInt8[Array, "*b g"],
-) -> tuple[Float[Array, "*b g"], Float[Array, "*b g"]]:
-    """The scales and the minima of small blocks. (Their products with codes are exact
-    in float32, being those of a float16 and of integers of so few bits.)"""
-    scale = half(step) * steps.astype(jnp.float32)
-    return scale, -(half(low) * lows.astype(jnp.float32))
+    scale = half(scales["step"]) * scales["steps"].astype(jnp.float32)
+    return scale, -(half(scales["low"]) * scales["lows"].astype(jnp.float32))
 
 
 def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
@@ -91,26 +81,14 @@ def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
     return lax.bitcast_convert_type(bits, jnp.uint8)
 
 
-def fit_scales(
-    x: Float[Array, "*b g s"], half_codes: int, half_scales: int
+def _fit_scales(
+    x: Float[Array, "*b g s"], search: IntegerSearch | PointSearch, half_scales: int
 ) -> tuple[UInt8[Array, "*b 256"], Stored]:
-    """The codes, whose zero is `half_codes`, and the scales: those of large blocks, and
-    those of the small ones, from `-half_scales` on."""
-    best = lambda x: best_scale(x, half_codes)
-    scales, scale = shared_scales(x, best, half_scales)
-    codes = rounded(x, scale, -half_codes, half_codes - 1)
-    return (large_block(codes) + half_codes).astype(jnp.uint8), scales
-
-
-def shared_scales(
-    x: Float[Array, "*b g s"],
-    best: Callable[[Float[Array, "*b s"]], Float[Array, "*b 1"]],
-    half_scales: int,
-) -> tuple[Stored, Float[Array, "*b g 1"]]:
-    """The scales that `best` finds for the small blocks, as they are stored, and as
-    they will be read."""
-    scales = _share_signed(best(_flat(x)).reshape(x.shape[:-1]), half_scales)
-    return scales, (half(scales["step"]) * scales["steps"])[..., None]
+    """The codes and the scales: those of large blocks, and those of the small ones,
+    from `-half_scales` on."""
+    scales = _share_signed(search.best(_flat(x)).reshape(x.shape[:-1]), half_scales)
+    scale = half(scales["step"]) * scales["steps"]
+    return large_block(search.to_codes(x, scale[..., None])), scales
 
 
 def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:
@@ -125,9 +103,26 @@ def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:
 
 class AbstractK(AbstractGGUFBlocks):
     """A type whose blocks consist of small ones. The scales of these are integers,
-    times a scale of the large block."""
+    times a scale of the large block.
+
+    - `search`: how they are found.
+    """
 
     joint: ClassVar[bool] = True
+    search: eqx.AbstractClassVar[IntegerSearch | PointSearch | RangeSearch]
+
+    def encode_blocks(self, blocks):
+        x = small_blocks(blocks, self._part)
+        if isinstance(self.search, RangeSearch):
+            fitted = _fit_ranges(x, self.search, self.steps - 1)
+        else:
+            fitted = _fit_scales(x, self.search, self.steps // 2)
+        return self.join_blocks(*fitted)
+
+    @property
+    def steps(self) -> int:
+        """How many integers the scale of a small block may be."""
+        return 2 ** sum(field.number for field in self.fields.steps[0])
 
     def candidates(self, blocks, size):
         if self.base.offset is None:
@@ -150,44 +145,19 @@ class AbstractK(AbstractGGUFBlocks):
         missing = [(0, 0)] * (scale.ndim - 1) + [(0, -number % few)]
         in_large = lambda a: as_blocks(jnp.pad(a, missing), few)
         in_small = lambda a: in_rows(a)[..., :number]
-        levels = 2 ** sum(field.number for field in self.fields.steps[0])
         if offset is None:
-            scales = _share_signed(in_large(scale), levels // 2)
+            scales = _share_signed(in_large(scale), self.steps // 2)
             read = half(scales["step"]) * scales["steps"]
             return scales, Parameters(in_small(read), None)
         scale, below = in_large(scale), in_large(-offset)
-        scales = _share(scale, below, self.base.levels - 1, levels - 1)
+        scales = _share(scale, below, self.base.levels - 1, self.steps - 1)
         read = Parameters(*_read_ranges(scales))
         return scales, Parameters(*map(in_small, read))
 
 
-def join_scales(
-    steps: UInt8[Array, "*b 8"], lows: UInt8[Array, "*b 8"]
-) -> UInt8[Array, "*b 12"]:
-    """Twice eight scales of six bits. The upper two bits of the last four are above the
-    first four."""
-    six = [
-        a[..., :4] | (a[..., 4:] >> np.uint8(4)) << np.uint8(6) for a in (steps, lows)
-    ]
-    four = steps[..., 4:] & np.uint8(15) | lows[..., 4:] << np.uint8(4)
-    return jnp.concatenate([*six, four], axis=-1)
-
-
-def split_scales(
-    packed: UInt8[Array, "*b 12"],
-) -> tuple[UInt8[Array, "*b 8"], UInt8[Array, "*b 8"]]:
-    """The inverse of `join_scales`."""
-    six, four = packed[..., :8], planes(packed[..., 8:], 4, 4)
-    first = six & np.uint8(63)
-    last = four | six >> np.uint8(6) << np.uint8(4)
-    return (
-        jnp.concatenate([first[..., :4], last[..., :4]], axis=-1),
-        jnp.concatenate([first[..., 4:], last[..., 4:]], axis=-1),
-    )
-
-
 def scale_fields(byte: int) -> tuple[tuple[Code, ...], tuple[Code, ...]]:
-    """Where `join_scales` has put the two, in twelve bytes from `byte` on."""
+    """Where twice eight scales of six bits are, in twelve bytes from `byte` on. The
+    upper two bits of the last four are above the first four."""
 
     def fields(first, start):
         low = tuple((BitField(first + i, 0, 6, 0),) for i in range(4))

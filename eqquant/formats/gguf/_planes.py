@@ -1,11 +1,10 @@
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 
 from .._bit_fields import plane_fields
-from ._base import AbstractGGUFGrid, cut, planes, to_planes
+from ._base import AbstractGGUFGrid
 
 
 class AbstractGGUFPlanes(AbstractGGUFGrid):
@@ -21,11 +20,3 @@ class AbstractGGUFPlanes(AbstractGGUFGrid):
     @property
     def fields(self):
         return plane_fields(2, self.type_size - 2, int(self.bits), self.width)
-
-    def split_block(self, blocks):
-        scale, packed = cut(blocks, (2, self.type_size - 2))
-        return scale, planes(packed, int(self.bits), self.width)
-
-    def join_block(self, scale, codes):
-        packed = to_planes(codes, int(self.bits), self.width)
-        return jnp.concatenate([scale, packed], axis=-1)

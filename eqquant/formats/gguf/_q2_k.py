@@ -1,12 +1,10 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-
 from .._bit_fields import plane_fields
 from .._int import Int
-from ._base import BlockFields, cut, planes, to_planes
-from ._k import AbstractK, fit_ranges, from_ranges, small_blocks
+from ._base import BlockFields
+from ._k import AbstractK
+from ._search import RangeSearch
 
 
 class Q2_K(AbstractK):
@@ -27,6 +25,7 @@ class Q2_K(AbstractK):
 
     block_size: ClassVar[int] = 256
     base: ClassVar[Int] = Int(2, 16, "minimum")
+    search: ClassVar[RangeSearch] = RangeSearch(3, -0.5, 15, absolute=True)
     type_size: ClassVar[int] = 84
     scale_at: ClassVar[int] = 80
     halves: ClassVar[int] = 2
@@ -35,18 +34,3 @@ class Q2_K(AbstractK):
         plane_fields(0, 16, 4, 16)[:16],
         plane_fields(0, 16, 4, 16)[16:],
     )
-
-    def encode_blocks(self, blocks):
-        x = small_blocks(blocks, 16)
-        fitted = fit_ranges(x, jnp.abs(x), 3, 15, -0.5, 15, absolute=True)
-        return self.join_blocks(*fitted)
-
-    def join_blocks(self, codes, scales):
-        four = scales["steps"] | scales["lows"] << np.uint8(4)
-        parts = [four, to_planes(codes, 2, 32), scales["step"], scales["low"]]
-        return jnp.concatenate(parts, axis=-1)
-
-    def split_blocks(self, blocks):
-        scales, codes, step, low = cut(blocks, (16, 64, 2, 2))
-        steps, lows = scales & np.uint8(15), scales >> np.uint8(4)
-        return planes(codes, 2, 32), *from_ranges(step, low, steps, lows)

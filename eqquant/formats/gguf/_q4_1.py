@@ -1,18 +1,12 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from .._bit_fields import plane_fields
 from .._int import Int
 from .._scale import reciprocal
 from ._base import (
     AbstractGGUFBlocks,
     BlockFields,
-    cut,
-    half,
-    planes,
     to_half,
-    to_planes,
 )
 from ._search import half_up, range_of
 
@@ -43,11 +37,3 @@ class Q4_1(AbstractGGUFBlocks):
         step, low = range_of(blocks, 15)
         codes = half_up((blocks - low) * reciprocal(step), 0, 16)
         return self.join_blocks(codes, {"step": to_half(step), "low": to_half(low)})
-
-    def join_blocks(self, codes, scales):
-        parts = [scales["step"], scales["low"], to_planes(codes, 4, 16)]
-        return jnp.concatenate(parts, axis=-1)
-
-    def split_blocks(self, blocks):
-        step, low, packed = cut(blocks, (2, 2, 16))
-        return planes(packed, 4, 16), half(step), half(low)

@@ -1,11 +1,9 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from .._bit_fields import joined, plane_fields
 from .._int import Int
 from .._scale import reciprocal
-from ._base import AbstractGGUFBlocks, BlockFields, cut, half, join5, split5, to_half
+from ._base import AbstractGGUFBlocks, BlockFields, to_half
 from ._search import half_up, signed_largest
 
 
@@ -38,10 +36,3 @@ class Q5_0(AbstractGGUFBlocks):
         scale = signed_largest(blocks) / -16
         codes = half_up(blocks * reciprocal(scale), 16, 32)
         return self.join_blocks(codes, {"step": to_half(scale)})
-
-    def join_blocks(self, codes, scales):
-        return jnp.concatenate([scales["step"], *split5(codes)], axis=-1)
-
-    def split_blocks(self, blocks):
-        scale, high, low = cut(blocks, (2, 4, 16))
-        return join5(high, low), half(scale), None

@@ -1,11 +1,9 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from .._bit_fields import joined, plane_fields
 from .._int import Int
 from .._scale import reciprocal
-from ._base import AbstractGGUFBlocks, BlockFields, cut, half, join5, split5, to_half
+from ._base import AbstractGGUFBlocks, BlockFields, to_half
 from ._search import half_up, range_of
 
 
@@ -37,11 +35,3 @@ class Q5_1(AbstractGGUFBlocks):
         step, low = range_of(blocks, 31)
         codes = half_up((blocks - low) * reciprocal(step), 0, 32)
         return self.join_blocks(codes, {"step": to_half(step), "low": to_half(low)})
-
-    def join_blocks(self, codes, scales):
-        parts = [scales["step"], scales["low"], *split5(codes)]
-        return jnp.concatenate(parts, axis=-1)
-
-    def split_blocks(self, blocks):
-        step, low, high_bits, low_bits = cut(blocks, (2, 2, 4, 16))
-        return join5(high_bits, low_bits), half(step), half(low)

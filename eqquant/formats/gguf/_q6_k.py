@@ -1,13 +1,10 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-
 from .._bit_fields import joined, plane_fields
 from .._int import Int
-from ._base import BlockFields, cut, half, planes, to_planes
-from ._k import AbstractK, fit_scales, small_blocks
+from ._base import BlockFields
+from ._k import AbstractK
+from ._search import IntegerSearch
 
 
 class Q6_K(AbstractK):
@@ -28,6 +25,7 @@ class Q6_K(AbstractK):
 
     block_size: ClassVar[int] = 256
     base: ClassVar[Int] = Int(6, 16)
+    search: ClassVar[IntegerSearch] = IntegerSearch(32)
     type_size: ClassVar[int] = 210
     scale_at: ClassVar[int] = 208
     halves: ClassVar[int] = 1
@@ -36,21 +34,3 @@ class Q6_K(AbstractK):
         plane_fields(192, 16, 8, 16),
         signed=True,
     )
-
-    def encode_blocks(self, blocks):
-        return self.join_blocks(*fit_scales(small_blocks(blocks, 16), 32, 128))
-
-    def join_blocks(self, codes, scales):
-        parts = [
-            to_planes(codes & np.uint8(15), 4, 64),
-            to_planes(codes >> np.uint8(4), 2, 32),
-            lax.bitcast_convert_type(scales["steps"].astype(jnp.int8), jnp.uint8),
-            scales["step"],
-        ]
-        return jnp.concatenate(parts, axis=-1)
-
-    def split_blocks(self, blocks):
-        low, high, steps, step = cut(blocks, (128, 64, 16, 2))
-        codes = planes(high, 2, 32) << np.uint8(4) | planes(low, 4, 64)
-        steps = lax.bitcast_convert_type(steps, jnp.int8).astype(jnp.float32)
-        return codes, half(step) * steps, None

@@ -2,12 +2,11 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._bit_fields import Code, plane_fields
 from .._blocks import absmax
 from .._scale import divided, reciprocal
-from ._base import AbstractGGUFGrid, cut
+from ._base import AbstractGGUFGrid
 from ._search import half_away
 
 
@@ -31,6 +30,7 @@ class Q8_0(AbstractGGUFGrid):
     levels: ClassVar[int] = 256
     type_size: ClassVar[int] = 34
     scale_at: ClassVar[int] = 0
+    signed: ClassVar[bool] = True
     fields: ClassVar[tuple[Code, ...]] = plane_fields(2, 32, 8, 32)
 
     def fit(self, blocks, size):
@@ -43,11 +43,3 @@ class Q8_0(AbstractGGUFGrid):
 
     def to_points(self, codes):
         return codes.astype(jnp.float32)
-
-    def split_block(self, blocks):
-        scale, codes = cut(blocks, (2, 32))
-        return scale, lax.bitcast_convert_type(codes, jnp.int8)
-
-    def join_block(self, scale, codes):
-        codes = lax.bitcast_convert_type(codes, jnp.uint8)
-        return jnp.concatenate([scale, codes], axis=-1)

@@ -3,28 +3,115 @@ to the last bit: sums are of another order.)
 
 All candidates are computed in one loop, whose innermost axis is the blocks of a row: a
 sum over the numbers of a block adds up arrays, `_planes`, so that XLA:CPU computes it
-for several blocks at once."""
+for several blocks at once.
+
+A compiler may join a product and a sum, and round both once. So that each finds the
+same bits, here the products that are added have few enough bits to be exact, or are
+`each_rounded` before. `kernels.native` computes the same, number by number."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, UInt8
 
 from .._blocks import absmax
-from .._scale import divided, reciprocal
+from .._scale import divided, or_nan, reciprocal
 
 
-def best_scale(blocks: Float[Array, "*b s"], half: int) -> Float[Array, "*b 1"]:
-    """The scale, of either sign, by which integers from `-half` to `half - 1` come
-    nearest to numbers.
+class IntegerSearch(NamedTuple):
+    """The integers from `-half` to `half - 1`, as the points of `best_multiple`. Tried
+    are scales around the one by which the largest number becomes `-half`.
+    (`make_qx_quants`.)"""
 
-    Tries scales around the one by which the largest number becomes `-half`.
-    (`make_qx_quants`.)
+    half: int
+
+    @property
+    def factors(self) -> Float[np.ndarray, " c"]:
+        return -(self.half + np.float32(0.1) * np.arange(-9, 10, dtype=np.float32))
+
+    def best(self, blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
+        return best_multiple(blocks, self.factors, self._nearest)
+
+    def to_codes(
+        self, blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
+    ) -> UInt8[Array, "*b s"]:
+        codes = self._nearest(blocks * reciprocal(scale)) + self.half
+        return codes.astype(jnp.uint8)
+
+    def _nearest(self, x):
+        return jnp.clip(jnp.round(x), -self.half, self.half - 1)
+
+
+class PointSearch(NamedTuple):
+    """Sixteen integers, in ascending order, as the points of `best_multiple`. Tried are
+    the scales by which the largest number becomes each of the `tried`. Ties go to the
+    higher point."""
+
+    points: tuple[int, ...]
+    tried: tuple[int, ...]
+
+    @property
+    def factors(self) -> Float[np.ndarray, " c"]:
+        return np.array(self.tried, np.float32)
+
+    def best(self, blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
+        return best_multiple(blocks, self.factors, self._nearest)
+
+    def to_codes(
+        self, blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
+    ) -> UInt8[Array, "*b s"]:
+        unit = blocks * reciprocal(scale)
+        code = jnp.zeros(unit.shape, jnp.uint8)
+        for edge in self._edges:
+            code += (unit >= edge).astype(jnp.uint8)
+        return code
+
+    def _nearest(self, x):
+        points = np.array(self.points, np.float32)
+        point = jnp.full(x.shape, points[0])
+        for edge, next in zip(self._edges, points[1:], strict=True):
+            point = jnp.where(x >= edge, next, point)
+        return point
+
+    @property
+    def _edges(self):
+        points = np.array(self.points, np.float32)
+        return (points[1:] + points[:-1]) / 2
+
+
+class RangeSearch(NamedTuple):
+    """The integers from 0 to `most`, times a step, and less how far below zero they
+    begin. Tried are steps around that which leads from the least number, or zero, to
+    the largest, with the best line through the integers that each gives.
+    (`make_qkx2_quants`.)
+
+    - `most`: at most 31.
+    - `start`, `steps`: the widest range that is tried has `most + start` steps, and
+      each that follows 0.1 more.
+    - `absolute`: whether errors count by their absolute values, and as often as the
+      number is large. Otherwise by their squares, and more evenly.
     """
-    factors = half + np.float32(0.1) * np.arange(-9, 10, dtype=np.float32)
-    nearest = lambda x: jnp.clip(jnp.round(x), -half, half - 1)
-    return best_multiple(blocks, -factors, nearest)
+
+    most: int
+    start: float
+    steps: int
+    absolute: bool = False
+
+    @property
+    def factors(self) -> Float[np.ndarray, " c"]:
+        some = np.float32(0.1) * np.arange(self.steps + 1, dtype=np.float32)
+        return np.float32(self.most + self.start) + some
+
+    def best(
+        self, blocks: Float[Array, "*b s"]
+    ) -> tuple[Float[Array, "*b 1"], Float[Array, "*b 1"]]:
+        weights = jnp.abs(blocks)
+        if not self.absolute:
+            weights = _root_mean_square(blocks) + weights
+        return best_range(blocks, weights, self.most, self.factors, self.absolute)
 
 
 def best_multiple(
@@ -38,15 +125,17 @@ def best_multiple(
     Tries the scales by which the largest number becomes each of the `factors`, with the
     best scale for the points that each gives. The first of equally good ones is taken.
 
-    - `nearest`: rounds to the nearest point.
+    - `nearest`: rounds to the nearest point, an integer from -128 to 128.
     """
     # So that no power of them is flushed to zero.
     largest = signed_largest(blocks)
-    x = _planes(blocks * reciprocal(largest))
+    blocks = blocks * reciprocal(largest)
+    weights = _of_bits(blocks**2, 10)
+    x, w, wx = map(_planes, (blocks, weights, _of_bits(weights * blocks, 16)))
     tried = jnp.asarray(_candidates(factors, blocks))
     points = [nearest(tried * a) for a in x]
-    product = _kept(_total([_rounded(a**2 * c * a) for c, a in zip(points, x)]))
-    square = _kept(_total([_rounded(a**2 * c**2) for c, a in zip(points, x)]))
+    product = _kept(_total([v * c for c, v in zip(points, wx)]))
+    square = _kept(_total([v * c**2 for c, v in zip(points, w)]))
     gain = _kept(product**2 * reciprocal(square))
     scale = _kept(product * reciprocal(square))
     zero = jnp.zeros_like(gain[..., :1, :])
@@ -58,26 +147,21 @@ def best_range(
     blocks: Float[Array, "*b s"],
     weights: Float[Array, "*b s"],
     most: int,
-    start: float,
-    steps: int,
+    factors: Float[np.ndarray, " c"],
     absolute: bool,
 ) -> tuple[Float[Array, "*b 1"], Float[Array, "*b 1"]]:
     """The step, and how far below zero to begin, by which integers from 0 to `most`
-    come nearest to numbers. Neither is negative.
-
-    Tries steps around that which leads from the least number, or zero, to the largest,
-    with the best line through the integers that each gives. (`make_qkx2_quants`.)
-
-    - `start`, `steps`: the widest range that is tried has `most + start` steps, and
-      each that follows 0.1 more.
-    - `absolute`: whether errors count by their absolute values, or by their squares.
+    come nearest to numbers. Neither is negative. Tries the ranges from the least
+    number, or zero, to the largest that have each of the `factors` of steps.
     """
     largest = absmax(blocks)
-    blocks, weights = blocks * reciprocal(largest), weights * reciprocal(largest)
+    blocks = each_rounded(blocks * reciprocal(largest))
+    weights = _of_bits(weights * reciprocal(largest), 14)
+    weighted = _of_bits(weights * blocks, 19)
     low = jnp.minimum(jnp.min(blocks, axis=-1, keepdims=True), 0)
     high = jnp.max(blocks, axis=-1, keepdims=True)
-    sum_w, sum_x = _sum(weights), _sum(weights * blocks)
-    x, w, above = _planes(blocks), _planes(weights), _planes(blocks - low)
+    sum_w, sum_x = _steady_sum(weights), _steady_sum(weighted)
+    x, w, wx, above = map(_planes, (blocks, weights, weighted, blocks - low))
     low, high, sum_w, sum_x = (a.swapaxes(-1, -2) for a in (low, high, sum_w, sum_x))
 
     def to_codes(factor):
@@ -86,26 +170,40 @@ def best_range(
     def error(codes, scale, low):
         difference = [scale * c + low - a for c, a in zip(codes, x)]
         size = [jnp.abs(d) if absolute else d**2 for d in difference]
-        return _kept(_total([v * d for v, d in zip(w, size)]))
+        return _kept(_total([each_rounded(v * d) for v, d in zip(w, size)]))
 
-    steps_of = np.float32(0.1) * np.arange(steps + 1, dtype=np.float32)
-    factors = _candidates(np.float32(most + start) + steps_of, low)
-    codes = to_codes(factors * reciprocal(high - low))
+    codes = to_codes(_candidates(factors, low) * reciprocal(high - low))
     sum_l = _kept(_total([v * c for v, c in zip(w, codes)]))
     sum_l2 = _kept(_total([v * c**2 for v, c in zip(w, codes)]))
-    sum_xl = _kept(_total([v * c * a for v, c, a in zip(w, codes, x)]))
-    determinant = sum_w * sum_l2 - sum_l**2
-    scale = _kept((sum_w * sum_xl - sum_x * sum_l) * reciprocal(determinant))
-    bottom = _kept((sum_l2 * sum_x - sum_l * sum_xl) * reciprocal(determinant))
-    scale = _kept(jnp.where(bottom > 0, sum_xl * reciprocal(sum_l2), scale))
+    sum_xl = _kept(_total([v * c for v, c in zip(wx, codes)]))
+    determinant = _difference(sum_w * sum_l2, sum_l**2)
+    scale = _difference(sum_w * sum_xl, sum_x * sum_l) * reciprocal(determinant)
+    bottom = _difference(sum_l2 * sum_x, sum_l * sum_xl) * reciprocal(determinant)
+    scale = jnp.where(bottom > 0, sum_xl * reciprocal(sum_l2), scale)
+    scale = _kept(_of_bits(scale, 19))
     bottom = _kept(jnp.where(bottom > 0, 0, bottom))
     new = error(codes, scale, bottom)
     new = jnp.where((determinant > 0) & (scale > 0), new, jnp.inf)
-    first = (high - low) / most
+    first = _of_bits((high - low) * np.float32(1 / most), 19)
     least = error(to_codes(reciprocal(first)), first, low)
     _, *best = _first_least((new, scale, bottom), (least, first, low))
-    scale, bottom = (a.swapaxes(-1, -2) for a in best)
-    return _kept(scale * largest), _kept(-bottom * largest)
+    # (Absolute values, for zeros without a sign.)
+    scale, below = (jnp.abs(a.swapaxes(-1, -2)) for a in best)
+    return _kept(scale * largest), _kept(below * largest)
+
+
+def _root_mean_square(blocks):
+    square = _steady_sum(each_rounded(blocks**2))
+    return jnp.sqrt(square * np.float32(1 / blocks.shape[-1]))
+
+
+def _of_bits(x, bits):
+    # Rounded to numbers of so many bits.
+    return lax.reduce_precision(x, 8, bits - 1)
+
+
+def _difference(a, b):
+    return each_rounded(a) - each_rounded(b)
 
 
 def _planes(blocks):
@@ -130,16 +228,16 @@ def _first_least(candidates, best):
 
 
 def _total(x):
-    # As `_sum`, of planes.
+    # As `_steady_sum`, of planes.
     while len(x) > 1:
         half = len(x) // 2
         x = [a + b for a, b in zip(x[:half], x[half:])]
     return x[0]
 
 
-def _rounded(x):
-    # Before the sum: of both, XLA would otherwise make one operation.
-    return jnp.where(jnp.isnan(x), jnp.nan, x)
+def each_rounded(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """A product that will be added: rounded before."""
+    return or_nan(~jnp.isnan(x), x)
 
 
 def _kept(x):
@@ -147,9 +245,9 @@ def _kept(x):
     return divided(x, 1)
 
 
-def _sum(x):
-    # In an order that is the same for any number of blocks: of two equally good scales,
-    # each device of a mesh should take the one that all would.
+def _steady_sum(x: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
+    """The sum, in an order that is the same for any number of blocks: of two equally
+    good scales, each device of a mesh should take the one that all would."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]

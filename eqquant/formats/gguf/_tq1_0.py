@@ -1,9 +1,10 @@
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, UInt8
 
-from ._base import cut
 from ._tq import AbstractTQ
 
 
@@ -34,20 +35,20 @@ class TQ1_0(AbstractTQ):
     scale_at: ClassVar[int] = 52
     fields: ClassVar[None] = None
 
-    def split_block(self, blocks):
-        *packed, scale = cut(blocks, (*[width for width, _ in _groups], 2))
+    def read_codes(self, blocks):
+        packed = _cut(blocks, [width for width, _ in _groups])
         codes = [
             # The digits are those of a fraction, base three: the first is the highest.
             (bytes * np.uint8(3**i)).astype(jnp.uint16) * np.uint16(3) >> np.uint16(8)
             for bytes, (_, number) in zip(packed, _groups)
             for i in range(number)
         ]
-        return scale, jnp.concatenate(codes, axis=-1).astype(jnp.uint8)
+        return jnp.concatenate(codes, axis=-1).astype(jnp.uint8)
 
-    def join_block(self, scale, codes):
+    def join_blocks(self, codes, scale):
         sizes = [width * number for width, number in _groups]
         packed = []
-        for part, (width, number) in zip(cut(codes, sizes), _groups):
+        for part, (width, number) in zip(_cut(codes, sizes), _groups):
             part = part.reshape(*part.shape[:-1], number, width).astype(jnp.uint16)
             weights = 3 ** np.arange(4, 4 - number, -1).astype(np.uint16)
             weights = weights.reshape((1,) * (part.ndim - 2) + (number, 1))
@@ -55,3 +56,9 @@ class TQ1_0(AbstractTQ):
             packed.append((total * 256 + 242) // 243)
         packed = jnp.concatenate(packed, axis=-1).astype(jnp.uint8)
         return jnp.concatenate([packed, scale], axis=-1)
+
+
+def _cut(x: UInt8[Array, "*b _"], sizes: Sequence[int]) -> list[UInt8[Array, "*b _"]]:
+    """The parts of blocks, of so many bytes or codes each."""
+    ends = np.cumsum(sizes).tolist()
+    return [x[..., end - size : end] for size, end in zip(sizes, ends)]

@@ -1,9 +1,6 @@
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from .._bit_fields import Code, plane_fields
-from ._base import cut, planes, to_planes
 from ._tq import AbstractTQ
 
 
@@ -29,10 +26,3 @@ class TQ2_0(AbstractTQ):
     type_size: ClassVar[int] = 66
     scale_at: ClassVar[int] = 64
     fields: ClassVar[tuple[Code, ...]] = plane_fields(0, 64, 2, 32)
-
-    def split_block(self, blocks):
-        packed, scale = cut(blocks, (64, 2))
-        return scale, planes(packed, 2, 32)
-
-    def join_block(self, scale, codes):
-        return jnp.concatenate([to_planes(codes, 2, 32), scale], axis=-1)

@@ -6,7 +6,12 @@ from ._file import (
     short as short,
 )
 from ._gguf import gguf_layout as gguf_layout, gguf_magic as gguf_magic
-from ._json import parse as parse
+from ._json import (
+    check_bounds as check_bounds,
+    parse as parse,
+    read_bytes as read_bytes,
+    read_json as read_json,
+)
 from ._open import Container as Container, open_container as open_container
 from ._safetensors import safetensors_layout as safetensors_layout
 from ._shards import (
@@ -14,6 +19,7 @@ from ._shards import (
     journal_name as journal_name,
     main_file as main_file,
     read_index as read_index,
+    set_aside_path as set_aside_path,
 )
 from ._tensor_file import (
     FileLayout as FileLayout,

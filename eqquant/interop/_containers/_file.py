@@ -1,12 +1,18 @@
 import math
 import mmap
 import os
+import reprlib
 import stat
 import weakref
 from collections.abc import Iterable
 
 import numpy as np
 
+
+# What is cut off is not written first.
+_repr = reprlib.Repr()
+_repr.maxlist = _repr.maxtuple = _repr.maxdict = 20
+_repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
 # Below this size, reading is faster than mapping.
 _page = 2**16
@@ -55,7 +61,8 @@ class RawTensor:
     - `name`: its name in the file.
     - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
     - `dtype`, `shape`: of the array that `read` returns, which for block types has
-      their bytes. `dtype` is `None` if NumPy has no such dtype.
+      their bytes. `dtype` is `None` if NumPy has no such dtype, or this library does
+      not know it: then `read` is a `ValueError`.
     """
 
     __slots__ = ("name", "kind", "dtype", "shape", "_file", "_start", "nbytes")
@@ -98,6 +105,12 @@ class RawTensor:
         if self._start % self.dtype.itemsize != 0:
             # Not every processor reads unaligned numbers.
             data = np.array(data)
+        if self.dtype == np.bool_ and np.any(data > 1):
+            # Such a byte is neither equal to true nor to false.
+            raise ValueError(
+                f"{self.name!r} should have bytes of 0 and 1, as it is of {self.kind}. "
+                f"Got {np.max(data)}: the file is damaged."
+            )
         return data.view(self.dtype).reshape(self.shape)
 
     def __repr__(self):
@@ -132,5 +145,5 @@ def check_apart(tensors: Iterable[RawTensor]) -> None:
 
 def short(x: object) -> str:
     """The start of `repr(x)`, for messages: values in files may be long."""
-    text = repr(x)
+    text = _repr.repr(x)
     return text if len(text) <= 100 else f"{text[:100]}..."

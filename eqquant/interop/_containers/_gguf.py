@@ -1,3 +1,4 @@
+import bisect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +7,7 @@ import numpy as np
 
 from ._cursor import Cursor
 from ._file import check_apart, check_shape, MappedFile, RawTensor, short
+from ._json import largest
 from ._tensor_file import FileLayout, Part
 from ._types import ggml_numbers, ggml_types
 
@@ -34,11 +36,10 @@ _signed = ("tokenizer.ggml.token_type", "tokenizer.ggml.suppress_tokens")
 
 _default_alignment = 32
 
-# Enough for vocabularies of half a million words, with scores, types and merges.
-_largest_header = 48 * 2**20
-_most_values = 2**21
+# Enough for vocabularies of a million words, with scores, types and merges.
+_most_values = 2**22
 _most_pairs = 2**16
-_most_tensors = 2**17
+_most_tensors = 2**19
 _most_axes = 4
 _longest_text = 2**24
 
@@ -55,15 +56,16 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
 
     A `ValueError` if the header is damaged, or does not fit the file.
     """
-    cursor = Cursor(file.map(0, min(file.size, _largest_header)).data)
+    cursor = Cursor(file.map(0, min(file.size, largest)).data)
     if cursor.take(4, "its first bytes") != gguf_magic:
         raise ValueError("it is not a GGUF file.")
     version = cursor.uint32("its version")
     if version not in (2, 3):
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        kind = "a big-endian one" if swapped in (2, 3) else f"version {version}"
+        is_swapped = swapped in (2, 3)
+        version = "for big-endian machines" if is_swapped else f"of version {version}"
         raise ValueError(
-            f"it is a GGUF file of {kind}. Only little-endian files, of versions 2 and "
+            f"it is a GGUF file {version}. Only little-endian files, of versions 2 and "
             "3, can be read."
         )
     # Each takes at least as many bytes.
@@ -78,6 +80,7 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
     infos = [_info(cursor) for _ in range(number)]
     alignment = alignment_of(metadata)
     begin = cursor.position + -cursor.position % alignment
+    starts = sorted([*(offset for *_, offset in infos), 2**64])
     tensors = {}
     for name, type, shape, offset in infos:
         if name in tensors:
@@ -86,7 +89,9 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
             raise ValueError(
                 f"{name!r} should lie at a multiple of {alignment} bytes. Got {offset}."
             )
-        tensors[name] = _tensor(name, type, shape, file, begin + offset)
+        after = starts[bisect.bisect_right(starts, offset)]
+        end = min(begin + after, file.size)
+        tensors[name] = _tensor(name, type, shape, file, begin + offset, end)
     check_apart(tensors.values())
     return tensors, metadata
 
@@ -208,15 +213,17 @@ def _info(cursor):
     # The contiguous one comes first.
     shape = tuple(reversed([cursor.uint64(f"{name!r}") for _ in range(ndim)]))
     type = cursor.uint32(f"{name!r}")
-    if type not in ggml_types:
-        raise ValueError(f"{name!r} has an unknown type, {type}.")
-    return name, ggml_types[type], shape, cursor.uint64(f"{name!r}")
+    return name, type, shape, cursor.uint64(f"{name!r}")
 
 
-def _tensor(name, type, shape, file, start):
+def _tensor(name, number_of_type, shape, file, start, end):
     number = check_shape(name, shape)
-    if type.is_plain:
-        dtype = type.dtype
+    type = ggml_types.get(number_of_type)
+    if type is None:
+        # It may go up to where the next one starts.
+        kind, dtype, nbytes = f"type {number_of_type}", None, max(0, end - start)
+    elif type.is_plain:
+        kind, dtype = type.name, type.dtype
         nbytes = number * type.nbytes
     else:
         *lead, k = shape or (1,)
@@ -225,7 +232,7 @@ def _tensor(name, type, shape, file, start):
                 f"{name!r} should have rows of a multiple of {type.block} numbers, as "
                 f"it is of {type.name}. Got shape {shape}."
             )
-        dtype = np.dtype(np.uint8)
+        kind, dtype = type.name, np.dtype(np.uint8)
         shape = (*lead, k // type.block * type.nbytes)
         nbytes = math.prod(shape)
     if start + nbytes > file.size:
@@ -233,4 +240,4 @@ def _tensor(name, type, shape, file, start):
             f"{name!r} should lie in the file: its {nbytes} bytes from byte {start} on "
             f"go past the end, at {file.size}."
         )
-    return RawTensor(name, type.name, dtype, shape, file, start, nbytes)
+    return RawTensor(name, kind, dtype, shape, file, start, nbytes)

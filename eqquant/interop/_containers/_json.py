@@ -1,37 +1,47 @@
 import json
-import re
+import os
 from typing import Any
 
-from ._file import short
+import numpy as np
+
+from ._file import MappedFile, short
 
 
-# A string, or the rest of the text if it does not end. (Possessive, so that matching
-# takes linear time.)
-_string = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+# The size in bytes up to which headers, indexes and configurations are read, as other
+# readers of safetensors do. A tensor takes about 130 bytes of these.
+largest = 100_000_000
+
+# An estimate of the memory that values take: so much at most for each byte of text, and
+# in all. The header of half a million tensors needs all of it.
+_most_by_byte, _most_in_all = 24, 500_000_000
+_of_list, _of_other, _free = 100, 50, 2**20
+
+# Python's own limit differs between its versions.
+_deepest = 500
+
+_brackets = b"[{]}"
+_others = bytes(set(range(256)) - set(_brackets))
+_steps = np.zeros(256, np.int8)
+_steps[list(_brackets)] = 1, 1, -1, -1
 
 
-def parse(text: bytes, what: str, most: float = 0.2) -> dict[str, Any]:
-    """A JSON object.
+def parse(text: bytes, what: str) -> dict[str, Any]:
+    """A JSON object, in time and memory that its size bounds.
 
     **Arguments:**
 
     - `text`: the JSON.
     - `what`: its name in messages.
-    - `most`: the largest number of keys, and of lists, for each byte, beyond the first
-        1000. These may take a hundred times the memory of their text.
 
     **Raises:**
 
-    A `ValueError` if it is not a JSON object, or if an object in it has a key twice.
+    A `ValueError` if it is not a JSON object, if it has too many or too deeply nested
+    values, or if an object in it has a key twice.
     """
-    outside = _string.sub(b"", text)
-    keys = outside.count(b":")
-    lists = outside.count(b"[") + outside.count(b"{")
-    if max(keys, lists) > 1000 + most * len(text):
-        raise ValueError(f"{what} should be JSON of fewer keys and lists.")
-    del outside
+    check_bounds(text, what)
     try:
-        found = json.loads(text.decode(), object_pairs_hook=_unique)
+        # Some editors begin a file with a mark of its encoding.
+        found = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique)
     except _Twice as e:
         raise ValueError(f"{what} has {short(e.args[0])} twice.") from None
     except (ValueError, RecursionError) as e:
@@ -39,6 +49,56 @@ def parse(text: bytes, what: str, most: float = 0.2) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{what} should be a JSON object. Got {short(found)}.")
     return found
+
+
+def check_bounds(text: bytes, what: str) -> None:
+    """Raises a `ValueError` if JSON has too many values, or too deeply nested ones, to
+    be read."""
+    # Without escapes, every quotation mark begins or ends a string.
+    data = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    codes = np.frombuffer(data, np.uint8)
+    outside = codes[~np.logical_xor.accumulate(codes == ord('"'))].tobytes()
+    del codes, data
+    brackets = outside.translate(None, _others)
+    others = outside.count(b'"') + outside.count(b":") + outside.count(b",")
+    del outside
+    lists = brackets.count(b"[") + brackets.count(b"{")
+    memory = _of_list * lists + _of_other * others
+    if memory > min(_free + _most_by_byte * len(text), _most_in_all):
+        raise ValueError(f"{what} should be JSON of fewer keys and lists.")
+    if lists > _deepest:
+        steps = _steps[np.frombuffer(brackets, np.uint8)]
+        depth = int(np.cumsum(steps, dtype=np.int32).max())
+        if depth > _deepest:
+            raise ValueError(
+                f"{what} should be nested {_deepest} levels deep at most. Got {depth}."
+            )
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file of moderate size.
+
+    **Raises:**
+
+    A `ValueError` if it is too large.
+    """
+    file = MappedFile(path)
+    try:
+        if file.size > largest:
+            raise ValueError(f"{file.path!r} should have {largest} bytes at most.")
+        return file.start(file.size)
+    finally:
+        file.close()
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    **Raises:**
+
+    A `ValueError` if it is too large, or no JSON object.
+    """
+    return parse(read_bytes(path), repr(os.fspath(path)))
 
 
 class _Twice(Exception):

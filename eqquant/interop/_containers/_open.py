@@ -1,18 +1,22 @@
 import contextlib
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ._config import config_beside, config_names
 from ._file import MappedFile, RawTensor, short
 from ._gguf import gguf_magic, read_gguf_header
-from ._json import parse
-from ._safetensors import largest_header, read_safetensors, starts_safetensors
-from ._shards import check_index, index_suffix, main_file, parts, read_index
-
-
-_largest_config = 2**21
-# Names of configurations; older quantized models have the last two.
-_configs = ("config.json", "quantize_config.json", "quant_config.json")
+from ._safetensors import read_safetensors, starts_safetensors
+from ._shards import (
+    check_index,
+    check_replaced,
+    check_split,
+    index_suffix,
+    main_file,
+    parts,
+    read_index,
+)
 
 
 class Container(NamedTuple):
@@ -21,14 +25,15 @@ class Container(NamedTuple):
     - `is_gguf`: whether the files are of GGUF, or else of safetensors.
     - `tensors`: by their names.
     - `metadata`: of the files. (Of a key in several, that of the first.)
-    - `config`: the model's configuration, from a JSON file next to it, if there is one.
+    - `config`: reads the model's configuration, from a JSON file next to it, if there
+        is one.
     - `files`: stay open until `close`.
     """
 
     is_gguf: bool
     tensors: dict[str, RawTensor]
     metadata: dict[str, Any]
-    config: dict[str, Any]
+    config: Callable[[], dict[str, Any]]
     files: list[MappedFile]
 
     def close(self) -> None:
@@ -36,15 +41,8 @@ class Container(NamedTuple):
             file.close()
 
 
-def open_container(
-    path: str | os.PathLike[str], largest_header: int = largest_header
-) -> Container:
+def open_container(path: str | os.PathLike[str]) -> Container:
     """Opens a safetensors or GGUF file, an index of several, or a folder.
-
-    **Arguments:**
-
-    - `largest_header`: the size in bytes up to which the header of a safetensors file
-        is read.
 
     **Raises:**
 
@@ -60,15 +58,18 @@ def open_container(
         paths = [where.with_name(name) for name in sorted(set(index.values()))]
     elif paths[0].suffix == ".gguf":
         paths = parts(paths[0])
-    container = Container(False, {}, metadata, _config(paths[0]), [])
+    check_replaced(paths[0], config_names(paths[0]))
+    container = Container(False, {}, metadata, config_beside(paths[0]), [])
     with contextlib.ExitStack() as stack:
         found = {}
-        for path in paths:
+        for i, path in enumerate(paths):
             file = MappedFile(path)
             stack.callback(file.close)
             container.files.append(file)
-            is_gguf, tensors, own = _read(file, largest_header)
+            is_gguf, tensors, own = _read(file)
             container = container._replace(is_gguf=container.is_gguf or is_gguf)
+            if is_gguf:
+                own = check_split(path, own, i, len(paths))
             _add(container, tensors, own)
             found[path.name] = tensors
         if index is not None:
@@ -78,13 +79,13 @@ def open_container(
     return container
 
 
-def _read(file, largest_header):
+def _read(file):
     start = file.start(9)
     try:
         if start.startswith(gguf_magic):
             return True, *read_gguf_header(file)
         if starts_safetensors(start):
-            return False, *read_safetensors(file, largest_header)
+            return False, *read_safetensors(file)
         raise ValueError(
             "it is neither of safetensors nor of GGUF, or only the beginning of one. "
             "Files of other kinds may run code when they are read: convert them first."
@@ -103,21 +104,3 @@ def _add(container, tensors, metadata):
         container.tensors[name] = tensor
     for key, value in metadata.items():
         container.metadata.setdefault(key, value)
-
-
-def _config(path):
-    # A file may have its own configuration, named after it.
-    for name in (f"{path.stem}.config.json", *_configs):
-        beside = path.with_name(name)
-        if not beside.is_file():
-            continue
-        file = MappedFile(beside)
-        try:
-            if file.size > _largest_config:
-                raise ValueError(
-                    f"{str(beside)!r} should have {_largest_config} bytes at most."
-                )
-            return parse(file.start(file.size), repr(str(beside)))
-        finally:
-            file.close()
-    return {}

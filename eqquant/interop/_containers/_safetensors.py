@@ -1,18 +1,14 @@
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ._file import check_apart, check_shape, MappedFile, RawTensor, short
-from ._json import parse
+from ._json import largest, parse
 from ._tensor_file import FileLayout
 from ._types import dtypes
 
-
-# A tensor takes about 150 bytes of the header, and at least 50, of which four are
-# colons.
-largest_header = 6 * 2**20
-_most = 1 / 12
 
 # Packed dtypes, which NumPy does not have, and their bits.
 _bits = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -24,7 +20,7 @@ def starts_safetensors(start: bytes) -> bool:
 
 
 def read_safetensors(
-    file: MappedFile, largest_header: int
+    file: MappedFile,
 ) -> tuple[dict[str, RawTensor], dict[str, str]]:
     """The tensors of a file and its metadata. Only the header is read.
 
@@ -43,11 +39,9 @@ def read_safetensors(
             f"it should have a header of {size} bytes, but has {file.size} in all: it "
             "is cut short, or not a safetensors file."
         )
-    if size > largest_header:
-        raise ValueError(
-            f"its header should take {largest_header} bytes at most. Got {size}."
-        )
-    header = parse(file.map(8, size).tobytes(), "its header", _most)
+    if size > largest:
+        raise ValueError(f"its header should take {largest} bytes at most. Got {size}.")
+    header = parse(file.map(8, size).tobytes(), "its header")
     # MLX writes null.
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(
@@ -92,6 +86,11 @@ def safetensors_layout(
         }
     header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
+    if len(header) > largest:
+        raise ValueError(
+            f"The header of {len(types)} tensors would take {len(header)} bytes. "
+            f"Readers take {largest} at most: write several files."
+        )
     header = len(header).to_bytes(8, "little") + header
     starts = {name: len(header) + start for name, start in starts.items()}
     return FileLayout(header, starts, len(header) + size)
@@ -109,8 +108,10 @@ def _tensors(
         kind, shape, offsets = (
             entry[key] for key in ("dtype", "shape", "data_offsets")
         )
-        if not isinstance(kind, str) or not (kind in dtypes or kind in _bits):
-            raise ValueError(f"{short(name)} has an unknown dtype, {short(kind)}.")
+        if not isinstance(kind, str) or not _kind.fullmatch(kind):
+            raise ValueError(
+                f"{short(name)} should have a dtype. Got {short(kind)}, which is none."
+            )
         if not isinstance(shape, list):
             raise ValueError(f"{short(name)} has no shape, but {short(shape)}.")
         number = check_shape(name, shape)
@@ -126,7 +127,9 @@ def _tensors(
                 "short, or damaged."
             )
         nbytes = offsets[1] - offsets[0]
-        expected = math.ceil(number * _bits_of(kind) / 8)
+        bits = _bits_of(kind)
+        # Of a dtype that is not known, the size is not either.
+        expected = nbytes if bits is None else math.ceil(number * bits / 8)
         if nbytes != expected:
             raise ValueError(
                 f"{short(name)} should take {expected} bytes, as {kind} of shape "
@@ -137,8 +140,9 @@ def _tensors(
         yield name, RawTensor(name, kind, dtype, tuple(shape), file, start, nbytes)
 
 
+_kind = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
 _fields = {"dtype", "shape", "data_offsets"}
 
 
 def _bits_of(kind):
-    return _bits[kind] if kind in _bits else 8 * dtypes[kind].itemsize
+    return 8 * dtypes[kind].itemsize if kind in dtypes else _bits.get(kind)

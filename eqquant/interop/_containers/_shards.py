@@ -1,19 +1,21 @@
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from ._file import MappedFile, short
-from ._json import parse
+from ._file import short
+from ._json import read_json
 
 
 index_suffix = ".safetensors.index.json"
 # In the folder of an unfinished output.
 journal_name = "eqquant.journal"
-# A tensor takes about 100 bytes of the index.
-_largest_index = 32 * 2**20
-_most = 1 / 40
+# Of a configuration while the files of its model are replaced.
+_set_aside = ".replaced"
 _most_shards = 10_000
-_split = re.compile(r"(?P<stem>.+)-(?P<i>\d{5})-of-(?P<n>\d{5})\.gguf")
+_split = re.compile(
+    r"(?P<stem>.+)-(?P<i>\d{5})-of-(?P<n>\d{5})\.(?P<suffix>gguf|safetensors)"
+)
 
 
 def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -21,13 +23,18 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
 
     **Raises:**
 
-    A `ValueError` if there is no model, or more than one, or if it is unfinished.
+    A `ValueError` if there is no model, or more than one, or if it is unfinished. A
+    `FileNotFoundError` if, by the names of its files, some are missing.
     """
     if (folder / journal_name).is_file():
         raise ValueError(
             f"{str(folder)!r} is the unfinished output of `eqquant quantize`. Run that "
             "again to finish it."
         )
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        # As for other libraries, whether or not the folder has several files, too.
+        return [whole]
     indices = sorted(folder.glob(f"*{index_suffix}"))
     usual = [path for path in indices if path.name == f"model{index_suffix}"]
     if len(usual or indices) == 1:
@@ -35,11 +42,11 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
     if len(indices) > 1:
         raise ValueError(_which(folder, indices))
     tensors = sorted(folder.glob("*.safetensors"))
-    # A folder may have the model once more, in several files.
-    whole = [path for path in tensors if path.name == "model.safetensors"]
+    _check_complete(folder, tensors)
     if tensors:
-        return whole or tensors
+        return tensors
     ggufs = sorted(folder.glob("*.gguf"))
+    _check_complete(folder, ggufs)
     first = [path for path in ggufs if _part(path) in (None, 1)]
     if len(first) == 1:
         return first
@@ -52,7 +59,7 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
-    """All files of a split GGUF model, given one of them; otherwise the file."""
+    """All files of a split model, given one of them; otherwise the file."""
     found = _split.fullmatch(path.name)
     if found is None:
         return [path]
@@ -60,7 +67,8 @@ def parts(path: pathlib.Path) -> list[pathlib.Path]:
     if not 1 <= number <= _most_shards:
         raise ValueError(f"{str(path)!r} should be one of 1 to {_most_shards} files.")
     names = [
-        f"{found['stem']}-{i:05}-of-{number:05}.gguf" for i in range(1, number + 1)
+        f"{found['stem']}-{i:05}-of-{number:05}.{found['suffix']}"
+        for i in range(1, number + 1)
     ]
     return [path.with_name(name) for name in names]
 
@@ -73,13 +81,7 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
 
     A `ValueError` if it is not an index, or names files outside its folder.
     """
-    file = MappedFile(path)
-    if file.size > _largest_index:
-        file.close()
-        raise ValueError(f"{str(path)!r} should have {_largest_index} bytes at most.")
-    text = file.start(file.size)
-    file.close()
-    content = parse(text, repr(str(path)), _most)
+    content = read_json(path)
     found, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(found, dict) or not all(
         isinstance(name, str) for name in found.values()
@@ -96,6 +98,27 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
         raise ValueError(f"{str(path)!r} should have 1 to {_most_shards} files.")
     metadata = metadata if isinstance(metadata, dict) else {}
     return found, {k: v for k, v in metadata.items() if isinstance(v, str)}
+
+
+def set_aside_path(config: pathlib.Path) -> pathlib.Path:
+    """Where a configuration is while the files of its model are replaced."""
+    return config.with_name(f"{config.name}{_set_aside}")
+
+
+def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
+    """Checks that a file is not one of a model that was only in part replaced.
+
+    **Arguments:**
+
+    - `configs`: the names that its configuration may have.
+    """
+    for name in configs:
+        aside = set_aside_path(path.with_name(name))
+        if aside.is_file():
+            raise ValueError(
+                f"{str(path)!r} was being replaced by another model when the process "
+                f"ended: its configuration is still {aside.name!r}. Write it again."
+            )
 
 
 def check_index(
@@ -116,6 +139,46 @@ def check_index(
                 f"{str(path)!r} has {short(tensor)} in {name!r}, which has no such "
                 "tensor."
             )
+
+
+def check_split(
+    path: pathlib.Path, metadata: Mapping[str, Any], i: int, number: int
+) -> dict[str, Any]:
+    """Checks that a GGUF file is the one that is expected of a split model.
+
+    **Arguments:**
+
+    - `path`, `metadata`: of the file.
+    - `i`, `number`: it is expected to be the file `i`, from 0 on, of so many.
+
+    **Returns:**
+
+    The metadata, of several files without those about the splitting.
+    """
+    count, which = metadata.get("split.count"), metadata.get("split.no")
+    is_other = count not in (0, number) or (number > 1 and which != i)
+    if count is not None and is_other:
+        part = which + 1 if isinstance(which, int) else short(which)
+        raise ValueError(
+            f"{str(path)!r} is part {part} of the {short(count)} files of a model, by "
+            f"its metadata, and part {i + 1} of {number} by its name. Get the missing "
+            "files, and name them all as in 'model-00001-of-00003.gguf'."
+        )
+    if number == 1:
+        return dict(metadata)
+    return {k: v for k, v in metadata.items() if not k.startswith("split.")}
+
+
+def _check_complete(folder, paths):
+    there = set(paths)
+    wanted = {part: None for path in paths for part in parts(path)}
+    missing = [repr(part.name) for part in wanted if part not in there]
+    if missing:
+        more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise FileNotFoundError(
+            f"{str(folder)!r} should have all files of its model. Missing are "
+            f"{', '.join(missing[:3])}{more}."
+        )
 
 
 def _part(path):

@@ -12,10 +12,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray
-from ...formats import AbstractFormat, NF4
+from ..._product import Axis
+from ...formats import AbstractFormat, as_format, NF4
+from .._layouts import NotWritable
 from .._open import open
+from .._own import gguf_metadata, metadata_file, metadata_name
+from .._tensors import for_jax
 from ._encode import encode, encoded_struct
-from ._output import as_json, beside, is_placed, is_there, Output
+from ._output import as_json, beside, check_others, check_out, Output
 from ._plan import Outcome, outcome, plan, Planned
 from ._shards import index_of, shards
 from ._targets import check_kind, target
@@ -33,7 +37,8 @@ def convert(
     *,
     rules: Sequence[tuple[Any, Any]] = (),
     to: str | None = None,
-    axis: int | Sequence[tuple[Any, int]] = -1,
+    ordinary: Sequence[str] = (),
+    axis: int | Literal["auto"] | Sequence[tuple[Any, Axis]] = "auto",
     min_size: int = 1024,
     embeddings: bool = False,
     requantize: bool = False,
@@ -49,7 +54,8 @@ def convert(
     `method`, those of [`eqquant.tree_quantize`][].
 
     If interrupted, repeat the same call to resume. Unfinished output is in the folder
-    `OUT.partial`, and is renamed to `out` when it is complete.
+    `OUT.partial`, and is renamed to `out` when it is complete. A call that fails, since
+    an array cannot be converted, leaves nothing there.
 
     !!! Example
 
@@ -64,15 +70,24 @@ def convert(
     - `path`: as for [`eqquant.interop.open`][].
     - `out`: the folder to write, or the file if it ends with `.safetensors` or `.gguf`.
     - `format`: of the weights of matrix products, as far as names and shapes tell:
-        matrices, except embeddings and norms. If `None`, only `rules` quantize.
-    - `rules`: as for [`eqquant.Rules`][]. They override `format`, `min_size` and
-        `embeddings`.
+        matrices, except embeddings and norms. If `None`, only `rules` quantize. With
+        `"f32"`, `"f16"` or `"bf16"` these weights become dense in this dtype, and so do
+        all arrays that are quantized in the source.
+    - `rules`: as for [`eqquant.Rules`][], or with one of these dtypes for a format.
+        They override `format`, `min_size` and `embeddings`. An array whose rule has
+        `None` is copied as it is, quantized or not.
     - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`; or a layout of
         [`eqquant.interop.write`][]. By default the first, unless `out` ends with
         `.gguf`.
-    - `axis`: the contracted axis: -1 for matrices of the shape `(out, in)`. If arrays
-        differ, pairs of a condition, as in `rules`, and an axis; for GPT-2,
-        `[("h.*", -2)]`. The first match decides; other arrays have -1.
+    - `ordinary`: as for [`eqquant.interop.open`][].
+    - `axis`: the contracted axis: -1 for matrices of the shape `(out, in)`, or -2 for
+        `(in, out)`. If arrays differ, pairs of a condition, as in `rules`, and an axis,
+        or a tuple of those that a convolution contracts; for GPT-2, `[("h.*", -2)]`.
+        The first match decides; for other arrays, it is `"auto"`: what it is in the
+        source for arrays that are quantized there; and else -1, or for the filter of a
+        convolution, `(out, in, *window)`, all axes but the first. (That is what an
+        array with more than two axes is taken for if it has fewer than 16 numbers along
+        the last one. With four axes or more and no fewer, the axes have to be given.)
     - `min_size`: arrays with fewer numbers are not quantized.
     - `embeddings`: whether to quantize embeddings too.
     - `requantize`: whether to quantize arrays again that are quantized in the source.
@@ -95,17 +110,22 @@ def convert(
 
     **Raises:**
 
-    A `ValueError` if an array cannot be read, quantized or written, if `stats` are of
-    other arrays, if llama.cpp could not run the model, or if `OUT.partial` is from a
-    call with other arguments. A `FileExistsError` if `out` exists, or if `OUT.partial`
-    has other files.
+    A `ValueError` if arrays cannot be read, quantized or written, if the shape of one
+    that a rule names does not tell its axes, if `stats` are of other arrays, if
+    llama.cpp could not run the model, if all arrays to quantize are quantized already,
+    or if `OUT.partial` is from a call with other arguments. A `FileExistsError` if
+    `out`, or a file that goes with it, exists, or if `OUT.partial` has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
-    is_file = out.suffix in (".safetensors", ".gguf")
-    kind = to or ("gguf" if out.suffix == ".gguf" else "eqquant")
+    suffix = out.suffix.lower()
+    is_file = suffix in (".safetensors", ".gguf")
+    if not is_file:
+        # So that it is renamed within one disk.
+        out = pathlib.Path(os.path.realpath(out))
+    kind = to or ("gguf" if suffix == ".gguf" else "eqquant")
     check_kind(kind)
     _check_out(out, kind, is_file, shard_size, fresh)
-    with open(source) as checkpoint:
+    with open(source, ordinary=ordinary) as checkpoint:
         planned = plan(
             checkpoint, format, rules, axis, min_size, embeddings, requantize
         )
@@ -134,24 +154,26 @@ def _converted(
     checkpoint, source, out, planned, solver, kind, config, stem, most, fresh, progress
 ):
     structs = {p.name: _struct(p, kind) for p in planned}
-    metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
+    metadata = _metadata(checkpoint)
+    name_of_metadata = None
+    if metadata and kind == "eqquant":
+        name_of_metadata = metadata_name(stem if most is None else None)
     index_name = f"{stem}.safetensors.index.json"
-    try:
-        aim = target(kind, structs, metadata, index_name, config)
-    except ValueError as e:
-        if config is None:
-            raise
-        raise ValueError(
-            f"{e} (With `config=False`, or --bare, it becomes a file of arrays alone, "
-            "which llama.cpp does not load.)"
-        ) from e
-    files = shards(aim, structs, stem, most)
     packed = {n: x for n, x in structs.items() if isinstance(x, QuantizedArray)}
+    try:
+        aim = target(kind, structs, metadata, index_name, config, name_of_metadata)
+        files = shards(aim, structs, stem, most)
+    except ValueError as e:
+        raise ValueError(f"{e} {_way_out(e, packed, config, kind)}".rstrip()) from e
     found = aim.config({name: x.format for name, x in packed.items()})
     if most is not None:
         others = beside(source, checkpoint.config, found)
     else:
         others = {f"{stem}.config.json": as_json(found)} if found else {}
+    if name_of_metadata is not None:
+        others[name_of_metadata] = metadata_file(metadata)
+    if most is None:
+        check_others(out, others)
     index = index_of(aim, files)
     if index is not None:
         others[index_name] = index.encode()
@@ -174,6 +196,39 @@ def _converted(
     return outcomes
 
 
+# One that each kind of file has.
+_formats = {"gguf": "q8_0", "mlx": "mxfp8", "compressed-tensors": "int8"}
+
+
+def _way_out(e, packed, config, kind):
+    if isinstance(e, NotWritable) and packed.keys() >= set(e.names):
+        example = _formats.get(kind)
+        formats = {x.format for x in packed.values()}
+        is_other = example is not None and as_format(example) not in formats
+        if is_other and len(e.names) == len(packed):
+            return f"Pass another format, such as {example!r} (--format {example})."
+        name = e.pattern
+        wide = ", for rows of multiples of 32 numbers" if kind == "gguf" else ""
+        format = "q8_0" if kind == "gguf" else "bf16"
+        return (
+            f"Rules give arrays another format, as ({name!r}, {format!r}) does, or "
+            f"--rule '{name}={format}'{wide}. With f32, f16 or bf16, they are dense."
+        )
+    if config is None:
+        return ""
+    return (
+        "(With `config=False`, or --bare, it becomes a file of arrays alone, which "
+        "llama.cpp does not load.)"
+    )
+
+
+def _metadata(checkpoint):
+    if checkpoint.kind not in ("gguf", "eqquant"):
+        return {}
+    found = gguf_metadata(checkpoint.metadata)
+    return {k: v for k, v in found.items() if not k.startswith("split.")}
+
+
 def _config(config, source, checkpoint, kind):
     # Where the description for llama.cpp is, if the output has one.
     if config is False:
@@ -183,9 +238,10 @@ def _config(config, source, checkpoint, kind):
             raise ValueError(f"`config` is for GGUF files. The output is {kind!r}.")
         return config
     folder = source if source.is_dir() else source.parent
-    is_known = checkpoint.config.get("architectures") and checkpoint.kind != "gguf"
-    is_there = is_known and (folder / "config.json").is_file()
-    return folder if is_there and kind == "gguf" else None
+    if kind != "gguf" or checkpoint.kind == "gguf":
+        return None
+    is_known = checkpoint.config.get("architectures")
+    return folder if is_known and (folder / "config.json").is_file() else None
 
 
 class _Advance:
@@ -204,6 +260,7 @@ def _write(p: Planned, solver, aim, output, struct, advance):
     try:
         x, sqnr = _value(p, solver, struct.dtype, advance)
     except ValueError as e:
+        output.fail()
         raise ValueError(f"Could not convert {p.name!r}: {e}") from e
     line = {"name": p.name, "sqnr": sqnr}
     output.write(aim.parts(p.name, x), line)
@@ -212,6 +269,9 @@ def _write(p: Planned, solver, aim, output, struct, advance):
 
 def _value(p, solver, dtype, advance) -> tuple[Any, float | None]:
     packed = p.entry.format is not None
+    if p.dtype is not None:
+        w = p.entry.read().dequantize() if packed else p.entry.numpy()
+        return _cast(np.asarray(w), p.dtype), None
     if p.format is None:
         return _rows(p.entry.read()) if packed else _cast(p.entry.numpy(), dtype), None
     w = np.asarray(p.entry.read().dequantize()) if packed else p.entry.numpy()
@@ -226,18 +286,24 @@ def _value(p, solver, dtype, advance) -> tuple[Any, float | None]:
 def _cast(x, dtype):
     if x.dtype == dtype:
         return x
-    if jnp.issubdtype(dtype, jnp.integer) and np.any(x.astype(dtype) != x):
+    if jnp.issubdtype(dtype, jnp.integer):
+        return for_jax(x)
+    with np.errstate(over="ignore"):
+        found = x.astype(dtype)
+    if lost := int(np.sum(np.isfinite(x) & ~np.isfinite(found))):
         raise ValueError(
-            "It has integers of 64 bits. Set `JAX_ENABLE_X64=1`, or call this inside "
-            "`with jax.enable_x64(True):`."
+            f"It has numbers that are too large for {dtype.name}: {lost} of {x.size}. "
+            "A rule with bf16 or f32 can have them."
         )
-    return x.astype(dtype)
+    return found
 
 
 def _struct(p, kind):
     entry = p.entry
     if p.format is not None:
         return encoded_struct(p.format, entry.shape, entry.dtype, p.axis)
+    if p.dtype is not None:
+        return np.broadcast_to(np.zeros((), p.dtype), entry.shape)
     if entry.format is None:
         # JAX converts 64-bit numbers to 32 bits, unless these are enabled.
         dtype = entry.dtype
@@ -250,7 +316,7 @@ def _struct(p, kind):
 
 def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
     stored = jtu.tree_map(np.asarray, q.stored) if stored is None else stored
-    layout = dataclasses.replace(q.layout, row_axis=-2, panels=False)
+    layout = dataclasses.replace(q.layout.side_by_side, row_axis=-2)
     return dataclasses.replace(q, stored=q.layout.to_rows(stored), layout=layout)
 
 
@@ -260,7 +326,9 @@ def _about(planned, files, solver):
     stats = {path: os.stat(path) for path in sorted(paths)}
     digest = hashlib.sha256()
     for p in planned:
-        digest.update(json.dumps([p.name, str(p.format), p.axis]).encode())
+        digest.update(
+            json.dumps([p.name, str(p.format), str(p.dtype), p.axis]).encode()
+        )
     if solver is not None:
         digest.update(solver.digest().encode())
     for file in files:
@@ -276,11 +344,10 @@ def _about(planned, files, solver):
 
 
 def _check_out(out, kind, is_file, shard_size, fresh):
-    if is_file and (out.suffix == ".gguf") != (kind == "gguf"):
+    if is_file and (out.suffix.lower() == ".gguf") != (kind == "gguf"):
         raise ValueError(f"{str(out)!r} is not the name of a file for {kind!r}.")
     if is_file and shard_size is not None:
         raise ValueError("`shard_size` is for output to a folder, and `out` is a file.")
     if shard_size is not None and shard_size <= 0:
         raise ValueError(f"`shard_size` should be positive. Got {shard_size}.")
-    if is_there(out) and (fresh or not is_placed(out)):
-        raise FileExistsError(f"{str(out)!r} already exists.")
+    check_out(out, fresh)

@@ -1,4 +1,5 @@
 import functools as ft
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..._array import QuantizedArray, squares_of_rows, SquareSums, total, unit_of
+from ..._product import as_tuple, Axis
 from ...formats import (
     AbstractExact,
     AbstractFormat,
@@ -15,20 +17,22 @@ from ...formats import (
     Layout,
     not_held_text,
 )
+from ...kernels import encoder, most_encoded
 from ._pieces import Pieces
 
 
 def encoded_struct(
-    format: AbstractFormat, shape: tuple[int, ...], dtype: Any, axis: int
+    format: AbstractFormat, shape: tuple[int, ...], dtype: Any, axis: Axis
 ) -> QuantizedArray:
     """A quantized array without its numbers, whose NumPy arrays take no memory. They
     lie in rows, as those of `encode`."""
-    *lead, n, k = _by_row(shape, axis)
-    stored = format.structs((*lead, n, k))
+    rows = _by_row(np.broadcast_to(np.zeros((), dtype), shape), axis)
+    stored = format.structs(rows.shape)
     return _array(
         jtu.tree_map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), stored),
-        Layout(format).trimmed(stored, k),
+        Layout(format).trimmed(stored, rows.shape[-1]),
         axis,
+        shape,
         dtype,
     )
 
@@ -36,14 +40,14 @@ def encoded_struct(
 def encode(
     w: np.ndarray,
     format: AbstractFormat,
-    axis: int,
+    axis: Axis,
     advance: Callable[[float], None],
 ) -> tuple[QuantizedArray, SquareSums]:
     """Quantizes as [`eqquant.quantize`][], bit for bit, but some rows at a time.
 
     **Arguments:**
 
-    - `w`: a matrix, or a stack of them, which may be a memory map.
+    - `w`: a matrix, a stack of them, or a filter, which may be a memory map.
     - `format`, `axis`: as for `quantize`.
     - `advance`: called with the share of `w` that is done since the last call.
 
@@ -56,7 +60,7 @@ def encode(
 
     A `ValueError` if there are numbers that the format cannot have.
     """
-    rows = w if axis == -1 else w.swapaxes(-1, -2)
+    rows = _by_row(w, axis)
     structs = format.structs(rows.shape)
     layout = Layout(format).trimmed(structs, rows.shape[-1])
     pieces = Pieces(rows, _is_whole(format, rows.shape[-1]))
@@ -64,10 +68,12 @@ def encode(
     stored = jtu.tree_map(lambda a: np.empty(a.shape, a.dtype), structs)
     some, *_ = known.values()
     shapes = tuple(x.shape for x in some)
-    _compile(layout, pieces.shape, pieces.dtype, shapes)
+    native = _native(format, pieces.dtype)
+    _compile(layout, pieces.shape, pieces.dtype, shapes, native)
 
     def work(piece, index, rows):
-        found = _encode(format, piece, known[index])
+        how = native if native is not None and _is_ordinary(piece) else None
+        found = _encode(format, piece, known[index], how)
         sums, others, beyond = _measure(layout, piece, found)
         jtu.tree_map(
             lambda all, some: _put(all[index], rows, np.asarray(some)), stored, found
@@ -92,7 +98,7 @@ def encode(
             f"{_wanted(format)} {wrong} of its {w.size} numbers are not. A rule can "
             "leave it out."
         )
-    return _array(stored, layout, axis, w.dtype), SquareSums(signal, noise)
+    return _array(stored, layout, axis, w.shape, w.dtype), SquareSums(signal, noise)
 
 
 def _known(format, shape, pieces):
@@ -115,7 +121,7 @@ def _known(format, shape, pieces):
     return known
 
 
-def _array(stored, layout, axis, dtype):
+def _array(stored, layout, axis, shape, dtype):
     return QuantizedArray(
         stored=stored,
         layout=layout,
@@ -123,12 +129,16 @@ def _array(stored, layout, axis, dtype):
         sharding=None,
         activation=None,
         dtype=jax.dtypes.canonicalize_dtype(dtype),
+        inner=tuple(shape[i] for i in as_tuple(axis)[1:]),
     )
 
 
-def _by_row(shape, axis):
-    *lead, n, k = shape
-    return (*lead, n, k) if axis == -1 else (*lead, k, n)
+def _by_row(w, axis):
+    # The contracted axes last, and as one. (A view, but for unusual axes.)
+    axes = as_tuple(axis)
+    w = np.moveaxis(w, axes, range(-len(axes), 0))
+    lead = w.shape[: -len(axes)]
+    return w.reshape(*lead, math.prod(w.shape[-len(axes) :]))
 
 
 @ft.cache
@@ -161,11 +171,11 @@ def _put(all, rows, some):
 
 
 @ft.cache
-def _compile(layout, shape, dtype, shapes):
+def _compile(layout, shape, dtype, shapes, native):
     # Before the threads start, so that they do not compile it several times.
     w = np.zeros(shape, dtype)
     known = tuple(jnp.zeros(shape) for shape in shapes)
-    _measure(layout, w, _encode(layout.format, w, known))
+    _measure(layout, w, _encode(layout.format, w, known, native))
 
 
 @ft.partial(jax.jit, static_argnums=0)
@@ -174,8 +184,21 @@ def _asked(format, w, known):
     return asked[len(known)]
 
 
-@ft.partial(jax.jit, static_argnums=0)
-def _encode(format, w, known):
+def _native(format, dtype):
+    # A function that encodes ordinary numbers faster.
+    on_cpu = next(iter(jnp.zeros(()).devices())).platform == "cpu"
+    return encoder(format, dtype, across=False) if on_cpu else None
+
+
+@jax.jit
+def _is_ordinary(w):
+    return jnp.all(jnp.abs(w) <= most_encoded)
+
+
+@ft.partial(jax.jit, static_argnums=(0, 3))
+def _encode(format, w, known, native):
+    if native is not None:
+        return native(format, w)
     stored, _ = encode_rows(format, w, known)
     return stored
 

@@ -3,6 +3,8 @@ import os
 import pathlib
 from typing import Any, IO
 
+from .._containers import parse
+
 
 class Journal:
     """The journal of an unfinished output: a line of JSON about the run, and one for
@@ -47,7 +49,13 @@ class Journal:
         # The last line may be incomplete.
         whole = text[: text.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
-        lines = [json.loads(line) for line in whole.splitlines()]
+        try:
+            lines = [_parsed(line) for line in whole.splitlines()]
+        except ValueError as e:
+            raise ValueError(
+                f"{str(path)!r}, the journal of unfinished output, is damaged: {e} "
+                "Pass `fresh` (the option --fresh) to start over."
+            ) from e
         if not lines:
             self.write(about)
             return []
@@ -58,12 +66,20 @@ class Journal:
             if old.get(key) != about[key]:
                 raise ValueError(
                     f"{str(path.parent)!r} is the unfinished output of a run with "
-                    f"{key} that differ. Remove it, or pass `fresh`."
+                    f"{key} that differ. Remove it, or pass `fresh` (the option "
+                    "--fresh) to start over."
                 )
         return lines
 
 
 _finished = {"finished": True}
+
+
+def _parsed(text):
+    line = parse(text, "a line of it")
+    if "name" in line and not (isinstance(line.get("crc32"), dict) and "sqnr" in line):
+        raise ValueError("a line of it has no checksums.")
+    return line
 
 
 def is_finished(path: pathlib.Path) -> bool:

@@ -4,13 +4,14 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .._containers import journal_name, Part, TensorFile
-from .._replacing import make_folder
+from .._replacing import make_folder, naming
+from .._replacing_model import without_quantization
 from ._journal import is_finished, Journal, lock, sync
 from ._shards import Shard
 
@@ -28,7 +29,6 @@ _others = (
     "vocab*",
 )
 _largest_other = 2**26
-_sections = ("quantization_config", "quantization")
 
 
 class Output:
@@ -55,18 +55,19 @@ class Output:
         - `fresh`: whether to remove the unfinished output of an earlier run.
         """
         self._out, self._is_file, self._shards = out, is_file, shards
-        self._folder = partial_path(out)
+        self._folder = _partial_path(out)
         self._files = self._folder / "files"
         _check_own(self._folder)
-        if fresh and is_there(self._folder):
+        if fresh and _is_there(self._folder):
             _discard(self._folder)
         make_folder(out)
         self._folder.mkdir(exist_ok=True)
         self._journal = Journal(self._folder / journal_name, about)
         self._files.mkdir(exist_ok=True)
         self._owners = {key: shard for shard in shards for key in shard.parts}
+        self._wrote = self._has_failed = False
         lines = {x["name"]: x for x in self._journal.lines if "name" in x}
-        if is_placed(out):
+        if _is_placed(out):
             # An earlier run was interrupted after the renaming.
             self.lines, self._shards = lines, []
             return
@@ -83,9 +84,11 @@ class Output:
             checksums[key] = zlib.crc32(x.reshape(-1).view(np.uint8).data)
             shard = self._owners[key]
             path = self._files / shard.name
-            with TensorFile(path, shard.parts, shard.layout, resume=True) as file:
-                file.write(key, x)
+            with naming(path):
+                with TensorFile(path, shard.parts, shard.layout, resume=True) as file:
+                    file.write(key, x)
         self._journal.write({**line, "crc32": checksums})
+        self._wrote = True
 
     def finish(self, beside: Mapping[str, bytes]) -> None:
         """Moves all files into place.
@@ -118,13 +121,20 @@ class Output:
             os.replace(self._files, self._out)
         sync(self._out.parent)
 
+    def fail(self) -> None:
+        """There is nothing to resume: the same call would fail again."""
+        self._has_failed = True
+
     def close(self) -> None:
         self._journal.close()
 
     def __enter__(self) -> "Output":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, type: type[BaseException] | None, *args: object) -> None:
+        has_lines = (self.lines or self._wrote) and not self._has_failed
+        if type is not None and not has_lines:
+            _remove(self._folder)
         self.close()
 
     def _is_there(self, checksums):
@@ -145,7 +155,7 @@ class Output:
 
 
 def beside(
-    source: pathlib.Path, config: dict[str, Any], quantization: dict[str, Any]
+    source: pathlib.Path, config: Mapping[str, Any], quantization: dict[str, Any]
 ) -> dict[str, bytes]:
     """The other files of a model, by their names: those of the tokenizer, unchanged,
     and the configuration.
@@ -163,7 +173,7 @@ def beside(
         for path in sorted(folder.glob(pattern))
         if path.is_file() and path.stat().st_size <= _largest_other
     }
-    config = {k: v for k, v in config.items() if k not in _sections} | quantization
+    config = without_quantization(config) | quantization
     return found | ({"config.json": as_json(config)} if config else {})
 
 
@@ -171,25 +181,62 @@ def as_json(x: dict[str, Any]) -> bytes:
     return json.dumps(x, indent=2).encode()
 
 
-def partial_path(out: pathlib.Path) -> pathlib.Path:
-    """The folder of an unfinished output."""
+def check_out(out: pathlib.Path, fresh: bool) -> None:
+    """Checks that an output can be written.
+
+    **Raises:**
+
+    A `FileExistsError` if something else is there, and a `ValueError` if nothing can be
+    renamed to `out`.
+    """
+    if not out.name or out.is_mount():
+        raise ValueError(
+            f"`out` should be in a folder of its disk. Got {str(out)!r}, where a disk "
+            "begins: name a new folder in it."
+        )
+    if _is_there(out) and (fresh or not _is_placed(out)):
+        raise FileExistsError(f"{str(out)!r} already exists.")
+
+
+def check_others(out: pathlib.Path, names: Iterable[str]) -> None:
+    """Checks that no other file is replaced beside an output that is a file.
+
+    **Raises:**
+
+    A `FileExistsError` if there is one.
+    """
+    if _is_finished(out):
+        # Those of an earlier run, which was interrupted while it renamed them.
+        return
+    for name in names:
+        if os.path.lexists(out.with_name(name)):
+            raise FileExistsError(
+                f"{str(out.with_name(name))!r} already exists, and goes with "
+                f"{out.name!r}."
+            )
+
+
+def _partial_path(out):
     return out.with_name(f"{out.name}.partial")
 
 
-def is_there(out: pathlib.Path) -> bool:
-    """Whether an output, or anything else, is at `out`."""
-    return any(out.iterdir()) if out.is_dir() else out.exists()
+def _is_there(out):
+    return any(out.iterdir()) if out.is_dir() else os.path.lexists(out)
 
 
-def is_placed(out: pathlib.Path) -> bool:
-    """Whether it is the whole output, of a run interrupted before it returned."""
-    journal = partial_path(out) / journal_name
-    return is_there(out) and journal.is_file() and is_finished(journal)
+def _is_finished(out):
+    journal = _partial_path(out) / journal_name
+    return journal.is_file() and is_finished(journal)
+
+
+def _is_placed(out):
+    # Whether it is the whole output, of a run interrupted before it returned.
+    return _is_there(out) and _is_finished(out)
 
 
 def _check_own(folder):
     # The journal is created first in such a folder.
-    if is_there(folder) and not (folder / journal_name).is_file():
+    if _is_there(folder) and not (folder / journal_name).is_file():
         raise FileExistsError(
             f"{str(folder)!r}, the folder for unfinished output, has other files: "
             f"there is no {journal_name!r} in it. Move them, or choose another `out`."

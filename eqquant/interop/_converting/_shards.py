@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .._containers import FileLayout, Part
+from .._layouts import parts_of_each
 from ._targets import Target
 
 
@@ -29,13 +30,13 @@ def shards(
 
     **Raises:**
 
-    A `ValueError` if an array cannot be written, or if two would have the same name.
+    A `NotWritable` if arrays cannot be written, or a `ValueError` if two would have the
+    same name.
     """
     groups: list[dict[str, Part]] = [{}]
     owners: dict[str, str] = {}
     size = 0
-    for name, x in arrays.items():
-        parts = target.parts(name, x)
+    for name, parts in parts_of_each(target.parts, arrays).items():
         nbytes = sum(part.nbytes for part in parts.values())
         if most is not None and groups[-1] and size + nbytes > most:
             groups.append({})

@@ -80,9 +80,9 @@ class Solver:
     def _gram(self, p: Planned) -> Gram | None:
         if self._stats is None or p.name not in self._stats:
             return None
-        (axis,) = as_tuple(p.axis)
+        axes = tuple(len(p.entry.shape) + i for i in as_tuple(p.axis))
         try:
-            return self._stats[p.name, (len(p.entry.shape) + axis,)]
+            return self._stats[p.name, axes]
         except KeyError as e:
             raise ValueError(
                 f"`stats` should know it along the axis {p.axis}. {e.args[0]}"

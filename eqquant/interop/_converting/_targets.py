@@ -8,9 +8,9 @@ import numpy as np
 
 from ...formats import AbstractFormat
 from .._containers import FileLayout, gguf_layout, Part, safetensors_layout
-from .._layouts import gguf_parts, layouts, parts_of, writers
+from .._layouts import gguf_parts, layouts, parts_of, parts_of_each, writers
 from .._llama_cpp import file_type, ModelFile
-from .._own import described, to_part
+from .._own import described, naming, to_part
 from .._tensors import to_tensor
 
 
@@ -44,6 +44,7 @@ def target(
     metadata: dict[str, Any],
     index: str,
     config: str | os.PathLike[str] | None = None,
+    metadata_beside: str | None = None,
 ) -> Target:
     """How to write files of a kind.
 
@@ -51,23 +52,23 @@ def target(
 
     - `kind`: `to`, as for [`eqquant.interop.convert`][].
     - `structs`: all arrays, without their numbers.
-    - `metadata`: of the source.
+    - `metadata`: of the source, if that is of GGUF.
     - `index`: the name of the index of several files.
     - `config`: of a file that llama.cpp loads, as for
         [`eqquant.interop.write_gguf`][].
+    - `metadata_beside`: the name of a file with the metadata, beside files of eqquant.
     """
     if kind == "gguf" and config is not None:
         model = ModelFile(config, structs)
         return _gguf(model.metadata, model.parts)
     if kind == "gguf":
-        metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
         parts = ft.partial(gguf_parts, metadata=metadata)
         if "general.file_type" in metadata:
-            every = [part for k, x in structs.items() for part in parts(k, x).values()]
-            metadata |= file_type(every)
+            found = parts_of_each(parts, structs).values()
+            metadata |= file_type([part for parts in found for part in parts.values()])
         return _gguf(metadata, parts)
     if kind == "eqquant":
-        return _own(structs, index)
+        return _own(structs, index, metadata_beside)
     library = layouts[kind]
     layout = lambda parts, i, number, total: _layout(parts, library.metadata)
     parts = ft.partial(parts_of, library)
@@ -92,9 +93,11 @@ def _gguf(metadata, parts):
     return Target(".gguf", parts, layout, lambda formats: {}, None)
 
 
-def _own(structs, index):
+def _own(structs, index, metadata_beside):
     # The files of `save`, with quantized arrays in rows.
     tensors, header = described(_nested(structs), numpy=False)
+    if metadata_beside is not None:
+        header |= naming(metadata_beside)
     names = {id(tensor.array): name for name, tensor in tensors.items()}
     names = {
         name: [names[id(leaf)] for leaf in jtu.tree_leaves(_stored(x))]

@@ -5,7 +5,7 @@ import numpy as np
 from ...formats import Int4
 from .._checkpoint import Entry
 from ._base import as_bytes, bits_of, check, floats, Source, to_quantized, words
-from ._groups import group_size
+from ._groups import check_there, group_size
 from ._registry import register_layout
 
 
@@ -40,6 +40,9 @@ def _entry(source, prefix, qweight, scales):
         "kernels (version 'gemm', the only one that can be read) and GPTQ has not",
         *(qweight, qzeros, scales),
     )
+    has_zeros = source.config.get("zero_point") is True
+    said = "'zero_point': true" if has_zeros else ""
+    check_there(qzeros, name, f"{prefix}qzeros", said)
     size = group_size(name, [source.config.get("group_size")], k, groups)
     format = Int4(size, symmetric=False, scale_dtype=scales.dtype)
 

@@ -16,7 +16,7 @@ class Source(NamedTuple):
     """What is known of a file, for a layout to find its arrays.
 
     - `tensors`: by their names.
-    - `config`: the part of `config.json` about quantization, with the user's hints.
+    - `config`: the section of the layout in `config.json`, with the user's hints.
     - `metadata`: of the file.
     - `hints`: of the user.
     - `dtype`: of the model, if `config.json` has it. The tensors may not tell.
@@ -109,15 +109,21 @@ def _copied(x):
     return jax.device_put(x)
 
 
-def _check_stored(stored, expected):
-    assert stored.keys() == expected.keys(), stored.keys()
+def _check_stored(stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    if stored.keys() != expected.keys():
+        raise ValueError(f"it should store {list(expected)}. Got {list(stored)}.")
     for name, x in stored.items():
-        if isinstance(x, dict):
-            _check_stored(x, expected[name])
+        wanted = expected[name]
+        if isinstance(wanted, dict):
+            _check_stored(x, wanted)
             continue
         # Zero-points may have 16 bits.
-        assert x.shape == expected[name].shape, (name, x.shape, expected[name])
-        assert x.dtype == expected[name].dtype or name == "zero_point", (name, x.dtype)
+        fits = x.dtype == wanted.dtype or name == "zero_point"
+        if x.shape != wanted.shape or not fits:
+            raise ValueError(
+                f"its {name!r} should be of {wanted.dtype}{wanted.shape}. Got "
+                f"{x.dtype}{x.shape}."
+            )
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:

@@ -23,7 +23,16 @@ from ._base import (
     unpack,
 )
 from ._float8 import find_float8
-from ._groups import configured, group_size, has_zeros, is_ordered, scale_blocks
+from ._groups import (
+    check_there,
+    configured,
+    group_index,
+    group_size,
+    has_zeros,
+    is_ordered,
+    says,
+    scale_blocks,
+)
 from ._registry import register_layout
 from ._rows import kind_of, Rows
 
@@ -51,8 +60,7 @@ def find_compressed(source: Source) -> Iterator[Entry]:
 
 def _packed(source, name, packed, scale):
     lengths = source.need(f"{name}_shape", name, "I64", "I32")
-    zeros = source.get(f"{name}_zero_point", "I32", "I8")
-    g_idx = source.get(f"{name}_g_idx", "I32", "I64")
+    zeros = _zeros(source, name, "I32", "I8")
     check(
         packed.ndim >= 2 and lengths.shape == (packed.ndim,),
         f"{name!r} should have packed rows, and a size for each axis",
@@ -61,13 +69,13 @@ def _packed(source, name, packed, scale):
     shape = tuple(map(int, lengths.read()))
     *lead, n, k = shape
     check_shape(name, shape)
+    g_idx = group_index(source, name, k)
     bits = _bits(source, name, packed.shape[-1], k)
     groups = _number_of_groups(name, scale, (*lead, n))
     packed_zeros = zeros is not None and zeros.kind == "I32"
     per_group = _words(n, bits) if packed_zeros else n
     check(
         packed.shape[:-1] == (*lead, n)
-        and (g_idx is None or g_idx.shape == (k,))
         and (
             zeros is None
             or zeros.shape == (*lead, per_group, groups)
@@ -76,7 +84,7 @@ def _packed(source, name, packed, scale):
             and not packed_zeros
         ),
         f"{name!r} should have shape {shape}, in codes of {bits} bits",
-        *(packed, scale, zeros, g_idx),
+        *(packed, scale, zeros),
     )
     size = group_size(name, configured(source, "group_size"), k, groups)
     ordered = is_ordered(g_idx, groups, size)
@@ -102,8 +110,7 @@ def _packed(source, name, packed, scale):
             found = zeros.read().view(np.uint8) + half
             stored["zero_point"] = _spread(found, (*lead, n, groups))
         if ordered and g_idx is not None:
-            index = g_idx.read().astype(np.int32)
-            stored["block"] = np.broadcast_to(index, (*lead, 1, k))
+            stored["block"] = _of_all(g_idx, shape)
         return to_quantized(stored, format, shape, scale.dtype)
 
     sources = tuple(t for t in (packed, scale, lengths, zeros, g_idx) if t is not None)
@@ -111,7 +118,7 @@ def _packed(source, name, packed, scale):
 
 
 def _plain(source, name, weight, scale):
-    zeros = source.get(f"{name}_zero_point", "I8")
+    zeros = _zeros(source, name, "I8")
     check(weight.ndim >= 2, f"{name!r} should have two axes", weight)
     check(
         zeros is None or zeros.shape == scale.shape,
@@ -119,36 +126,56 @@ def _plain(source, name, weight, scale):
         *(scale, zeros),
     )
     blocks = scale_blocks(source, name, weight, scale)
-    if zeros is None:
+    g_idx = group_index(source, name, weight.shape[-1])
+    ordered = is_ordered(g_idx, blocks.groups, blocks.size)
+    offset = None if zeros is None else "zero_point"
+    if offset is None and not ordered:
         format = Int8(blocks.size, scale.dtype)
     else:
-        format = Int(8, blocks.size, "zero_point", scale_dtype=scale.dtype)
+        format = Int(8, blocks.size, offset, ordered, scale.dtype)
 
     def to_array():
         found = blocks.by_row(bits_of(scale.read()), weight.shape)
         stored = {"codes": weight.read(), "scale": found}
-        if zeros is not None:
-            half = np.uint8(128)
+        half = np.uint8(128)
+        if isinstance(format, Int):
             stored["codes"] = stored["codes"].view(np.uint8) + half
+        if zeros is not None:
             zero = zeros.read().view(np.uint8) + half
             stored["zero_point"] = blocks.by_row(zero, weight.shape)
+        if ordered and g_idx is not None:
+            stored["block"] = _of_all(g_idx, weight.shape)
         return to_quantized(stored, format, weight.shape, scale.dtype)
 
-    sources = tuple(t for t in (weight, scale, zeros) if t is not None)
+    sources = tuple(t for t in (weight, scale, zeros, g_idx) if t is not None)
     return Entry(name, weight.shape, scale.dtype, format, _layout, sources, to_array)
 
 
+def _zeros(source, name, *kinds):
+    zeros = source.get(f"{name}_zero_point", *kinds)
+    said = says(source, "symmetric", False)
+    check_there(zeros, name, f"{name}_zero_point", said)
+    return zeros
+
+
+def _of_all(g_idx, shape):
+    # The groups of all matrices of a stack.
+    *lead, _, k = shape
+    return np.broadcast_to(g_idx.read().astype(np.int32), (*lead, 1, k))
+
+
 def _e2m1(source, name, packed, scale):
-    whole = source.get(f"{name}_global_scale", "F32")
-    is_nv = scale.kind == "F8_E4M3"
-    *lead, half = packed.shape
+    is_nv, of_all = scale.kind == "F8_E4M3", f"{name}_global_scale"
+    whole = source.need(of_all, name, "F32") if is_nv else None
+    *lead, half = packed.shape or (0,)
     size = 16 if is_nv else 32
     k = 2 * half
     check(
         packed.ndim >= 2
+        and scale.kind not in floats
         and scale.shape == (*lead, -(-k // size))
         and (whole is None or whole.shape in ((), (1,))),
-        f"{name!r} should have a scale for each {size} numbers",
+        f"{name!r} should have a scale for each {size} numbers, of 8 bits",
         *(packed, scale, whole),
     )
     format = NVFP4(inverse=True) if is_nv else MXFP4()
@@ -156,9 +183,9 @@ def _e2m1(source, name, packed, scale):
 
     def to_array():
         stored = {"codes": packed.read(), "scale": scale.read().view(np.uint8)}
-        if is_nv:
-            number = np.ones((), np.float32) if whole is None else whole.read()
-            number = np.broadcast_to(number.reshape(()), (*lead[:-1], 1, 1))
+        if whole is not None:
+            number = whole.read().reshape(())
+            number = np.broadcast_to(number, (*lead[:-1], 1, 1))
             stored["global_scale"] = bits_of(number.copy())
         return to_quantized(stored, format, (*lead, k), dtype)
 
@@ -271,7 +298,7 @@ def _e2m1_parts(rows):
             f"rows should have a multiple of {rows.format.block_size} numbers"
         )
     name = rows.name
-    kind = "U8" if rows.format == MXFP4() else "F8_E4M3"
+    kind = "U8" if isinstance(rows.format, MXFP4) else "F8_E4M3"
     parts = {
         f"{name}_packed": Part("U8", (n, k // 2), ft.partial(rows.stored, "codes")),
         f"{name}_scale": Part(
@@ -317,7 +344,7 @@ def compressed_scheme(format: AbstractFormat) -> dict[str, Any] | None:
     if format == NVFP4(inverse=True):
         options |= {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
         return {"format": "nvfp4-pack-quantized", "weights": options}
-    if format == MXFP4():
+    if isinstance(format, MXFP4):
         options |= {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8"}
         return {"format": "mxfp4-pack-quantized", "weights": options}
     return None

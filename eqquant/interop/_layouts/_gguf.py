@@ -1,5 +1,4 @@
 import functools as ft
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,37 +12,20 @@ from ...formats import AbstractFormat, AbstractGGUF
 from ...kernels import can_rearrange, rearrange
 from .._checkpoint import Entry, struct_of, written
 from .._containers import ggml_numbers, ggml_types, Part
+from ._architectures import heads_of, is_shifted
 from ._base import bits_of, check, Source, to_quantized
 from ._registry import register_layout
 from ._rows import kind_of, Rows
 
 
-# By the names of ggml's block types.
+# By the names of ggml's block types, which are those of formats.
+_named: dict[str, Any] = {
+    type.name: getattr(formats, type.name, None) for type in ggml_types.values()
+}
 block_formats: dict[str, AbstractGGUF] = {
-    "Q1_0": formats.Q1_0(),
-    "Q2_0": formats.Q2_0(),
-    "Q4_0": formats.Q4_0(),
-    "Q4_1": formats.Q4_1(),
-    "Q5_0": formats.Q5_0(),
-    "Q5_1": formats.Q5_1(),
-    "Q8_0": formats.Q8_0(),
-    "Q2_K": formats.Q2_K(),
-    "Q3_K": formats.Q3_K(),
-    "Q4_K": formats.Q4_K(),
-    "Q5_K": formats.Q5_K(),
-    "Q6_K": formats.Q6_K(),
-    "IQ1_S": formats.IQ1_S(),
-    "IQ1_M": formats.IQ1_M(),
-    "IQ2_XXS": formats.IQ2_XXS(),
-    "IQ2_XS": formats.IQ2_XS(),
-    "IQ2_S": formats.IQ2_S(),
-    "IQ3_XXS": formats.IQ3_XXS(),
-    "IQ3_S": formats.IQ3_S(),
-    "IQ4_NL": formats.IQ4_NL(),
-    "IQ4_XS": formats.IQ4_XS(),
-    "TQ1_0": formats.TQ1_0(),
-    "TQ2_0": formats.TQ2_0(),
-    "MXFP4": formats.MXFP4(),
+    name: format()  # pyright: ignore
+    for name, format in _named.items()
+    if isinstance(format, type) and issubclass(format, AbstractGGUF)
 }
 
 # Two formats store the same numbers as a block type.
@@ -55,15 +37,11 @@ _types: dict[AbstractFormat, str] = dict(
     ]
 )
 
-# Architectures for which llama.cpp interleaves the two halves of each head of queries
-# and keys, between which RoPE rotates. (In the original models, one follows the other.)
-_interleaved = {"llama"}
-_rotated = re.compile(r"blk\.(?P<layer>\d+)\.attn_(?P<which>[qk])\.(weight|bias)")
-
 
 def find_gguf(source: Source) -> Iterator[Entry]:
     """All arrays of a GGUF file, by their names. Rows of queries and keys that the
-    architecture permutes are in their original order."""
+    architecture permutes are in their original order, and what it adds to norms is
+    subtracted."""
     of_matrices = {
         _of_matrix(name) for name, t in source.tensors.items() if t.kind == "NVFP4"
     }
@@ -81,7 +59,7 @@ def find_gguf(source: Source) -> Iterator[Entry]:
         if tensor.kind == "NVFP4":
             yield _nvfp4(source, name, tensor, heads)
         else:
-            yield _entry(name, tensor, heads)
+            yield _entry(name, tensor, heads, is_shifted(name, source.metadata))
 
 
 def heads_first(x: Any, heads: int) -> Any:
@@ -100,28 +78,6 @@ def halves_first(x: Any, heads: int) -> Any:
     return x.reshape(heads, 2, n // (2 * heads), *rest).swapaxes(1, 2).reshape(x.shape)
 
 
-def heads_of(name: str, metadata: dict[str, Any]) -> int | None:
-    """The number of heads of an array whose rows are permuted; `None` of others."""
-    architecture = metadata.get("general.architecture")
-    found = _rotated.fullmatch(name)
-    if architecture not in _interleaved or found is None:
-        return None
-    key = f"{architecture}.attention.head_count"
-    count = metadata.get(key)
-    if found["which"] == "k":
-        # By default, keys have as many heads as queries.
-        count = metadata.get(f"{key}_kv", count)
-    layer = int(found["layer"])
-    if isinstance(count, list) and layer < len(count):
-        count = count[layer]
-    if type(count) is not int or count < 1:
-        raise ValueError(
-            f"{name!r} has permuted rows. To restore their order takes the number of "
-            f"heads, in the metadata {key!r}. Got {count!r}."
-        )
-    return count
-
-
 @ft.partial(jax.jit, static_argnums=0)
 def _from_blocks(format, blocks):
     return format.from_blocks(blocks)
@@ -132,17 +88,26 @@ def _rows(tensor, heads):
     return x if heads is None else heads_first(x, heads)
 
 
-def _entry(name, tensor, heads):
+def _entry(name, tensor, heads, shifted):
     rows = ft.partial(_rows, tensor, heads)
+    if tensor.dtype is None:
+        dtype = np.dtype(np.uint8)
+        return Entry(name, tensor.shape, dtype, None, "dense", (tensor,), rows)
     type = ggml_types[ggml_numbers[tensor.kind]]
     if type.is_plain:
-        return Entry(name, tensor.shape, tensor.dtype, None, "dense", (tensor,), rows)
+        read = (lambda: rows() - tensor.dtype.type(1)) if shifted else rows
+        return Entry(name, tensor.shape, tensor.dtype, None, "dense", (tensor,), read)
     format = block_formats.get(tensor.kind)
     *lead, nbytes = tensor.shape
     shape = (*lead, nbytes // type.nbytes * type.block)
     dtype = np.dtype(np.float32)
 
     def to_array():
+        if shifted:
+            raise ValueError(
+                f"it is of {tensor.kind}, so that the one that llama.cpp adds to norms "
+                "cannot be subtracted."
+            )
         if format is None:
             raise ValueError(
                 f"it is of {tensor.kind}, for which this library has no format. It has "
@@ -224,7 +189,7 @@ def _nvfp4(source, name, tensor, heads):
 
 def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
     """The tensor of an array in GGUF. Rows of queries and keys are permuted as the
-    architecture in the metadata has them.
+    architecture in the metadata has them, and norms have one added if it adds one.
 
     **Raises:**
 
@@ -248,9 +213,15 @@ def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
             raise ValueError(
                 f"{name!r} cannot be written for GGUF: it is of {x.dtype}."
             )
+        if is_shifted(name, metadata):
+            # (In 16 bits, one more would take away from what is small.)
+            more = lambda: np.asarray(x).astype(np.float32) + np.float32(1)
+            return {name: Part("F32", tuple(x.shape), more)}
         return {name: Part(kind, tuple(x.shape), lambda: ordered(np.asarray(x)))}
     rows = Rows(name, x, "GGUF")
-    kind = _types.get(rows.format)
+    if is_shifted(name, metadata):
+        raise rows.refused("one is added to the norms of this architecture")
+    kind = _type_of(rows.format)
     if kind is None:
         raise rows.refused(
             f"it has {', '.join(str(format) for format in block_formats.values())}"
@@ -265,6 +236,11 @@ def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
         return ordered(np.asarray(_to_blocks(format, rows.all_stored, rows.tail)))
 
     return {name: Part(kind, rows.shape, blocks)}
+
+
+def _type_of(format):
+    # How an encoder rounds does not matter to what is stored.
+    return "MXFP4" if isinstance(format, formats.MXFP4) else _types.get(format)
 
 
 @ft.partial(jax.jit, static_argnums=(0, 2))

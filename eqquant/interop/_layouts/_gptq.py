@@ -18,7 +18,7 @@ from ._base import (
     unpack,
     words,
 )
-from ._groups import group_size, has_zeros, is_ordered
+from ._groups import check_there, group_size, has_zeros, is_ordered
 from ._registry import register_layout
 from ._rows import kind_of, Rows
 
@@ -27,9 +27,11 @@ def find_gptq(source: Source) -> Iterator[Entry]:
     """Arrays of GPTQ: `qweight`, `qzeros`, `scales` and `g_idx`.
 
     Codes are a stream of bits along the contracted axis, and zero-points along the
-    other. Version 1 of the layout (`"gptq"`) stores zero-points minus one, and version
-    2 (`"gptq_v2"`) stores them as they are. `g_idx` is the group of each position;
-    without it, groups are in order.
+    other. Version 1 of the layout (`"gptq"`) stores zero-points minus one, modulo the
+    number of codes, and version 2 (`"gptq_v2"`) stores them as they are. A symmetric
+    array whose zero-points are all half of the codes is of version 2, whatever its
+    configuration says. `g_idx` is the group of each position; without it, groups are in
+    order.
     """
     for name, qweight in source.tensors.items():
         prefix = name.removesuffix("qweight")
@@ -55,6 +57,10 @@ def _entry(source, prefix, qweight, scales):
         f"{name!r} should have a zero-point for each scale, in codes of {bits} bits",
         *(qweight, qzeros, scales, g_idx),
     )
+    is_asymmetric = "'sym': false" if source.config.get("sym") is False else ""
+    check_there(qzeros, name, f"{prefix}qzeros", is_asymmetric)
+    has_order = "'desc_act': true" if source.config.get("desc_act") is True else ""
+    check_there(g_idx, name, f"{prefix}g_idx", has_order)
     size = group_size(name, [source.config.get("group_size")], k, groups)
     ordered = is_ordered(g_idx, groups, size)
     if ordered or bits != 4:
@@ -62,7 +68,9 @@ def _entry(source, prefix, qweight, scales):
     else:
         format = Int4(size, symmetric=False, scale_dtype=scales.dtype)
     version = 2 if source.config.get("checkpoint_format") == "gptq_v2" else 1
-    one = 2 - source.hints.get("version", version)
+    one = np.uint8(2 - source.hints.get("version", version))
+    # Files of version 2 may say that they are of version 1.
+    may_be_wrong = source.config.get("sym") is True and "version" not in source.hints
 
     def to_array():
         # Transposed as words, so that the bits of a row are one stream of bytes.
@@ -70,9 +78,10 @@ def _entry(source, prefix, qweight, scales):
         if qzeros is None:
             zeros = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
         else:
-            # In 8 bits, the largest zero-point plus one would overflow.
-            wide = np.uint16 if bits == 8 and one else np.uint8
-            zeros = unpack(qzeros.read(), bits, n).astype(wide) + wide(one)
+            zeros = unpack(qzeros.read(), bits, n)
+            if not (may_be_wrong and np.all(zeros == 2 ** (bits - 1))):
+                # A zero-point of zero was stored as the largest code.
+                zeros = (zeros + one) & np.uint8(2**bits - 1)
         stored = {
             "codes": codes,
             "scale": bits_of(scales.read()).swapaxes(-1, -2),
@@ -93,8 +102,12 @@ def _bits(source, name, qweight, qzeros, g_idx):
     fitting = [
         bits
         for bits in (2, 3, 4, 8)
-        if (qzeros is None or qzeros.shape[-1] == -(-n * bits // 32))
-        and (g_idx is None or words == -(-g_idx.shape[-1] * bits // 32))
+        if (qzeros is None or qzeros.shape[-1:] == (-(-n * bits // 32),))
+        and (
+            g_idx is None
+            or g_idx.ndim == 0
+            or words == -(-g_idx.shape[-1] * bits // 32)
+        )
     ]
     if len(fitting) != 1 and configured in fitting and type(configured) is int:
         return configured

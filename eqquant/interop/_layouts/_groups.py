@@ -40,6 +40,41 @@ def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int
     )
 
 
+def group_index(source: Source, name: str, k: int) -> RawTensor | None:
+    """The group of each position of an array of compressed-tensors, if there is one."""
+    g_idx = source.get(f"{name}_g_idx", "I32", "I64")
+    check_there(g_idx, name, f"{name}_g_idx", says(source, "actorder", "group"))
+    check(
+        g_idx is None or g_idx.shape == (k,),
+        f"{name!r} should have a group for each of {k} positions",
+        g_idx,
+    )
+    return g_idx
+
+
+def check_there(tensor: RawTensor | None, name: str, part: str, says: str) -> None:
+    """**Raises:**
+
+    A `ValueError` if a part of an array is missing, though the configuration `says`
+    that it is there. (Empty if it does not.)
+    """
+    if tensor is None and says:
+        raise ValueError(
+            f"{name!r} should have {part!r}, of integers, as the configuration has "
+            f"{says}."
+        )
+
+
+def says(source: Source, key: str, value: Any) -> str:
+    """The text of an option of compressed-tensors, if all groups of layers have it."""
+    groups = source.config.get("config_groups")
+    each = groups.values() if isinstance(groups, dict) else ()
+    weights = [x.get("weights") for x in each if isinstance(x, dict)]
+    found = [x.get(key) for x in weights if isinstance(x, dict)]
+    has_it = bool(found) and all(x == value for x in found)
+    return f"{key!r}: {value!r}" if has_it else ""
+
+
 def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
     """Whether `g_idx`, the group of each position, is not in order (activation order).
     This reads it.

@@ -132,7 +132,7 @@ def mlx_parts(name: str, x: Any) -> dict[str, Part]:
     if config is None:
         raise rows.refused(
             "it has `Int(bits, block_size, offset='minimum')` of 2, 3, 4, 5, 6 or 8 "
-            "bits in blocks of 32, 64 or 128, `MXFP4()` and `MXFP8()`"
+            "bits in blocks of 32, 64 or 128, `MXFP4` and `MXFP8()`"
         )
     bits, size = config["bits"], config["group_size"]
     if rows.k % size != 0:
@@ -155,7 +155,7 @@ def mlx_scheme(format: AbstractFormat) -> dict[str, Any] | None:
         bits, size = format.bits, format.block_size
         if bits in (2, 3, 4, 5, 6, 8) and size in (32, 64, 128):
             return {"group_size": size, "bits": bits, "mode": "affine"}
-    if format == MXFP4():
+    if isinstance(format, MXFP4):
         return {"group_size": 32, "bits": 4, "mode": "mxfp4"}
     if format == MXFP8("e4m3"):
         return {"group_size": 32, "bits": 8, "mode": "mxfp8"}
@@ -181,4 +181,5 @@ register_layout(
     config=mlx_config,
     metadata={"format": "mlx"},
     hints={"bits": int, "group_size": int},
+    section="quantization",
 )

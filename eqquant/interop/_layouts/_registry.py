@@ -27,6 +27,7 @@ class LibraryLayout(NamedTuple):
     metadata: dict[str, str]
     hints: Hints
     container: str
+    section: str
 
 
 layouts: dict[str, LibraryLayout] = {}
@@ -41,6 +42,7 @@ def register_layout(
     metadata: dict[str, str] | None = None,
     hints: Hints | None = None,
     container: str = "safetensors",
+    section: str = "quantization_config",
 ) -> None:
     """Makes a library's layout known: [`eqquant.interop.open`][] then finds its
     quantized arrays, and [`eqquant.interop.write`][] writes such.
@@ -95,6 +97,9 @@ def register_layout(
         or a tuple of its values. They override the entries of `source.config` with the
         same names.
     - `container`: the kind of file that the layout is searched in.
+    - `section`: the entry of `config.json` that `source.config` has. (That of MLX is
+        `"quantization"`.) A section without a `quant_method` may have either name, and
+        if there is none, `source.config` has all of `config.json`.
 
     **Raises:**
 
@@ -103,7 +108,13 @@ def register_layout(
     if name in layouts:
         raise ValueError(f"`name` should be new. Got {name!r}, which is registered.")
     layouts[name] = LibraryLayout(
-        find, parts, config, metadata or {"format": "pt"}, hints or {}, container
+        find,
+        parts,
+        config,
+        metadata or {"format": "pt"},
+        hints or {},
+        container,
+        section,
     )
 
 

@@ -74,19 +74,27 @@ class _Found(NamedTuple):
                 "metadata that torchao's `flatten_tensor_state_dict` gives."
             )
         about = parse(text.encode(), f"The metadata of {self.name!r}")
+        tensors = self.source.tensors
         kind, data = about.get("_type"), about.get("_data")
-        if kind not in _readers or not isinstance(data, dict):
+        read = _readers.get(kind) if isinstance(kind, str) else None
+        if read is None or not isinstance(data, dict):
             raise ValueError(
                 f"{self.name!r} should be one of torchao's {', '.join(_readers)}. Got "
                 f"{str(kind)[:100]!r}: save it dequantized, or in one of these."
             )
-        if f"{self.part}act_pre_scale" in self.source.tensors:
+        parts = about.get("_tensor_data_names")
+        for part in parts if isinstance(parts, list) else []:
+            if isinstance(part, str) and f"{self.part}{part}" not in tensors:
+                raise ValueError(
+                    f"{self.name!r} should have {self.part + part!r}, by its metadata."
+                )
+        if f"{self.part}act_pre_scale" in tensors:
             raise ValueError(
                 f"{self.name!r} scales its inputs, by {self.part + 'act_pre_scale'!r}, "
                 "which a quantized array does not. Save it without."
             )
         check(self.codes.ndim >= 2, f"{self.name!r} should have two axes", self.codes)
-        return _readers[kind](self, data)
+        return read(self, data)
 
     def named(self, data: dict[str, Any], key: str, what: str = "torch.dtype") -> str:
         """The value of an attribute that torchao writes with its type."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._checkpoint import Checkpoint
+from .._layouts import check_architecture
 from .._open import open
 from ._families import architectures, families, Family
 from ._hyperparameters import head_size
@@ -17,7 +18,8 @@ from ._values import read_values, Values
 class Description(NamedTuple):
     """What llama.cpp has to know about a model besides its weights.
 
-    - `family`: `None` if it is of an architecture that is only known to llama.cpp.
+    - `family`: `None` if it is of an architecture whose hyperparameters and names are
+      only known to llama.cpp.
     - `metadata`: the hyperparameters and the tokenizer.
     - `factors`: of rotary frequencies, if there are any.
     - `is_tied`: whether the embedding is the matrix for the output, too. `None` if
@@ -72,6 +74,11 @@ def _from_gguf(checkpoint, overrides):
             "`config` should have the metadata 'general.architecture'. Got "
             f"{architecture!r}."
         )
+    check_architecture(
+        metadata,
+        "Give its metadata as `metadata` instead, and arrays as this architecture has "
+        "them.",
+    )
     factors = None
     if "rope_freqs.weight" in checkpoint:
         factors = checkpoint.entries["rope_freqs.weight"].numpy().copy()
@@ -105,7 +112,7 @@ def _from_folder(folder, overrides):
     factors = rope_factors(config, head_size(config), 1e4)
     if factors is not None and not family.has_factors:
         raise config.wrong("rope_type", "no llama3, which llama.cpp lacks here,", name)
-    is_tied = config.flag("tie_word_embeddings", family.is_shifted)
+    is_tied = config.flag("tie_word_embeddings", family.is_tied)
     if not is_tied and not family.has_head:
         raise config.wrong("tie_word_embeddings", "true, as llama.cpp,", False)
     return Description(family, metadata | overrides, factors, is_tied)

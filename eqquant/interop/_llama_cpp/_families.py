@@ -56,7 +56,8 @@ class Family:
       their shapes.
     - `names`: patterns of names in Hugging Face, and of those in llama.cpp.
     - `has_head`: whether the output may have a matrix of its own.
-    - `is_shifted`: whether one is added to the weights of norms.
+    - `is_tied`: whether the embedding is the matrix for the output, too, if the
+      configuration does not say.
     - `has_factors`: whether a tensor may scale its rotary frequencies.
     """
 
@@ -66,7 +67,7 @@ class Family:
     optional: Mapping[str, str]
     names: Mapping[str, Any]
     has_head: bool = True
-    is_shifted: bool = False
+    is_tied: bool = False
     has_factors: bool = False
 
     def shapes(
@@ -121,7 +122,7 @@ def _shapes(tensors, sizes):
 _llama = Family(
     "llama", llama, _block, _biases | _other_biases, _names, has_factors=True
 )
-_gemma = Family("gemma", gemma, _block, {}, _names, has_head=False, is_shifted=True)
+_gemma = Family("gemma", gemma, _block, {}, _names, has_head=False, is_tied=True)
 # By the architecture in the configuration.
 families: dict[str, Family] = {
     "LlamaForCausalLM": _llama,

@@ -6,7 +6,7 @@ import numpy as np
 
 from .._checkpoint import Checkpoint
 from .._containers import Part
-from .._layouts import gguf_parts
+from .._layouts import gguf_parts, parts_of_each
 from .._renaming import renamed
 from ._describe import describe
 from ._families import Family
@@ -54,7 +54,7 @@ class ModelFile:
                 self._needed[_head] = self._optional.pop(_head)
         # The array with which to write the factors.
         self._bearer = None
-        found = {name: self.parts(name, x) for name, x in arrays.items()}
+        found = parts_of_each(self.parts, arrays)
         if self._family is not None:
             self._check_complete(self._family, found)
         if not any(_factors in parts for parts in found.values()):
@@ -79,11 +79,10 @@ class ModelFile:
         return found
 
     def _parts(self, family: Family, name, x):
-        place, is_shifted = name, False
+        place = name
         if name not in self._needed and name not in self._optional:
             full = name if name.startswith(_prefixes) else f"model.{name}"
             (place,) = renamed(full, family.names)
-            is_shifted = family.is_shifted and place.endswith("norm.weight")
         if name.endswith(_computed) or place == _head and self._is_tied:
             return {}
         shape = self._needed.get(place, self._optional.get(place))
@@ -99,7 +98,7 @@ class ModelFile:
                 f"{tuple(x.shape)}."
             )
         parts = gguf_parts(place, x, self.metadata)
-        return {key: _as_needed(part, is_shifted) for key, part in parts.items()}
+        return {key: _as_needed(part) for key, part in parts.items()}
 
     def _check_complete(self, family: Family, found):
         written = {key for parts in found.values() for key in parts}
@@ -115,11 +114,8 @@ class ModelFile:
             )
 
 
-def _as_needed(part, is_shifted):
+def _as_needed(part):
     # llama.cpp adds vectors, and multiplies by them, in float32.
-    if part.kind != "F64" and len(part.shape) > 1:
+    if part.kind == "F32" or part.kind != "F64" and len(part.shape) > 1:
         return part
-    if part.kind == "F32" and not is_shifted:
-        return part
-    more = np.float32(1 if is_shifted else 0)
-    return Part("F32", part.shape, lambda: part.make().astype(np.float32) + more)
+    return Part("F32", part.shape, lambda: part.make().astype(np.float32))

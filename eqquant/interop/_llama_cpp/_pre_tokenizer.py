@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._containers import short
 from ._values import Values
@@ -30,6 +30,51 @@ _names: dict[tuple[tuple[Any, ...], bool], str] = {
     ((("ByteLevel", True),), False): "gpt-2",
     ((("Digits", True), ("ByteLevel", True)), False): "smollm",
 }
+# Other names that llama.cpp has for the same.
+_same = {
+    "dbrx": ("smaug-bpe",),
+    "gpt-2": ("phi-2", "olmo", "jais", "mpt", "exaone4", "a.x-4.0", "mellum"),
+    "gpt-4o": ("llama4",),
+    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"),
+    "qwen2": ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"),
+    "smollm": ("starcoder", "refact", "command-r", "codeshell", "exaone"),
+}
+# They add the token that begins a text, if a file does not say.
+_with_bos = ("llama-bpe", "tekken")
+
+
+class Splitting(NamedTuple):
+    """How text is split into words, before bytes of these are merged.
+
+    - `steps`: pairs of `"Split"` and a pattern, of `"Digits"` and whether they are one
+      by one, and of `"ByteLevel"` and whether it splits as GPT-2 does.
+    - `ignores_merges`: whether words that are tokens are looked up as a whole.
+    - `adds_bos`: whether the token that begins a text is added, if a file does not say.
+    """
+
+    steps: tuple[tuple[str, Any], ...]
+    ignores_merges: bool
+    adds_bos: bool
+
+
+def splitting(name: Any) -> Splitting:
+    """What llama.cpp means by a name of `"tokenizer.ggml.pre"`.
+
+    **Raises:**
+
+    A `ValueError` if it is not known here.
+    """
+    for (steps, ignores), usual in _names.items():
+        if name == usual or name in _same.get(usual, ()):
+            return Splitting(steps, ignores, usual in _with_bos)
+    known = [
+        other for usual in _names.values() for other in (usual, *_same.get(usual, ()))
+    ]
+    raise ValueError(
+        "'tokenizer.ggml.pre' of a tokenizer of bytes, or the argument `pre`, should "
+        f"name a way to split text that is known here: one of {', '.join(known)}. Got "
+        f"{short(name)}."
+    )
 
 
 def pre_tokenizer(tokenizer: Values) -> str:

@@ -2,7 +2,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from ._values import read_bytes, read_values, Values
+from ._values import read_if_there, read_values, Values
 from ._vocabulary import Vocabulary
 
 
@@ -110,7 +110,7 @@ def _template(folder, settings):
         own = [x.get("template") for x in named if x.get("name") == "default"]
         found = own[0] if own else None
     if found is None:
-        data = read_bytes(folder / "chat_template.jinja")
+        data = read_if_there(folder / "chat_template.jinja")
         found = None if data is None else data.decode()
     if found is None:
         other = read_values(folder / "chat_template.json")

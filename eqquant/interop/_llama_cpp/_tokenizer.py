@@ -6,7 +6,7 @@ from .._containers import short
 from ._bytes import add_bytes, is_of_bytes
 from ._pieces import add_pieces, space
 from ._special import special_tokens
-from ._values import read_bytes, read_values, Values
+from ._values import read_if_there, read_values, Values
 from ._vocabulary import control, Token, unknown, user_defined, Vocabulary
 
 
@@ -29,7 +29,7 @@ def tokenizer_metadata(
     settings = read_values(folder / "tokenizer_config.json")
     if settings is None:
         settings = Values({}, repr(str(folder / "tokenizer_config.json")))
-    model = read_bytes(folder / "tokenizer.model")
+    model = read_if_there(folder / "tokenizer.model")
     if tokenizer is None and model is None:
         raise ValueError(
             f"{str(folder)!r} should have a 'tokenizer.json' or a 'tokenizer.model'. "

@@ -2,10 +2,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from .._containers import MappedFile, parse, short
-
-
-_largest = 2**26
+from .._containers import read_bytes, read_json, short
 
 
 class Values:
@@ -97,19 +94,9 @@ def read_values(path: pathlib.Path) -> Values | None:
 
     A `ValueError` if it is too large, or no JSON object.
     """
-    data = read_bytes(path)
-    where = repr(str(path))
-    return None if data is None else Values(parse(data, where), where)
+    return Values(read_json(path), repr(str(path))) if path.is_file() else None
 
 
-def read_bytes(path: pathlib.Path) -> bytes | None:
+def read_if_there(path: pathlib.Path) -> bytes | None:
     """The bytes of a file of moderate size. `None` if there is no such file."""
-    if not path.is_file():
-        return None
-    file = MappedFile(path)
-    try:
-        if file.size > _largest:
-            raise ValueError(f"{str(path)!r} should have {_largest} bytes at most.")
-        return file.start(file.size)
-    finally:
-        file.close()
+    return read_bytes(path) if path.is_file() else None

@@ -2,6 +2,8 @@ import json
 import zlib
 from typing import Any
 
+from .._containers import check_bounds, parse
+
 
 # A file of `save` is a safetensors file. Its tensors go by the paths of the arrays:
 # "layers.0.bias" and "layers.0.weight.codes". Its metadata is the JSON below, and the
@@ -15,6 +17,8 @@ from typing import Any
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
 #   "row_axis", "inner", "sharding", "stored"}}, of which "stored" is a tree; and
 #   "writable" if that is true.
+# - "on_call": [[path, every_method], ...], of the modules that run as by `implicit`. A
+#   path is a list of keys of "tree". Not in files of versions that did not know of it.
 #
 # A format is {"name", "fields"}. Stored arrays are as they lie in memory: "row_axis"
 # tells which of their last two axes is that of the rows. Version 1 has no "row_axis":
@@ -30,6 +34,8 @@ _key, _checksum_key, _index_key = "eqquant", "eqquant.crc32", "eqquant.index"
 def to_header(layout: dict[str, Any]) -> dict[str, str]:
     """The metadata of a safetensors file that describes a tree."""
     text = json.dumps({"version": layout_version, **layout})
+    # What is written can be read.
+    check_bounds(text.encode(), "the description of `m`")
     return {_key: text, _checksum_key: _checksum(text)}
 
 
@@ -64,10 +70,10 @@ def from_header(metadata: dict[str, str]) -> dict[str, Any]:
         )
     text = metadata[_key]
     try:
-        layout = json.loads(text)
-    except json.JSONDecodeError as e:
+        layout = parse(text.encode(), "it")
+    except ValueError as e:
         raise damaged("its metadata is damaged", e) from e
-    version = layout.get("version") if isinstance(layout, dict) else None
+    version = layout.get("version")
     if type(version) is not int or version < 1:
         raise damaged("its metadata is damaged", f"got version {version!r}")
     if version > layout_version:

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from ..._array import is_quantized, QuantizedArray
 from ..._product import as_tuple
+from ..._tree import printable
 from ...formats import Layout
 from .._nodes import dotted, is_data, leaves, python_scalar
 
@@ -30,18 +31,40 @@ def match(
     A `ValueError` that lists each leaf that is missing, unexpected, or of another shape
     or dtype.
     """
-    got = dict(leaves(found))
     expected = {path: leaf for path, leaf in leaves(like) if is_data(leaf)}
+    got = _at_places_of(expected, dict(leaves(found)))
     paths = [*expected, *(path for path in got if path not in expected)]
     problems = [
-        f"\n- {dotted(path) or 'as a whole'}: expected "
+        f"\n- {printable(dotted(path)) or 'as a whole'}: expected "
         f"{_text(expected.get(path))}, got {_text(got.get(path))}."
         for path in paths
         if not _fits(got.get(path), expected.get(path), kind_of_numpy)
     ]
     if problems:
-        raise ValueError(f"it does not match `like`:{''.join(problems)}")
+        named = all(path in got and path in expected for path in paths)
+        hint = "" if named else " (`eqquant.interop.load_into` can rename arrays)"
+        raise ValueError(f"it does not match `like`{hint}:{''.join(problems)}")
     return [(got.get(path, leaf), leaf) for path, leaf in leaves(like)]
+
+
+def _at_places_of(expected, got):
+    # Files that were converted have names, which do not tell the indices of a list with
+    # gaps from the keys of a dictionary.
+    places: dict[str, list[Any]] = {}
+    for path in expected.keys() - got.keys():
+        places.setdefault(dotted(path), []).append(path)
+
+    def place(path):
+        if path in expected or not all(map(_is_of_name, path)):
+            return path
+        found = places.pop(dotted(path), [])
+        return found[0] if len(found) == 1 else path
+
+    return {place(path): leaf for path, leaf in got.items()}
+
+
+def _is_of_name(key):
+    return not isinstance(key, jtu.DictKey) or isinstance(key.key, str)
 
 
 def named_sharding(leaf: Any) -> NamedSharding | None:

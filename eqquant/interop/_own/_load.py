@@ -12,15 +12,13 @@ from jaxtyping import Array, PyTree
 
 from ..._array import is_quantized, QuantizedArray, relaid
 from ..._product import as_tuple, full_spec
+from ..._tree import layers_on_call, printable, rebuilt
 from .._containers import Container, open_container, RawTensor
 from .._tensors import ArrayType, as_dtype, from_tensor
 from ._header import from_header
 from ._like import layout, match, named_sharding
+from ._on_call import on_call_as
 from ._skeleton import checked_skeleton, Skeleton
-
-
-# As in other readers of safetensors: `save` describes every array in the header.
-_largest_header = 100_000_000
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
@@ -39,14 +37,18 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
         [`eqquant.interop.convert`][] wrote.
     - `like`: a PyTree of the same structure, such as another model of the same class,
         with its arrays or, as `eqx.filter_eval_shape` makes it, without. The file
-        decides which arrays are quantized. Functions and other leaves that are not data
-        are taken from `like`. Where `like` has an array or a skeleton with a
+        decides which arrays are quantized. (Numbers in the names of arrays that
+        `convert` wrote may be indices of lists.) Functions and other leaves that are
+        not data are taken from `like`. Where `like` has an array or a skeleton with a
         `NamedSharding`, the loaded array gets the same sharding, and each process reads
         only the shards of its own devices. A quantized array also gets the memory
         layout that it has in `like` (see [`eqquant.tree_prepack`][]), and otherwise
-        that of CPUs. If the model was quantized with `unsupported="on_call"` or with
-        an `example`, so has to be `like`, which may be a skeleton: then its layers run
-        as those that were saved.
+        that of CPUs. Modules that ran as by [`eqquant.implicit`][] when they were
+        saved, as of `unsupported="on_call"` or an `example`, do so again, also if
+        `like` is dense; and so do layers of Equinox that need dense arrays, such as
+        convolutions, if their weights are quantized. (Files of `convert`, and of
+        earlier versions, do not say which other modules should. So if some do, `like`
+        has to be a model, or a skeleton, that is quantized in the same way.)
 
     **Returns:**
 
@@ -67,8 +69,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
             return _map(reader.leaf, reader.skeleton.tree)
         pairs = match(reader.skeleton.tree, like, reader.kind_of_numpy)
         leaves = [reader.leaf(found, leaf) for found, leaf in pairs]
-        treedef = jtu.tree_structure(like, is_leaf=is_quantized)
-        return jtu.tree_unflatten(treedef, leaves)
+        model = rebuilt(like, leaves, on_call_as(reader.skeleton.on_call, like))
+        return layers_on_call(model)
 
 
 def load_struct(path: str | os.PathLike[str]) -> PyTree:
@@ -80,7 +82,7 @@ def load_struct(path: str | os.PathLike[str]) -> PyTree:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Container]:
-    file = open_container(path, _largest_header)
+    file = open_container(path)
     with contextlib.closing(file):
         try:
             yield file
@@ -184,7 +186,9 @@ def _placed(name, q, sharding):
     try:
         return q.with_sharding(sharding)
     except ValueError as e:
-        raise ValueError(f"`{name}` could not be placed as in `like`. {e}") from e
+        raise ValueError(
+            f"`{printable(name)}` could not be placed as in `like`. {e}"
+        ) from e
 
 
 def _whole_along(sharding: NamedSharding, q: QuantizedArray) -> NamedSharding:

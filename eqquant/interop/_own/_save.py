@@ -8,6 +8,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from ..._array import is_quantized, side_by_side, spec_to_json
+from ..._tree import is_on_call, printable, runs_every_method
 from ...formats import format_to_json
 from .._nodes import (
     children,
@@ -16,6 +17,7 @@ from .._nodes import (
     keyed,
     kind_of_numpy,
     Path,
+    plain_key,
     python_scalar,
 )
 from .._tensors import type_of
@@ -45,8 +47,9 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     - `m`: the PyTree. JAX and NumPy arrays and Python scalars are saved. Of a quantized
         array, the file has the stored arrays exactly as they lie in memory, the format,
         and the declared sharding (the names of mesh axes, not the devices). An array in
-        several places is written once. Functions and other leaves that are not data are
-        left out.
+        several places is written once. Which modules run as by [`eqquant.implicit`][],
+        as of `unsupported="on_call"` or an `example`, is written, too. Functions and
+        other leaves that are not data are left out.
 
     Sharded arrays are written shard by shard and never gathered in memory. If arrays
     are sharded over several processes, all of these processes call `save` together,
@@ -58,9 +61,10 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     **Raises:**
 
     A `ValueError` if an array is traced, has a dtype unknown to JAX, or is only on the
-    devices of one other process; if `m` differs between processes; or if a field of a
-    format, or a key of a dictionary, cannot be written. A `RuntimeError` if another
-    process could not write its part: that process reports the reason.
+    devices of one other process; if `m` differs between processes; if a field of a
+    format, or a key of a dictionary, cannot be written; or if `m` has too many arrays,
+    or is too deeply nested, for its description to be read again. A `RuntimeError` if
+    another process could not write its part: that process reports the reason.
     """
     write(path, *described(m))
 
@@ -72,12 +76,20 @@ def described(
     `numpy` is whether NumPy arrays load as such, rather than as JAX's."""
     writer = _Writer(numpy)
     try:
+        writer.reserve(m, ())
         tree = writer.node(m, ())
         tree = None if tree is _left_out else tree
+    except RecursionError:
+        raise ValueError("Could not save `m`: it is too deeply nested.") from None
     except ValueError as e:
         raise ValueError(f"Could not save `m`{writer.where}: {e}") from e
     header = to_header(
-        {"tree": tree, "arrays": writer.arrays, "quantized": writer.quantized}
+        {
+            "tree": tree,
+            "arrays": writer.arrays,
+            "quantized": writer.quantized,
+            "on_call": writer.on_call,
+        }
     )
     return writer.tensors, header
 
@@ -90,22 +102,40 @@ class _Writer:
         self.tensors: dict[str, Tensor] = {}
         self.arrays: dict[str, Any] = {}
         self.quantized: dict[str, Any] = {}
+        self.on_call: list[Any] = []
         self.where = ""
         # By identity. The arrays are kept alive, so that no other gets the same `id`.
         self._written: dict[int, tuple[str, Any]] = {}
+        # The first path of each text.
+        self._paths: dict[str, Path] = {}
+
+    def reserve(self, node: PyTree, path: Path) -> None:
+        """Keeps the names of all leaves for these, from others that are made up."""
+        self._at(path)
+        found = children(node)
+        if found is None:
+            self._paths.setdefault(_text(path), path)
+        for key, child in keyed(found or []):
+            self.reserve(child, (*path, key))
 
     def node(self, node: PyTree, path: Path) -> Any:
-        self.where = where = f", at `{dotted(path)}`" if path else ""
+        self._at(path)
         found = children(node)
         if found is None:
             return self._leaf(node, path)
+        if is_on_call(node):
+            keys = [_to_json(plain_key(key)) for key in path]
+            self.on_call.append([keys, runs_every_method(node)])
         nodes = [self.node(child, (*path, key)) for key, child in keyed(found)]
-        self.where = where
+        self._at(path)
         if isinstance(found, list):
             # A leaf that is not written keeps its place.
             return {"list": [None if x is _left_out else x for x in nodes]}
         pairs = zip(found, nodes)
         return {"dict": [(_to_json(key), x) for key, x in pairs if x is not _left_out]}
+
+    def _at(self, path):
+        self.where = f", at `{printable(dotted(path))}`" if path else ""
 
     def _leaf(self, x, path):
         if is_quantized(x):
@@ -125,10 +155,16 @@ class _Writer:
 
     def _once(self, x, path, descriptions, describe):
         if id(x) not in self._written:
-            name = _new_name(path, descriptions)
+            name = self._new_name(path, descriptions)
             self._written[id(x)] = name, x
             descriptions[name] = describe(x, name, path)
         return self._written[id(x)][0]
+
+    def _new_name(self, path, taken):
+        text = _text(path)
+        names = it.chain([text], (f"{text}#{i}" for i in it.count(2)))
+        names = (n for n in names if self._paths.get(n, path) == path)
+        return next(n for n in names if n not in taken and n != "__metadata__")
 
     def _array(self, x, name, path):
         _check_concrete(x)
@@ -158,10 +194,8 @@ class _Writer:
         }
 
 
-def _new_name(path, taken):
-    name = dotted(path) or "value"
-    names = it.chain([name], (f"{name}#{i}" for i in it.count(2)))
-    return next(n for n in names if n not in taken and n != "__metadata__")
+def _text(path):
+    return dotted(path) if path else "value"
 
 
 def _check_concrete(x):

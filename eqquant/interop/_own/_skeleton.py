@@ -1,13 +1,14 @@
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
-from ..._array import QuantizedArray, spec_from_json, tuple_from_json
-from ...formats import format_from_json, Layout
-from .._tensors import ArrayType, as_dtype
+from ..._array import QuantizedArray
+from .._containers import check_shape
+from .._tensors import ArrayType
 from ._header import damaged
+from ._node import field, fitting, to_on_call, to_tree
+from ._quantized import to_quantized
 
 
 class Skeleton(NamedTuple):
@@ -18,6 +19,8 @@ class Skeleton(NamedTuple):
     - `types`, `arrays`: the type and the struct of each array, by its name.
     - `quantized`: the quantized arrays, by their names.
     - `numpy`: `"array"` or `"scalar"`, for those of NumPy.
+    - `on_call`: the paths, of plain keys, of modules that run as by `implicit`, and
+        whether each of their methods does.
     """
 
     tree: PyTree
@@ -25,6 +28,7 @@ class Skeleton(NamedTuple):
     arrays: dict[str, jax.ShapeDtypeStruct]
     quantized: dict[str, QuantizedArray]
     numpy: dict[str, str]
+    on_call: dict[tuple[Any, ...], bool]
 
 
 def checked_skeleton(
@@ -44,7 +48,8 @@ def checked_skeleton(
     """
     try:
         skeleton = _to_skeleton(layout)
-    except (AssertionError, AttributeError, LookupError, TypeError) as e:
+    except _damages as e:
+        # What neither the fields nor a format checks, such as a field of a format.
         raise damaged("its metadata is damaged", repr(e)) from e
     expected = {name: type.tensor_type for name, type in skeleton.types.items()}
     for name in {**expected, **tensors}:
@@ -56,68 +61,37 @@ def checked_skeleton(
     return skeleton
 
 
+_damages = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
+
+
 def _to_skeleton(layout: dict[str, Any]) -> Skeleton:
-    types = {
-        name: ArrayType(json["dtype"], tuple(json["shape"]))
-        for name, json in layout["arrays"].items()
-    }
+    described = field(layout, "arrays", dict)
+    types = {name: _type(name, json) for name, json in described.items()}
     arrays = {name: type.struct for name, type in types.items()}
-    quantized = {
-        name: _quantized(name, json, arrays, layout["version"])
-        for name, json in layout["quantized"].items()
-    }
     numpy = {
-        name: json["numpy"]
-        for name, json in layout["arrays"].items()
+        name: _numpy(json, types[name])
+        for name, json in described.items()
         if "numpy" in json
     }
-    assert {"array", "scalar"}.issuperset(numpy.values()), numpy
-    tree = _node(layout["tree"], arrays, quantized)
-    return Skeleton(tree, types, arrays, quantized, numpy)
+    version, kinds = layout["version"], {}
+    quantized = {
+        name: to_quantized(name, json, arrays, version, kinds)
+        for name, json in field(layout, "quantized", dict).items()
+    }
+    tree = to_tree(layout["tree"], arrays, quantized)
+    on_call = to_on_call(layout.get("on_call", []))
+    return Skeleton(tree, types, arrays, quantized, numpy, on_call)
 
 
-def _node(json, arrays, quantized) -> Any:
-    if not isinstance(json, dict):
-        return json
-    ((kind, value),) = json.items()
-    if kind == "dict":
-        # JAX sorts the keys of a plain dictionary, but these may not be comparable.
-        return OrderedDict(
-            (_key(k), _node(child, arrays, quantized)) for k, child in value
-        )
-    if kind == "list":
-        return [_node(child, arrays, quantized) for child in value]
-    if kind == "array":
-        return arrays[value]
-    if kind == "quantized":
-        return quantized[value]
-    assert kind == "complex"
-    return complex(*value)
+def _type(name, json):
+    dtype, shape = field(json, "dtype", str), field(json, "shape", list)
+    check_shape(name, shape)
+    return ArrayType(dtype, tuple(shape))
 
 
-def _key(json):
-    return tuple(map(_key, json)) if isinstance(json, list) else json
-
-
-def _quantized(name, json, arrays, version):
-    activation = json["activation"]
-    q = QuantizedArray(
-        stored=_node(json["stored"], arrays, {}),
-        layout=Layout(
-            format_from_json(json["format"]),
-            json["tail"],
-            -2 if version == 1 else json["row_axis"],
-        ),
-        axis=tuple_from_json(json["axis"]),
-        sharding=spec_from_json(json["sharding"]),
-        activation=None if activation is None else format_from_json(activation),
-        dtype=as_dtype(json["dtype"]),
-        inner=tuple(json["inner"]),
-        writable=json.get("writable", False),
-    )
-    if q.shape != tuple(json["shape"]):
-        raise ValueError(
-            f"{name!r} should have shape {tuple(json['shape'])}, but its stored "
-            f"arrays, in {q.format}, have shape {q.shape}."
-        )
-    return q
+def _numpy(json, type):
+    kind = json["numpy"]
+    is_scalar = kind == "scalar" and type.shape == ()
+    fits = kind == "array" or is_scalar
+    fitting(fits and type.implementation is None, "numpy", kind)
+    return kind

@@ -9,7 +9,7 @@ from . import _piece
 from ._patterns import fields_of, filled, Match, matched
 from ._piece import Piece
 from ._renamed import as_names, called, rules_of
-from ._rules import Join, Quantized, Split, Transposed
+from ._rules import Quantized, Several, Split, Sum, Transposed
 
 
 Named = tuple[str, Piece]
@@ -22,7 +22,7 @@ def moved(
     rename: Any,
     shapes: Mapping[str, tuple[int, ...]] | None,
     inverse: bool = False,
-) -> tuple[list[Named], list[str]]:
+) -> tuple[list[Named], list[str], Iterable[str]]:
     """Applies rules to the arrays of a checkpoint.
 
     **Arguments:**
@@ -33,7 +33,8 @@ def moved(
 
     **Returns:**
 
-    Pairs of a new name and an array; and sentences about what could not be made.
+    Pairs of a new name and an array; sentences about what could not be made; and, to
+    explain these, about patterns that apply to nothing as an earlier one does.
 
     **Raises:**
 
@@ -41,14 +42,17 @@ def moved(
     """
     found = [(piece.names[0], piece) for piece in pieces]
     problems: list[str] = []
+    hidden: Iterable[str] = ()
     rules = rules_of(rename, inverse)
     for i, rule in enumerate(rules):
         if isinstance(rule, Mapping):
             known = shapes if i + 1 == len(rules) else None
+            # (Found when they are asked for.)
+            hidden = itertools.chain(hidden, _hidden(found, rule))
             found = _by_patterns(found, rule, known, problems)
         else:
             found = [(new, x) for name, x in found for new in called(rule, name)]
-    return found, problems
+    return found, problems, hidden
 
 
 class _Group:
@@ -56,13 +60,13 @@ class _Group:
 
     def __init__(
         self,
-        pattern: str | Join,
+        pattern: str | Several,
         new: str | Split | Transposed,
         match: Match,
         format: AbstractFormat | None,
     ):
         self._format = format
-        self.patterns = pattern.patterns if isinstance(pattern, Join) else (pattern,)
+        self.patterns = _each(pattern)
         self.pattern, self.new, self.match = pattern, new, match
         self._stacked = _stacked_fields(self.patterns[0], new)
         # By their indices on new axes, and their places in what is joined.
@@ -112,8 +116,10 @@ class _Group:
         if self._format is not None:
             inputs = -2 if isinstance(self.new, Transposed) else -1
             pieces = [_piece.quantized(x, self._format, inputs) for x in pieces]
-        if not isinstance(self.pattern, Join):
+        if isinstance(self.pattern, str):
             return pieces[0]
+        if isinstance(self.pattern, Sum):
+            return _piece.added(pieces)
         return _piece.joined(pieces, self.pattern.axis, self.pattern.groups)
 
     def _indices(self):
@@ -192,7 +198,7 @@ def _key(pattern, match, new):
     # The same for all that becomes one array. (None of an array that stays one: if it
     # gets the name of another, that is found where arrays find their places.)
     stacked = _stacked_fields(_first_of(pattern), new)
-    if not stacked and not isinstance(pattern, Join):
+    if not stacked and not isinstance(pattern, Several):
         return None
     fields = sorted(x for x in match.fields.items() if x[0] not in stacked)
     return match.stars, *fields
@@ -243,16 +249,44 @@ def _unraveled(i, shape):
 
 def _first_match(rule, name):
     for pattern in rule:
-        patterns = pattern.patterns if isinstance(pattern, Join) else (pattern,)
-        for which, one in enumerate(patterns):
+        for which, one in enumerate(_each(pattern)):
             match = matched(one, name)
             if match is not None:
                 return pattern, which, match
     return None
 
 
+def _hidden(found, rule):
+    # (Of one array, the new name tells what matched.)
+    for pattern in rule:
+        if isinstance(pattern, Several):
+            yield from itertools.islice(_taken_before(found, rule, pattern), 1)
+
+
+def _taken_before(found, rule, pattern):
+    for name, _ in found:
+        if all(matched(one, name) is None for one in pattern.patterns):
+            continue
+        first = next(x for x in rule if any(matched(one, name) for one in _each(x)))
+        if first is not pattern:
+            yield (
+                f"`{_text_of(pattern)}` does not apply to {name!r}, since "
+                f"`{_text_of(first)}` comes before it and matches, too."
+            )
+
+
+def _text_of(pattern):
+    if isinstance(pattern, str):
+        return repr(pattern)
+    return f"{type(pattern).__name__}({', '.join(map(repr, pattern.patterns))})"
+
+
+def _each(pattern):
+    return pattern.patterns if isinstance(pattern, Several) else (pattern,)
+
+
 def _first_of(pattern):
-    return pattern.patterns[0] if isinstance(pattern, Join) else pattern
+    return _each(pattern)[0]
 
 
 def _stacked_fields(pattern, new):

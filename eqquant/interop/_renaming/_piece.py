@@ -12,6 +12,7 @@ from ..._product import Axis
 from ...formats import AbstractFormat
 from ...kernels import can_rearrange
 from .._checkpoint import Entry, struct_of, written
+from .._contracted import contracted_by_shape
 from . import _packed
 
 
@@ -117,6 +118,28 @@ def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
     return _made(pieces, shape, make, within if groups == 1 else None)
 
 
+def added(pieces: Sequence[Piece]) -> Piece:
+    """The sum of arrays.
+
+    **Raises:**
+
+    A `ValueError` if they are not alike, or not ordinary arrays of floats.
+    """
+    first = pieces[0]
+    _check_alike(pieces)
+    if any(piece.shape != first.shape for piece in pieces):
+        raise _differs(pieces, "shape")
+    if first.format is not None or not jnp.issubdtype(first.dtype, jnp.floating):
+        raise ValueError("only arrays of floats that are not quantized are added")
+    wide = np.promote_types(first.dtype, np.float32)
+
+    def make(reads):
+        total = sum(np.asarray(read()).astype(wide) for read in reads)
+        return np.asarray(total).astype(first.dtype)
+
+    return _made(pieces, first.shape, make)
+
+
 def parts(
     piece: Piece, sizes: Sequence[int], axis: int | None, groups: int
 ) -> list[Piece]:
@@ -203,7 +226,8 @@ def transposed(piece: Piece) -> Piece:
 
 def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
     """The same array in a format. What is in this format already stays as it is, and
-    what is quantized is quantized along the same axis; others along `axis`.
+    what is quantized is quantized along the same axis; filters of convolutions, by
+    their shape, along all axes but the first, and others along `axis`.
 
     **Raises:**
 
@@ -215,7 +239,9 @@ def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
         raise ValueError(f"a vector is not quantized, and its shape is {piece.shape}")
     if not jnp.issubdtype(piece.dtype, jnp.floating):
         raise ValueError(f"numbers of {np.dtype(piece.dtype).name} are not quantized")
-    along = axis if piece.format is None else piece.axis
+    by_shape = contracted_by_shape(piece.shape)
+    along = by_shape if isinstance(by_shape, tuple) else axis
+    along = along if piece.format is None else piece.axis
     encode = lambda w: quantize(w, format, axis=along)
     jax.eval_shape(encode, jax.ShapeDtypeStruct(piece.shape, piece.dtype))
 

@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ._patterns import fields_of, filled, matched
-from ._rules import Join, Quantized, Split, Transposed
+from ._rules import Quantized, Several, Split, Transposed
 from ._tables import inverse_tables, tables
 
 
@@ -45,9 +45,11 @@ def rules_of(rename: Any, inverse: bool = False) -> list[Rule]:
             )
         return [(inverse_tables if inverse else tables)[rename]]
     if isinstance(rename, tuple) and len(rename) == 2:
-        if isinstance(rename[0], str | Join):
+        if isinstance(rename[0], str | Several):
             return [dict([rename])]
-    if isinstance(rename, Mapping) and all(isinstance(k, str | Join) for k in rename):
+    if isinstance(rename, Mapping) and all(
+        isinstance(k, str | Several) for k in rename
+    ):
         return [rename]
     if callable(rename):
         return [rename]
@@ -55,6 +57,13 @@ def rules_of(rename: Any, inverse: bool = False) -> list[Rule]:
         "`rename` should be the name of a table, a dictionary of patterns, a pair of a "
         f"pattern and a name, a function of a name, or a list of these. Got {rename!r}."
     )
+
+
+def has_table(rename: Any) -> bool:
+    """Whether a table is among the rules of the argument `rename`."""
+    if isinstance(rename, list):
+        return any(map(has_table, rename))
+    return isinstance(rename, str)
 
 
 def as_names(names: Any) -> tuple[New, ...]:
@@ -79,11 +88,11 @@ def _by_rule(name, rule):
     if not isinstance(rule, Mapping):
         return called(rule, name)
     for pattern, names in rule.items():
-        for one in pattern.patterns if isinstance(pattern, Join) else (pattern,):
+        for one in pattern.patterns if isinstance(pattern, Several) else (pattern,):
             found = matched(one, name)
             if found is None:
                 continue
-            if isinstance(pattern, Join):
+            if isinstance(pattern, Several):
                 raise _not_of_names(name, pattern)
             news = [_plain(new, found.fields, name) for new in as_names(names)]
             return tuple(filled(n, found.stars, found.fields, pattern) for n in news)
@@ -98,6 +107,7 @@ def _plain(new, fields, name):
 
 def _not_of_names(name, rule):
     return ValueError(
-        f"`rename` should give {name!r} other names, and here it cannot join, split, "
-        f"stack, transpose or quantize arrays, as `load_into` does. Got {rule!r}."
+        f"`rename` should give {name!r} other names, and here it cannot join, add, "
+        "split, stack, transpose or quantize arrays, as `load_into` does. Got "
+        f"{rule!r}."
     )

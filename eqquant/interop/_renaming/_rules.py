@@ -1,4 +1,5 @@
 import dataclasses
+from typing import TypeAlias
 
 from ...formats import AbstractFormat, as_format
 from ._patterns import fields_of
@@ -35,6 +36,37 @@ class Join:
         object.__setattr__(self, "patterns", patterns)
         object.__setattr__(self, "axis", axis)
         object.__setattr__(self, "groups", groups)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Sum:
+    """Several arrays of a checkpoint whose sum is one of the model, such as the two
+    biases of a recurrent layer of PyTorch: a pattern of a rule of
+    [`eqquant.interop.load_into`][]. They are not quantized, and have the same shape.
+
+    !!! Example
+
+        ```python
+        rename = {
+            Sum("lstm.bias_ih_l{i}", "lstm.bias_hh_l{i}"): "cells.{i}.bias",
+            "lstm.{weight}_l{i}": "cells.{i}.{weight}",
+        }
+        ```
+
+    **Arguments:**
+
+    - `patterns`: those of the arrays.
+    """
+
+    patterns: tuple[str, ...]
+
+    def __init__(self, *patterns: str):
+        _check(self, patterns, None, 1)
+        object.__setattr__(self, "patterns", patterns)
+
+
+# A pattern of several arrays that become one.
+Several: TypeAlias = Join | Sum
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -123,7 +155,9 @@ class Quantized:
     - `name`: the name, a [`eqquant.interop.Transposed`][] or a
         [`eqquant.interop.Split`][].
     - `format`: the format, or its name. Matrices that are not quantized are `(out, in)`
-        in the checkpoint, and are quantized along the latter axis.
+        in the checkpoint, and are quantized along the latter axis. Arrays with more
+        than two axes, and fewer than 16 numbers along the last one, are taken for the
+        filters of convolutions, and quantized along all axes but the first.
     """
 
     name: str | Transposed | Split

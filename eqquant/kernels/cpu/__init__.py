@@ -4,8 +4,9 @@ not.
 `_sweep` multiplies one or two rows, `_float_tiles` and `_integer_tiles` multiply many
 rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats.
 `_unit_sweep` and `_unit_tiles` do the same for codes packed in any way, among them
-GGUF's, which `_units` reads. `_codes` reads other stored arrays, and `_tuning` holds
-the measured thresholds between kernels.
+GGUF's, which `_units` reads. `_codes` reads other stored arrays. `_costs` predicts how
+long kernels take, the native ones, too, by the measurements in `costs`; `_xla` is what
+depends on the version of XLA.
 """
 
 from . import (
@@ -15,4 +16,11 @@ from . import (
     _sweep as _sweep,
     _unit_sweep as _unit_sweep,
     _unit_tiles as _unit_tiles,
+)
+from ._costs import (
+    describe_features as describe_features,
+    Kind as Kind,
+    kind_of as kind_of,
+    measured_machine as measured_machine,
+    processor as processor,
 )

@@ -124,7 +124,7 @@ def integer_step(format: AbstractFormat, most: int = 127) -> tuple[int, int] | N
     none."""
     if not isinstance(format, AbstractGrid):
         return None
-    if dtype_of_codes(format) == jnp.int8:
+    if format.code_dtype == np.int8:
         codes = np.arange(-127, 128, dtype=np.int8)
     else:
         codes = np.arange(format.levels, dtype=np.uint8)
@@ -135,12 +135,6 @@ def integer_step(format: AbstractFormat, most: int = 127) -> tuple[int, int] | N
     if not whole or not np.array_equal(found, a * codes + b):
         return None
     return int(a), int(b)
-
-
-@ft.cache
-def dtype_of_codes(format: AbstractGrid) -> np.dtype:
-    """The dtype of the bytes that hold codes."""
-    return format.structs((1, 16))["codes"].dtype
 
 
 def refuse_grid(problem: Problem) -> str | None:

@@ -1,5 +1,4 @@
 import functools as ft
-import itertools as it
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +10,8 @@ from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
 from ._codes import codes_of, grid, per, points, radix, refuse_grid, scales
-from ._tiles import refuse_small, tiled
-from ._tuning import bfloat16_rows, composite_block, fuses, multiplies_bfloat16
+from ._costs import measured
+from ._tiles import refuse_copied_scales, refuse_small, tiled
 
 
 def _float_tiles(x, stored, problem, dtype):
@@ -85,40 +84,21 @@ def _finite_tiles(x, stored, problem, dtype):
 
 
 def _in_float32(problem: Problem) -> str | None:
-    reason = refuse_grid(problem)
-    if reason is not None or fuses or not problem.composite:
-        return reason
-    size = grid(problem).block_size or problem.k
-    if size < composite_block and problem.rows not in range(32):
-        return f"needs JAX 0.11 for composite scales of blocks of {size}"
-    return None
+    return refuse_grid(problem) or refuse_copied_scales(problem)
 
 
 def _rounded(problem: Problem) -> str | None:
-    if not multiplies_bfloat16:
-        return "gains nothing before JAX 0.11, where XLA would compute in float32"
-    if problem.rows is not None and problem.rows < bfloat16_rows:
-        return f"is for {bfloat16_rows} rows or more, got {problem.rows}"
     return refuse_small(problem) or refuse_grid(problem)
 
 
-for _product, _activation in it.product(
-    ("matmul", "matmul_transposed"), (None, AbstractFormat)
-):
-    for _type in (AbstractGrid, Int4):
-        register_kernel(
-            _product,
-            _type,
-            activation=_activation,
-            supports=_in_float32,
-            error=1e-5,
-        )(float32_tiles)
-    for _type in (NF4, Int4):
-        register_kernel(
-            _product,
-            _type,
-            activation=_activation,
-            priority=1,
-            supports=_rounded,
-            error=8e-3,
-        )(bfloat16_tiles)
+_register = ft.partial(
+    register_kernel,
+    ("matmul", "matmul_transposed"),
+    activation=(None, AbstractFormat),
+)
+_register(AbstractGrid, supports=_in_float32, seconds=measured("float32_tiles"))(
+    float32_tiles
+)
+_register(
+    (NF4, Int4), supports=_rounded, error=8e-3, seconds=measured("bfloat16_tiles")
+)(bfloat16_tiles)

@@ -12,8 +12,8 @@ from .._finite import exact_where_not_finite, once
 from .._problem import Problem
 from .._table import register_kernel
 from ._codes import codes_of, grid, integer_step, per, radix, refuse_grid, scales
+from ._costs import measured
 from ._tiles import refuse_small, tiled
-from ._tuning import sweep_rows
 
 
 # The largest contracted size for which a sum of products of two integers up to 127 fits
@@ -180,15 +180,8 @@ def _integers(problem: Problem) -> str | None:
         return reason
     if integer_step(problem.format) is None:
         return f"needs points that are integers, not those of {problem.format}"
-    forward = problem.product == "matmul"
-    fewer = (
-        sweep_rows(problem.format) if forward else 2 if per(grid(problem)) > 1 else 0
-    )
-    if problem.rows is not None and problem.rows <= fewer:
-        return f"is for more than {fewer} rows, got {problem.rows}"
-    size = problem.k if forward else problem.n
-    if size > _most:
-        return f"is for sums of at most {_most} products, got {size}"
+    if problem.terms > _most:
+        return f"is for sums of at most {_most} products, got {problem.terms}"
     activation = problem.activation
     if activation is None:
         return refuse_small(problem)
@@ -197,9 +190,14 @@ def _integers(problem: Problem) -> str | None:
     return None
 
 
-_of_integers = ft.partial(
-    register_kernel, format_type=AbstractGrid, priority=1, supports=_integers
+_register = ft.partial(
+    register_kernel,
+    format_type=AbstractGrid,
+    supports=_integers,
+    any_length=True,
+    seconds=measured("integer_tiles"),
 )
-for _product in ("matmul", "matmul_transposed"):
-    _of_integers(_product, error=error, provided=provided)(integer_tiles)
-_of_integers("matmul", activation=Int8, error=1e-5)(integer_tiles)
+_register(("matmul", "matmul_transposed"), error=error, provided=provided)(
+    integer_tiles
+)
+_register("matmul", activation=Int8)(integer_tiles)

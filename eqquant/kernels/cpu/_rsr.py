@@ -11,9 +11,10 @@ from .._finite import exact_where_not_finite, once
 from .._problem import Problem
 from .._table import register_kernel
 from ._codes import codes_of, refuse_layout, to_bytes
+from ._costs import measured
 from ._sweep import looked_up, one_by_one, swept
 from ._tiles import tiled
-from ._tuning import fuses
+from ._xla import fuses
 
 
 # The number of groups of inputs that are looked up in one step of a loop.
@@ -38,7 +39,9 @@ def _supports(problem: Problem) -> str | None:
     return None
 
 
-@register_kernel("matmul", AbstractRSR, supports=_supports)
+@register_kernel(
+    "matmul", AbstractRSR, supports=_supports, seconds=measured("rsr_lookup")
+)
 def rsr_lookup(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
@@ -87,7 +90,12 @@ def rsr_lookup(
     return jnp.stack([product(row) for row in x])
 
 
-@register_kernel("matmul_transposed", AbstractRSR, supports=_supports)
+@register_kernel(
+    "matmul_transposed",
+    AbstractRSR,
+    supports=_supports,
+    seconds=measured("rsr_segment_sum"),
+)
 def rsr_segment_sum(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:
@@ -130,8 +138,6 @@ def rsr_segment_sum(
 def _many_rows(problem: Problem) -> str | None:
     format = problem.format
     assert isinstance(format, AbstractRSR)
-    if problem.rows is not None and problem.rows < 3:
-        return f"is for three rows or more, got {problem.rows}"
     if format.levels**format.k > 256:
         return f"needs codes of a byte, got {format}"
     terms = problem.k if problem.product == "matmul" else problem.n
@@ -180,10 +186,13 @@ def rsr_tiles(
     return jnp.where(lost[:, None], jnp.nan, y).astype(problem.dtype)
 
 
-for _product in ("matmul", "matmul_transposed"):
-    register_kernel(
-        _product, AbstractRSR, priority=-1, supports=_many_rows, provided=provided
-    )(rsr_tiles)
+register_kernel(
+    ("matmul", "matmul_transposed"),
+    AbstractRSR,
+    supports=_many_rows,
+    provided=provided,
+    seconds=measured("rsr_tiles"),
+)(rsr_tiles)
 
 
 # The largest number of three digits base 256, each from -128 to 127.

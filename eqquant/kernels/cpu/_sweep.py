@@ -1,5 +1,4 @@
 import functools as ft
-import itertools as it
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
-from ...formats import AbstractFormat, AbstractGrid, digits, Int4, round_trip
+from ...formats import AbstractFormat, AbstractGrid, digits, round_trip
 from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
@@ -23,7 +22,8 @@ from ._codes import (
     scales,
     to_bytes,
 )
-from ._tuning import fuses, sweep_rows
+from ._costs import measured
+from ._xla import fuses
 
 
 # Products of one or two rows with a weight, in float32. They sweep over the codes: each
@@ -239,11 +239,14 @@ def sweep(
     return one_by_one(product, x, codes).astype(problem.dtype)
 
 
+# (Rows are unrolled.)
+_most_rows = 2
+
+
 def _supports(problem: Problem) -> str | None:
-    most = sweep_rows(problem.format)
-    if problem.rows is None or problem.rows > most:
+    if problem.rows is None or problem.rows > _most_rows:
         got = "an unknown number" if problem.rows is None else problem.rows
-        return f"is for at most {most} rows, got {got}"
+        return f"is for at most {_most_rows} rows, got {got}"
     return refuse_grid(problem) or _refuse_zero_points(problem)
 
 
@@ -255,12 +258,10 @@ def _refuse_zero_points(problem):
     return None
 
 
-for _type, _activation in it.product((AbstractGrid, Int4), (None, AbstractFormat)):
-    register_kernel(
-        "matmul",
-        _type,
-        activation=_activation,
-        priority=2,
-        supports=_supports,
-        error=1e-5,
-    )(sweep)
+register_kernel(
+    "matmul",
+    AbstractGrid,
+    activation=(None, AbstractFormat),
+    supports=_supports,
+    seconds=measured("sweep"),
+)(sweep)

@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Integer
 
 from .._problem import Problem
-from ._tuning import fuses, rounding_size
+from ._xla import fuses
 
 
 # Products of many rows, by tiles of the weight: some columns of it are decoded, and
@@ -100,9 +100,29 @@ def _dot(x, w, axis):
     )
 
 
+# The least size of blocks whose composite scales fit in the memory that a product may
+# take, if XLA copies them all, as it does before JAX 0.11.
+_composite_block = 64
+
+
+def refuse_copied_scales(problem: Problem) -> str | None:
+    """Why many rows are not multiplied by tiles of a composite format, if so."""
+    if fuses or not problem.composite:
+        return None
+    size = problem.format.block_size or problem.k
+    if size < _composite_block and problem.rows not in range(32):
+        return f"needs JAX 0.11 for composite scales of blocks of {size}"
+    return None
+
+
+# The least number of elements of a weight for which inputs are rounded: products with
+# smaller ones take little time, and are exact.
+_rounding_size = 2**18
+
+
 def refuse_small(problem: Problem) -> str | None:
     """Why no kernel that rounds its inputs applies, if so: the weight is too small."""
     size = problem.n * problem.k
-    if size < rounding_size:
-        return f"is for weights of {rounding_size} numbers or more, got {size}"
+    if size < _rounding_size:
+        return f"is for weights of {_rounding_size} numbers or more, got {size}"
     return None

@@ -20,8 +20,9 @@ from ...formats import (
 from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
-from ._tuning import fuses, unit_sweep_rows
+from ._costs import measured
 from ._units import alike, base_of, refuse_units, spans, Units, units
+from ._xla import fuses
 
 
 # Products of one or two rows with integers of any number of bits, packed in any way, in
@@ -200,21 +201,21 @@ def _added(total: Float[Array, "m u r n"]) -> Float[Array, "m n"]:
     return jnp.concatenate(rows)
 
 
+# (Rows are unrolled.)
+_most_rows = 2
+
+
 def _supports(problem: Problem) -> str | None:
-    if problem.rows is None or problem.rows > unit_sweep_rows:
+    if problem.rows is None or problem.rows > _most_rows:
         got = "an unknown number" if problem.rows is None else problem.rows
-        return f"is for at most {unit_sweep_rows} rows, got {got}"
+        return f"is for at most {_most_rows} rows, got {got}"
     return refuse_units(problem)
 
 
-for _type, _activation in it.product(
-    (AbstractGrid, AbstractGGUFBlocks), (None, AbstractFormat)
-):
-    register_kernel(
-        "matmul",
-        _type,
-        activation=_activation,
-        priority=3,
-        supports=_supports,
-        error=1e-5,
-    )(unit_sweep)
+register_kernel(
+    "matmul",
+    (AbstractGrid, AbstractGGUFBlocks),
+    activation=(None, AbstractFormat),
+    supports=_supports,
+    seconds=measured("unit_sweep"),
+)(unit_sweep)

@@ -9,14 +9,18 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
+    FP4,
+    FP8,
+    Int,
     round_trip,
     Stored,
 )
 from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
-from ._tuning import fuses
+from ._costs import measured
 from ._units import refuse_units, spans, Units, units
+from ._xla import fuses
 
 
 # Products of many rows with integers of any number of bits, packed in any way. A tile
@@ -129,16 +133,21 @@ def _dot(x, w, axis):
     return lax.dot_general(x, w, contract, precision=lax.Precision.HIGHEST)
 
 
-for _product, _type, _activation in it.product(
+def _supports(problem: Problem) -> str | None:
+    reason = refuse_units(problem)
+    if reason is not None or not problem.composite:
+        return reason
+    # (XLA writes scales that it looks up or multiplies for each tile.)
+    size = problem.format.block_size or problem.k
+    if size < 64 and not isinstance(problem.format, Int | FP4 | FP8):
+        return f"would copy composite scales of blocks of {size} again and again"
+    return None
+
+
+register_kernel(
     ("matmul", "matmul_transposed"),
     (AbstractGrid, AbstractGGUFBlocks),
-    (None, AbstractFormat),
-):
-    register_kernel(
-        _product,
-        _type,
-        activation=_activation,
-        priority=0.5,  # Before `float32_tiles`, and after `integer_tiles`.
-        supports=refuse_units,
-        error=1e-5,
-    )(unit_tiles)
+    activation=(None, AbstractFormat),
+    supports=_supports,
+    seconds=measured("unit_tiles"),
+)(unit_tiles)

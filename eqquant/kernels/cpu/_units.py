@@ -13,9 +13,6 @@ from ...formats import (
     AbstractGGUFBlocks,
     AbstractGrid,
     Code,
-    FP4,
-    FP8,
-    Int,
     Stored,
     stream_fields,
 )
@@ -46,7 +43,7 @@ class Units(NamedTuple):
     """
 
     number: int
-    bytes: Callable[[int, int, int], UInt8[Array, "u _ n"]]
+    bytes: Callable[[int, int, int], Integer[Array, "u _ n"]]
     codes: tuple[Code, ...]
     parts: tuple[int, ...]
     first: int
@@ -103,8 +100,8 @@ def alike(codes: Sequence[Code]) -> list[list[int]]:
 
 
 def _bytes_of_units(
-    stored: UInt8[Array, "j n"], first: int, number: int, each: int
-) -> Callable[[int, int, int], UInt8[Array, "u _ n"]]:
+    stored: Integer[Array, "j n"], first: int, number: int, each: int
+) -> Callable[[int, int, int], Integer[Array, "u _ n"]]:
     # Of `number` units of `each` bytes, which begin with byte `first`.
     @ft.cache
     def bytes(i, count, step):
@@ -120,7 +117,7 @@ def _bytes_of_units(
 
 
 def _moved(
-    bytes: UInt8[Array, "u _ n"], start: int, number: int, at: int
+    bytes: Integer[Array, "u _ n"], start: int, number: int, at: int
 ) -> Integer[Array, "u _ n"]:
     """Some bits of bytes, where they are in a code."""
     if number == 8:
@@ -293,6 +290,10 @@ def base_of(problem: Problem) -> AbstractGrid:
 def refuse_units(problem: Problem) -> str | None:
     """Why a weight is not read as units, if so."""
     format = problem.format
-    if not isinstance(format, AbstractGGUFBlocks | Int | FP4 | FP8):
-        return f"decodes integers and floats of a few bits, not the codes of {format}"
+    if isinstance(format, AbstractGrid) and format.radix is not None:
+        # (Others leave bits of a byte unused.)
+        if format.radix not in (2, 4, 16, 256):
+            return f"decodes codes of whole bits, not those of {format}"
+        if (format.block_size or 16) % 16:
+            return f"needs blocks of a multiple of 16 codes, got {format}"
     return refuse_layout(problem)

@@ -1,5 +1,3 @@
-import itertools as it
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -13,6 +11,7 @@ from ...formats import (
 )
 from .._problem import Problem
 from .._table import register_kernel
+from ._seconds import predicted
 
 
 # The kernel for many rows, for products across the blocks, and wherever no other kernel
@@ -46,16 +45,12 @@ def _supports(problem: Problem) -> str | None:
     return None
 
 
-for _product, _type, _activation in it.product(
+register_kernel(
     ("matmul", "matmul_transposed"),
     (AbstractGGUFBytes, AbstractGrid),
-    (None, AbstractFormat),
-):
-    register_kernel(
-        _product,
-        _type,
-        "cuda",
-        activation=_activation,
-        supports=_supports,
-        error=8e-3,
-    )(decoded)
+    "cuda",
+    activation=(None, AbstractFormat),
+    supports=_supports,
+    error=8e-3,
+    seconds=predicted(2, 600e12),
+)(decoded)

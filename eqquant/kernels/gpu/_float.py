@@ -13,14 +13,16 @@ from ...formats import (
     from_bits,
     round_trip,
 )
+from .._adapted import of_base, on_base
 from .._finite import infinite_as_nan
 from .._problem import Problem
-from .._table import of_base, on_base, register_kernel
+from .._table import register_kernel
 from ._decoded import decoded
 from ._devices import hopper
 from ._plan import plan
 from ._product import product, unit_of
 from ._rows import by_eights, padded
+from ._seconds import predicted
 from ._words import of_bytes, Points, points_of, to_bytes
 
 
@@ -190,23 +192,18 @@ def _supports_swapped(problem: Problem) -> str | None:
     return _supports(_rows_first(problem))
 
 
-# (Ahead of decoding the blocks of a file as they are.)
-for _type, _activation, (_kernel, _priority, _supported) in it.product(
+for _type, (_kernel, _supported, _written) in it.product(
     (AbstractGrid, AbstractGGUFBytes),
-    (None, AbstractFormat),
-    (
-        (bfloat16_wgmma, 1, _supports),
-        (swapped_wgmma, 0.5, _supports_swapped),
-    ),
+    ((bfloat16_wgmma, _supports, 0), (swapped_wgmma, _supports_swapped, 1)),
 ):
     register_kernel(
         "matmul",
         _type,
         "cuda",
-        activation=_activation,
-        priority=_priority,
+        activation=(None, AbstractFormat),
         supports=_supported,
         # The inputs and the weights are rounded to bfloat16; the latter up to three
         # times: the points of a table, scales, and their products.
         error=8e-3,
+        seconds=predicted(_written, 400e12),
     )(_kernel if _type is AbstractGrid else on_base(_kernel))

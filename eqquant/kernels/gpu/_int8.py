@@ -16,6 +16,7 @@ from ._float import refuse
 from ._pallas import launch, mosaic_gpu, pipeline, store
 from ._plan import group, Plan, splits_of, stages_of, width
 from ._rows import by_eights, padded, swizzle_of
+from ._seconds import predicted
 
 
 # Products of 8-bit integers, with one scale for each row of `x` and of the weight.
@@ -179,15 +180,8 @@ def _supports(problem: Problem) -> str | None:
     return None
 
 
-register_kernel(
-    "matmul", Int8, "cuda", activation=Int8, priority=2, supports=_supports, error=1e-5
-)(int8_wgmma)
-register_kernel(
-    "matmul",
-    Int8,
-    "cuda",
-    activation=Int8,
-    priority=1,
-    supports=_of_channels,
-    error=1e-5,
-)(int8_dot)
+_register = ft.partial(
+    register_kernel, "matmul", Int8, "cuda", activation=Int8, any_length=True
+)
+_register(supports=_supports, seconds=predicted(0, 800e12))(int8_wgmma)
+_register(supports=_of_channels, seconds=predicted(0.1, 800e12))(int8_dot)

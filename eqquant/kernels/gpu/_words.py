@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, BFloat16, Float, Integer
 
 from ...formats import AbstractGrid, digits, FP8, per_byte as digits_of_byte
-from ..cpu._codes import dtype_of_codes, integer_step, point_table
+from ..cpu._codes import integer_step, point_table
 from ._pallas import mosaic_gpu
 
 
@@ -93,7 +93,7 @@ def _integers(format, p, factor, low):
     # (Zero-points are of codes: with other points, the sums below might be inexact.)
     if factor != 1 or (format.offset == "zero_point" and low != 0):
         return None
-    signed = dtype_of_codes(format) == jnp.int8
+    signed = format.code_dtype == np.int8
     if signed or format.levels == 256:
         excess = -low if signed else -low - 128
         if format.offset is None and excess != 0:

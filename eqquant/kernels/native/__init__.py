@@ -7,16 +7,21 @@ operands of an FFI call, and `_kernels.py` registers the kernels that take it so
 `_blocks.py` and `_decoded.py` do the same for kernels that decode any format of blocks.
 `_integer_product.py` multiplies integers alone, for training. `_rearrange.py` makes the
 stored arrays of blocks that a file has, on memory of NumPy and without XLA;
-`_memory.py` gives such memory.
-In `src/`, `kernels.h` is the table that each instruction set fills, and `ffi.cpp` has
-the functions that XLA calls.
+`_memory.py` gives such memory. `_encode.py` encodes numbers in the formats that search
+for scales. `_export.py` exports programs that call the library.
+In `src/`, `isa` has the vectors of each instruction set, `weight` reads weights by
+them, `products` multiplies, `xla` has the functions that XLA calls, and `arrays` those
+that need no XLA. Each imports those before it.
 
 May import `formats` and the modules of `kernels`. To add a kernel, add its function to
-the table, to `ffi.cpp` and to `_library.py`, and register it in `_kernels.py`.
+`products/kernels.h`, to `xla/ffi.cpp` and to `_library.py`, and register it in
+`_kernels.py`.
 """
 
 from . import _decoded as _decoded, _kernels as _kernels
 from ._blocks import gains_by_panels as gains_by_panels
+from ._encode import encoder as encoder, most_encoded as most_encoded
+from ._export import export as export, is_portable as is_portable
 from ._integer_product import integer_product as integer_product
 from ._library import register_at_import
 from ._memory import empty as empty

@@ -1,5 +1,4 @@
 import functools as ft
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +7,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from ... import formats
 from ...formats import (
     AbstractCodebook,
     AbstractComposite,
@@ -16,58 +16,17 @@ from ...formats import (
     AbstractGGUFBytes,
     AbstractGrid,
     Int8,
-    IQ1_M,
-    IQ1_S,
-    IQ2_S,
-    IQ2_XS,
-    IQ2_XXS,
-    IQ3_S,
-    IQ3_XXS,
-    IQ4_XS,
     per_byte,
-    Q2_K,
-    Q3_K,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
     Stored,
 )
 from .._problem import Problem
 from ..cpu._codes import (
     compute_now,
-    dtype_of_codes,
     integer_step,
     refuse_layout,
 )
-from ..cpu._tuning import native_panel_rows_with_tiles
 from . import _library as library
 from ._call import factor_of_scales, integer_offset, refuse_library, scale_type
-
-
-# The enumerations `Packing`, `Offset` and `PointType` of `src/kernels.h`.
-_packings = {
-    Q4_1: 103,
-    Q5_0: 106,
-    Q5_1: 107,
-    Q2_K: 110,
-    Q3_K: 111,
-    Q4_K: 112,
-    Q5_K: 113,
-    Q6_K: 114,
-    IQ2_XXS: 116,
-    IQ2_XS: 117,
-    IQ3_XXS: 118,
-    IQ1_S: 119,
-    IQ3_S: 121,
-    IQ2_S: 122,
-    IQ4_XS: 123,
-    IQ1_M: 129,
-}
-_offsets = {None: 0, "zero_point": 1, "minimum": 2}
-_integers, _table, _e4m3, _e5m2, _signed = range(5)
 
 
 class Blocks(NamedTuple):
@@ -88,30 +47,31 @@ def blocks(stored: Stored, problem: Problem) -> Blocks:
     format = problem.format
     none = jnp.zeros((0, 0), jnp.uint8)
     if isinstance(format, AbstractGGUFBytes):
-        base, packing = format.base, _packings[type(format)]
+        base = format.base
         codes, scale, offset = stored["blocks"], none, none
         if isinstance(format, AbstractCodebook):
             scale = jnp.asarray(format.codebook.points)[None]
     else:
         assert isinstance(format, AbstractGrid)
-        base, packing = format, _packing(format)
+        base = format
         codes, scale = stored["codes"], stored["scale"]
         offset = none if base.offset is None else stored[base.offset]
+    packing = _packing(format)
     assert packing is not None
     kind, zero, table = _points(base)
     if isinstance(format, AbstractCodebook):
         # Of unsigned bytes in memory.
-        kind = _integers
+        kind = "integers"
     attributes = dict(
         packing=np.int32(packing),
         block=np.int64(base.block_size or problem.k),
         scale_type=scale_type(problem),
-        offset_type=np.int32(_offsets[base.offset]),
-        point_type=np.int32(kind),
+        offset_type=np.int32(library.number(f"offset.{base.offset}")),
+        point_type=np.int32(library.number(f"points.{kind}")),
         base=np.int32(zero),
         k=np.int64(problem.k),
-        in_panels=problem.layout.panels,
-        level=np.int32(library.level()),
+        in_panels=problem.layout.panels is not None,
+        set=np.int32(library.number_of_set()),
         unit=np.float32(1),
     )
     factor = factor_of_scales(stored, problem)
@@ -144,10 +104,10 @@ def integer_points(format: AbstractFormat) -> IntegerPoints | None:
     grid = format.base if isinstance(format, AbstractGGUFBytes) else format
     assert isinstance(grid, AbstractGrid)
     kind, _, table = _points(grid)
-    if kind in (_integers, _signed) or isinstance(format, AbstractCodebook):
+    if kind in ("integers", "signed") or isinstance(format, AbstractCodebook):
         return IntegerPoints(table, 1.0, 0.0)
     largest = np.abs(table).max()
-    if kind != _table or not 0 < largest < np.inf:
+    if kind != "table" or not 0 < largest < np.inf:
         return None
     table = table.astype(np.float64)
     points = table[table != 0]
@@ -173,57 +133,67 @@ def with_integer_points(w: Blocks, points: IntegerPoints) -> Blocks:
 
 def has_fours(format: AbstractFormat, k: int) -> bool:
     """Whether four codes of a row of `k` can be brought into a lane of 8-bit integers:
-    see `src/fours.h`."""
-    grid = format.base if isinstance(format, AbstractGGUFBytes) else format
-    assert isinstance(grid, AbstractGrid)
-    kind, _, _ = _points(grid)
-    points = integer_points(format)
-    if points is None or (kind != _integers and grid.offset is not None):
+    see `src/weight/quads.h`."""
+    base = format.base if isinstance(format, AbstractGGUFBytes) else format
+    assert isinstance(base, AbstractGrid)
+    packing, points = _packing(format), integer_points(format)
+    if packing is None or points is None:
         return False
-    if kind == _table and (grid.levels > 16 or np.abs(points.table).max() > 127):
+    return library.has_fours(
+        packing,
+        library.number(f"points.{_points(base)[0]}"),
+        library.number(f"offset.{base.offset}"),
+        base.block_size or k,
+        k,
+        points.table,
+    )
+
+
+def is_far_apart(format: AbstractFormat) -> bool:
+    """Whether the bits of each code are in bytes that are 64 or more from each other:
+    of a panel, in several pages of memory."""
+    if not isinstance(format, AbstractGGUFBlocks):
         return False
+    return all(abs(code[0].byte - code[-1].byte) >= 64 for code in format.fields.codes)
+
+
+def _packing(format: AbstractFormat) -> int | None:
+    """The number of a packing in the library. `None` if it does not know it."""
     if isinstance(format, AbstractGGUFBytes):
-        return not isinstance(format, (AbstractCodebook, Q5_0, Q5_1))
-    bits = _packing(grid)
-    if not bits:
-        return False
-    # (Lanes have the same bits of different bytes.)
-    apart = {8: 1, 4: 2, 2: 4, 6: 4}.get(bits, 8)
-    size = grid.block_size or k
-    return size >= k or size % max(16, 4 * apart) == 0
-
-
-def _packing(format: AbstractGrid) -> int | None:
-    """The number of bits of a packed code, or 0 for digits of base 3. `None` for other
-    packings."""
+        name = type(format).__name__
+        ours = getattr(formats, name, None) is type(format)
+        name = f"packing.{name}"
+        return library.number(name) if ours and library.knows(name) else None
+    assert isinstance(format, AbstractGrid)
     if format.radix is None:
-        return int(format.bits)
+        return library.number(f"packing.{int(format.bits)}")
     if per_byte(format.radix) == 1:
-        return 8
-    return {16: 4, 4: 2, 3: 0, 2: 1}.get(format.radix)
+        return library.number("packing.8")
+    name = {16: "4", 4: "2", 3: "trits", 2: "1"}.get(format.radix)
+    return None if name is None else library.number(f"packing.{name}")
 
 
 @ft.cache
-def _points(format: AbstractGrid) -> tuple[int, int, Float[np.ndarray, " 256"]]:
+def _points(format: AbstractGrid) -> tuple[str, int, Float[np.ndarray, " 256"]]:
     """What codes stand for: the `PointType`, the code of zero if points are integers,
     and a table of all points."""
     table = np.zeros(256, np.float32)
-    if dtype_of_codes(format) == jnp.int8:
-        return _signed, 0, table
+    if format.code_dtype == np.int8:
+        return "signed", 0, table
     codes = np.arange(format.levels, dtype=np.uint8)
     points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
     table[: len(points)] = points
     zero = -points[0]
     if 0 <= zero <= 255 and np.array_equal(points, codes - zero):
-        return _integers, int(zero), table
+        return "integers", int(zero), table
     for kind, dtype in (
-        (_e4m3, ml_dtypes.float8_e4m3fn),
-        (_e5m2, ml_dtypes.float8_e5m2),
+        ("e4m3", ml_dtypes.float8_e4m3fn),
+        ("e5m2", ml_dtypes.float8_e5m2),
     ):
         floats = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
         if np.array_equal(table, floats, equal_nan=True):
             return kind, 0, table
-    return _table, 0, table
+    return "table", 0, table
 
 
 def call(
@@ -241,29 +211,20 @@ def refuse(problem: Problem) -> str | None:
     reason = refuse_library(problem) or _refuse_format(problem.format)
     if reason is not None:
         return reason
-    assert problem.rows is not None
-    if problem.layout.panels and problem.rows > _panel_rows():
-        return "is slower than the tiles of AMX, for which rows are laid side by side"
     return refuse_layout(problem)
-
-
-def _panel_rows():
-    return native_panel_rows_with_tiles if library.level() >= 4 else math.inf
 
 
 def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -> bool:
     """Whether products with few rows are faster if the rows of a weight lie in panels,
     on this machine, and those with many are not slower: see `Layout`."""
-    if library.missing() is not None or library.level() < 2:
+    if library.missing() is not None or "avx512" not in library.features():
         return False
     if isinstance(activation, Int8) and activation.block_size is None:
         if isinstance(format, AbstractGrid) and integer_offset(format) is not None:
             # `native_integers` reads rows side by side.
             return False
     if isinstance(format, AbstractGGUFBytes):
-        # (The codes of Q6_K have parts that are far apart.)
-        known = isinstance(format, AbstractGGUFBlocks)
-        return known and not isinstance(format, Q6_K)
+        return isinstance(format, AbstractGGUFBlocks) and not is_far_apart(format)
     while isinstance(format, AbstractComposite):
         if not format.by_element:
             # Its scales are decoded for each product, and laid in panels again.
@@ -276,16 +237,16 @@ def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -
 
 def _refuse_format(format: AbstractFormat) -> str | None:
     if isinstance(format, AbstractGGUFBytes):
-        known = type(format) in _packings
+        known = _packing(format) is not None
         return None if known else f"does not know how {format} packs its codes"
     assert isinstance(format, AbstractGrid)
     if format.ordered:
         return f"needs blocks that are runs of positions, got {format}"
-    if dtype_of_codes(format) == jnp.int8:
+    if format.code_dtype == np.int8:
         integers = integer_step(format) == (1, 0)
         return None if integers else f"needs signed codes to be integers, got {format}"
     if _packing(format) is None:
         return f"needs 3 codes or codes of whole bits, got {format}"
-    if format.offset == "zero_point" and _points(format)[:2] != (_integers, 0):
+    if format.offset == "zero_point" and _points(format)[:2] != ("integers", 0):
         return f"needs zero-points to be of integers from 0 on, got {format}"
     return None

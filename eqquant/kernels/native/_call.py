@@ -25,13 +25,6 @@ from ..cpu._codes import (
 from . import _library as library
 
 
-# The enumerations `Codes` of `src/kernels.h` (by radix) and `ScaleType` of
-# `src/scales.h`. (There, `kE4M3Inverse` follows `kE4M3`.)
-_kinds = {256: 0, 16: 1, 4: 2, 3: 3, 2: 4}
-_dtypes = ("float32", "bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn")
-_scale_types = {name: i for i, name in enumerate(_dtypes)}
-
-
 class Weight(NamedTuple):
     """A weight as the functions of the native library take it.
 
@@ -55,7 +48,7 @@ def weight(stored: Stored, problem: Problem) -> Weight:
         base, used, size = format.levels, format.k, None
         digits = format.domain[0] + np.arange(base, dtype=np.float32)
         scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
-        kind_of_scale, offset = np.int32(_scale_types["float32"]), None
+        kind_of_scale, offset = np.int32(library.number("scale.float32")), None
     else:
         format = grid(problem)
         base, size = radix(format), format.block_size
@@ -67,13 +60,13 @@ def weight(stored: Stored, problem: Problem) -> Weight:
     table[: len(digits)] = digits
     zero = stored.get("zero_point", jnp.zeros((0, 0), jnp.uint8))
     attributes = dict(
-        kind=np.int32(_kinds[base]),
+        kind=np.int32(library.number(f"codes.{base}")),
         block=np.int64(codes.shape[0] if size is None else size // used),
         scale_type=kind_of_scale,
         offset=np.int32(offset or 0),
         used=np.int32(used),
         k=np.int64(problem.k),
-        level=np.int32(library.level()),
+        set=np.int32(library.number_of_set()),
     )
     factor = factor_of_scales(stored, problem)
     operands = (codes, scale, factor, zero, jnp.asarray(table)[None])
@@ -84,9 +77,10 @@ def scale_type(problem: Problem) -> np.int32:
     """The `ScaleType` of a weight."""
     scales = problem.byte_scales
     if scales is not None:
-        return np.int32(_scale_types[scales.dtype.name] + scales.inverse)
+        inverse = ".inverse" if scales.inverse else ""
+        return np.int32(library.number(f"scale.{scales.dtype.name}{inverse}"))
     assert isinstance(problem.format, AbstractScaled)
-    return np.int32(_scale_types[problem.format.scale_dtype.name])
+    return np.int32(library.number(f"scale.{problem.format.scale_dtype.name}"))
 
 
 def factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
@@ -162,7 +156,7 @@ def refuse(problem: Problem) -> str | None:
     format = grid(problem)
     if format.offset == "zero_point" and radix(format) != 16:
         return f"needs zero-points to be of 4-bit codes, got {format}"
-    if radix(format) not in _kinds:
+    if not library.knows(f"codes.{radix(format)}"):
         return f"needs 2, 3, 4, 16 or 256 codes, got {format}"
     if radix(format) == 256 and integer_step(format) != (1, 0):
         return f"needs codes of 8 bits to be integers, got {format}"

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Int8 as Int8Array
 from ...formats import Int8, Layout
 from .._eager import run_compiled
 from .._problem import Problem
-from ..cpu._tuning import multiplies_integers, native_byte_rows
+from ..cpu._xla import fuses
 from . import _library as library
 from ._call import call, weight
+from ._export import is_portable
 
 
 def integer_product(
@@ -90,7 +91,7 @@ def _bytes(x, w, *, stack, across):
         shape = *x.shape[:-1], w.shape[-1 if across else -2]
         result = jax.ShapeDtypeStruct(shape, jnp.float32)
         function = jax.ffi.ffi_call("eqquant_bytes", result)
-        return function(x, w, across=across, level=np.int32(library.level()))
+        return function(x, w, across=across, set=np.int32(library.number_of_set()))
 
     x = x.reshape(*lead, math.prod(rows), x.shape[-1])
     y = _by_parts(dot, x, w, across)
@@ -130,6 +131,11 @@ def _rounded(x, w, *, stack, across):
     return y.reshape(*lead, *rows, n)
 
 
+# The least number of rows for which the library's products are faster than XLA's, with
+# AVX2 alone. With AVX512, XLA's are as fast since JAX 0.11.
+_byte_rows = 32
+
+
 def _lower(ctx, x, w, *, cpu, **params):
     module = ctx.module_context
     alone = not isinstance(module.axis_context, mlir.ShardingContext)
@@ -137,15 +143,15 @@ def _lower(ctx, x, w, *, cpu, **params):
     native = (
         cpu
         and alone
-        and not module.lowering_parameters.for_export
+        and not is_portable(module)
         and library.missing() is None
         and all(math.prod(a.shape) for a in ctx.avals_in)
     )
     rows = math.prod(ctx.avals_in[0].shape[params["stack"] : -1])
     fn = ft.partial(_xla, cpu=cpu)
-    if native and library.level() == 1 and rows >= native_byte_rows:
+    if native and "avx512" not in library.features() and rows >= _byte_rows:
         fn = _bytes
-    elif native and library.level() >= 2 and not multiplies_integers:
+    elif native and library.has("integers") and not fuses:
         fn = _rounded
     fn = ft.partial(fn, **params)
     return mlir.lower_fun(fn, multiple_results=False)(ctx, x, w)

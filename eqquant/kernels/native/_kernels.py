@@ -1,5 +1,4 @@
 import functools as ft
-import itertools as it
 import math
 
 import jax.numpy as jnp
@@ -14,19 +13,14 @@ from ...formats import (
     NF4,
     round_trip,
 )
+from .._adapted import reads_byte_scales
 from .._digits import error, provided
 from .._finite import exact_where_not_finite
 from .._problem import Problem
-from .._table import reads_byte_scales, register_kernel
-from ..cpu._codes import grid, integer_step, radix, scales
+from .._table import register_kernel
+from ..cpu._codes import grid, scales
+from ..cpu._costs import measured
 from ..cpu._tiles import refuse_small
-from ..cpu._tuning import (
-    native_bfloat16_rows,
-    native_integer_rows,
-    native_narrow_columns,
-    native_rounded_byte_rows,
-    native_transposed_rows,
-)
 from . import _library as library
 from ._call import by_digit, call, integer_offset, refuse, weight
 from ._integer_product import integer_product
@@ -108,72 +102,27 @@ def native_bytes(
     return y.astype(problem.dtype)
 
 
-def _across_blocks(problem: Problem) -> str | None:
-    reason = refuse(problem)
-    if reason is not None or isinstance(problem.format, AbstractRSR):
-        return reason
-    return refuse_many_across(problem)
-
-
-def refuse_many_across(problem: Problem) -> str | None:
-    """Why a product of a grid across its blocks is not for the native library: XLA is
-    faster at so many rows."""
-    # (Codes of 4 bits are converted to floats by XLA's tiles.)
-    format = grid(problem)
-    integers = radix(format) != 16 and integer_step(format) is not None
-    channels = format.block_size is None
-    narrow = problem.k <= native_narrow_columns and radix(format) in (16, 256)
-    most = native_transposed_rows(
-        narrow and library.level() >= 2, integers and channels, problem.highest
-    )
-    assert problem.rows is not None
-    if problem.rows > most:
-        return (
-            f"is for at most {most} rows across the blocks of {problem.k} columns, got "
-            f"{problem.rows}"
-        )
-    return None
-
-
-def _rounds_to_bfloat16(problem: Problem) -> str | None:
+def _bfloat16(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None:
         return reason
-    if library.level() < 3:
-        return "needs a CPU with bfloat16 instructions (AVX512_BF16)"
+    if not library.has("bfloat16"):
+        return "needs a CPU with bfloat16 products (AVX512_BF16)"
     if grid(problem).offset is not None:
         return f"is for formats without zero-points, got {problem.format}"
-    assert problem.rows is not None
-    if problem.rows < native_bfloat16_rows:
-        return f"is for {native_bfloat16_rows} rows or more, got {problem.rows}"
     return refuse_small(problem)
 
 
-def _faster_in_bfloat16(problem: Problem) -> str | None:
-    reason = _rounds_to_bfloat16(problem)
-    # (Those of a table of points are not multiplied as integers.)
-    if reason is not None or integer_offset(problem.format) is None:
-        return reason
-    return library.refuse_slow_bfloat16()
-
-
-def refuse_integers(problem: Problem) -> str | None:
-    """Why `native_integers` does not apply to a problem, or `None`."""
+def _integers(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None:
         return reason
-    if library.level() < 2:
-        return "needs a CPU with 8-bit integer products (AVX512, VNNI)"
+    if not library.has("integers"):
+        return "needs a CPU with 8-bit integer products"
     if integer_offset(problem.format) is None:
         return (
             f"needs points that are consecutive integers, not those of {problem.format}"
         )
-    least = native_integer_rows(problem.format, tiles=library.level() >= 4)
-    if least is None:
-        return "is slower than `native` for codes of one bit"
-    assert problem.rows is not None
-    if problem.rows < least:
-        return f"is for {least} rows or more, got {problem.rows}"
     activation = problem.activation
     if activation is None:
         return refuse_small(problem)
@@ -182,51 +131,48 @@ def refuse_integers(problem: Problem) -> str | None:
     return None
 
 
-def _refuse_bytes(problem: Problem) -> str | None:
+def _bytes(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None:
         return reason
-    if library.level() != 1:
-        return "is slower than `native_integers` on this CPU"
-    assert problem.rows is not None and problem.activation is not None
-    if problem.rows < native_rounded_byte_rows:
-        return f"is for {native_rounded_byte_rows} rows or more, got {problem.rows}"
+    if not library.has("bytes"):
+        return "needs a CPU with products of 8-bit integers"
+    assert problem.activation is not None
     for format in (problem.format, problem.activation):
         if format.block_size is not None:
             return f"needs formats with one scale for each row, got {format}"
     return None
 
 
-for _type, _activation in it.product(
-    (AbstractGrid, Int4, AbstractRSR), (None, Int8, AbstractFormat)
-):
-    _register = ft.partial(
-        register_kernel,
-        format_type=_type,
-        activation=_activation,
-        priority=10,
-        error=1e-5,
-    )
-    _register("matmul", supports=refuse)(native)
-    _register("matmul_transposed", supports=_across_blocks)(native)
-
-# Twice: where it is not the fastest, it still runs if it is asked for.
-for _type, _activation in it.product((NF4, Int4), (None, AbstractFormat)):
-    _register = ft.partial(register_kernel, "matmul", _type, activation=_activation)
-    _register(priority=12, error=8e-3, supports=_faster_in_bfloat16)(native_bfloat16)
-    _register(priority=2.5, error=8e-3, supports=_rounds_to_bfloat16)(native_bfloat16)
-
-for _type in (AbstractGrid, Int4):
-    _register = ft.partial(
-        register_kernel, "matmul", _type, priority=11, supports=refuse_integers
-    )
-    _register(error=error, provided=provided)(native_integers)
-    _register(activation=Int8, error=1e-5)(native_integers)
-
-register_kernel(
-    *("matmul", Int8),
+_register = ft.partial(register_kernel, any_length=True)
+_register(
+    ("matmul", "matmul_transposed"),
+    (AbstractGrid, AbstractRSR),
+    activation=(None, AbstractFormat),
+    supports=refuse,
+    seconds=measured("native"),
+)(native)
+_register(
+    "matmul",
+    (NF4, Int4),
+    activation=(None, AbstractFormat),
+    supports=_bfloat16,
+    error=8e-3,
+    seconds=measured("native_bfloat16"),
+)(native_bfloat16)
+_of_integers = ft.partial(
+    _register,
+    "matmul",
+    AbstractGrid,
+    supports=_integers,
+    seconds=measured("native_integers"),
+)
+_of_integers(error=error, provided=provided)(native_integers)
+_of_integers(activation=Int8)(native_integers)
+_register(
+    "matmul",
+    Int8,
     activation=Int8,
-    priority=11,
-    error=1e-5,
-    supports=_refuse_bytes,
+    supports=_bytes,
+    seconds=measured("native_bytes"),
 )(native_bytes)

@@ -1,5 +1,6 @@
 import ctypes
 import functools as ft
+import itertools as it
 import os
 import pathlib
 import re
@@ -7,6 +8,8 @@ import sysconfig
 import threading
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 
 _folder = pathlib.Path(__file__).parent
@@ -22,9 +25,8 @@ _functions = (
     "decoded_integers",
     "few_integers",
     "bytes",
+    "encode",
 )
-# The instruction sets, each of which includes those before it.
-_levels = {"avx2": 1, "avx512": 2, "avx512_bf16": 3, "amx": 4}
 # The newest version of XLA's FFI that was tested to accept a library compiled for the
 # oldest supported jaxlib. (A jaxlib does not tell which versions it accepts.)
 _tested_interface = (0, 5)
@@ -59,35 +61,72 @@ def missing() -> str | None:
     return f"needs the native library, {found}"
 
 
-def level() -> int:
-    """The instruction set to use: 1 for AVX2, 2 for AVX512 with VNNI, 3 with
-    AVX512_BF16, 4 with AMX. Call this only if nothing is `missing`. The environment
-    variable `EQQUANT_NATIVE_LEVEL` limits it to `avx2`, `avx512`, `avx512_bf16` or
-    `amx`."""
-    most = os.environ.get("EQQUANT_NATIVE_LEVEL", "amx")
-    if most not in _levels:
+def number_of_set() -> int:
+    """Which of the library's instruction sets to use, in their order: the last that the
+    machine has. Call this only if nothing is `missing`. The environment variable
+    `EQQUANT_NATIVE_LEVEL` limits it to a set and those before it."""
+    sets = _sets(loaded())
+    names = tuple(features[-1] for features, _ in sets)
+    most = os.environ.get("EQQUANT_NATIVE_LEVEL", names[-1])
+    if most not in names:
         raise ValueError(
             "The environment variable `EQQUANT_NATIVE_LEVEL` should be one of "
-            f"{tuple(_levels)}. Got {most!r}."
+            f"{names}. Got {most!r}."
         )
-    found = _library()
-    assert not isinstance(found, str)
-    return min(found.eqquant_level(), _levels[most])
+    return max(i for i in range(names.index(most) + 1) if sets[i][1])
 
 
-def refuse_slow_bfloat16() -> str | None:
-    """Why kernels that multiply in bfloat16 come last on this CPU, or `None`. Call this
-    only at `level` 3 or above."""
-    # (Measured on an Emerald Rapids: AVX512_BF16 is as fast as float32. Tiles are not.)
-    if level() == 3 and _is_intel():
-        return "is slower than others on an Intel CPU without AMX"
-    return None
+def functions() -> list[str]:
+    """The names of the functions that compiled programs may call."""
+    return [f"eqquant_{name}" for name in _functions]
+
+
+def features() -> frozenset[str]:
+    """What the kernels in use need of the CPU: the features of the instruction set in
+    use, such as `{"avx2", "avx_vnni"}`. Call this only if nothing is `missing`."""
+    return frozenset(_sets(loaded())[number_of_set()][0])
+
+
+def number(name: str) -> int:
+    """The number that the library has for a name: see `src/xla/names.h`. Call this only
+    if nothing is `missing`."""
+    found = _number(name)
+    assert found is not None, name
+    return found
+
+
+def knows(name: str) -> bool:
+    """Whether the library has a number for a name."""
+    return _number(name) is not None
+
+
+def has_fours(
+    packing: int,
+    point_type: int,
+    offset: int,
+    block: int,
+    k: int,
+    points: Float[np.ndarray, " 256"],
+) -> bool:
+    """Whether four codes of a row can be brought into a lane of 8-bit integers, in
+    blocks of `block` codes and rows of `k`. Call this only if nothing is `missing`."""
+    function = loaded().eqquant_has_fours
+    function.restype = ctypes.c_bool
+    numbers = map(ctypes.c_int32, (number_of_set(), packing, point_type, offset))
+    sizes = ctypes.c_int64(block), ctypes.c_int64(k)
+    return function(*numbers, *sizes, ctypes.c_void_p(points.ctypes.data))
 
 
 @ft.cache
-def _is_intel():
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text()
+def _number(name: str) -> int | None:
+    found = loaded().eqquant_number(name.encode())
+    return None if found < 0 else found
+
+
+def has(function: str) -> bool:
+    """Whether the instruction set in use has the kernels for a function of the library,
+    such as `"decoded_integers"`. Call this only if nothing is `missing`."""
+    return bool(loaded().eqquant_has(number_of_set(), function.encode()))
 
 
 def loaded() -> ctypes.CDLL:
@@ -146,7 +185,7 @@ def _checked() -> ctypes.CDLL | str:
         library = ctypes.CDLL(str(path))
     except OSError as e:
         return f"which the system cannot load: {e}"
-    if library.eqquant_level() == 0:
+    if not any(is_here for _, is_here in _sets(library)):
         return "which is for CPUs with AVX2, FMA and F16C"
     # Check the version before registering: a function that JAX refuses would keep it
     # from starting.
@@ -160,10 +199,23 @@ def _checked() -> ctypes.CDLL | str:
     return library
 
 
+@ft.cache
+def _sets(library: ctypes.CDLL) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """The features of each instruction set that the library has kernels for, of which
+    the last is its own, and whether this machine has it."""
+    library.eqquant_set.restype = ctypes.c_char_p
+    sets = map(library.eqquant_set, it.count())
+    names = it.takewhile(lambda names: names is not None, sets)
+    return tuple(
+        (tuple(found.decode().split()), bool(library.eqquant_is_here(i)))
+        for i, found in enumerate(names)
+    )
+
+
 def _register(library):
-    for name in _functions:
-        function = jax.ffi.pycapsule(getattr(library, f"eqquant_{name}"))
-        jax.ffi.register_ffi_target(f"eqquant_{name}", function, platform="cpu")
+    for name in functions():
+        function = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, function, platform="cpu")
 
 
 def _interface() -> tuple[int, int] | None:

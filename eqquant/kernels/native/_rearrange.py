@@ -10,7 +10,7 @@ from . import _library as library
 from ._memory import threads
 
 
-# As `Field` and `Target` of `src/rearrange.h`.
+# As `Field` and `Target` of `src/arrays/rearrange.h`.
 _field = np.dtype([(name, np.int32) for name in ("byte", "start", "number", "at")])
 _target = np.dtype(
     [(name, np.int64) for name in ("memory", "stride", "elements", "size")]

@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
@@ -27,20 +27,47 @@ from packaging.specifiers import SpecifierSet
 _folder = "eqquant/kernels/native"
 _library, _reason = "libeqquant.so", "not_built.txt"
 
-_avx2 = ["-mavx2", "-mfma", "-mf16c"]
-_avx512 = [*_avx2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
-_avx512_bf16 = [*_avx512, "-mavx512bf16"]
-_amx = [*_avx512_bf16, *(f"-mamx-{part}" for part in ("tile", "int8", "bf16"))]
-# The source files, with the flags of the instruction sets that each is compiled for.
-# The library chooses among them at run time.
-_sources = {
-    "avx2.cpp": _avx2,
-    "avx512.cpp": _avx512,
-    "avx512_bf16.cpp": _avx512_bf16,
-    "amx.cpp": _amx,
-    "rearrange.cpp": _avx2,
-    "ffi.cpp": [],
+
+class _Set(NamedTuple):
+    extends: str | None
+    features: str
+    products: str
+
+
+# The products that take longest to compile.
+_slow = ("float32", "int8_few_rows", "nibbles", "lookup_tables", "pieces", "int16")
+# The instruction sets, by their headers in `isa/`: the set that each extends, what the
+# compiler calls its further features, and the products that it has its own kernels for,
+# by their headers in `products/`. The library chooses among the sets at run time.
+_sets = {
+    "avx2": _Set(
+        None,
+        "avx2 fma f16c",
+        "pieces float32 float32_across transposed non_finite nibbles int8_matrices "
+        "int8_few_rows int16",
+    ),
+    "avx_vnni": _Set("avx2", "avxvnni", "int8 int8_few_rows int16"),
+    "avx512": _Set(
+        "avx2",
+        "avx512f avx512bw avx512vl avx512dq avx512vnni",
+        "pieces float32 float32_across transposed non_finite lookup_tables "
+        "int8 int8_few_rows int16",
+    ),
+    "avx512_bf16": _Set("avx512", "avx512bf16", "bfloat16 bfloat16_nibbles"),
+    "amx": _Set(
+        "avx512_bf16",
+        "amx-tile amx-int8 amx-bf16",
+        "int8_amx bfloat16_amx bfloat16_nibbles_amx",
+    ),
 }
+
+
+class Unit(NamedTuple):
+    """A source file to compile with some flags, to an object file of that name."""
+
+    name: str
+    source: str
+    flags: list[str]
 
 
 class NotBuilt(Exception):
@@ -89,8 +116,15 @@ class NativeBuildHook(BuildHookInterface):
         compiler = find_compiler()
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
+            units = [
+                *kernel_units(),
+                encoder,
+                Unit("rearrange", "arrays/rearrange.cpp", _flags("avx2")),
+                Unit("ffi", "xla/ffi.cpp", []),
+                Unit("ffi_encode", "xla/encode.cpp", []),
+            ]
             flags = ["-O3", "-fPIC", f"-isystem{self._headers(folder)}"]
-            objects = compile_all(list(_sources), compiler, source, folder, flags)
+            objects = compile_all(units, compiler, source, folder, flags)
             run([*compiler, "-shared", *objects, "-o", str(target)])
 
     # The FFI headers of the oldest supported jaxlib: a library compiled with newer
@@ -128,24 +162,91 @@ def find_compiler() -> list[str]:
     raise NotBuilt(f"there is no {given}" if given else "no C++ compiler was found")
 
 
+def kernel_units() -> list[Unit]:
+    """The units of the kernels: one for each instruction set and product, and one for
+    the tables of them, by set. Those that take long to compile come first."""
+    units = [
+        Unit(
+            f"{name}_{product}",
+            "products/unit.cpp",
+            [
+                *_flags(name),
+                f"-includeisa/{name}.h",
+                f"-includeproducts/{product}.h",
+                f"-DEQQUANT_UNIT={name}_{product}",
+                f"-DEQQUANT_SET={_class(name)}",
+                f"-DEQQUANT_ADD=add_{product}",
+            ],
+        )
+        for name, found in _sets.items()
+        for product in found.products.split()
+    ]
+    parts = (
+        f"EQQUANT_PART({_class(name)}, {part}_{product})"
+        for name in _sets
+        for part in _lineage(name)
+        for product in _sets[part].products.split()
+    )
+    units.sort(key=lambda unit: not unit.name.endswith(_slow))
+    sets = (
+        f"EQQUANT_SET({' | '.join(f'k{_class(part)}' for part in _lineage(name))}, "
+        f"{' '.join(_lineage(name))})"
+        for name in _sets
+    )
+    tables = [f"-DEQQUANT_SETS={' '.join(sets)}"]
+    tables += [f"-DEQQUANT_PARTS={' '.join(parts)}"]
+    return [*units, Unit("tables", "products/tables.cpp", tables)]
+
+
+def _lineage(name):
+    extended = _sets[name].extends
+    return [*_lineage(extended), name] if extended else [name]
+
+
+def _flags(name):
+    return [
+        f"-m{part}" for each in _lineage(name) for part in _sets[each].features.split()
+    ]
+
+
+encoder = Unit("encode", "arrays/encode.cpp", _flags("avx2"))
+
+
+def _class(name):
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
 def compile_all(
-    names: list[str],
+    units: list[Unit],
     compiler: list[str],
     source: pathlib.Path,
     folder: pathlib.Path,
     flags: list[str],
 ) -> list[str]:
-    """Compiles source files in parallel, and returns their object files."""
-    # A product and a sum are rounded each, as where formats decode.
-    always = ["-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", *flags, "-c"]
+    """Compiles units in parallel, and returns their object files: on all cores, but on
+    no more than memory suffices for."""
+    # A product and a sum are rounded each, as where formats decode. And much is inlined
+    # even in small units. (Only GCC looks at their size.)
+    always = [
+        "-std=c++17",
+        "-ffp-contract=off",
+        "-fvisibility=hidden",
+        "--param=inline-unit-growth=1000",
+        *flags,
+        f"-I{source}",
+        "-c",
+    ]
 
-    def compile(name):
-        found = str(folder / f"{name}.o")
-        run([*compiler, *_sources[name], *always, str(source / name), "-o", found])
+    def compile(unit):
+        found = str(folder / f"{unit.name}.o")
+        run([*compiler, *always, *unit.flags, str(source / unit.source), "-o", found])
         return found
 
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(compile, names))
+    # (None takes half of a gigabyte.)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max(1, min(cores, memory // 2**30))) as pool:
+        return list(pool.map(compile, units))
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> None:

@@ -21,6 +21,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
 from ._codes import Decoder, grid, integers, reinterpret, rounded_lookup, to_planes
+from ._seconds import bundles
 from ._tuning import depth_of_blocks, few_rows, tile, tile_of_rows
 
 
@@ -182,19 +183,24 @@ def _supports_int8_activations(problem: Problem) -> str | None:
     return _refuse_rows(problem, integers(problem), 1, jnp.int8)
 
 
-for _format in (Int4, Int8, Ternary, Binary):
-    register_kernel(
-        "matmul",
-        _format,
-        "tpu",
-        priority=1,
-        supports=_supports_integers,
-        error=5e-3,
-        provided=f"no input is 300 times the mean of its row, and {provided}",
-    )(mosaic_integers)
-    register_kernel(
-        "matmul", _format, "tpu", Int8, supports=_supports_int8_activations
-    )(mosaic_int8_activations)
+_integers = (Int4, Int8, Ternary, Binary)
+register_kernel(
+    "matmul",
+    _integers,
+    "tpu",
+    supports=_supports_integers,
+    error=5e-3,
+    provided=f"no input is 300 times the mean of its row, and {provided}",
+    seconds=bundles(800),
+)(mosaic_integers)
+register_kernel(
+    "matmul",
+    _integers,
+    "tpu",
+    Int8,
+    supports=_supports_int8_activations,
+    seconds=bundles(450),
+)(mosaic_int8_activations)
 
 
 def _supports_lookup(problem: Problem) -> str | None:
@@ -205,7 +211,12 @@ def _supports_lookup(problem: Problem) -> str | None:
 
 
 @register_kernel(
-    "matmul", AbstractGrid, "tpu", priority=1, supports=_supports_lookup, error=8e-3
+    "matmul",
+    AbstractGrid,
+    "tpu",
+    supports=_supports_lookup,
+    error=8e-3,
+    seconds=bundles(2200),
 )
 def mosaic_lookup(
     x: Float[Array, "m k"], stored: Stored, problem: Problem

@@ -1,3 +1,5 @@
+import functools as ft
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +20,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
 from ._codes import Decoder, from_planes, grid, integers, lookup, spread, to_planes
+from ._seconds import bundles
 from ._tuning import depth_of_tiles, tile, tile_of_rows
 
 
@@ -155,21 +158,23 @@ def mosaic_lookup_tiles_transposed(
     return _matmul_transposed(x, stored, problem, lookup(grid(problem)))
 
 
-def _register(product, format_type, kernel, supports):
-    # With quantized activations of any format, `x` is rounded first.
-    for activation in (None, AbstractFormat):
-        register_kernel(
-            product, format_type, "tpu", activation, supports=supports, error=8e-3
-        )(kernel)
-
-
-for _format in (Int4, Int8, Ternary, Binary):
-    _register("matmul", _format, mosaic_tiles, call.refuse)
-    _register("matmul_transposed", _format, mosaic_tiles_transposed, call.refuse)
-_register("matmul", AbstractGrid, mosaic_lookup_tiles, call.refuse_lookup)
-_register(
-    "matmul_transposed",
-    AbstractGrid,
-    mosaic_lookup_tiles_transposed,
-    call.refuse_lookup,
+# With quantized activations of any format, `x` is rounded first.
+_register = ft.partial(
+    register_kernel, platform="tpu", activation=(None, AbstractFormat), error=8e-3
 )
+_integers = ft.partial(
+    _register,
+    format_type=(Int4, Int8, Ternary, Binary),
+    supports=call.refuse,
+    seconds=bundles(1600),
+)
+_integers("matmul")(mosaic_tiles)
+_integers("matmul_transposed")(mosaic_tiles_transposed)
+_lookup = ft.partial(
+    _register,
+    format_type=AbstractGrid,
+    supports=call.refuse_lookup,
+    seconds=bundles(3000),
+)
+_lookup("matmul")(mosaic_lookup_tiles)
+_lookup("matmul_transposed")(mosaic_lookup_tiles_transposed)

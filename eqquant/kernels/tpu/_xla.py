@@ -1,3 +1,5 @@
+import functools as ft
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -6,6 +8,7 @@ from ...formats import from_bits, Int8, Stored
 from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
+from ._seconds import bundles
 
 
 # On a TPU, XLA fuses the conversion of 8-bit codes into the product, and writes no
@@ -32,7 +35,18 @@ def _scales(stored: Stored, problem: Problem) -> Float[Array, "1 n"]:
     return from_bits(stored["scale"], problem.format.scale_dtype).reshape(1, -1)
 
 
-@register_kernel("matmul", Int8, "tpu", priority=2, supports=_supports, error=5e-3)
+# XLA reads the codes once, which takes less time than all kernels that decode.
+_register = ft.partial(
+    register_kernel,
+    format_type=Int8,
+    platform="tpu",
+    supports=_supports,
+    error=5e-3,
+    seconds=bundles(400),
+)
+
+
+@_register("matmul")
 def xla_int8(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
@@ -43,9 +57,7 @@ def xla_int8(
     return (y * scale).astype(problem.dtype)
 
 
-@register_kernel(
-    "matmul_transposed", Int8, "tpu", priority=2, supports=_supports, error=5e-3
-)
+@_register("matmul_transposed")
 def xla_int8_transposed(
     x: Float[Array, "m n"], stored: Stored, problem: Problem
 ) -> Float[Array, "m k"]:

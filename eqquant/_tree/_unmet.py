@@ -1,0 +1,134 @@
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, TYPE_CHECKING
+
+import numpy as np
+
+from .._array import is_quantized
+from ..formats import AbstractFormat, as_format
+from ._requests import Request
+from ._rules import is_every, matches, Rules
+
+
+if TYPE_CHECKING:
+    from ._decide import Decision
+
+
+# A filter names arrays with a format by
+#
+# - a rule, whose pattern is not `*` alone: that is "every weight", of which those that
+#   cannot be quantized are skipped;
+# - a format at a place of a prefix tree that has matrices. (Booleans and functions
+#   there filter, as for `eqx.partition`.)
+#
+# It does so in vain if nothing of what it names can be quantized, or is quantized in
+# this format already. Where a rule shares its arrays with earlier rules, what these do
+# with them counts, too.
+
+# What a `Skip` may say of an array that could be quantized, or need not be.
+_by_choice = (
+    *("not an array", "quantized", "not requested"),
+    *("adapter", "small", "embedding"),
+)
+# How the model uses the array is unknown, or not supported.
+by_use = ("unknown owner", "convolution", "reparametrised")
+# What no one takes for a matrix to quantize.
+_no_matrices = ("vector", "bias", "norm", "state", "dtype", "not an array")
+
+
+def check_unmet(
+    spec: Any,
+    requests: Sequence[Request],
+    decisions: "Sequence[Decision]",
+    strict: bool | None,
+    goal: str,
+) -> None:
+    """Looks for what a filter names with a format in vain.
+
+    **Arguments:**
+
+    - `strict`: whether that is an error, or else a warning to the caller of the caller
+        of `decide`. `None` for neither.
+    - `goal`: as of `decide`.
+    """
+    if strict is None:
+        return
+    for what, asked, named in _named(spec, requests, decisions):
+        named = [d for d in named if d.info is not None]
+        left = [
+            d
+            for d in named
+            if d.skip and (d.skip.kind not in _by_choice or _is_other(d, asked))
+        ]
+        if not left or any(_is_met(d) and not _is_other(d, asked) for d in named):
+            continue
+        message = _message(what, left, goal)
+        if strict:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=4)
+
+
+def _is_other(decision, asked):
+    # What is quantized stays in the format that it has.
+    is_done = decision.skip is not None and decision.skip.kind == "quantized"
+    if not is_done or not is_quantized(decision.leaf) or _is_true(asked):
+        return False
+    return decision.leaf.format != as_format(asked)
+
+
+def _is_true(action):
+    return isinstance(action, bool | np.bool_) and bool(action)
+
+
+def _is_met(decision):
+    kind = None if decision.skip is None else decision.skip.kind
+    return kind is None or (kind in _by_choice and kind != "not requested")
+
+
+def _named(spec, requests, decisions) -> "Iterator[tuple[str, Any, list[Decision]]]":
+    # What asks for a format, which, and of which arrays.
+    if isinstance(spec, Rules):
+        for rule in spec.rules:
+            condition, action = rule
+            if action is None or action is False or is_every(rule):
+                continue
+            if any(request.rule is rule for request in requests):
+                # (A function is asked of what no earlier rule has taken.)
+                shared = isinstance(condition, str)
+                found = [
+                    d
+                    for d, request in zip(decisions, requests, strict=True)
+                    if d.info
+                    and (request.rule is rule or shared and matches(rule, d.info))
+                ]
+                yield f"the rule {condition!r} {_asks(action)}", action, found
+        return
+    groups = {}
+    for request, decision in zip(requests, decisions, strict=True):
+        if isinstance(request.value, AbstractFormat | str) and request.names(spec):
+            groups.setdefault(id(request), (request, []))[1].append(decision)
+    for request, found in groups.values():
+        if not all(d.skip and d.skip.kind in _no_matrices for d in found):
+            yield f"a place {_asks(request.value)}", request.value, found
+
+
+def _message(what, left, goal):
+    left = sorted(left, key=lambda d: d.skip.kind in _no_matrices)
+    skips = [(d.info.path or "(root)", d.skip) for d in left]
+    lines = [f"\n- `{path}`: {skip.reason}." for path, skip in skips[:3]]
+    lines += [f"\n- and {len(skips) - 3} more."] if len(skips) > 3 else []
+    hints = dict.fromkeys(skip.hint for _, skip in skips if skip.hint)
+    ways = [f"{hint}." for hint in hints]
+    if any(skip.kind in by_use for _, skip in skips):
+        ways.append("Or pass `example=`, the arguments of a call.")
+    if any(skip.kind == "quantized" for _, skip in skips):
+        ways.append("To round it again, pass `eqquant.tree_dequantize(model)`.")
+    ways = ways or ["Leave it out, by None."]
+    return (
+        f"In `filter_spec`, {what} where nothing can be {goal}:{''.join(lines)}\n"
+        f"{' '.join(ways)}"
+    )
+
+
+def _asks(action):
+    return "selects arrays" if _is_true(action) else f"asks for {action}"

@@ -1,0 +1,228 @@
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._array import quantize, QuantizedArray, tree_prepack
+from .._ops import qmatmul
+from .._report import explain
+from ..formats import AbstractExact, Dynamic8, Int, Int4, Int8, NF4, Ternary
+from ..kernels import describe_features, Kind, kind_of, Problem, supporting
+from ._entries import Show
+from ._error import normal
+from ._formats import all_formats, Quantization
+from ._machine import describe_machine
+
+
+# Products with a square weight, and with one that has few results for each row.
+_square, _narrow = (2048, 2048), (16384, 128)
+_rows = (1, 2, 4, 8, 16, 64)
+_rounds = 4
+_turn = 0.01
+
+
+def kinds_to_measure() -> list[Quantization]:
+    """Weights of each kind that is measured."""
+    short = [Int8(32), Int4(32), NF4(32), Ternary(32), Ternary(64, radix=4)]
+    others = [Int(bits, 64) for bits in (2, 3, 5, 6, 7)]
+    minima = [Int(bits, 64, offset="minimum") for bits in (2, 3, 5, 6)]
+    rounded = [Int8(64), Int4(), Ternary()]
+    return [
+        *all_formats(),
+        *map(Quantization, [*short, *others, *minima, Dynamic8()]),
+        *(Quantization(format, Int8()) for format in rounded),
+    ]
+
+
+class Product(NamedTuple):
+    """A product to time: of inputs with a weight, or `across` its blocks, with the
+    transpose of the weight."""
+
+    x: Any
+    q: QuantizedArray
+    across: bool
+    problem: Problem
+
+    @property
+    def kind(self) -> Kind:
+        problem = self.problem
+        panels = problem.layout.panels is not None
+        return kind_of(problem.product, problem.format, problem.activation, panels)
+
+    @property
+    def kernels(self) -> list[str]:
+        """The measured kernels that can compute it, from the arrays as they lie."""
+        kernels = [k for k in supporting(self.problem) if k.seconds is not None]
+        if self.problem.layout.panels is not None:
+            kernels = [k for k in kernels if k.reads_panels]
+        return list(dict.fromkeys(kernel.name for kernel in kernels))
+
+    def by(self, kernel: str) -> Callable[[], Any]:
+        """A function that computes it by a kernel."""
+        fn = jax.jit(lambda x, q: qmatmul(x, q.T if self.across else q, kernel=kernel))
+        compiled = fn.lower(self.x, self.q).compile()
+        return lambda: jax.block_until_ready(compiled(self.x, self.q))
+
+
+def product(
+    quantization: Quantization,
+    shape: tuple[int, int],
+    rows: int,
+    *,
+    across: bool = False,
+    panels: bool = False,
+) -> Product | None:
+    """`x @ q` for a weight of a shape; `across` its blocks, `x @ q.T`. `None` if a
+    weight cannot be laid in `panels`."""
+    q = _weight(quantization, shape, panels)
+    if q is None:
+        return None
+    x = jnp.asarray(normal((rows, shape[1 if across else 0]), 1))
+    problem = explain(x, q.T if across else q).problem
+    assert problem is not None
+    return Product(x, q, across, problem)
+
+
+_weights: dict[Any, QuantizedArray | None] = {}
+
+
+def _weight(quantization, shape, panels):
+    key = quantization, shape, panels
+    if key not in _weights:
+        _weights.clear()
+        w = normal(shape, 0)
+        if isinstance(quantization.format, AbstractExact):
+            lowest, *_, highest = quantization.format.domain
+            w = np.clip(np.round(w), lowest, highest)
+        format, activation = quantization
+        q = quantize(jnp.asarray(w), format, activation=activation)
+        if panels:
+            q = tree_prepack(q)
+            q = q if q.layout.panels is not None else None
+        _weights[key] = q
+    return _weights[key]
+
+
+def on_one_core() -> None:
+    """Keeps this process on one core, so that the time that it uses is that of its
+    work. Has to be called before JAX starts."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def times(calls: Sequence[Callable[[], Any]], rounds: int = _rounds) -> list[float]:
+    """The least time of the processor that each function takes, in seconds. They are
+    called in turn."""
+    found = [float("inf")] * len(calls)
+    for call in calls:
+        call()
+    for _ in range(rounds):
+        for i, call in enumerate(calls):
+            number, start = 0, time.process_time()
+            while number == 0 or time.process_time() - start < _turn:
+                call()
+                number += 1
+            found[i] = min(found[i], (time.process_time() - start) / number)
+    return found
+
+
+def measure_costs(show: Show | None = None) -> dict[str, Any]:
+    """Measures how long all kernels for CPUs take on this machine, as
+    `eqquant/kernels/cpu/costs` has it."""
+    ways = [(False, False), (True, False), (False, True)]
+    every = [(q, *way) for q in kinds_to_measure() for way in ways]
+    costs: dict[Kind, dict[str, list[float]]] = {}
+    for i, (quantization, across, panels) in enumerate(every):
+        if show is not None:
+            show(i / len(every), str(quantization))
+        if across and quantization.activation is not None:
+            continue
+        for kind, of_kernels in _costs(quantization, across, panels):
+            costs.setdefault(kind, of_kernels)
+    vendor, features = describe_features()
+    return {
+        "name": describe_machine(),
+        "vendor": vendor,
+        "features": sorted(features),
+        "fuses": jax.__version_info__ >= (0, 11),
+        "costs": [[kind, of_kernels] for kind, of_kernels in costs.items()],
+    }
+
+
+def _costs(quantization, across, panels):
+    way = dict(across=across, panels=panels)
+    seconds: dict[str, dict[int, float]] = {}
+    kind = None
+    for rows in _rows:
+        found = product(quantization, _square, rows, **way)
+        if found is None:
+            return
+        kind = found.kind
+        names = [name for name in found.kernels if _wanted(name, rows)]
+        for name, its in zip(names, times([found.by(name) for name in names])):
+            seconds.setdefault(name, {})[rows] = its
+    last = {name: max(its) for name, its in seconds.items()}
+    # (A product across the blocks has as many results as a row has numbers.)
+    shape = (_narrow[1], _narrow[0]) if across else _narrow
+    of_narrow = {}
+    for rows in sorted(set(last.values())):
+        found = product(quantization, shape, rows, **way)
+        names = [name for name in last if last[name] == rows and rows > 2]
+        if found is not None:
+            its = times([found.by(name) for name in names])
+            of_narrow |= dict(zip(names, its))
+    assert kind is not None
+    yield (
+        kind,
+        {name: _fitted(its, of_narrow.get(name)) for name, its in seconds.items()},
+    )
+
+
+def _wanted(name, rows):
+    # Three numbers of rows, or two, of those that a kernel is for.
+    if name in ("sweep", "unit_sweep", "rsr_lookup", "rsr_segment_sum"):
+        return rows in (1, 2)
+    if name == "native_few_integers":
+        return rows in (1, 4, 16)
+    return rows in ((8, 64) if name.endswith("tiles") else (1, 8, 64))
+
+
+def _fitted(its: dict[int, float], narrow: float | None) -> list[float]:
+    """The `a`, `b` and `c` of a kernel, from its times with a square weight and with a
+    narrow one."""
+    rows = np.array(list(its), np.float64)
+    # For each number of the weight, in picoseconds.
+    found = np.array(list(its.values())) * 1e12 / np.prod(_square)
+    columns = np.stack([np.ones_like(rows), rows], 1) / found[:, None]
+    (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(rows), rcond=None)
+    if a < 0 or b < 0:
+        # One of them alone.
+        a, b = (0.0, _scale(rows, found)) if a < 0 else (_scale(1, found), 0.0)
+    if narrow is None:
+        return [round(a, 2), round(b, 3), 0.0]
+    m = rows[-1]
+    each = narrow * 1e12 / np.prod(_narrow)
+    c = max(0.0, (each - a - b * m) / (m / min(_narrow) - m / _square[0]))
+    c = min(c, b * _square[0])
+    return [round(float(v), 3) for v in (a, b - c / _square[0], c)]
+
+
+def _scale(rows, found):
+    # Of relative errors, the least squares.
+    ratio = rows / found
+    return float(np.sum(ratio) / np.sum(ratio**2)) if np.ndim(ratio) else 0.0
+
+
+def write_costs(path: str | os.PathLike[str], show: Show | None = None) -> None:
+    """Measures, and writes a file for `eqquant/kernels/cpu/costs`."""
+    found = measure_costs(show)
+    costs = ",\n".join(f"    {json.dumps(one)}" for one in found.pop("costs"))
+    head = json.dumps(found, indent=2).removesuffix("\n}")
+    text = f'{head},\n  "costs": [\n{costs}\n  ]\n}}\n'
+    pathlib.Path(path).write_text(text, encoding="utf-8")

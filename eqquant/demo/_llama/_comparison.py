@@ -1,0 +1,181 @@
+import collections
+import itertools
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Int as Integer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+from ..._array import is_quantized
+from ..._trace import calibrate
+from ..._tree import tree_dequantize, tree_quantize
+from ...formats import Int, Int4, Int8, NF4
+from .._bar import Bar, without_bars
+from ._generate import generate
+from ._model import Llama
+from ._rows import bits_of, LlamaRow, losses, mean_and_error, megabytes_of, size_of
+from ._table import table
+
+
+nearest = (Int8(), NF4(), Int4(), Int(3))
+calibrated = Int(3)
+_batch = 2  # windows at once
+_continued = 32  # tokens
+# Of one of each, on two cores, for a model of 135 million parameters.
+_seconds = {"row": 9.0, "calibrating": 20.0, "GPTQ": 70.0, "speed": 12.0}
+
+
+class LlamaComparison:
+    """Makes the rows of the table, and shows how far it is.
+
+    **Arguments:**
+
+    - `model`: as it is in its file.
+    - `tokenizer`: that of the model.
+    - `held_out`: windows of the held-out text.
+    - `calibration`: windows of the text to calibrate with. `None` for no such row.
+    - `prompt`: the text to continue.
+    """
+
+    rows: list[LlamaRow]
+
+    def __init__(
+        self,
+        model: Llama,
+        tokenizer: Any,
+        held_out: Integer[np.ndarray, "b t"],
+        calibration: Integer[np.ndarray, "c t"] | None,
+        prompt: str,
+        console: Console,
+    ):
+        self._file_model, self._tokenizer = model, tokenizer
+        self._held_out, self._calibration = held_out, calibration
+        self._prompt = jnp.asarray(tokenizer.encode(prompt).ids, jnp.int32)
+        self._console = console
+        self.rows, self._models = [], []
+        self._scale = size_of(model) / 135e6
+        rows = 2 + len(nearest)
+        total = rows * _seconds["row"] + _seconds["speed"]
+        if calibration is not None:
+            total += _seconds["calibrating"] + _seconds["GPTQ"] + _seconds["row"] / 2
+        self._bar = Bar(total * self._scale, console)
+
+    def run(self) -> None:
+        """Makes all rows."""
+        shown = lambda: Group(self.table(), self._bar) if self.rows else self._bar
+        live = Live(
+            get_renderable=shown,
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        with live, without_bars(self._console):
+            self._bar.doing("float32")
+            dense = tree_dequantize(self._file_model)
+            self._dense_losses = losses(dense, self._held_out, _batch)
+            self._add(self._row("float32", "", dense), dense)
+            self._done("row")
+            # What looks up tokens stays as it is in the file.
+            where = lambda model: model.embed_tokens
+            base = eqx.tree_at(where, dense, where(self._file_model))
+            self._add_nearest(base)
+            if self._calibration is not None:
+                self._add_calibrated(base, self._calibration)
+            self._add_speeds()
+
+    def table(self) -> RenderableType:
+        """The table of all rows so far."""
+        number = 0 if self._calibration is None else self._calibration.size
+        embedding: Any = self._file_model.embed_tokens.weight
+        kept = str(embedding.format) if is_quantized(embedding) else "float32"
+        return table(self.rows, self._held_out[:, 1:].size, number, kept)
+
+    def _done(self, what):
+        self._bar.done(_seconds[what] * self._scale)
+
+    def _add(self, row, model):
+        self.rows.append(row)
+        self._models.append(model)
+
+    def _row(self, format, method, model):
+        each = losses(model, self._held_out, _batch)
+        return LlamaRow(
+            format,
+            method,
+            bits_of(model),
+            megabytes_of(model),
+            *mean_and_error(each),
+            *mean_and_error(each - self._dense_losses),
+            text=self._continue(model),
+        )
+
+    def _continue(self, model):
+        tokens = np.asarray(generate(model, self._prompt, _continued)).tolist()
+        added = self._tokenizer.get_added_tokens_decoder()
+        ends = {number for number, token in added.items() if token.special}
+        whole = itertools.takewhile(lambda token: token not in ends, tokens)
+        return self._tokenizer.decode(list(whole))
+
+    def _add_nearest(self, base):
+        named = {str(format): format for format in nearest}
+
+        def make(name, method):
+            model = self._file_model
+            if method == "nearest":
+                model = tree_quantize(base, named[name])
+            return self._row(name, method, model), model
+
+        wanted = [(name, "nearest") for name in named]
+        if (own := _format_of(self._file_model)) is not None:
+            wanted.insert(0, (own, "the file"))
+        self._bar.doing("rounding to nearest numbers")
+        # Half of the time is compiling, which uses one core per model.
+        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+            for row, model in pool.map(make, *zip(*wanted)):
+                self._add(row, model)
+                self._done("row")
+
+    def _add_calibrated(self, base, windows):
+        self._bar.doing("calibrating")
+        apply = lambda model, windows: jax.vmap(model)(windows)
+        batches = windows.reshape(-1, _batch, windows.shape[-1])
+        stats = calibrate(apply, base, list(map(jnp.asarray, batches)))
+        self._done("calibrating")
+        self._bar.doing(f"calibrated rounding to {calibrated}")
+        model = tree_quantize(base, calibrated, stats=stats)
+        self._add(self._row(str(calibrated), "GPTQ", model), model)
+        self._done("GPTQ")
+
+    def _add_speeds(self):
+        self._bar.doing("timing")
+        best = [float("inf")] * len(self.rows)
+        # They take turns, so that whatever else the machine does slows down all.
+        for _ in range(3):
+            for i, model in enumerate(self._models):
+                start = time.perf_counter()
+                jax.block_until_ready(generate(model, self._prompt, _continued))
+                best[i] = min(best[i], time.perf_counter() - start)
+        # (The same program for both rows of a format.)
+        fastest = {}
+        for row, seconds in zip(self.rows, best):
+            fastest[row.format] = min(seconds, fastest.get(row.format, seconds))
+        for i, row in enumerate(self.rows):
+            speed = _continued / fastest[row.format]
+            self.rows[i] = row._replace(tokens_per_second=speed)
+        self._done("speed")
+
+
+def _format_of(model: Llama) -> str | None:
+    """The format of most weights of the layers. `None` if it is not quantized."""
+    sizes = collections.Counter()
+    for leaf in jtu.tree_leaves(model.layers, is_leaf=is_quantized):
+        sizes[str(leaf.format) if is_quantized(leaf) else None] += leaf.size
+    return max(sizes, key=sizes.__getitem__)

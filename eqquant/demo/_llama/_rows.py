@@ -1,0 +1,94 @@
+import csv
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..._array import is_quantized
+from ._model import Llama
+
+
+class LlamaRow(NamedTuple):
+    """The size, the loss and the speed of a model in one format.
+
+    - `format`: of the weights of its layers, as written in Python.
+    - `method`: `"the file"`, `"nearest"` or `"GPTQ"`. Empty for the model in float32.
+    - `bits_per_weight`: of the matrices of its layers, scales included.
+    - `megabytes`: the size of the whole model.
+    - `nats_per_token`, `nats_error`: the loss on held-out text, and its standard error.
+    - `change_per_token`, `change_error`: the difference from the loss in float32, of
+      the same tokens, and its standard error.
+    - `tokens_per_second`: at which one text is continued.
+    - `text`: how it continues the prompt.
+    """
+
+    format: str
+    method: str
+    bits_per_weight: float
+    megabytes: float
+    nats_per_token: float
+    nats_error: float
+    change_per_token: float
+    change_error: float
+    text: str
+    tokens_per_second: float = math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the loss."""
+        return math.exp(self.nats_per_token)
+
+
+def losses(
+    model: Llama, windows: Int[np.ndarray, "b t"], batch: int
+) -> Float[np.ndarray, " n"]:
+    """The loss of each token but the first of each window, in nats. `batch` windows at
+    a time, which should divide their number."""
+    parts = jnp.asarray(windows).reshape(-1, batch, windows.shape[-1])
+    return np.concatenate([np.asarray(_losses(model, part)).ravel() for part in parts])
+
+
+@eqx.filter_jit
+def _losses(model: Llama, windows: Int[Array, "b t"]) -> Float[Array, "b t-1"]:
+    logits = jax.nn.log_softmax(jax.vmap(model)(windows)[:, :-1])
+    return -jnp.take_along_axis(logits, windows[:, 1:, None], axis=-1)[..., 0]
+
+
+def mean_and_error(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """The mean, and its standard error if the values are independent."""
+    return float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def bits_of(model: Llama) -> float:
+    """The bits of each weight of the matrices of layers, scales included."""
+    weights = [
+        leaf
+        for leaf in jtu.tree_leaves(model.layers, is_leaf=is_quantized)
+        if is_quantized(leaf) or leaf.ndim > 2
+    ]
+    return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
+
+
+def size_of(model: Llama) -> int:
+    """The number of its parameters."""
+    return sum(a.size for a in jtu.tree_leaves(model, is_leaf=is_quantized))
+
+
+def megabytes_of(model: Llama) -> float:
+    """The size of a model."""
+    return sum(a.nbytes for a in jtu.tree_leaves(model, is_leaf=is_quantized)) / 1e6
+
+
+def write_csv(path: pathlib.Path, rows: Sequence[LlamaRow]) -> None:
+    """Writes the rows to a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow((*LlamaRow._fields, "perplexity"))
+        writer.writerows((*row, row.perplexity) for row in rows)

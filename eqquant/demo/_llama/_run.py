@@ -1,0 +1,80 @@
+import importlib.util
+import os
+import pathlib
+
+from rich.console import Console
+from rich.text import Text
+
+from ...interop import open, tokenizer
+from .._text import windows
+from ._comparison import LlamaComparison
+from ._figure import write_figure
+from ._open import load_llama
+from ._rows import LlamaRow, size_of, write_csv
+from ._table import continuations
+from ._text import python_topics
+
+
+_window = 256
+
+
+def run_llama(
+    path: str | os.PathLike[str],
+    *,
+    prompt: str = "The sky is blue because",
+    quick: bool = False,
+    out: str | os.PathLike[str] | None = "eqquant-demo",
+    console: Console | None = None,
+) -> list[LlamaRow]:
+    """Opens a language model, quantizes it to several formats, and prints what each
+    costs: the size, the loss on a text that every Python has, the speed at which it
+    writes, and how it continues a prompt.
+
+    **Arguments:**
+
+    - `path`: a GGUF file, or a folder of Hugging Face, of the architecture of Llama,
+        Mistral, Qwen 2 or Qwen 3.
+    - `prompt`: the text to continue.
+    - `quick`: whether to measure with a quarter of the text, and not to calibrate.
+    - `out`: the folder for `llama.csv` and, if matplotlib is installed, `llama.png`.
+        `None` to write neither.
+    - `console`: the console to print to.
+
+    **Returns:**
+
+    The rows of the table. The first is the model in float32.
+
+    **Raises:**
+
+    An `ImportError` if there is no package `tokenizers`. A `ValueError` if the file is
+    damaged, of another architecture, or without a tokenizer. An `OSError` if it cannot
+    be read.
+    """
+    console = Console() if console is None else console
+    with open(path) as checkpoint:
+        tokens = tokenizer(checkpoint)
+        model = load_llama(checkpoint)
+    name, size = pathlib.Path(path).name, size_of(model) / 1e6
+    depth = f"{model.config.depth} layers"
+    title = f"{name}: {size:.0f} million parameters, {depth}.\n"
+    console.print(Text(title), soft_wrap=True)
+    text = python_topics(tokens)
+    held_out = windows(text.held_out, 2 if quick else 8, _window)
+    calibration = None if quick else windows(text.calibration, 16, _window)
+    comparison = LlamaComparison(model, tokens, held_out, calibration, prompt, console)
+    comparison.run()
+    console.print(comparison.table())
+    console.print(continuations(comparison.rows, prompt))
+    if out is not None:
+        _write(pathlib.Path(out), comparison.rows, console)
+    return comparison.rows
+
+
+def _write(folder, rows, console):
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "llama.csv"]
+    write_csv(written[0], rows)
+    if importlib.util.find_spec("matplotlib") is not None:
+        written.append(folder / "llama.png")
+        write_figure(written[1], rows)
+    console.print(Text(f"\nWrote {' and '.join(map(str, written))}."), soft_wrap=True)

@@ -1,0 +1,46 @@
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from ..._tree import is_on_call, not_on_call, on_call
+from .._nodes import children
+
+
+def on_call_as(
+    found: Mapping[tuple[Any, ...], bool], like: PyTree
+) -> Callable[[Any, Any], Any]:
+    """For `rebuilt`: makes the modules of `like` run on call as those of a file.
+
+    **Arguments:**
+
+    - `found`: the paths of the modules of the file that run as by `implicit`, and
+        whether each of their methods does. One that `like` does not have, or cannot
+        call, is of another class, which is left as it is.
+    """
+    # By identity. The nodes are kept alive, so that no other gets the same `id`.
+    callers = {
+        id(node): (node, found[path])
+        for path, node in _modules(like)
+        if path in found and (found[path] or callable(node))
+    }
+
+    def change(node: Any, new: Any) -> Any:
+        if id(node) not in callers:
+            return new
+        _, every_method = callers[id(node)]
+        return on_call(not_on_call(new) if is_on_call(new) else new, every_method)
+
+    return change
+
+
+def _modules(node: PyTree, path: tuple[Any, ...] = ()) -> Iterator[Any]:
+    inner = children(node)
+    if inner is None:
+        return
+    if isinstance(node, eqx.Module):
+        yield path, node
+    pairs = enumerate(inner) if isinstance(inner, list) else inner.items()
+    for key, child in pairs:
+        yield from _modules(child, (*path, key))

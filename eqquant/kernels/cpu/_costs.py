@@ -1,0 +1,225 @@
+import functools as ft
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ...formats import (
+    AbstractComposite,
+    AbstractFormat,
+    AbstractGGUFBytes,
+    AbstractGrid,
+    AbstractRSR,
+    Int8,
+)
+from .._problem import Problem
+from ._codes import integer_step
+from ._xla import fuses
+
+
+# How long kernels take: `costs/*.json`, which `python -m eqquant.bench costs` writes.
+# (What was changed in a file by hand, its `note` tells.) A kernel takes
+#
+#     a + b rows
+#
+# for each number of the weight, and `c` for each of the inputs, in picoseconds on one
+# core: for each kind of weight, by which products are grouped.
+
+
+class Kind(NamedTuple):
+    """What the time of a product depends on, beside its sizes.
+
+    - `product`: as in `Problem`.
+    - `name`: the name of the format, where no other format is packed alike: of GGUF's
+      types and RSR's. Otherwise empty.
+    - `bits`: the bits of a code.
+    - `points`: what codes stand for: `"integers"`, or points of a `"table"`.
+    - `offset`: as in `AbstractGrid`.
+    - `short`: whether blocks have fewer than 64 codes.
+    - `activation`: whether the inputs are quantized to 8 bits, with one scale for each
+      row.
+    - `panels`: whether rows lie in panels.
+    """
+
+    product: str
+    name: str
+    bits: float
+    points: str
+    offset: str | None
+    short: bool
+    activation: bool
+    panels: bool
+
+    @property
+    def family(self) -> str:
+        """What packs codes: `"RSR"`, `"GGUF"`, or `""` for grids."""
+        return "RSR" if self.name.startswith("RSR") else "GGUF" if self.name else ""
+
+    def far(self, other: "Kind") -> float:
+        """How unlike another kind it is: what matters more counts more."""
+        return (
+            1000 * (self.product != other.product)
+            + 500 * (self.panels != other.panels)
+            + 200 * (self.activation != other.activation)
+            + 100 * (self.family != other.family)
+            + 10 * abs(self.bits - other.bits)
+            + 8 * (self.points != other.points)
+            + 4 * (self.offset != other.offset)
+            + 2 * (self.short != other.short)
+            + (self.name != other.name)
+        )
+
+
+@ft.lru_cache(maxsize=4096)
+def kind_of(
+    product: str,
+    format: AbstractFormat,
+    activation: AbstractFormat | None,
+    panels: bool,
+) -> Kind:
+    """The kind of a product."""
+    while isinstance(format, AbstractComposite) and not isinstance(
+        format, AbstractGGUFBytes
+    ):
+        format = format.base
+    rounds = isinstance(activation, Int8) and activation.block_size is None
+    if isinstance(format, AbstractRSR | AbstractGGUFBytes):
+        name, bits = type(format).__name__, float(format.bits)
+        return Kind(product, name, bits, "", None, False, rounds, panels)
+    assert isinstance(format, AbstractGrid)
+    points = "table" if integer_step(format) is None else "integers"
+    short = format.block_size is not None and format.block_size < 64
+    bits = float(format.bits)
+    return Kind(product, "", bits, points, format.offset, short, rounds, panels)
+
+
+class Machine(NamedTuple):
+    """The costs of kernels on a machine.
+
+    - `name`: of the machine and of the version of JAX, in words.
+    - `features`: the instruction sets that kernels use there.
+    - `vendor`: of the processor, if it matters.
+    - `fuses`: whether JAX is 0.11 or newer.
+    - `costs`: for each kind, `[a, b, c]` of kernels.
+    """
+
+    name: str
+    features: frozenset[str]
+    vendor: str | None
+    fuses: bool
+    costs: Mapping[Kind, Mapping[str, list[float]]]
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "Machine":
+        found = json.loads(path.read_text("utf-8"))
+        costs = {Kind(*kind): of_kernels for kind, of_kernels in found["costs"]}
+        features = frozenset(found["features"])
+        vendor, newer = found["vendor"], found["fuses"]
+        return cls(found["name"], features, vendor, newer, costs)
+
+    def of(self, kind: Kind) -> Mapping[str, list[float]]:
+        """The costs for the nearest kind that was measured."""
+        if kind in self.costs:
+            return self.costs[kind]
+        return self.costs[min(self.costs, key=kind.far)]
+
+
+_folder = pathlib.Path(__file__).with_name("costs")
+
+
+@ft.cache
+def _machines() -> list[Machine]:
+    """The machines that were measured."""
+    return [Machine.read(path) for path in sorted(_folder.glob("*.json"))]
+
+
+def measured_machine() -> Machine:
+    """The machine that was measured, or the one that is most like this one: with as
+    many as possible of its instruction sets, and none beside them."""
+    return _machine(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+
+
+# The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them.
+_levels = ("avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
+_flags = {
+    "avx2": "avx2",
+    "avx_vnni": "avx_vnni",
+    "avx512_vnni": "avx512",
+    "avx512_bf16": "avx512_bf16",
+    "amx_int8": "amx",
+}
+
+
+def describe_features() -> tuple[str | None, frozenset[str]]:
+    """The vendor of this processor, and the instruction sets that kernels use here."""
+    return _features(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+
+
+def _features(level):
+    info = processor()
+    found = {_flags[flag] for flag in info.get("flags", "").split() if flag in _flags}
+    if level in _levels:
+        found &= set(_levels[: _levels.index(level) + 1])
+    if "avx512" in found:
+        found.discard("avx_vnni")  # The same products, of half the width.
+    return info.get("vendor_id"), frozenset(found)
+
+
+@ft.cache
+def _machine(level: str | None) -> Machine:
+    vendor, features = _features(level)
+
+    def far(found):
+        return (
+            len(found.features - features),
+            found.vendor not in (None, vendor),
+            len(features - found.features),
+            found.fuses != fuses,
+        )
+
+    return min(_machines(), key=far)
+
+
+def processor() -> dict[str, str]:
+    """What Linux tells of the first processor; empty on other systems."""
+    path = pathlib.Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first, *_ = path.read_text().split("\n\n")
+    pairs = [line.partition(":") for line in first.splitlines()]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+@ft.lru_cache(maxsize=4096)
+def _of_kernel(name, level, *of_kind):
+    return _machine(level).of(kind_of(*of_kind)).get(name)
+
+
+# If the number of rows is not known when compiling, it is many.
+_unknown = 64
+
+
+def measured(name: str) -> Callable[[Problem], float]:
+    """The time that a kernel is predicted to take, in seconds on one core, as measured
+    on the machine that is most like this one. Infinite if it was not measured there."""
+
+    def seconds(problem: Problem) -> float:
+        layout = problem.layout
+        costs = _of_kernel(
+            name,
+            os.environ.get("EQQUANT_NATIVE_LEVEL"),
+            problem.product,
+            layout.format,
+            problem.activation,
+            layout.panels is not None,
+        )
+        if costs is None:
+            return math.inf
+        a, b, c = costs
+        rows = _unknown if problem.rows is None else problem.rows
+        inputs = problem.stack * rows * problem.terms
+        return 1e-12 * (problem.numbers * (a + b * rows) + inputs * c)
+
+    return seconds

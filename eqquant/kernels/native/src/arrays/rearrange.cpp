@@ -1,0 +1,190 @@
+// Tiles of 64 rows are transposed in a cache, and bits are moved there, in all rows at
+// once. So each store is a whole line of the cache.
+#include "arrays/rearrange.h"
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "arrays/threads.h"
+
+namespace eqquant {
+namespace {
+
+constexpr int64_t kRows = 64;
+// So many bytes of each row are transposed at a time, or one block if that is larger.
+constexpr int64_t kEnough = 256;
+// The least number of bytes for a thread.
+constexpr int64_t kLeast = 1 << 18;
+
+// Bytes `at` to `at + 16` of 32 rows: lines `at` to `at + 16` of the tile.
+void transpose_part(const uint8_t* const* rows, int64_t at, uint8_t* tile) {
+  __m256i a[16], b[16];
+  for (int i = 0; i < 16; ++i) {
+    const auto load = [&](int row) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + at));
+    };
+    a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(i)), load(i + 16), 1);
+  }
+  const auto shuffled = [](const __m256i* from, __m256i* to) {
+    for (int i = 0; i < 8; ++i) {
+      to[2 * i] = _mm256_unpacklo_epi8(from[i], from[i + 8]);
+      to[2 * i + 1] = _mm256_unpackhi_epi8(from[i], from[i + 8]);
+    }
+  };
+  // Four perfect shuffles of 256 bytes swap the two halves of their indices.
+  shuffled(a, b);
+  shuffled(b, a);
+  shuffled(a, b);
+  shuffled(b, a);
+  for (int i = 0; i < 16; ++i)
+    _mm256_store_si256(reinterpret_cast<__m256i*>(tile + (at + i) * kRows), a[i]);
+}
+
+// `size` bytes, 16 or more, of 64 rows.
+void transpose(const uint8_t* const* rows, int64_t size, uint8_t* tile) {
+  for (int64_t at = 0; at < size; at += 16) {
+    // The last part overlaps the one before it.
+    const int64_t from = at + 16 <= size ? at : size - 16;
+    transpose_part(rows, from, tile);
+    transpose_part(rows + 32, from, tile + 32);
+  }
+}
+
+// What becomes one byte of an element, of 32 rows.
+__m256i gathered(const Field* fields, int32_t count, int32_t low, const uint8_t* tile) {
+  __m256i found = _mm256_setzero_si256();
+  for (int32_t j = 0; j < count; ++j) {
+    const Field& field = fields[j];
+    const int32_t at = field.at - low;
+    if (at < 0 || at >= 8) continue;
+    auto bits = _mm256_load_si256(
+        reinterpret_cast<const __m256i*>(tile + field.byte * kRows));
+    if (field.number < 8) {
+      const auto mask = _mm256_set1_epi8(static_cast<char>((1 << field.number) - 1));
+      bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(field.start));
+      bits = _mm256_and_si256(bits, mask);
+      bits = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(at));
+    }
+    found = _mm256_or_si256(found, bits);
+  }
+  return found;
+}
+
+// Stores `size` bytes of two vectors, past the caches if they are a whole line.
+void store(__m256i a, __m256i b, uint8_t* to, int64_t size) {
+  if (size == 64 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, b);
+    return;
+  }
+  if (size == 64) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, b);
+    return;
+  }
+  alignas(64) uint8_t both[64];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(both), a);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(both) + 1, b);
+  std::memcpy(to, both, static_cast<size_t>(size));
+}
+
+// An element of two bytes, of 32 rows, in their order.
+void interleaved(__m256i low, __m256i high, __m256i& first, __m256i& second) {
+  const auto even = _mm256_unpacklo_epi8(low, high);
+  const auto odd = _mm256_unpackhi_epi8(low, high);
+  first = _mm256_permute2x128_si256(even, odd, 0x20);
+  second = _mm256_permute2x128_si256(even, odd, 0x31);
+}
+
+int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The elements of a block, of up to 64 rows from row `i` on.
+void write_block(const Rearranged& r, const uint8_t* tile, int64_t block, int64_t i,
+                 int64_t rows) {
+  const int32_t* count = r.counts;
+  const Field* fields = r.fields;
+  for (int64_t t = 0; t < r.number; ++t) {
+    const Target& target = r.targets[t];
+    uint8_t* to = target.memory + block * target.elements * target.stride +
+                  i * target.size;
+    for (int64_t e = 0; e < target.elements; ++e, to += target.stride) {
+      __m256i half[2];
+      for (int h = 0; h < 2; ++h) half[h] = gathered(fields, *count, 0, tile + 32 * h);
+      if (target.size == 1) {
+        store(half[0], half[1], to, rows);
+      } else {
+        for (int h = 0; h < 2 && 32 * h < rows; ++h) {
+          __m256i first, second;
+          const auto high = gathered(fields, *count, 8, tile + 32 * h);
+          interleaved(half[h], high, first, second);
+          store(first, second, to + 64 * h, 2 * smaller_of(rows - 32 * h, 32));
+        }
+      }
+      fields += *count++;
+    }
+  }
+}
+
+// Rows from `first` to `last`.
+bool rearrange_rows(const Rearranged& r, int64_t first, int64_t last) {
+  const int64_t most = r.bytes < kEnough ? kEnough / r.bytes : 1;
+  const auto size = static_cast<size_t>(most * r.bytes * kRows);
+  void* const memory = ::operator new(size, std::align_val_t(64), std::nothrow);
+  if (memory == nullptr) return false;
+  uint8_t* const tile = static_cast<uint8_t*>(memory);
+  for (int64_t i = first; i < last; i += kRows) {
+    const int64_t rows = smaller_of(last - i, kRows);
+    for (int64_t block = 0; block < r.blocks; block += most) {
+      const int64_t number = smaller_of(r.blocks - block, most);
+      const uint8_t* at[kRows];
+      for (int64_t j = 0; j < kRows; ++j) {
+        const int64_t row = i + smaller_of(j, rows - 1);
+        at[j] = r.source + r.starts[row] + block * r.bytes;
+      }
+      transpose(at, number * r.bytes, tile);
+      for (int64_t j = 0; j < number; ++j)
+        write_block(r, tile + j * r.bytes * kRows, block + j, i, rows);
+    }
+  }
+  _mm_sfence();
+  ::operator delete(memory, std::align_val_t(64));
+  return true;
+}
+
+}  // namespace
+
+bool rearrange(const Rearranged& r, int64_t threads) {
+  // A few tasks for each thread, of whole tiles.
+  const int64_t row = r.blocks * r.bytes;
+  int64_t least = row * r.rows / (4 * threads);
+  least = least < kLeast ? kLeast : least;
+  const int64_t strip = (least / (row * kRows) + 1) * kRows;
+  std::atomic<bool> done{true};
+  on_threads(threads, (r.rows + strip - 1) / strip, [&](int64_t i) {
+    if (!rearrange_rows(r, i * strip, smaller_of((i + 1) * strip, r.rows)))
+      done = false;
+  });
+  return done;
+}
+
+}  // namespace eqquant
+
+#define EQQUANT_EXPORT extern "C" __attribute__((visibility("default")))
+
+EQQUANT_EXPORT int32_t eqquant_rearrange(const eqquant::Rearranged* r,
+                                         int64_t threads) {
+  return eqquant::rearrange(*r, threads) ? 1 : 0;
+}
+
+// Writes to each page of fresh memory: the system fills pages with zeros when they are
+// first touched. Threads that touch the same page at the same time would all do so.
+EQQUANT_EXPORT void eqquant_touch(uint8_t* memory, int64_t size, int64_t threads) {
+  constexpr int64_t page = 1 << 12, part = 1 << 21;
+  eqquant::on_threads(threads, (size + part - 1) / part, [&](int64_t i) {
+    const int64_t end = eqquant::smaller_of(size, (i + 1) * part);
+    for (int64_t at = i * part; at < end; at += page) memory[at] = 0;
+  });
+}

@@ -1,0 +1,263 @@
+// How scales are searched for: `formats/gguf/_search.py`, number by number, of eight
+// rows at a time. Subnormal numbers are zeros.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "arrays/encode.h"
+#include "isa/basics.h"
+
+namespace eqquant {
+namespace {
+
+// Tiles of so many rows are encoded at a time.
+constexpr int kRows = 64;
+constexpr int kLanes = 8;
+
+using Floats = __m256;
+
+inline Floats all(float x) { return _mm256_set1_ps(x); }
+inline Floats product(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
+inline Floats sum(Floats x, Floats y) { return _mm256_add_ps(x, y); }
+inline Floats minus(Floats x, Floats y) { return _mm256_sub_ps(x, y); }
+inline Floats fewest(Floats x, Floats y) { return _mm256_min_ps(x, y); }
+inline Floats most(Floats x, Floats y) { return _mm256_max_ps(x, y); }
+inline Floats magnitude(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
+inline Floats negative(Floats x) { return _mm256_xor_ps(all(-0.0f), x); }
+
+inline Floats above(Floats x, Floats y) { return _mm256_cmp_ps(x, y, _CMP_GT_OQ); }
+inline Floats equal(Floats x, Floats y) { return _mm256_cmp_ps(x, y, _CMP_EQ_OQ); }
+// `x` where a comparison is true.
+inline Floats where(Floats is, Floats x, Floats y) {
+  return _mm256_blendv_ps(y, x, is);
+}
+
+inline Floats rounded(Floats x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+inline Floats clipped(Floats x, float low, float high) {
+  return fewest(most(x, all(low)), all(high));
+}
+
+inline Floats reciprocal(Floats x) {
+  const Floats zero = _mm256_setzero_ps();
+  return _mm256_andnot_ps(equal(x, zero), _mm256_div_ps(all(1.0f), x));
+}
+
+// Rounded to so many bits.
+template <int bits>
+Floats of_bits(Floats x) {
+  constexpr int cut = 24 - bits;
+  const __m256i i = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, cut), one);
+  const __m256i half = _mm256_set1_epi32((1 << (cut - 1)) - 1);
+  const __m256i up = _mm256_add_epi32(i, _mm256_add_epi32(odd, half));
+  return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(-(1 << cut))));
+}
+
+// The sum of `number` terms: the first half of them plus the second, and so on.
+template <int number, int step = 1, int at = 0, class Term>
+EQQUANT_INLINE inline auto total(const Term& term) {
+  if constexpr (step == number)
+    return term(at);
+  else
+    return total<number, 2 * step, at>(term) + total<number, 2 * step, at + step>(term);
+}
+
+struct Sum {
+  Floats x;
+};
+
+struct Sums {
+  Floats l, l2, xl;
+};
+
+inline Sum operator+(Sum a, Sum b) { return {sum(a.x, b.x)}; }
+
+inline Sums operator+(Sums a, Sums b) {
+  return {sum(a.l, b.l), sum(a.l2, b.l2), sum(a.xl, b.xl)};
+}
+
+template <int number, class Term>
+EQQUANT_INLINE inline Floats total_of(const Term& term) {
+  return total<number>([&](int i) EQQUANT_INLINE { return Sum{term(i)}; }).x;
+}
+
+// Sixteen points, and the edges between them.
+class Points {
+ public:
+  explicit Points(const float* points)
+      : low_(_mm256_loadu_ps(points)), high_(_mm256_loadu_ps(points + 8)) {
+    float edges[15];
+    for (int i = 0; i < 15; ++i) edges[i] = (points[i + 1] + points[i]) / 2;
+    const auto at = [&](int i) { return all(edges[i]); };
+    first_ = at(7), second_[0] = at(3), second_[1] = at(11);
+    for (int i = 0; i < 8; ++i) thirds_[i] = edges[4 * (i % 4) + 1];
+    for (int i = 0; i < 8; ++i) fourths_[i] = edges[2 * i];
+  }
+
+  // The indices of the nearest points. Ties go to the higher one.
+  __m256i codes(Floats x) const { return found(x).code; }
+
+  Floats nearest(Floats x) const {
+    const Found f = found(x);
+    return where(f.high, _mm256_permutevar8x32_ps(high_, f.code),
+                 _mm256_permutevar8x32_ps(low_, f.code));
+  }
+
+ private:
+  struct Found {
+    Floats high;
+    __m256i code;
+  };
+
+  // By bisection.
+  Found found(Floats x) const {
+    const auto bit = [&](Floats edge, int value) {
+      const Floats is = _mm256_cmp_ps(x, edge, _CMP_GE_OQ);
+      return _mm256_and_si256(_mm256_castps_si256(is), _mm256_set1_epi32(value));
+    };
+    const Floats high = _mm256_cmp_ps(x, first_, _CMP_GE_OQ);
+    __m256i code = bit(first_, 8);
+    code = _mm256_or_si256(code, bit(where(high, second_[1], second_[0]), 4));
+    const Floats thirds = _mm256_load_ps(thirds_), fourths = _mm256_load_ps(fourths_);
+    const auto third = _mm256_permutevar8x32_ps(thirds, _mm256_srli_epi32(code, 2));
+    code = _mm256_or_si256(code, bit(third, 2));
+    const auto fourth = _mm256_permutevar8x32_ps(fourths, _mm256_srli_epi32(code, 1));
+    return {high, _mm256_or_si256(code, bit(fourth, 1))};
+  }
+
+  Floats low_, high_, first_, second_[2];
+  alignas(32) float thirds_[8];
+  alignas(32) float fourths_[8];
+};
+
+// The first of the numbers of the largest absolute value.
+inline Floats signed_largest(const float* x, int64_t number, int64_t stride) {
+  Floats found = _mm256_loadu_ps(x);
+  for (int64_t i = 1; i < number; ++i) {
+    const Floats other = _mm256_loadu_ps(x + i * stride);
+    found = where(above(magnitude(other), magnitude(found)), other, found);
+  }
+  return found;
+}
+
+// `best_multiple` of the numbers `x`, which are `kRows` apart.
+template <int part, class Nearest>
+Floats best_multiple(const float* x, const Encoding& e, const Nearest& nearest) {
+  const Floats largest = signed_largest(x, part, kRows), unit = reciprocal(largest);
+  Floats scaled[part], weights[part], weighted[part];
+  for (int i = 0; i < part; ++i) {
+    scaled[i] = product(_mm256_loadu_ps(x + i * kRows), unit);
+    weights[i] = of_bits<10>(product(scaled[i], scaled[i]));
+    weighted[i] = of_bits<16>(product(weights[i], scaled[i]));
+  }
+  Floats best_gain = _mm256_setzero_ps(), best = _mm256_setzero_ps();
+  for (int64_t c = 0; c < e.candidates; ++c) {
+    const Floats factor = all(e.factors[c]);
+    const Sums s = total<part>([&](int i) EQQUANT_INLINE {
+      const Floats point = nearest(product(factor, scaled[i]));
+      return Sums{_mm256_setzero_ps(), product(weights[i], product(point, point)),
+                  product(weighted[i], point)};
+    });
+    const Floats inverse = reciprocal(s.l2);
+    const Floats gain = product(product(s.xl, s.xl), inverse);
+    const Floats better = above(gain, best_gain);
+    best_gain = where(better, gain, best_gain);
+    best = where(better, product(s.xl, inverse), best);
+  }
+  return product(best, largest);
+}
+
+struct Range {
+  Floats scale, below;
+};
+
+// `best_range` of the numbers `x`, which are `kRows` apart.
+template <int part, bool absolute>
+Range best_range(const float* x, const Encoding& e) {
+  const Floats zero = _mm256_setzero_ps();
+  const auto number = [&](int i) EQQUANT_INLINE {
+    return _mm256_loadu_ps(x + i * kRows);
+  };
+  Floats low = zero, high = zero;
+  for (int i = 0; i < part; ++i) {
+    low = fewest(low, number(i));
+    high = most(high, number(i));
+  }
+  const Floats largest = magnitude(most(high, negative(low)));
+  const Floats unit = reciprocal(largest);
+  Floats mean = zero;
+  if (!absolute) {
+    const Floats square = total_of<part>(
+        [&](int i) EQQUANT_INLINE { return product(number(i), number(i)); });
+    mean = _mm256_sqrt_ps(product(square, all(1.0f / part)));
+  }
+  Floats scaled[part], weights[part], weighted[part], over[part], codes[part];
+  low = zero, high = product(number(0), unit);
+  for (int i = 0; i < part; ++i) {
+    const Floats size = magnitude(number(i));
+    scaled[i] = product(number(i), unit);
+    weights[i] = of_bits<14>(product(absolute ? size : sum(mean, size), unit));
+    weighted[i] = of_bits<19>(product(weights[i], scaled[i]));
+    low = fewest(low, scaled[i]);
+    high = most(high, scaled[i]);
+  }
+  for (int i = 0; i < part; ++i) over[i] = minus(scaled[i], low);
+  const Floats sum_w =
+      total_of<part>([&](int i) EQQUANT_INLINE { return weights[i]; });
+  const Floats sum_x =
+      total_of<part>([&](int i) EQQUANT_INLINE { return weighted[i]; });
+
+  const float last = static_cast<float>(e.codes - 1);
+  const auto code = [&](Floats factor, int i) EQQUANT_INLINE {
+    return clipped(rounded(product(factor, over[i])), 0, last);
+  };
+  const auto error = [&](Floats scale, Floats low) EQQUANT_INLINE {
+    return total_of<part>([&](int i) EQQUANT_INLINE {
+      const Floats difference =
+          minus(_mm256_fmadd_ps(scale, codes[i], low), scaled[i]);
+      return product(weights[i], absolute ? magnitude(difference)
+                                          : product(difference, difference));
+    });
+  };
+  const Floats range = minus(high, low), inverse_range = reciprocal(range);
+  Floats best_scale = of_bits<19>(product(range, all(1.0f / last)));
+  Floats best_low = low;
+  const Floats first = reciprocal(best_scale);
+  for (int i = 0; i < part; ++i) codes[i] = code(first, i);
+  Floats least = error(best_scale, best_low);
+  for (int64_t c = 0; c < e.candidates; ++c) {
+    const Floats factor = product(all(e.factors[c]), inverse_range);
+    const Sums s = total<part>([&](int i) EQQUANT_INLINE {
+      codes[i] = code(factor, i);
+      return Sums{product(weights[i], codes[i]),
+                  product(weights[i], product(codes[i], codes[i])),
+                  product(weighted[i], codes[i])};
+    });
+    const Floats determinant = minus(product(sum_w, s.l2), product(s.l, s.l));
+    const Floats inverse = reciprocal(determinant);
+    Floats scale =
+        product(minus(product(sum_w, s.xl), product(sum_x, s.l)), inverse);
+    Floats bottom =
+        product(minus(product(s.l2, sum_x), product(s.l, s.xl)), inverse);
+    const Floats positive = above(bottom, zero);
+    scale = of_bits<19>(where(positive, product(s.xl, reciprocal(s.l2)), scale));
+    bottom = _mm256_andnot_ps(positive, bottom);
+    const Floats found = error(scale, bottom);
+    Floats better = above(least, found);
+    better = _mm256_and_ps(better, above(determinant, zero));
+    better = _mm256_and_ps(better, above(scale, zero));
+    least = where(better, found, least);
+    best_scale = where(better, scale, best_scale);
+    best_low = where(better, bottom, best_low);
+  }
+  return {product(magnitude(best_scale), largest),
+          product(magnitude(best_low), largest)};
+}
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,203 @@
+// The operands of the kernels, and the table of kernels that each instruction set
+// fills.
+#pragma once
+
+#include <cstdint>
+
+#include "isa/features.h"
+#include "weight/weight.h"
+
+namespace eqquant {
+
+// Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks
+// that run at the same time have different `worker`s, below `workers` and `tasks`, by
+// which they choose their part of the scratch memory.
+struct Parallel {
+  void (*run)(const void* pool, int64_t tasks,
+              void (*task)(void* data, int64_t i, int64_t worker), void* data);
+  const void* pool;
+  int64_t workers;
+
+  template <class Task>
+  void operator()(int64_t tasks, Task task) const {
+    run(
+        pool, tasks,
+        [](void* data, int64_t i, int64_t worker) {
+          (*static_cast<Task*>(data))(i, worker);
+        },
+        &task);
+  }
+};
+
+// An input that is too large for the digits of its row. Its digits are 0.
+struct Outlier {
+  int32_t k;
+  float x;  // in units of the row
+};
+
+// In place of a row's number of outliers: there are too many of them, or the row is too
+// small for digits. Its digits are 0 and meaningless.
+constexpr int32_t kNoDigits = -1;
+
+// Rows of inputs, as 8-bit integers: `x[m, k] = unit[m] * digit[0, m, k]`, or with a
+// second digit, `unit[m] * (digit[0, m, k] + digit[1, m, k] / 254)`.
+struct Digits {
+  int64_t number;  // 1 or 2
+  int64_t rows;
+  int64_t stride;  // `codes_of` the bytes of a row of the weight, padded with zeros
+  const int8_t* digit;      // [number, rows, stride]
+  const float* unit;        // [rows]
+  int64_t most;             // how many outliers a row may have
+  const int32_t* outliers;  // [rows], how many each has; null if no row has any
+  const Outlier* outlier;   // [rows, most], in the order of `k`
+};
+
+// The largest word of `Words`: a multiple of 127, so that inputs that were rounded to 8
+// bits are not rounded again.
+constexpr float kMostWord = 258 * 127;
+
+// Rows of inputs as 16-bit integers, `x[m, k] = unit[m] * word[m, k]`, in the order of
+// `weight/words_of_quads.h` if words of the weight are made so.
+struct Words {
+  int64_t rows;
+  int64_t stride;           // `k`, rounded up to a multiple of 64
+  const int16_t* word;      // [rows, stride], padded with zeros
+  const float* sums;        // [rows, stride / 16], of each 16; null if unused
+  const float* unit;        // [rows]
+  int64_t most;             // as in `Digits`
+  const int32_t* outliers;
+  const Outlier* outlier;
+};
+
+// The most rows of inputs that are split into parts.
+constexpr int64_t kFewPartRows = 16;
+
+// Parts of rows of inputs, in three 8-bit digits: the part `i` adds to its row
+// `unit[i] * (digit[i, 0, k] + digit[i, 1, k] / 254 + digit[i, 2, k] / 254**2)`. Parts
+// of a row follow each other. Digits are in the order of codes in `weight/quads.h`.
+struct RowParts {
+  int64_t number;       // how many parts there are
+  int64_t stride;       // `k`, rounded up to a multiple of 64, and padded with zeros
+  const int8_t* digit;  // [number, 3, stride]
+  const float* unit;    // [number]
+  // [number, 3, stride / 16 + 1]: the sum of the digits before each 16 of them.
+  const int32_t* before;
+  const int64_t* row;   // [number]
+};
+
+// Rows of inputs in float32, or if `x` is null, as one digit.
+struct AnyRows {
+  const float* x;  // [rows, stride]
+  int64_t stride;
+  const int8_t* digit;
+  const float* unit;
+};
+
+// Matrices of 8-bit integers, and their product `y[m, n]`: of `x[m, k]` with `w[n, k]`,
+// or with `w[k, n]`, `across` it. None is empty, and `k` is below 2**17, so that sums
+// have 32 bits.
+struct ByteMatrices {
+  const int8_t* x;
+  const int8_t* w;
+  float* y;
+  int64_t rows, n, k;
+  bool across;
+};
+
+// The kernels of an instruction set; `products.h` combines them to whole products. No
+// two tasks of a kernel add to the same number, so that results do not depend on the
+// number of threads.
+struct Kernels {
+  // y[m, n] = x[m, per * bytes] @ W[n, per * bytes].T, in float32. `scratch` has
+  // `forward_scratch` floats.
+  int64_t (*forward_scratch)(const Weight&, int64_t rows);
+  void (*forward)(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
+                  const Parallel&);
+
+  // y[m, k] = x[m, n] @ W[n, k], in float32; `k` may be less than `per * bytes`.
+  void (*transposed)(const Weight&, const float* x, float* y, int64_t rows, int64_t k,
+                     const Parallel&);
+
+  // Recomputes the non-finite numbers of `y` from a weight that is scaled before the
+  // product. All other kernels scale sums, which may overflow or turn infinities of
+  // both signs into other values.
+  void (*mend)(const Weight&, const AnyRows& x, float* y, int64_t rows,
+               const Parallel&);
+  void (*mend_transposed)(const Weight&, const float* x, float* y, int64_t rows,
+                          int64_t k, const Parallel&);
+
+  // Products of 8-bit integers. Null if the instruction set has none. The last four
+  // pointers of `to_digits` are to the memory of `Digits`, which it writes.
+  void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
+                    float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
+  int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
+  void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
+                   const Parallel&);
+
+  // Products of 8-bit integers alone.
+  void (*bytes)(const ByteMatrices&, const Parallel&);
+
+  // Products of bfloat16, accumulated in float32. Null if the instruction set has none.
+  int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
+  void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows,
+                   float* scratch, const Parallel&);
+
+  // The same products of `Blocks`: `y[m, n] = x[m, k] @ W[n, k].T` in float32, and
+  // `y[m, k] = x[m, n] @ W[n, k]`. The first in bfloat16 is null if the instruction set
+  // has none.
+  int64_t (*decoded_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded)(const Blocks&, const float* x, float* y, int64_t rows, float* scratch,
+                  const Parallel&);
+  void (*decoded_transposed)(const Blocks&, const float* x, float* y, int64_t rows,
+                             const Parallel&);
+  int64_t (*decoded_bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded_bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
+                           float* scratch, const Parallel&);
+
+  // The first of them by products of 16-bit integers, of points that are integers: it
+  // gives multiples of `unit`. Null if the instruction set has none. The last five
+  // pointers of `to_words` are to the memory of `Words`, which it writes; rows in which
+  // `unit` times the unit of the inputs would be too small have no words.
+  void (*to_words)(const Blocks&, const float* x, float unit, const Words&,
+                   int16_t* word, float* sums, float* unit_of_row, int32_t* outliers,
+                   Outlier* outlier, const Parallel&);
+  int64_t (*decoded_integers_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*decoded_integers)(const Blocks&, const Words&, float unit, float* y,
+                           float* scratch, const Parallel&);
+
+  // The same of at most `kFewPartRows` rows, by products of 8-bit integers, and nearly
+  // as exact as in float32: of weights that have fours. Null if the instruction set has
+  // none. The last five pointers of `to_parts` are to the memory of `RowParts`, which
+  // it writes, and to a number for each row: `kNoDigits` if it has no parts, or 0. It
+  // returns how many parts there are, at most two for each row.
+  bool (*has_fours)(const Blocks&);
+  int64_t (*to_parts)(const Blocks&, const float* x, int64_t rows, float unit,
+                      int64_t stride, int8_t* digit, float* unit_of_part,
+                      int32_t* before, int64_t* row, int32_t* none, const Parallel&);
+  int64_t (*few_integers_scratch)(const Blocks&, int64_t parts, int64_t workers);
+  void (*few_integers)(const Blocks&, const RowParts&, float unit, float* y,
+                       float* scratch, const Parallel&);
+};
+
+// An instruction set: features of processors, by name (the last is its own) and as bits
+// of `Feature`, and the kernels for those that have all of them.
+struct Set {
+  const char* names;
+  uint32_t features;
+  Kernels kernels;
+};
+
+// The sets, in the order of `build.py`: each after the one that it extends.
+struct Sets {
+  const Set* first;
+  int32_t number;
+
+  EQQUANT_INLINE const Set* begin() const { return first; }
+  EQQUANT_INLINE const Set* end() const { return first + number; }
+};
+Sets sets();
+
+// The kernels of the set to which a feature belongs.
+const Kernels& table_of(Feature own);
+
+}  // namespace eqquant

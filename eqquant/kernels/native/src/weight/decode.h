@@ -1,0 +1,57 @@
+// Decodes a vector of bytes to the points of their digits: one vector of floats for
+// each digit.
+#pragma once
+
+#include <cstdint>
+
+#include "weight/weight.h"
+
+namespace eqquant {
+namespace {
+
+template <class V, Codes kind>
+class Decode {
+ public:
+  static constexpr int64_t per = codes_per_byte(kind);
+
+  explicit Decode(const Weight& w) : table_(entries(w).of) {}
+
+  void operator()(typename V::Ints c, typename V::Floats* point) const {
+    if constexpr (kind == Codes::kInt8) {
+      point[0] = V::to_floats(c);
+    } else if constexpr (kind == Codes::kTrits) {
+      EQQUANT_UNROLL
+      for (int i = 0; i < per; ++i) {
+        auto rest = V::template right<9>(V::times(c, 171));  // c / 3
+        point[i] = table_[V::minus(c, V::times(rest, 3))];
+        c = rest;
+      }
+    } else {
+      EQQUANT_UNROLL
+      for (int i = 0; i < per; ++i) {
+        point[i] = table_[c];
+        c = V::template right<8 / per>(c);
+      }
+    }
+  }
+
+ private:
+  struct Entries {
+    float of[16];
+  };
+
+  // The points, repeated to 16 entries: the lookup uses the low 4 bits of an index, of
+  // which those above the digit then have no effect.
+  static Entries entries(const Weight& w) {
+    constexpr int base = kind == Codes::kBits ? 2 : kind == Codes::kQuarters ? 4 : 16;
+    Entries found;
+    for (int i = 0; i < 16; ++i)
+      found.of[i] = kind == Codes::kInt8 ? 0 : w.points[i % base];
+    return found;
+  }
+
+  typename V::Table16 table_;
+};
+
+}  // namespace
+}  // namespace eqquant

@@ -1,0 +1,80 @@
+// Panels of codes: some bytes of as many rows of a weight as a vector has bytes, unpacked
+// to one code per byte, in groups of four codes of a row, which is what 8-bit integer
+// products take as a lane.
+//
+// The lanes are not in the order of the rows, since the instructions that interleave
+// bytes work within 128 bits: the lane `4 i + j` of the vector `v` is the row
+// `16 i + 4 v + j`, for `v` and `j` below 4.
+#pragma once
+
+#include <cstdint>
+
+#include "weight/packing.h"
+#include "weight/weight.h"
+
+namespace eqquant {
+namespace {
+
+template <class V>
+struct Panel {
+  using B = typename V::Bytes;
+  using Vector = typename B::Vector;
+  static constexpr int64_t kRows = B::lanes;
+
+  // Unpacks the bytes from `first` to `last` of `count` rows (at most `kRows`), from row
+  // `n`.
+  template <Codes kind>
+  static void unpack(const Weight& w, int64_t n, int64_t count, int64_t first,
+                     int64_t last, uint8_t* panel) {
+    constexpr int64_t per = codes_per_byte(kind), step = bytes_of_fours(kind);
+    for (int64_t b = first; b < last; b += step) {
+      Vector digit[step * per];
+      EQQUANT_UNROLL
+      for (int i = 0; i < step; ++i) {
+        const uint8_t* c = w.codes + (b + i) * w.n + n;
+        Vector some = B::all(0);
+        if (b + i < last) some = count == kRows ? B::load(c) : B::load(c, count);
+        digits<kind>(some, digit + i * per);
+      }
+      EQQUANT_UNROLL
+      for (int q = 0; q < step * per / 4; ++q) {
+        typename V::Ints lanes[4];
+        V::interleave(digit + 4 * q, lanes);
+        EQQUANT_UNROLL
+        for (int v = 0; v < 4; ++v) B::store(panel + (4 * q + v) * kRows, lanes[v]);
+      }
+      panel += kRows * step * per;
+    }
+  }
+
+ private:
+  template <Codes kind>
+  static void digits(Vector c, Vector* found) {
+    if constexpr (kind == Codes::kInt8) {
+      // Add 128: the products want unsigned codes.
+      found[0] = B::differing(c, B::all(static_cast<char>(0x80)));
+    } else if constexpr (kind == Codes::kTrits) {
+      trits(c, found);
+    } else {
+      constexpr int per = codes_per_byte(kind), bits = 8 / per;
+      unrolled<per>([&](auto i) {
+        found[i] = B::both(B::template right<bits * i>(c), (1 << bits) - 1);
+        // 0 and 2, so that an offset of 1 makes them -1 and 1.
+        if (kind == Codes::kBits) found[i] = B::template left<1>(found[i]);
+      });
+    }
+  }
+
+  // The five base-3 digits of each byte, by repeated division.
+  static void trits(Vector c, Vector* found) {
+    EQQUANT_UNROLL
+    for (int i = 0; i < 5; ++i) {
+      const Vector third = B::third(c);
+      found[i] = B::minus(B::minus(B::minus(c, third), third), third);
+      c = third;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace eqquant

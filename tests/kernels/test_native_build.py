@@ -1,0 +1,97 @@
+"""How the native library is put together. (`tests.native.sanitize` runs what it is put
+together from.)"""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+import eqquant.kernels.native.build as build
+
+
+source = pathlib.Path(build.__file__).parent / "src"
+
+
+def test_units_are_products_of_sets():
+    units = {unit.name: unit for unit in build.kernel_units()}
+    expected = {"tables"}
+    for name, found in build._sets.items():
+        assert (source / f"isa/{name}.h").is_file()
+        for product in found.products.split():
+            assert (source / f"products/{product}.h").is_file()
+            expected.add(f"{name}_{product}")
+    assert set(units) == expected
+    assert {"-mavx2", "-mavx512f"} <= set(units["avx512_int16"].flags)
+    assert "-mavx512f" not in units["avx2_float32"].flags
+
+
+# Two sets, each a header and a line: the second extends the first.
+files = {
+    "isa/features.h": "enum Feature : unsigned { kSmall = 4, kLessSmall = 2 };",
+    "isa/small.h": "struct Small { static constexpr int number = 1; };",
+    "isa/less_small.h": "struct LessSmall { static constexpr int number = 2; };",
+}
+# A product whose kernel tells the set.
+product = """
+#include "products/kernels.h"
+namespace eqquant {{
+namespace {{
+template <class V, class... Arguments>
+int64_t number(Arguments...) {{
+  return V::number;
+}}
+template <class V>
+constexpr void add_{name}(Kernels& found) {{
+  found.{kernel} = number<V>;
+}}
+}}  // namespace
+}}  // namespace eqquant
+"""
+program = """
+#include <cstdio>
+#include <initializer_list>
+#include "products/kernels.h"
+int main() {
+  using namespace eqquant;
+  for (const Set& set : sets()) {
+    const Kernels& table = set.kernels;
+    const Feature own = set.features == kSmall ? kSmall : kLessSmall;
+    std::printf("%s: %u %d, ", set.names, set.features, &table == &table_of(own));
+    std::printf("%ld %ld %d ", table.forward_scratch({}, 0),
+                table.decoded_scratch({}, 0, 0), table.bytes != nullptr);
+  }
+}
+"""
+
+
+def test_a_set_is_a_header_and_a_line(tmp_path, monkeypatch):
+    try:
+        compiler = build.find_compiler()
+    except build.NotBuilt as e:
+        pytest.skip(str(e))
+    copy = tmp_path / "src"
+    shutil.copytree(source, copy)
+    for path in (copy / "isa").iterdir():
+        if path.stem in build._sets:
+            path.unlink()
+    for name, text in files.items():
+        text = f"#pragma once\nnamespace eqquant {{\n{text}\n}}\n"
+        (copy / name).write_text(text)
+    for name, kernel in (("one", "forward_scratch"), ("two", "decoded_scratch")):
+        text = product.format(name=name, kernel=kernel)
+        (copy / f"products/{name}.h").write_text(text)
+    sets = {
+        "small": build._Set(None, "sse2", "one two"),
+        "less_small": build._Set("small", "sse3", "one"),
+    }
+    monkeypatch.setattr(build, "_sets", sets)
+    main = copy / "main.cpp"
+    main.write_text(program)
+    units = [*build.kernel_units(), build.Unit("main", "main.cpp", [])]
+    objects = build.compile_all(units, compiler, copy, tmp_path, ["-O0"])
+    build.run([*compiler, *objects, "-o", str(tmp_path / "main")])
+    out = subprocess.run([tmp_path / "main"], check=True, capture_output=True)
+    assert out.stdout.split() == (
+        b"small: 4 1, 1 1 0 small less_small: 6 1, 2 1 0".split()
+    )

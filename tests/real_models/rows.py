@@ -1,0 +1,78 @@
+"""What a model loses in a format, by several ways to round."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+import eqquant as eqq
+
+
+methods = ("nearest", "GPTQ", "Sequential")
+_batch = 2  # windows at once
+
+
+class Row(NamedTuple):
+    """A model in a format. `seconds` are those of the processor that rounding took,
+    without `calibrate`, but with the passes of `Sequential`."""
+
+    format: str
+    method: str
+    bits: float
+    loss: eqq.Evaluation
+    seconds: float
+
+    def cells(self):
+        loss = self.loss
+        return (
+            f"`{self.format}`",
+            self.method,
+            f"{self.bits:.2f}",
+            change(loss),
+            f"{loss.divergence:.4f}",
+            f"{loss.agreement:.1%}",
+            f"{self.seconds:.0f}",
+        )
+
+
+def change(loss):
+    """The change of the loss and its standard error, in nats per token."""
+    return f"{loss.change:+.4f} ± {loss.change_error:.4f}"
+
+
+def logits(model, tokens):
+    return jax.vmap(model)(tokens)
+
+
+def batches(windows):
+    return list(map(jnp.asarray, windows.reshape(-1, _batch, windows.shape[-1])))
+
+
+def bits_of(model):
+    """Of the matrices of layers, which have an axis of layers."""
+    leaves = jtu.tree_leaves(model.layers, is_leaf=eqq.is_quantized)
+    weights = [w for w in leaves if w.ndim > 2]
+    return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
+
+
+def rows(dense, predictions, formats, wanted, calibration, held_out):
+    """A row for each format and each of the `wanted` methods, as it is measured. The
+    embedding stays in float32. `predictions` are those of the dense model."""
+    stats = None
+    for format in formats:
+        for method in wanted:
+            if method == "GPTQ" and stats is None:
+                stats = eqq.calibrate(logits, dense, batches(calibration))
+            how = {
+                "nearest": lambda: None,
+                "GPTQ": lambda: stats,
+                "Sequential": lambda: eqq.Sequential(logits, batches(calibration)),
+            }[method]()
+            start = time.process_time()
+            model = eqq.tree_quantize(dense, format, stats=how)
+            jax.block_until_ready(model)
+            seconds = time.process_time() - start
+            loss = eqq.evaluate(logits, model, batches(held_out), dense=predictions)
+            yield Row(str(format), method, bits_of(model), loss, seconds)
