@@ -11,7 +11,7 @@ package = pathlib.Path(eqq.__file__).parent
 # From the ground up. A room imports from those before it, by their front doors: what
 # their `__init__.py` has. Rooms beside each other do not know each other.
 rooms = (
-    ("_interrupts",),
+    ("_interrupts", "_progress"),
     ("formats",),
     ("kernels",),
     ("_product",),
@@ -33,7 +33,7 @@ level = {name: i for i, names in enumerate(rooms) for name in names}
 owners = {
     "matplotlib": {"_report", "demo", "bench"},
     "optax": {"train"},
-    "rich": {"_trace", "_tree", "_report", "demo", "bench", "_cli"},
+    "rich": {"_progress", "_report", "demo", "bench", "_cli"},
     "jax.experimental.pallas": {"kernels"},
 }
 slow = {"matplotlib", "rich", "jax.experimental.pallas"}

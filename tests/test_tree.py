@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-import eqquant._tree._progress
+import eqquant._progress
 from eqquant._tree import decide
 
 from .helpers import native_formats, normal, trees_equal
@@ -255,9 +255,7 @@ def test_not_finite_weights_are_named():
 @pytest.mark.parametrize("slow", (False, True))
 def test_progress(slow, terminal, monkeypatch, capsys):
     clock = itertools.count(step=3)
-    monkeypatch.setattr(
-        eqquant._tree._progress.time, "monotonic", lambda: next(clock) * slow
-    )
+    monkeypatch.setattr(eqquant._progress.time, "monotonic", lambda: next(clock) * slow)
     monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
     eqq.tree_quantize({str(i): normal(64, 64) for i in range(3)})
     captured = capsys.readouterr()

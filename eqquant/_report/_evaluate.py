@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._trace import check_batches, watched
+from .._progress import Watched
+from .._trace import check_batches
 from ._predictions import (
     check_vocabulary,
     log_probabilities,
@@ -119,7 +120,7 @@ def evaluate(
     step, predict = eqx.filter_jit(_step), eqx.filter_jit(predicted)
     kept = dense.kept if isinstance(dense, Predictions) else None
     parts = []
-    for i, (text, counts) in enumerate(texts(watched(batches, "evaluating"))):
+    for i, (text, counts) in enumerate(texts(Watched(batches, "Evaluating"))):
         others = None
         if kept is not None:
             others = _of_same(kept, i, text)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
-from .._trace import check_batches, watched
+from .._progress import Watched
+from .._trace import check_batches
 
 
 class Favourites(eqx.Module):
@@ -118,7 +119,7 @@ def predictions(
     check_batches(batches)
     predict = eqx.filter_jit(predicted)
     kept = []
-    for text, _ in texts(watched(batches, "predicting")):
+    for text, _ in texts(Watched(batches, "Predicting")):
         *found, size = predict(fn, model, text, top)
         check_vocabulary(text, size)
         kept.append(Kept(text, *jax.tree.map(np.asarray, found)))

@@ -18,7 +18,6 @@ does.
 
 from ._calibrate import calibrate as calibrate
 from ._calls import check_batches as check_batches
-from ._progress import watched as watched
 from ._sequential import InSequence as InSequence, Sequential as Sequential
 from ._statistics import (
     Gram as Gram,

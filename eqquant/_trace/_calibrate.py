@@ -4,9 +4,9 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from .._progress import Watched
 from ._calls import Calls, check_batches, tracked
 from ._capture import Capture
-from ._progress import watched
 from ._statistics import Statistics
 
 
@@ -56,7 +56,7 @@ def calibrate(
     check_batches(batches)
     calls = Calls(fn, model, _compiled)
     sums = None
-    for i, batch in enumerate(watched(batches, "Calibrating")):
+    for i, batch in enumerate(Watched(batches, "Calibrating")):
         step, leaves = calls(i, batch)
         if sums is None:
             shapes = calls.shapes(diagonal_above)

@@ -1,4 +1,5 @@
 import functools as ft
+import math
 from typing import Any, Literal, TYPE_CHECKING
 
 import equinox as eqx
@@ -10,13 +11,13 @@ from jaxtyping import PyTree
 
 from .._array import is_quantized, once_per_array, QuantizedArray
 from .._product import Axis
+from .._progress import Watched
 from ..formats import AbstractFormat, NF4
 from ._decide import decide, FilterSpec, Unsupported
 from ._example import Example, modules_on_call
 from ._fold import folded
 from ._jitted import closed, opened
 from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
-from ._progress import progress
 from ._rounding import rounding
 from ._sequential import is_sequential, rounding_in_sequence
 from ._skeleton import skeleton, skeletons
@@ -165,7 +166,6 @@ def tree_quantize(
         warn_of_guesses(decisions, axis)
     new = () if called is None else skeletons(decisions)
     callers = modules_on_call(model, decisions, new, called)
-    leaves = []
     if is_sequential(stats):
         solve = rounding_in_sequence(model, decisions, stats, method)
     else:
@@ -173,18 +173,26 @@ def tree_quantize(
         solve = rounding(decisions, stats, method)
     quantize_once = once_per_array(ft.partial(_quantize, solve))
     solves = stats is not None or method is not None
-    with progress(decisions, solves and not is_sequential(stats)) as begin:
-        for decision in decisions:
-            leaf, info = decision.leaf, decision.info
-            begin(decision)
-            if info is not None and decision.format is not None:
-                try:
-                    leaf = quantize_once(leaf, decision.format, info.axis)
-                except ValueError as e:
-                    raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
-                if solves:
-                    _wait(leaf)
-            leaves.append(leaf)
+    compiles = solves and not is_sequential(stats)
+    leaves = [decision.leaf for decision in decisions]
+    chosen = [
+        (i, decision.info, decision.format)
+        for i, decision in enumerate(decisions)
+        if decision.info is not None and decision.format is not None
+    ]
+    path, size = lambda each: each[1].path, lambda each: math.prod(each[1].shape)
+    bar, programs = Watched(chosen, "Quantizing", path, size), set()
+    for i, info, format in bar:
+        program = info.shape, format, info.axis
+        if compiles and program not in programs:
+            bar.note("compiling")
+            programs.add(program)
+        try:
+            leaves[i] = quantize_once(leaves[i], format, info.axis)
+        except ValueError as e:
+            raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+        if solves:
+            _wait(leaves[i])
     return closed(rebuilt(model, leaves, put_on_call(callers)))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from .._array import identity, QuantizedArray
 from .._product import Axis
+from .._progress import Watched
 from ..formats import AbstractFormat
 from ._decide import Decision
 from ._rounding import (
@@ -54,7 +55,7 @@ def rounding_in_sequence(
     a weight along other axes than it is quantized along.
     """
     from .._solvers import AWQ, GPTQ, solved
-    from .._trace import InSequence, is_along, watched
+    from .._trace import InSequence, is_along
 
     check_method(method)
     if isinstance(method, AWQ):
@@ -79,7 +80,7 @@ def rounding_in_sequence(
         if not any(is_along(each, axes, shape) for each in known):
             raise not_along(path, axes, known, shape)
     found, few = {}, set()
-    bar = watched(run.groups, "Quantizing", lambda group: group.name)
+    bar = Watched(run.groups, "Quantizing", lambda group: group.name)
     for path, why in run.again[:1]:
         more = f" and {len(run.again) - 1} more" if len(run.again) > 1 else ""
         bar.say(f"For `{path}`{more}, parts of `fn` are run again: {why}.")

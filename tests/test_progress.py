@@ -4,7 +4,7 @@ import time
 import pytest
 from rich.console import Console
 
-from eqquant._trace import _progress, watched
+from eqquant import _progress
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def terminal(monkeypatch):
 
 def test_bar(clock, terminal):
     names = [f"layers.{i}" for i in range(40)]
-    bar = watched(names, "Quantizing", str)
+    bar = _progress.Watched(names, "Quantizing", str)
     bar.say("Parts are run again.")
     for i, name in enumerate(bar):
         assert (i > 0) == ("Quantizing" in terminal.getvalue())
@@ -39,11 +39,23 @@ def test_bar(clock, terminal):
 
 
 def test_quick_or_no_terminal(clock, terminal, monkeypatch, capsys):
-    for _ in watched(range(9), "Quantizing"):
+    for _ in _progress.Watched(range(9), "Quantizing"):
         clock[0] += 0.1
     assert terminal.getvalue() == ""
     monkeypatch.undo()
-    bar = watched([1, 2], "Quantizing")
+    bar = _progress.Watched([1, 2], "Quantizing")
     for _ in bar:
         bar.note("compiling")
     assert capsys.readouterr() == ("", "")
+
+
+def test_told_to(clock, terminal):
+    told = []
+    with _progress.told_to(lambda part, what: told.append((part, what))):
+        bar = _progress.Watched([1, 3], "Quantizing", str, size=int)
+        for _ in bar:
+            bar.note("compiling")
+            clock[0] += 100
+    each = (0.0, "0/2 1"), (0.25, "1/2 3")
+    assert told == [(n, t) for n, text in each for t in (text, f"{text} (compiling)")]
+    assert terminal.getvalue() == ""
