@@ -14,8 +14,9 @@ from jaxtyping import Array, PyTree
 from ._capture import Slot, Sums, Views
 from ._folds import Fold, folds
 from ._plan import Plan, plan
-from ._uses import Site, walk
+from ._site import Site
 from ._view import whole
+from ._walk import walk
 
 
 # Of the value of a sum, and of its rows.

@@ -17,8 +17,7 @@ from ._meeting import Meeting, meeting, products
 from ._moments import moments
 from ._pieces import placed
 from ._run import evaluate, Views
-from ._uses import joint, with_view
-from ._view import chosen, View
+from ._view import chosen, joint, View, with_view
 
 
 # A leaf by its number, and the axes that are contracted.

@@ -3,7 +3,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._capture import Slot
-from ._uses import Walked
+from ._walk import Walked
 
 
 class Plan(NamedTuple):

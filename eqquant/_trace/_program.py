@@ -6,9 +6,10 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from ._calls import Traced
 from ._capture import Slot
+from ._site import Known, Site, Step
 from ._unrolled import unrolled
-from ._uses import Known, Site, Step, walk
 from ._view import Index
+from ._walk import walk
 
 
 class Cut(NamedTuple):

@@ -15,9 +15,9 @@ from ._calls import Calls, check_batches, Traced
 from ._capture import Slot
 from ._program import known_steps, Program
 from ._segment import segment
+from ._site import Step
 from ._statistics import Gram
 from ._store import places, Store
-from ._uses import Step
 
 
 class Sequential(eqx.Module):

@@ -12,8 +12,7 @@ from ._follow import follow
 from ._inner import body_of, calls
 from ._meeting import products
 from ._run import evaluate, Views
-from ._uses import with_view
-from ._view import chosen, whole
+from ._view import chosen, whole, with_view
 
 
 def unrolled(

@@ -147,3 +147,32 @@ def _anywhere(f):
 def with_dim(view: View, dim: int, factors: tuple[Factor, ...]) -> View:
     """The view with other factors of an axis of the value."""
     return view._replace(dims=(*view.dims[:dim], factors, *view.dims[dim + 1 :]))
+
+
+def with_view(views: tuple[View, ...], new: View | None) -> tuple[View, ...]:
+    """The views, and a new one if it is not `None`. A changed view may come by two
+    ways: once tells all."""
+    if new is None or (new.changed and any(_equal(view, new) for view in views)):
+        return views
+    return (*views, new)
+
+
+def _equal(a, b):
+    # (The indices of a program that runs are no numbers that compare.)
+    a, b = anywhere(a), anywhere(b)
+    same = a._replace(at=()) == b._replace(at=()) and len(a.at) == len(b.at)
+    return same and all(
+        i.factor == j.factor and i.value is j.value for i, j in zip(a.at, b.at)
+    )
+
+
+def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:
+    """The views that a result of several branches is; `None` if they differ. (An index
+    that was chosen in a branch is not known outside.)"""
+    first, *rest = branches
+    if any(view.at for views in branches for view in views):
+        return None
+    if all(views == first for views in rest):
+        return first
+    first, *rest = (tuple(map(anywhere, views)) for views in branches)
+    return first if all(views == first for views in rest) else None
