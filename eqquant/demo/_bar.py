@@ -1,10 +1,12 @@
 import contextlib
-import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+
+from .._progress import time_left, told_to
 
 
 class Bar:
@@ -20,15 +22,38 @@ class Bar:
 
     def __init__(self, total: float, console: Console):
         self._progress = Progress(
-            BarColumn(),
+            BarColumn(20),
             TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=console,
             auto_refresh=False,
             disable=not console.is_terminal,
         )
-        self._start = time.monotonic()
-        self._task = self._progress.add_task("", total=total, left=_left(total))
+        self._console = console
+        self._total, self._done = total, 0.0
+        # The time that was left when something was last done.
+        self._left = total
+        self._start = self._last = time.monotonic()
+        self._task = self._progress.add_task("", total=total, left="")
+
+    @contextlib.contextmanager
+    def shown(
+        self, above: Callable[[], RenderableType | None] = lambda: None
+    ) -> Iterator[None]:
+        """Shows the bar, below what there is. The library draws no bars over it."""
+
+        def all():
+            rest = above()
+            return self if rest is None else Group(rest, self)
+
+        live = Live(
+            get_renderable=all,
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        with live, told_to(lambda part, what: None):
+            yield
 
     def doing(self, what: str) -> None:
         """Tells what is done now."""
@@ -36,33 +61,39 @@ class Bar:
 
     def done(self, seconds: float) -> None:
         """Counts what is done."""
-        self._progress.advance(self._task, seconds)
-        (task,) = self._progress.tasks
+        self._done += seconds
+        self._last = time.monotonic()
         # At first, this machine is taken to be as fast as the other.
-        slower = (time.monotonic() - self._start + 2) / (task.completed + 2)
-        left = max(0, (task.total or 0) - task.completed) * slower
-        self._progress.update(self._task, left=_left(left))
+        slower = (self._last - self._start + 2) / (self._done + 2)
+        self._left = max(0.0, self._total - self._done) * slower
 
     def less(self, seconds: float) -> None:
         """Counts out what need not be done."""
-        (task,) = self._progress.tasks
-        total = (task.total or 0) - seconds
-        self._progress.update(self._task, total=total, left=_left(total))
+        self._total -= seconds
+        self._left -= seconds
+
+    @contextlib.contextmanager
+    def follow(self, what: str, seconds: float) -> Iterator[None]:
+        """Tells what is done in a block, and how far the library is with it, and counts
+        it."""
+        done = self._done
+
+        def show(part, item):
+            self.doing(f"{what}, {item}")
+            self.done(max(0.0, done + part * seconds - self._done))
+
+        self.doing(what)
+        with told_to(show):
+            yield
+        self.done(done + seconds - self._done)
 
     def __rich__(self) -> RenderableType:
+        # (Something that takes longer than was thought leaves the rest to do.)
+        left = self._left - min(time.monotonic() - self._last, self._left / 2)
+        self._progress.update(
+            self._task,
+            total=self._total,
+            completed=self._done,
+            left=time_left(left),
+        )
         return self._progress
-
-
-@contextlib.contextmanager
-def without_bars(console: Console) -> Iterator[None]:
-    """Without the progress bars of the library, which would be drawn over that of the
-    demo. What else is written to stderr is printed."""
-    with contextlib.redirect_stderr(io.StringIO()) as written:
-        yield
-    if written.getvalue():
-        console.print(written.getvalue(), markup=False)
-
-
-def _left(seconds):
-    rounded = 5 * -int(-seconds // 5)
-    return f"{rounded // 60}:{rounded % 60:02} left"

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from .._solvers import GPTQ, ScaleSearch
 from .._trace import calibrate, Sequential
 from .._tree import tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
-from ._bar import Bar, without_bars
+from ._bar import Bar
 from ._calibrated_figure import write_figure
 from ._table import bits_of
 from ._text import standard_library, windows
@@ -96,16 +95,11 @@ def run_calibrated(
     )
     sets = text.train[starts + np.arange(recipe.window + 1)]
     bar = Bar(recipe.seconds + _Measured.steps * seeds * 3, console)
-    rows = []
-    with Live(bar, console=console, refresh_per_second=4, transient=True):
+    with bar.shown():
         dense = trained(recipe, text, fresh=fresh, console=console, bar=bar)
-        measured = _Measured(dense, jnp.asarray(held_out), list(map(jnp.asarray, sets)))
-        bar.doing("calibrating")
-        with without_bars(console):
-            for row in measured.rows():
-                bar.doing(f"{row.format}, {row.method}")
-                bar.done(seeds * 3)
-                rows.append(row)
+        data = jnp.asarray(held_out), list(map(jnp.asarray, sets))
+        measured = _Measured(dense, *data, bar)
+        rows = list(measured.rows())
     dense_loss = measured.dense_loss
     console.print(_table(rows, dense_loss, held_out[:, 1:].size, seeds))
     if out is not None:
@@ -114,7 +108,7 @@ def run_calibrated(
 
 
 class _Measured:
-    """Measures the rows, one after another.
+    """Measures the rows, one after another, and tells a bar.
 
     - `sensitivity`: of the first set, by the loss, once it was measured.
     - `steps`: how many rows there are.
@@ -123,12 +117,14 @@ class _Measured:
     steps = len(_formats) * len(_methods) + len(_budgets) * len(_choices)
     sensitivity: Sensitivity
 
-    def __init__(self, dense, held_out, sets):
+    def __init__(self, dense, held_out, sets, bar):
+        self._bar = bar
         self._dense, self._held_out, self._sets = dense, held_out, sets
         self._batches = [list(jnp.split(x, 4)) for x in sets]
         self.dense_loss = mean_loss(dense, held_out, batch=64)
 
     def rows(self):
+        self._bar.doing("calibrating")
         stats = [calibrate(_apply, self._dense, batches) for batches in self._batches]
         sequential = [Sequential(_apply, batches) for batches in self._batches]
         for format in _formats:
@@ -140,16 +136,17 @@ class _Measured:
                 lambda: [quantize(stats=each) for each in sequential],
             )
             for method, make in zip(_methods, models):
-                yield self._row(str(format), method, make())
+                yield self._row(str(format), method, make)
         for choice, found in zip(_choices, self._sensitivities(stats)):
             for bits in _budgets:
-                models = [
+                make = lambda: [
                     self._quantized(each.allocate(bits), stats=s)
                     for each, s in zip(found, stats)
                 ]
-                yield self._row(f"{bits} bits", choice, models)
+                yield self._row(f"{bits} bits", choice, make)
 
     def _sensitivities(self, stats):
+        self._bar.doing("how sensitive each weight is")
         by_loss = [
             sensitivity(
                 self._dense,
@@ -166,8 +163,10 @@ class _Measured:
     def _quantized(self, formats, **how):
         return tree_quantize(self._dense, formats, **how)
 
-    def _row(self, format, method, models):
-        losses = [mean_loss(model, self._held_out, batch=64) for model in models]
+    def _row(self, format, method, make):
+        with self._bar.follow(f"{format}, {method}", 3 * len(self._sets)):
+            models = make()
+            losses = [mean_loss(model, self._held_out, batch=64) for model in models]
         bits = statistics.median(map(bits_of, models))
         change = statistics.median(losses) - self.dense_loss
         return Change(format, method, bits, change)

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt8
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 
 from .._trace import calibrate
 from .._tree import tree_quantize
 from ..formats import AbstractFormat, Binary, Int, Int4, Int8, NF4, Ternary
 from ._aware import trained_for
-from ._bar import Bar, without_bars
+from ._bar import Bar
 from ._model import LanguageModel
 from ._speed import larger, time_of_step, tokens_per_second, Unrolled
 from ._table import measure, Row, table
@@ -67,13 +66,7 @@ class Comparison:
 
     def run(self, fresh: bool) -> LanguageModel:
         """Makes all rows, and returns the model in float32."""
-        shown = lambda: Group(self.table(), self._bar) if self.rows else self._bar
-        with Live(
-            get_renderable=shown,
-            console=self._console,
-            refresh_per_second=4,
-            transient=True,
-        ):
+        with self._bar.shown(lambda: self.table() if self.rows else None):
             dense = trained(
                 self._recipe,
                 self._text,
@@ -112,19 +105,17 @@ class Comparison:
                 self._bar.done(_seconds["to nearest"])
 
     def _add_calibrated(self, dense):
-        self._bar.doing("calibrating")
         size, random = self._recipe.window, np.random.default_rng(0)
         starts = random.integers(0, self._text.train.size - size, (4, 16, 1))
         batches = self._text.train[starts + np.arange(size)]
         apply = lambda model, batch: jax.vmap(model)(batch)
-        with without_bars(self._console):
+        with self._bar.follow("calibrating", _seconds["calibrating"]):
             stats = calibrate(apply, dense, list(map(jnp.asarray, batches)))
-            self._bar.done(_seconds["calibrating"])
-            for format in calibrated:
-                self._bar.doing(f"calibrated rounding to {format}")
+        for format in calibrated:
+            what = f"{format} by GPTQ"
+            with self._bar.follow(what, _seconds["calibrating"]):
                 model = tree_quantize(dense, format, stats=stats)
-                self._add(measure(str(format), "GPTQ", model, self._held_out))
-                self._bar.done(_seconds["calibrating"])
+            self._add(measure(str(format), "GPTQ", model, self._held_out))
 
     def _add_trained(self, dense):
         for format in trained_with:

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Int as Integer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 
 from ..._array import is_quantized
 from ..._trace import calibrate
 from ..._tree import tree_dequantize, tree_quantize
 from ...formats import Int, Int4, Int8, NF4
-from .._bar import Bar, without_bars
+from .._bar import Bar
 from ._generate import generate
 from ._model import Llama
 from ._rows import bits_of, LlamaRow, losses, mean_and_error, megabytes_of, size_of
@@ -29,8 +28,13 @@ nearest = (Int8(), NF4(), Int4(), Int(3))
 calibrated = Int(3)
 _batch = 2  # windows at once
 _continued = 32  # tokens
-# Of one of each, on two cores, for a model of 135 million parameters.
-_seconds = {"row": 9.0, "calibrating": 20.0, "GPTQ": 70.0, "speed": 12.0}
+# Of one of each on two cores: to compile, and to run 135 million parameters.
+_seconds = {
+    "row": (4.0, 5.0),
+    "calibrating": (4.0, 16.0),
+    "GPTQ": (15.0, 55.0),
+    "speed": (0.0, 12.0),
+}
 
 
 class LlamaComparison:
@@ -57,27 +61,21 @@ class LlamaComparison:
         console: Console,
     ):
         self._file_model, self._tokenizer = model, tokenizer
+        self._file_format = _format_of(model)
         self._held_out, self._calibration = held_out, calibration
         self._prompt = jnp.asarray(tokenizer.encode(prompt).ids, jnp.int32)
-        self._console = console
         self.rows, self._models = [], []
-        self._scale = size_of(model) / 135e6
-        rows = 2 + len(nearest)
-        total = rows * _seconds["row"] + _seconds["speed"]
+        scale = size_of(model) / 135e6
+        self._seconds = {what: a + b * scale for what, (a, b) in _seconds.items()}
+        rows = 1 + (self._file_format is not None) + len(nearest)
+        todo = ["row"] * rows + ["speed"]
         if calibration is not None:
-            total += _seconds["calibrating"] + _seconds["GPTQ"] + _seconds["row"] / 2
-        self._bar = Bar(total * self._scale, console)
+            todo += ["calibrating", "GPTQ", "row"]
+        self._bar = Bar(sum(self._seconds[what] for what in todo), console)
 
     def run(self) -> None:
         """Makes all rows."""
-        shown = lambda: Group(self.table(), self._bar) if self.rows else self._bar
-        live = Live(
-            get_renderable=shown,
-            console=self._console,
-            refresh_per_second=4,
-            transient=True,
-        )
-        with live, without_bars(self._console):
+        with self._bar.shown(lambda: self.table() if self.rows else None):
             self._bar.doing("float32")
             dense = tree_dequantize(self._file_model)
             self._dense_losses = losses(dense, self._held_out, _batch)
@@ -99,7 +97,7 @@ class LlamaComparison:
         return table(self.rows, self._held_out[:, 1:].size, number, kept)
 
     def _done(self, what):
-        self._bar.done(_seconds[what] * self._scale)
+        self._bar.done(self._seconds[what])
 
     def _add(self, row, model):
         self.rows.append(row)
@@ -134,8 +132,8 @@ class LlamaComparison:
             return self._row(name, method, model), model
 
         wanted = [(name, "nearest") for name in named]
-        if (own := _format_of(self._file_model)) is not None:
-            wanted.insert(0, (own, "the file"))
+        if self._file_format is not None:
+            wanted.insert(0, (self._file_format, "the file"))
         self._bar.doing("rounding to nearest numbers")
         # Half of the time is compiling, which uses one core per model.
         with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
@@ -144,15 +142,16 @@ class LlamaComparison:
                 self._done("row")
 
     def _add_calibrated(self, base, windows):
-        self._bar.doing("calibrating")
         apply = lambda model, windows: jax.vmap(model)(windows)
         batches = windows.reshape(-1, _batch, windows.shape[-1])
-        stats = calibrate(apply, base, list(map(jnp.asarray, batches)))
-        self._done("calibrating")
-        self._bar.doing(f"calibrated rounding to {calibrated}")
-        model = tree_quantize(base, calibrated, stats=stats)
+        with self._bar.follow("calibrating", self._seconds["calibrating"]):
+            stats = calibrate(apply, base, list(map(jnp.asarray, batches)))
+        what = f"{calibrated} by GPTQ"
+        with self._bar.follow(what, self._seconds["GPTQ"]):
+            model = tree_quantize(base, calibrated, stats=stats)
+        self._bar.doing(f"measuring {calibrated} by GPTQ")
         self._add(self._row(str(calibrated), "GPTQ", model), model)
-        self._done("GPTQ")
+        self._done("row")
 
     def _add_speeds(self):
         self._bar.doing("timing")
