@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from .._progress import time_left, told_to
 
@@ -22,8 +23,8 @@ class Bar:
 
     def __init__(self, total: float, console: Console):
         self._progress = Progress(
-            BarColumn(20),
-            TextColumn("{task.fields[left]}"),
+            BarColumn(20, table_column=Column(min_width=20)),
+            TextColumn("{task.fields[left]}", table_column=Column(min_width=9)),
             TextColumn("{task.description}", markup=False),
             console=console,
             auto_refresh=False,
