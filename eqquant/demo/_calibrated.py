@@ -1,7 +1,4 @@
-import csv
-import importlib.util
 import os
-import pathlib
 import statistics
 from typing import NamedTuple
 
@@ -20,6 +17,7 @@ from .._tree import tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
 from ._bar import Bar
 from ._calibrated_figure import write_figure
+from ._files import write_csv, write_files
 from ._table import bits_of
 from ._text import standard_library, windows
 from ._train import mean_loss
@@ -103,7 +101,7 @@ def run_calibrated(
     dense_loss = measured.dense_loss
     console.print(_table(rows, dense_loss, held_out[:, 1:].size, seeds))
     if out is not None:
-        _write(pathlib.Path(out), rows, measured.sensitivity, console)
+        _write(out, rows, measured.sensitivity, console)
     return rows
 
 
@@ -220,15 +218,9 @@ _heads = {
 
 
 def _write(folder, rows, found, console):
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "calibrated.csv"]
-    with written[0].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Change._fields)
-        writer.writerows(rows)
-    if importlib.util.find_spec("matplotlib") is not None:
-        written += [folder / "calibrated.png", folder / "budgets.png"]
-        write_figure(written[1], rows)
-        found.figure().savefig(written[2], dpi=150)
-    names = ", ".join(map(str, written))
-    console.print(Text(f"\nWrote {names}."), soft_wrap=True)
+    files = {
+        "calibrated.csv": lambda path: write_csv(path, Change._fields, rows),
+        "calibrated.png": lambda path: write_figure(path, rows),
+        "budgets.png": lambda path: found.figure().savefig(path, dpi=150),
+    }
+    write_files(folder, files, console)

@@ -2,18 +2,13 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from ._axes import axes_of_bits
+
 
 def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
     """Plots how much the loss rises against bits per weight, with a mark for each
     method, and a line for formats that were chosen within a budget."""
-    # (Unlike pyplot, this needs no display.)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("bits per weight, scales included")
-    axes.set_ylabel("loss above float32, nats per byte")
+    figure, axes = axes_of_bits(8, 5, "loss above float32, nats per byte")
     axes.set_yscale("log")
     methods = dict.fromkeys(row.method for row in rows)
     labels: dict[float, tuple[float, list[str]]] = {}

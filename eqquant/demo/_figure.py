@@ -1,6 +1,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from ._axes import axes_of_bits
 from ._table import Row
 
 
@@ -9,15 +10,8 @@ _line = 14  # in points
 
 def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Plots loss against bits per weight. The first row is the dense model."""
-    # (Unlike pyplot, this needs no display.)
-    from matplotlib.figure import Figure
-
     dense, *quantized = rows
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("bits per weight, scales included")
-    axes.set_ylabel("loss on held-out text, nats per byte")
+    figure, axes = axes_of_bits(7, 4.5, "loss on held-out text, nats per byte")
     axes.set_xlim(0, 12)
     axes.axhline(dense.nats_per_byte, color="0.6", linewidth=1, zorder=0)
     axes.annotate(

@@ -1,6 +1,4 @@
-import importlib.util
 import os
-import pathlib
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,8 +8,9 @@ from rich.text import Text
 from ..formats import NF4
 from ._comparison import Comparison, quantized
 from ._figure import write_figure
+from ._files import write_csv, write_files
 from ._generate import generate
-from ._table import Row, write_csv
+from ._table import Row
 from ._text import standard_library, windows
 from ._trained import quick as quick_recipe, short
 
@@ -56,7 +55,7 @@ def run(
     console.print(comparison.table())
     _continue_texts(dense, console)
     if out is not None:
-        _write(pathlib.Path(out), comparison.rows, console)
+        _write(out, comparison.rows, console)
     return comparison.rows
 
 
@@ -72,10 +71,8 @@ def _continue_texts(dense, console):
 
 
 def _write(folder, rows, console):
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "table.csv"]
-    write_csv(folder / "table.csv", rows)
-    if importlib.util.find_spec("matplotlib") is not None:
-        written.append(folder / "loss.png")
-        write_figure(folder / "loss.png", rows)
-    console.print(Text(f"\nWrote {' and '.join(map(str, written))}."), soft_wrap=True)
+    files = {
+        "table.csv": lambda path: write_csv(path, Row._fields, rows),
+        "loss.png": lambda path: write_figure(path, rows),
+    }
+    write_files(folder, files, console)

@@ -1,6 +1,4 @@
-import csv
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,14 +85,6 @@ Loss: per byte, of {held_out:,} bytes of held-out modules. Change: from float32.
 MB: of the whole model, whose embedding stays in float32. Speed: of an untrained
 model of the same kind with 26 million parameters that generates one text, on
 {platform}. (The trained one is so small that its speed is that of calling it.)"""
-
-
-def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Writes the rows to a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
 
 
 def measure(

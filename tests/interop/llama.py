@@ -10,6 +10,8 @@ import jax.random as jr
 
 import eqquant as eqq
 
+from .llama_names import matrices, norms
+
 
 # Rows of 256 numbers, as `Q4_K` has them.
 size, wide, vocabulary, depth = 256, 512, 32, 1
@@ -106,19 +108,6 @@ class Llama(eqx.Module):
         return jax.vmap(self.lm_head)(jax.vmap(self.norm)(x))
 
 
-_names = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
 def _child(node, key):
     return node[int(key)] if key.isdigit() else getattr(node, key)
 
@@ -128,7 +117,10 @@ def to_gguf(model, format):
     dtype, and the metadata."""
     names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     for i in range(depth):
-        names |= {f"layers.{i}.{k}": f"blk.{i}.{name}" for k, name in _names.items()}
+        names |= {
+            f"layers.{i}.{k}": f"blk.{i}.{name}"
+            for k, name in (matrices | norms).items()
+        }
 
     arrays = {}
     for path, name in names.items():

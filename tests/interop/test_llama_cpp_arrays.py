@@ -8,6 +8,7 @@ from eqquant import interop
 
 from . import folders
 from .llama_files import fields_of, llama3, tensors_of, written
+from .llama_names import matrices
 
 
 _common = {
@@ -66,15 +67,7 @@ def test_arrays(kind, tmp_path):
     assert len(checkpoint) == len(given)
     is_gemma = kind.startswith("Gemma")
     for i in range(folders.depth):
-        for theirs, ours in {
-            "self_attn.q_proj": "attn_q",
-            "self_attn.k_proj": "attn_k",
-            "self_attn.v_proj": "attn_v",
-            "self_attn.o_proj": "attn_output",
-            "mlp.gate_proj": "ffn_gate",
-            "mlp.up_proj": "ffn_up",
-            "mlp.down_proj": "ffn_down",
-        }.items():
+        for theirs, ours in matrices.items():
             x = checkpoint[f"blk.{i}.{ours}.weight"]
             w = given.pop(f"model.layers.{i}.{theirs}.weight")
             np.testing.assert_array_equal(x, w, strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 import eqquant as eqq
 from eqquant import demo, interop
 
+from ..interop.llama_names import matrices
 from .rows import batches, bits_of, logits, Row
 
 
@@ -20,15 +21,6 @@ from .rows import batches, bits_of, logits, Row
 types = {"Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "IQ2_XS": 20, "IQ3_S": 26}
 # What llama.cpp quantizes only with an importance matrix.
 _needs_imatrix = ("IQ2_XS",)
-_names = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _script = pathlib.Path(__file__).with_name("quantize_by_llama_cpp.py")
 
 
@@ -42,7 +34,7 @@ def python() -> str | None:
 def importance(stats, depth):
     """The mean square of each input of each matrix, by its name in llama.cpp."""
     found = {}
-    for path, name in _names.items():
+    for path, name in matrices.items():
         gram = stats[f"layers.{path}.weight"]
         squares = np.asarray(gram.diagonal / gram.rows[..., None])
         # (Inputs are the same for all rows.)

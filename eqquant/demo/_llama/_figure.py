@@ -2,6 +2,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from .._axes import axes_of_bits
 from ._rows import LlamaRow
 
 
@@ -11,16 +12,10 @@ _label: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
 def write_figure(path: pathlib.Path, rows: Sequence[LlamaRow]) -> None:
     """Plots perplexity, on a logarithmic axis, against bits per weight. The first row
     is the dense model."""
-    # (Unlike pyplot, this needs no display.)
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     dense, *quantized = rows
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("bits per weight, scales included")
-    axes.set_ylabel("perplexity on held-out text, per token")
+    figure, axes = axes_of_bits(7, 4.5, "perplexity on held-out text, per token")
     axes.axhline(dense.perplexity, color="0.6", linewidth=1, zorder=0)
     axes.annotate("float32", (0.1, dense.perplexity), (0, -12), color="0.4", **_label)
     axes.set_yscale("log")

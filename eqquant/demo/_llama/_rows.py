@@ -1,7 +1,4 @@
-import csv
 import math
-import pathlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -84,11 +81,3 @@ def size_of(model: Llama) -> int:
 def megabytes_of(model: Llama) -> float:
     """The size of a model."""
     return sum(a.nbytes for a in jtu.tree_leaves(model, is_leaf=is_quantized)) / 1e6
-
-
-def write_csv(path: pathlib.Path, rows: Sequence[LlamaRow]) -> None:
-    """Writes the rows to a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow((*LlamaRow._fields, "perplexity"))
-        writer.writerows((*row, row.perplexity) for row in rows)

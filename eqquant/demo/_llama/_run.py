@@ -1,4 +1,3 @@
-import importlib.util
 import os
 import pathlib
 
@@ -6,11 +5,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ...interop import open, tokenizer
+from .._files import write_csv, write_files
 from .._text import windows
 from ._comparison import LlamaComparison
 from ._figure import write_figure
 from ._open import load_llama
-from ._rows import LlamaRow, size_of, write_csv
+from ._rows import LlamaRow, size_of
 from ._table import continuations
 from ._text import python_topics
 
@@ -66,15 +66,15 @@ def run_llama(
     console.print(comparison.table())
     console.print(continuations(comparison.rows, prompt))
     if out is not None:
-        _write(pathlib.Path(out), comparison.rows, console)
+        _write(out, comparison.rows, console)
     return comparison.rows
 
 
 def _write(folder, rows, console):
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "llama.csv"]
-    write_csv(written[0], rows)
-    if importlib.util.find_spec("matplotlib") is not None:
-        written.append(folder / "llama.png")
-        write_figure(written[1], rows)
-    console.print(Text(f"\nWrote {' and '.join(map(str, written))}."), soft_wrap=True)
+    names = (*LlamaRow._fields, "perplexity")
+    lines = [(*row, row.perplexity) for row in rows]
+    files = {
+        "llama.csv": lambda path: write_csv(path, names, lines),
+        "llama.png": lambda path: write_figure(path, rows),
+    }
+    write_files(folder, files, console)
