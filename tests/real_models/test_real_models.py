@@ -1,5 +1,6 @@
 """The tables on a tiny model, and the real model where its file is."""
 
+import csv
 import json
 import sys
 
@@ -23,8 +24,9 @@ from .__main__ import main
 def test_table(method, tmp_path, capsys):
     path = str(tiny.write(tmp_path / "tiny.gguf"))
     asked = ["table", "--model", path, "--formats", "int(3, 16)", "--no-llama-cpp"]
-    asked += ["--methods", "nearest", method, "--calibration", "1024"]
-    assert main([*asked, "--evaluation", "512"]) == 0
+    asked += ["--methods", "nearest", method, "--calibration", "1024", "--nearest"]
+    table = tmp_path / "table.csv"
+    assert main([*asked, "--evaluation", "512", "--csv", str(table)]) == 0
     about, *others = capsys.readouterr().out.split("\n\n")
     assert "tiny.gguf" in about and "pydoc_data.topics: 510 tokens" in about
     short, long = [
@@ -32,7 +34,7 @@ def test_table(method, tmp_path, capsys):
         for table in others[1:3]
     ]
     assert short[0] == ["format", "bits", "nearest", method]
-    assert short[2][:2] == ["`Int(3, 16)`", "5.00"]
+    assert short[2][:2] == ["`int(3, 16)`", "5.00"]
     nearest, calibrated = [dict(zip(long[0], line)) for line in long[2:]]
     assert calibrated["method"] == method
     assert float(calibrated["divergence"]) < 0.7 * float(nearest["divergence"])
@@ -41,6 +43,11 @@ def test_table(method, tmp_path, capsys):
         np.testing.assert_allclose(
             list(map(float, cell)), list(map(float, change)), atol=6e-4
         )
+    written = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["method"] for row in written] == ["nearest", method]
+    for row, printed in zip(written, (nearest, calibrated), strict=True):
+        assert printed["format"] == f"`{row['format']}`"
+        assert f"{float(row['change']):+.4f} ±" in printed["change, nats per token"]
 
 
 def test_importance(tmp_path):
