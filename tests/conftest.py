@@ -6,8 +6,13 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import threading
 
+
+# As in a terminal, for programs that tests start and interrupt. (What a shell runs in
+# the background ignores it.)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before JAX is imported: sharding is tested on eight devices that one machine plays.
 flags = ["--xla_force_host_platform_device_count=8"]
