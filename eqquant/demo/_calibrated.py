@@ -92,7 +92,7 @@ def run_calibrated(
         0, text.train.size - recipe.window - 1, (seeds, _number, 1)
     )
     sets = text.train[starts + np.arange(recipe.window + 1)]
-    bar = Bar(recipe.seconds + _Measured.steps * seeds * 3, console)
+    bar = Bar(recipe.seconds + _Measured.steps * seeds * 3.0, console)
     with bar.shown():
         dense = trained(recipe, text, fresh=fresh, console=console, bar=bar)
         data = jnp.asarray(held_out), list(map(jnp.asarray, sets))
@@ -162,7 +162,7 @@ class _Measured:
         return tree_quantize(self._dense, formats, **how)
 
     def _row(self, format, method, make):
-        with self._bar.follow(f"{format}, {method}", 3 * len(self._sets)):
+        with self._bar.follow(f"{format}, {method}", 3.0 * len(self._sets)):
             models = make()
             losses = [mean_loss(model, self._held_out, batch=64) for model in models]
         bits = statistics.median(map(bits_of, models))

@@ -14,7 +14,7 @@ def test_follow(monkeypatch, capsys):
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    bar = Bar(100, console)
+    bar = Bar(100.0, console)
 
     def shown():
         with console.capture() as captured:
@@ -23,7 +23,7 @@ def test_follow(monkeypatch, capsys):
 
     assert shown().endswith("1:40 left")
     with bar.shown():
-        with bar.follow("calibrating", 60):
+        with bar.follow("calibrating", 60.0):
             for i in Watched([0, 1, 2], "Calibrating", "abc".__getitem__):
                 assert f"calibrating, {i}/3 {'abc'[i]}" in shown()
                 clock[0] += 20
