@@ -70,7 +70,8 @@ def _context(model, length, streams):
     settings.n_ctx = -(-length // 256) * 256 * streams
     settings.n_batch = settings.n_ubatch = 512
     settings.n_seq_max = streams
-    cores = len(os.sched_getaffinity(0))
+    is_told = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1
     settings.n_threads = settings.n_threads_batch = cores
     return lib.llama_init_from_model(model, settings)
 
@@ -103,7 +104,7 @@ def _median(call, seconds):
 
 def memory():
     status = pathlib.Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
+    lines = status.read_text("utf-8").splitlines() if status.exists() else []
     values = dict(line.split(":", 1) for line in lines)
     bytes = lambda key: int(values[key].split()[0]) * 1024 if key in values else None
     return {"resident": bytes("VmRSS"), "most": bytes("VmHWM")}

@@ -1,8 +1,9 @@
 import contextlib
 import os
-import pathlib
 import stat
 from collections.abc import Iterator
+
+from ._files import remove, replace, sync
 
 
 def temporary_path(path: str | os.PathLike[str], token: str) -> str:
@@ -40,12 +41,11 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     try:
         with naming(path):
             yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         os.chmod(temporary, stat.S_IMODE(mode))
-        os.replace(temporary, path)
+        replace(temporary, path)
     except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
+        remove(temporary)
         raise
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ._containers import index_suffix, parse, read_index, set_aside_path
+from ._files import remove, replace, sync
 from ._replacing import make_folder, replacing, temporary_path
 
 
@@ -57,7 +58,7 @@ def replacing_model(
         try:
             with replacing(path, secrets.token_hex(4)) as temporary:
                 yield temporary
-                _sync(temporary)
+                sync(temporary)
                 if config or stale or os.path.lexists(beside):
                     _set_aside(beside, aside)
         except BaseException:
@@ -66,9 +67,9 @@ def replacing_model(
                 _put_back(beside, aside)
             raise
         for file in stale:
-            file.unlink(missing_ok=True)
+            remove(file)
         if text is not None:
-            os.replace(text, beside)
+            replace(text, beside)
         aside.unlink(missing_ok=True)
 
 
@@ -107,18 +108,18 @@ def _written(beside, config):
     # In the folder of `beside` even if that is a link, for it is moved.
     temporary = temporary_path(beside.parent / "config", secrets.token_hex(4))
     try:
-        pathlib.Path(temporary).write_text(json.dumps(config, indent=2))
+        pathlib.Path(temporary).write_bytes(json.dumps(config, indent=2).encode())
+        sync(temporary)
         if beside.is_file():
             shutil.copymode(beside, temporary)
-        _sync(temporary)
         yield temporary
     finally:
-        pathlib.Path(temporary).unlink(missing_ok=True)
+        remove(temporary)
 
 
 def _set_aside(beside, aside):
     if os.path.lexists(beside):
-        os.replace(beside, aside)
+        replace(beside, aside)
     else:
         aside.touch()
 
@@ -127,9 +128,4 @@ def _put_back(beside, aside):
     if aside.stat().st_size == 0:
         aside.unlink()
     else:
-        os.replace(aside, beside)
-
-
-def _sync(path):
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+        replace(aside, beside)

@@ -78,6 +78,7 @@ def _until(name):
     return progress
 
 
+@pytest.mark.usefixtures("systems")
 def test_what_is_left(source, tmp_path):
     out, partial = tmp_path / "out", tmp_path / "out.partial"
 
@@ -110,6 +111,7 @@ def test_what_is_left(source, tmp_path):
     assert _files(out) == _files(tmp_path / "third")
 
 
+@pytest.mark.usefixtures("systems")
 def test_killed_at_the_end(source, tmp_path, monkeypatch):
     out = tmp_path / "out.safetensors"
 
@@ -128,6 +130,7 @@ def test_killed_at_the_end(source, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["out.safetensors"]
 
 
+@pytest.mark.usefixtures("systems")
 def test_two_at_once(source, tmp_path):
     def progress(done, total, name):
         for fresh in (False, True):
@@ -137,6 +140,7 @@ def test_two_at_once(source, tmp_path):
     convert(source, tmp_path / "out", "nf4", progress=progress)
 
 
+@pytest.mark.usefixtures("systems")
 def test_what_is_not_its_own(source, tmp_path):
     partial = tmp_path / "out.partial"
     partial.mkdir()

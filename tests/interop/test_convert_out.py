@@ -35,6 +35,7 @@ def _bad(source):
     return path
 
 
+@pytest.mark.usefixtures("systems")
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_after_an_error(name, source, tmp_path):
     out = tmp_path / name
@@ -48,6 +49,7 @@ def test_after_an_error(name, source, tmp_path):
 
 
 # What ended before anything was written leaves nothing; otherwise, it resumes.
+@pytest.mark.usefixtures("systems")
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_after_a_full_disk(first, source, tmp_path, monkeypatch):
     out, write = tmp_path / "out", _output.TensorFile.write
@@ -68,6 +70,7 @@ def test_after_a_full_disk(first, source, tmp_path, monkeypatch):
     assert (begun[0] > 0) == (first == "b")
 
 
+@pytest.mark.usefixtures("systems")
 def test_options_that_differ(source, tmp_path, capsys):
     def ended(done, total, name):
         if name == "b.weight":
@@ -107,6 +110,7 @@ def test_a_damaged_journal(damage, source, tmp_path, capsys):
     assert main([*argv, "--fresh"]) == 0
 
 
+@pytest.mark.usefixtures("systems")
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_to_a_folder(there, source, tmp_path):
     disk = tmp_path / "disk"
@@ -122,10 +126,12 @@ def test_a_link_to_a_folder(there, source, tmp_path):
         convert(source, out, "nf4")
 
 
+@pytest.mark.usefixtures("systems")
 def test_where_a_disk_begins(source, tmp_path, monkeypatch):
     out = tmp_path / "disk"
     out.mkdir()
-    monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: path == out)
+    is_mount = os.path.ismount
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == out or is_mount(path))
     for path in (out, "/"):
         with pytest.raises(ValueError, match="new folder in it"):
             convert(source, path, "nf4")
@@ -148,6 +154,7 @@ def test_files_that_go_with_another(source, tmp_path):
 
 
 # Ended between the file beside and the file itself, it goes on.
+@pytest.mark.usefixtures("systems")
 def test_interrupted_between_two_files(source, tmp_path, monkeypatch):
     out = tmp_path / "m.safetensors"
     replace = os.replace

@@ -152,6 +152,7 @@ def _index(path, weight_map):
     path.write_text(json.dumps({"weight_map": weight_map}))
 
 
+@pytest.mark.usefixtures("systems")
 def test_index(index):
     _index(index, {"w1": "1.safetensors", "w2": "2.safetensors"})
     for path in (index, index.parent):
@@ -168,6 +169,16 @@ def test_index(index):
     [
         *("../1.safetensors", "/etc/passwd", "..", ".", "", "a/../../1.safetensors"),
         *("C:\\1.safetensors", "1\0", "sub/1.safetensors"),
+        # On Windows, these are paths, devices, or a file of another name.
+        *("C:1.safetensors", "..\\1.safetensors", "sub\\1.safetensors"),
+        *("\\\\server\\share\\1.safetensors", "\\\\?\\C:\\1.safetensors"),
+        *(
+            "//server/share/1.safetensors",
+            "1.safetensors:stream",
+            "1.safetensors::$DATA",
+        ),
+        *("CON", "nul.safetensors", "Aux .safetensors", "com1.1.safetensors", "LPT²"),
+        *("conout$", "1.safetensors.", "1.safetensors ", "...", " "),
     ],
 )
 def test_index_that_points_outside(name, index):

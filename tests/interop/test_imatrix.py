@@ -55,6 +55,7 @@ def old(entries, number=None):
     return data + struct.pack("<ii", 2, 8) + b"wiki.txt"
 
 
+@pytest.mark.usefixtures("systems")
 def test_read(tmp_path):
     stats = read_imatrix(write(tmp_path / "imatrix.gguf"))
     assert list(stats) == list(sums)
@@ -75,6 +76,7 @@ def test_read(tmp_path):
     assert "model.layers.0.self_attn.q_proj.weight" in named
 
 
+@pytest.mark.usefixtures("systems")
 def test_read_the_older_kind(tmp_path):
     means = random.chisquare(1, 64).astype(np.float32)
     path = tmp_path / "imatrix.dat"

@@ -69,6 +69,7 @@ def test_all_types(tmp_path, monkeypatch):
         assert all(np.any(a) for a in jtu.tree_leaves(q.stored))
 
 
+@pytest.mark.usefixtures("systems")
 def test_permuted_rows(tmp_path, monkeypatch):
     path = tmp_path / "model.gguf"
     tensors = {f"blk.0.attn_{x}.weight": ("Q8_0", (36, 2)) for x in "qkv"}

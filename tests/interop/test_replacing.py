@@ -34,6 +34,7 @@ def _half_written(file, *args):
     raise Failure
 
 
+@pytest.mark.usefixtures("systems")
 @pytest.mark.parametrize(
     "target, failing",
     [
@@ -58,6 +59,7 @@ def _full(*args):
 
 
 # A full disk, for which the system names no file.
+@pytest.mark.usefixtures("systems")
 def test_errors_name_the_file(path, monkeypatch):
     monkeypatch.setattr("eqquant.interop._own._write._write_part", _full)
     monkeypatch.setattr("eqquant.interop._containers.TensorFile.write", _full)
@@ -74,6 +76,7 @@ def test_errors_name_the_file(path, monkeypatch):
     assert _intact(path)
 
 
+@pytest.mark.usefixtures("systems")
 def test_synchronised_before_it_is_replaced(path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
@@ -91,17 +94,20 @@ def test_synchronised_before_it_is_replaced(path, monkeypatch):
     assert calls == ["fsync", "fsync", "replace"]
 
 
+@pytest.mark.usefixtures("systems")
 def test_what_cannot_be_saved_leaves_the_file_alone(path):
     with pytest.raises(ValueError):
         save(path, {"x": jnp.asarray([0.0, 0.0]), "y": {b"a": 1}})
     assert _intact(path)
 
 
+@pytest.mark.usefixtures("systems")
 def test_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
         save(tmp_path / "none" / "model.safetensors", [1])
 
 
+@pytest.mark.usefixtures("systems")
 def test_folder(path):
     with pytest.raises(IsADirectoryError, match="`path` should be"):
         save(path.parent, [1])
@@ -140,6 +146,7 @@ def test_symbolic_links_are_followed(path, tmp_path):
     assert load(path) == [2]
 
 
+@pytest.mark.usefixtures("systems")
 def test_replacing_what_was_loaded(path):
     loaded = load(path)
     save(path, {"x": jnp.asarray([0.0, 0.0])})

@@ -126,6 +126,7 @@ def _is_this_model(folder, expected, layout, whole=False):
 
 
 # Errors that are no kill leave the old model, as long as the new one is not in place.
+@pytest.mark.usefixtures("systems")
 @pytest.mark.parametrize("name, most", [("fsync", 3), ("chmod", 2), ("replace", 2)])
 def test_errors_at_every_step(name, most, tmp_path, monkeypatch):
     _mlx(tmp_path / "old")
@@ -164,6 +165,7 @@ def test_in_its_own_place(tmp_path):
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.usefixtures("systems")
 def test_parts_of_others(tmp_path):
     folder = tmp_path / "a"
     _many(folder)
@@ -179,7 +181,7 @@ def test_parts_of_others(tmp_path):
     assert sorted(os.listdir(folder)) == before[:-1]
     # What is no part of a model stays.
     for path in folder.glob("*.safetensors"):
-        path.rename(folder / "adapter.safetensors")
+        path.replace(folder / "adapter.safetensors")
     _models["mlx"](folder)
     assert (folder / "adapter.safetensors").is_file()
 
@@ -208,6 +210,7 @@ def test_old_sections(section, tmp_path):
 
 
 # A file beside which its own configuration is.
+@pytest.mark.usefixtures("systems")
 def test_a_file(tmp_path):
     path = tmp_path / "model.safetensors"
     q = quantized(_minimum, 32, 128)

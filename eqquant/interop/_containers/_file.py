@@ -1,5 +1,4 @@
 import math
-import mmap
 import os
 import reprlib
 import stat
@@ -7,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 
 import numpy as np
+
+from .._files import read_only
 
 
 # What is cut off is not written first.
@@ -19,40 +20,33 @@ _page = 2**16
 
 
 class MappedFile:
-    """A file that stays open for reading, and is mapped into memory piece by piece."""
+    """A file that is open for reading, and is mapped into memory piece by piece."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         # Opening a pipe would block.
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise ValueError(f"{self.path!r} should be a file.")
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = read_only(self.path)
         # At the latest when nothing refers to it.
-        self.close = weakref.finalize(self, os.close, self._descriptor)
-        self.size = os.fstat(self._descriptor).st_size
+        self.close = weakref.finalize(self, self._file.close)
+        self.size = self._file.size()
 
     def start(self, size: int) -> bytes:
         """The first `size` bytes, or all if there are fewer."""
-        return os.pread(self._descriptor, size, 0)
+        return self._file.read(0, size)
 
-    def map(self, start: int, size: int) -> np.ndarray:
+    def map(self, start: int, size: int, kept: bool = True) -> np.ndarray:
         """A part of the file, as a read-only array of bytes. It is unmapped with the
-        array and its views."""
+        array and its views: if these are not `kept`, before the file is replaced."""
         if not self.close.alive:
             raise ValueError(f"{self.path!r} is closed.")
         # Reading a map past the end of its file kills the process.
-        if start + size > os.fstat(self._descriptor).st_size:
+        if start + size > self._file.size():
             raise ValueError(f"{self.path!r} was cut short since it was opened.")
         if size < _page:
-            return np.frombuffer(os.pread(self._descriptor, size, start), np.uint8)
-        before = start % mmap.ALLOCATIONGRANULARITY
-        data = mmap.mmap(
-            self._descriptor,
-            before + size,
-            access=mmap.ACCESS_READ,
-            offset=start - before,
-        )
-        return np.frombuffer(data, np.uint8, size, before)
+            return np.frombuffer(self._file.read(start, size), np.uint8)
+        return self._file.map(start, size, kept)
 
 
 class RawTensor:

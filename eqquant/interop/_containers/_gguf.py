@@ -56,7 +56,8 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
 
     A `ValueError` if the header is damaged, or does not fit the file.
     """
-    cursor = Cursor(file.map(0, min(file.size, largest)).data)
+    size = min(file.size, largest)
+    cursor = Cursor(file.map(0, size, kept=False).data)
     if cursor.take(4, "its first bytes") != gguf_magic:
         raise ValueError("it is not a GGUF file.")
     version = cursor.uint32("its version")

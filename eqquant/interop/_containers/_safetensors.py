@@ -41,7 +41,7 @@ def read_safetensors(
         )
     if size > largest:
         raise ValueError(f"its header should take {largest} bytes at most. Got {size}.")
-    header = parse(file.map(8, size).tobytes(), "its header")
+    header = parse(file.map(8, size, kept=False).tobytes(), "its header")
     # MLX writes null.
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(

@@ -13,6 +13,11 @@ journal_name = "eqquant.journal"
 # Of a configuration while the files of its model are replaced.
 _set_aside = ".replaced"
 _most_shards = 10_000
+# Windows takes these, and all that is before a dot, for devices; and it leaves dots and
+# spaces at the end away.
+_device = re.compile(
+    r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³]) *(\..*)?", re.IGNORECASE
+)
 _split = re.compile(
     r"(?P<stem>.+)-(?P<i>\d{5})-of-(?P<n>\d{5})\.(?P<suffix>gguf|safetensors)"
 )
@@ -88,8 +93,7 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
     ):
         raise ValueError(f"{str(path)!r} should have a `weight_map` of names of files.")
     for tensor, name in found.items():
-        # On any system, not a path.
-        if not name or name in (".", "..") or set(name) & set("/\\:\0"):
+        if not _is_name(name):
             raise ValueError(
                 f"{str(path)!r} should have files of its own folder. Got "
                 f"{short(name)}, for {short(tensor)}."
@@ -98,6 +102,12 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
         raise ValueError(f"{str(path)!r} should have 1 to {_most_shards} files.")
     metadata = metadata if isinstance(metadata, dict) else {}
     return found, {k: v for k, v in metadata.items() if isinstance(v, str)}
+
+
+def _is_name(text):
+    # On any system: no path, and of no other file.
+    is_path = text.endswith((".", " ")) or set(text) & set("/\\:\0")
+    return text and not is_path and _device.fullmatch(text) is None
 
 
 def set_aside_path(config: pathlib.Path) -> pathlib.Path:

@@ -1,9 +1,9 @@
 import json
-import os
 import pathlib
 from typing import Any, IO
 
 from .._containers import parse
+from .._files import lock
 
 
 class Journal:
@@ -12,6 +12,7 @@ class Journal:
     no other process can open it.
 
     - `lines`: those of earlier runs, except the first.
+    - `file`: it, open.
     """
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]):
@@ -25,30 +26,30 @@ class Journal:
         A `ValueError` if there is a journal about another output, or if another process
         has it open.
         """
-        self._file = open(path, "a+b", buffering=0)
+        self.file = open(path, "a+b", buffering=0)
         try:
-            lock(self._file, path)
+            lock_journal(self.file, path)
             self.lines = self._begin(path, about)
         except BaseException:
-            self._file.close()
+            self.file.close()
             raise
 
     def write(self, line: dict[str, Any]) -> None:
         # In one call, so that only the last line can be incomplete.
-        self._file.write(json.dumps(line).encode() + b"\n")
+        self.file.write(json.dumps(line).encode() + b"\n")
 
     def finish(self) -> None:
         self.write(_finished)
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
     def _begin(self, path, about):
-        self._file.seek(0)
-        text = self._file.read()
+        self.file.seek(0)
+        text = self.file.read()
         # The last line may be incomplete.
         whole = text[: text.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
+        self.file.truncate(len(whole))
         try:
             lines = [_parsed(line) for line in whole.splitlines()]
         except ValueError as e:
@@ -87,24 +88,11 @@ def is_finished(path: pathlib.Path) -> bool:
     return path.read_bytes().endswith(json.dumps(_finished).encode() + b"\n")
 
 
-def lock(file: IO[bytes], path: pathlib.Path) -> None:
+def lock_journal(file: IO[bytes], path: pathlib.Path) -> None:
     """Locks the folder of a journal against other processes, while `file` is open."""
-    if os.name != "posix":
-        return
-    import fcntl
-
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except BlockingIOError as e:
         raise ValueError(
             f"{str(path.parent)!r} is being written by another process."
         ) from e
-
-
-def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

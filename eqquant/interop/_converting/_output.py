@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from .._containers import journal_name, Part, TensorFile
+from .._files import remove_locked, replace, sync, sync_folder
 from .._replacing import make_folder, naming
 from .._replacing_model import without_quantization
-from ._journal import is_finished, Journal, lock, sync
+from ._journal import is_finished, Journal, lock_journal
 from ._shards import Shard
 
 
@@ -99,8 +100,7 @@ class Output:
         """
         if self._shards:
             self._place(beside)
-        self.close()
-        _remove(self._folder)
+        _remove(self._folder, self._journal.file)
 
     def _place(self, beside):
         for shard in self._shards:
@@ -110,16 +110,16 @@ class Output:
             (self._files / name).write_bytes(data)
         for path in self._files.iterdir():
             sync(path)
-        sync(self._files)
+        sync_folder(self._files)
         self._journal.finish()
         if self._is_file:
             # The output last.
             for name in beside:
-                os.replace(self._files / name, self._out.with_name(name))
-            os.replace(self._files / self._shards[0].name, self._out)
+                replace(self._files / name, self._out.with_name(name))
+            replace(self._files / self._shards[0].name, self._out)
         else:
-            os.replace(self._files, self._out)
-        sync(self._out.parent)
+            replace(self._files, self._out)
+        sync_folder(self._out.parent)
 
     def fail(self) -> None:
         """There is nothing to resume: the same call would fail again."""
@@ -134,7 +134,7 @@ class Output:
     def __exit__(self, type: type[BaseException] | None, *args: object) -> None:
         has_lines = (self.lines or self._wrote) and not self._has_failed
         if type is not None and not has_lines:
-            _remove(self._folder)
+            _remove(self._folder, self._journal.file)
         self.close()
 
     def _is_there(self, checksums):
@@ -189,7 +189,7 @@ def check_out(out: pathlib.Path, fresh: bool) -> None:
     A `FileExistsError` if something else is there, and a `ValueError` if nothing can be
     renamed to `out`.
     """
-    if not out.name or out.is_mount():
+    if not out.name or os.path.ismount(out):
         raise ValueError(
             f"`out` should be in a folder of its disk. Got {str(out)!r}, where a disk "
             "begins: name a new folder in it."
@@ -246,12 +246,12 @@ def _check_own(folder):
 def _discard(folder):
     journal = folder / journal_name
     with builtins.open(journal, "ab") as file:
-        lock(file, journal)
-        _remove(folder)
+        lock_journal(file, journal)
+        _remove(folder, file)
 
 
-def _remove(folder):
+def _remove(folder, journal):
     # The journal last, since it marks the folder as ours.
     if (folder / "files").is_dir():
         shutil.rmtree(folder / "files")
-    shutil.rmtree(folder)
+    remove_locked(journal, folder / journal_name)

@@ -18,7 +18,7 @@ _large = 2**21
 
 def threads() -> int:
     """How many threads to use for what takes little more than to move memory."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return min(_most_threads, len(os.sched_getaffinity(0)))
     return min(_most_threads, os.cpu_count() or 1)
 
