@@ -48,7 +48,7 @@ def _room(file):
 
 def _imports(file):
     """The modules that a file imports, and whether it does at its top."""
-    tree = ast.parse(file.read_text())
+    tree = ast.parse(file.read_text("utf-8"))
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -109,7 +109,7 @@ def test_the_dispatch_table_knows_no_backend():
     backends = {path.name for path in folder.iterdir() if path.is_dir()}
     assert {"cpu", "gpu", "native", "tpu"} <= backends
     for file in {*folder.glob("*.py")} - {folder / "__init__.py"}:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 names = {alias.name for alias in node.names}
                 found = {*(node.module or "").split("."), *names} & backends
@@ -120,8 +120,40 @@ def test_every_file_is_in_a_room():
     assert {_room(file) for file in files} - {"__init__"} == set(level)
 
 
+def _is_text_without_encoding(call):
+    """Whether a call reads or writes text in the encoding of the system."""
+    keywords = {keyword.arg for keyword in call.keywords}
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    if "encoding" in keywords or None in keywords:
+        return False
+    if name in ("read_text", "write_text"):
+        return len(call.args) <= (name == "write_text")
+    if name in ("run", "Popen") and "text" in keywords:
+        return True
+    # (Not `interop.open`, which has no mode.)
+    modes = [x for x in call.args[:2] + call.keywords if _mode(x) is not None]
+    return name == "open" and any("b" not in (_mode(x) or "") for x in modes)
+
+
+def _mode(argument):
+    value = getattr(argument, "value", None)
+    value = getattr(value, "value", value)
+    is_mode = isinstance(value, str) and value != "" and set(value) <= set("rwaxbt+")
+    return value if is_mode else None
+
+
+def test_text_has_an_encoding():
+    found = [
+        f"{file.relative_to(package)}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Call) and _is_text_without_encoding(node)
+    ]
+    assert found == []
+
+
 def test_files_are_short():
-    lengths = sorted(len(file.read_text().splitlines()) for file in files)
+    lengths = sorted(len(file.read_text("utf-8").splitlines()) for file in files)
     assert lengths[len(lengths) // 2] < 120
     assert lengths[-1] <= 470
 

@@ -90,7 +90,7 @@ def call(folder, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252", "utf-8"])
 @pytest.mark.parametrize("name", _names)
 def test_every_encoding(name, encoding, call):
     text, words = call(name, encoding)
@@ -98,6 +98,52 @@ def test_every_encoding(name, encoding, call):
         words = words.replace("→", "->")
     assert words in text
     assert all(c.isprintable() for c in text.replace("\n", ""))
+
+
+# What Python programs print, without the command.
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252", "utf-8"])
+def test_reports_in_every_encoding(encoding, folder, monkeypatch):
+    file = io.TextIOWrapper(io.BytesIO(), encoding, newline="\n")
+    q = eqq.quantize(normal(64, 64))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        print(eqq.report({"a": q, "b": normal(3)}))
+        print(
+            eqq.explain(normal(64), q), eqq.report(eqq.load(folder / "c.safetensors"))
+        )
+        file.flush()
+    lines = file.buffer.getvalue().decode(encoding).splitlines()
+    assert ("→" if encoding == "utf-8" else "->") in "".join(lines)
+    # A line below the heading.
+    assert ("-" if encoding in ("ascii", "cp1252") else "─") * 20 in lines[1]
+
+
+@pytest.mark.parametrize(
+    "run, inner",
+    [
+        ("demo.run", "demo._run.standard_library"),
+        ("demo.run_calibrated", "demo._calibrated.standard_library"),
+        ("demo.run_llama", "demo._llama._run.open"),
+        ("bench.run", "bench._run.describe_machine"),
+        ("bench.run_generation", "bench._generation.describe_machine"),
+    ],
+)
+def test_what_they_print_in_every_encoding(run, inner, monkeypatch):
+    def speaks(*args):
+        print("層 → é")
+        raise KeyError
+
+    room, name = run.split(".")
+    run = getattr(importlib.import_module(f"eqquant.{room}"), name)
+    file = io.TextIOWrapper(io.BytesIO(), "cp437", newline="\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        patch.setattr(f"eqquant.{inner}", speaks)
+        with pytest.raises(KeyError):
+            run("path") if name == "run_llama" else run()
+        file.flush()
+        assert file.errors == "strict"
+    assert file.buffer.getvalue().decode("cp437") == "\\u5c64 -> é\n"
 
 
 @pytest.mark.parametrize("name", [x for x in _names if "own" not in x])
@@ -173,6 +219,24 @@ def test_full(name, buffered, folder):
     assert process.returncode == 2
     (line,) = text.splitlines()
     assert line.startswith("eqquant") and "No space left" in line
+
+
+# As Windows has it where output is no console.
+@pytest.mark.processes
+@pytest.mark.parametrize("encoding", ["cp437", "cp1252"])
+def test_encodings_of_windows(encoding, folder):
+    env = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    missing = str(folder / "層→.safetensors")
+    for argv, status in ((["inspect", folder / "a.safetensors"], 0), ([missing], 2)):
+        argv = argv if status == 0 else ["inspect", *argv]
+        printed = subprocess.run(
+            [sys.executable, "-m", "eqquant", *map(str, argv)],
+            capture_output=True,
+            env={**os.environ, **env},
+        )
+        text = (printed.stdout + printed.stderr).decode(encoding)
+        assert printed.returncode == status and "Traceback" not in text
+        assert ("->" if status == 0 else "\\u") in text
 
 
 @pytest.mark.processes

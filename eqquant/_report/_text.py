@@ -5,7 +5,7 @@ from typing import Any
 
 import wadler_lindig as wl
 
-from .._tree import printable
+from .._tree import encodable, printable
 
 
 def short_bytes(nbytes: int) -> str:
@@ -27,7 +27,8 @@ def short_array(shape: tuple[int, ...], dtype: str) -> str:
 
 
 def plain(renderable: Any) -> str:
-    """The text that rich prints, without colours, in the width of the terminal."""
+    """The text that rich prints, without colours, in the width of the terminal and the
+    characters of its encoding."""
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns
@@ -39,7 +40,7 @@ def plain(renderable: Any) -> str:
         console.print(renderable)
     # (Without colours, there are no escapes but those of names.)
     lines = capture.get().removesuffix("\n").split("\n")
-    return "\n".join(printable(line).rstrip() for line in lines)
+    return encodable("\n".join(printable(line).rstrip() for line in lines))
 
 
 _gap = "  "

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._array import quantize
+from .._tree import any_encoding
 from ..formats import (
     AbstractExact,
     AbstractFormat,
@@ -105,6 +106,7 @@ def measure_conversions(
     return found
 
 
+@any_encoding()
 def run_conversions(
     formats: Sequence[AbstractFormat | str] | None = None,
     *,

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .._tree import any_encoding
 from ..formats import AbstractFormat, as_format
 from ._decoder import random_decoder, Size
 from ._entries import Meter, progress_bar, Show
@@ -116,6 +117,7 @@ def measure_generation(
     return rows
 
 
+@any_encoding()
 def run_generation(
     formats: Sequence[AbstractFormat | str] | None = None,
     *,
@@ -196,7 +198,10 @@ _llama_cpp_child = pathlib.Path(__file__).with_name("_generation_llama_cpp.py")
 
 def _called(command, options):
     done = subprocess.run(
-        [*command, json.dumps(options)], capture_output=True, text=True
+        [*command, json.dumps(options)],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -94,7 +94,7 @@ def memory() -> dict[str, int | None]:
     """The bytes of memory that this process has now, and that it had at most. `None`
     if the system does not tell."""
     status = pathlib.Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
+    lines = status.read_text("utf-8").splitlines() if status.exists() else []
     values = dict(line.split(":", 1) for line in lines)
     bytes = lambda key: int(values[key].split()[0]) * 1024 if key in values else None
     return {"resident": bytes("VmRSS"), "most": bytes("VmHWM")}

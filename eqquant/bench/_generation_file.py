@@ -48,7 +48,7 @@ def write_model(
     try:
         with tempfile.TemporaryDirectory() as config:
             text = json.dumps(_config(size))
-            pathlib.Path(config, "config.json").write_text(text)
+            pathlib.Path(config, "config.json").write_text(text, "utf-8")
             own = {"tokenizer.ggml.model": "none"}
             write_gguf(path, model, own, rename=_names, config=config)
     except ValueError:

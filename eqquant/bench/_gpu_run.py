@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .._tree import any_encoding
 from ..formats import Int4, Int8, NF4, Ternary
 from ._entries import progress_bar
 from ._formats import Quantization
@@ -42,6 +43,7 @@ gpu_caption = (
 )
 
 
+@any_encoding()
 def run_gpu(
     cases: Sequence[tuple[tuple[int, int], int]] = default_cases,
     formats: Sequence[Quantization] = gpu_formats,
@@ -79,14 +81,14 @@ def run_gpu(
     path.parent.mkdir(parents=True, exist_ok=True)
     products = [dataclasses.asdict(row) for row in rows]
     content = {"device": device, "jax": jax.__version__, "products": products}
-    path.write_text(json.dumps(content, indent=1))
+    path.write_text(json.dumps(content, indent=1), "utf-8")
     console.print(Text(f"\nWrote {path}."))
     return rows
 
 
 def read_gpu(path: str | os.PathLike[str]) -> list[GPUMeasurement]:
     """The measurements in a file that `run_gpu` wrote."""
-    products = json.loads(pathlib.Path(path).read_text())["products"]
+    products = json.loads(pathlib.Path(path).read_text("utf-8"))["products"]
     return [
         GPUMeasurement(**(row | {"shape": tuple(row["shape"])})) for row in products
     ]

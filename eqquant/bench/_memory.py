@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._array import quantize
+from .._tree import any_encoding
 from ..formats import NF4
 from ..train import LoRA
 from ._peers import installed_peers
@@ -92,6 +93,7 @@ def measure_memory(
     return measured
 
 
+@any_encoding()
 def run_memory(*, peers: bool = False, console: Console | None = None) -> list[Memory]:
     """Prints a table of the results of [`eqquant.bench.measure_memory`][].
 

@@ -15,7 +15,7 @@ def last_level_cache() -> int | None:
     """The size in bytes of the largest cache of this machine, or `None` if unknown."""
     sizes = []
     for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        number = path.read_text().strip()
+        number = path.read_text("utf-8").strip()
         sizes.append(int(number.removesuffix("K")) << 10)
     return max(sizes, default=None)
 

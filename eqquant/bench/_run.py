@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from .._tree import any_encoding
 from ..formats import AbstractFormat
 from ._csv import write_decodings, write_measurements
 from ._decode import Decoding, measure_decoding
@@ -19,6 +20,7 @@ from ._peers import missing_packages
 from ._table import caption, decoding_caption, decoding_table, tables
 
 
+@any_encoding()
 def run(
     shapes: Sequence[tuple[int, int]] | None = None,
     rows: Sequence[int] = (1, 128),

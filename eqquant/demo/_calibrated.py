@@ -13,7 +13,7 @@ from rich.text import Text
 from .._report import Sensitivity, sensitivity
 from .._solvers import GPTQ, ScaleSearch
 from .._trace import calibrate, Sequential
-from .._tree import tree_quantize
+from .._tree import any_encoding, tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
 from ._bar import Bar
 from ._calibrated_figure import write_figure
@@ -56,6 +56,7 @@ _budgets = (2.5, 3.0, 3.5, 4.0, 4.5)
 _number = 64  # of windows to calibrate with
 
 
+@any_encoding()
 def run_calibrated(
     quick: bool = False,
     fresh: bool = False,

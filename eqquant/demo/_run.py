@@ -5,6 +5,7 @@ import jax.random as jr
 from rich.console import Console
 from rich.text import Text
 
+from .._tree import any_encoding
 from ..formats import NF4
 from ._comparison import Comparison, quantized
 from ._figure import write_figure
@@ -18,6 +19,7 @@ from ._trained import quick as quick_recipe, short
 _prompts = (b'    """Return ', b"def ")
 
 
+@any_encoding()
 def run(
     quick: bool = False,
     fresh: bool = False,

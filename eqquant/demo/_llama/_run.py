@@ -4,6 +4,7 @@ import pathlib
 from rich.console import Console
 from rich.text import Text
 
+from ..._tree import any_encoding
 from ...interop import open, tokenizer
 from .._files import write_csv, write_files
 from .._text import windows
@@ -18,6 +19,7 @@ from ._text import python_topics
 _window = 256
 
 
+@any_encoding()
 def run_llama(
     path: str | os.PathLike[str],
     *,

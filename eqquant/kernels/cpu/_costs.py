@@ -187,7 +187,7 @@ def processor() -> dict[str, str]:
     path = pathlib.Path("/proc/cpuinfo")
     if not path.exists():
         return {}
-    first, *_ = path.read_text().split("\n\n")
+    first, *_ = path.read_text("utf-8").split("\n\n")
     pairs = [line.partition(":") for line in first.splitlines()]
     return {key.strip(): value.strip() for key, _, value in pairs}
 

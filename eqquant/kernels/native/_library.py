@@ -221,7 +221,7 @@ def _register(library):
 def _interface() -> tuple[int, int] | None:
     """The version of XLA's FFI in the installed jaxlib, from its headers."""
     header = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
-    text = header.read_text() if header.exists() else ""
+    text = header.read_text("utf-8") if header.exists() else ""
     found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", text)
     return (int(found[0]), int(found[1])) if len(found) == 2 else None
 
