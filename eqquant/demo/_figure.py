@@ -11,7 +11,7 @@ _line = 14  # in points
 def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Plots loss against bits per weight. The first row is the dense model."""
     dense, *quantized = rows
-    figure, axes = axes_of_bits(7, 4.5, "loss on held-out text, nats per byte")
+    figure, axes = axes_of_bits(7.0, 4.5, "loss on held-out text, nats per byte")
     axes.set_xlim(0, 12)
     axes.axhline(dense.nats_per_byte, color="0.6", linewidth=1, zorder=0)
     axes.annotate(

@@ -3,6 +3,7 @@ is, opens no folder, and neither replaces nor removes what a program has open or
 into memory. Whether a system has a call is asked where it is made: no other file of
 this room knows of systems."""
 
+import abc
 import errno
 import mmap
 import os
@@ -10,28 +11,29 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Protocol
+from typing import IO
 
 import numpy as np
 
 
-class ReadOnly(Protocol):
+class ReadOnly(abc.ABC):
     """A file that threads may read at once, anywhere."""
 
+    @abc.abstractmethod
     def size(self) -> int:
         """Its number of bytes now."""
-        ...
 
+    @abc.abstractmethod
     def read(self, start: int, size: int) -> bytes:
         """A part of it, or what there is of that part."""
-        ...
 
+    @abc.abstractmethod
     def map(self, start: int, size: int, kept: bool) -> np.ndarray:
         """A part of it, as a read-only array of bytes: a memory map where that does not
         keep the file from being replaced. If the array is not `kept`, that is
         everywhere. A `ValueError` if the file was changed so that it cannot be read."""
-        ...
 
+    @abc.abstractmethod
     def close(self) -> None: ...
 
 
@@ -40,7 +42,7 @@ def read_only(path: str | os.PathLike[str]) -> ReadOnly:
     return _Held(path) if hasattr(os, "pread") else _Reopened(path)
 
 
-class _Held:
+class _Held(ReadOnly):
     """It stays open, and is the same file even after another took its place."""
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -59,7 +61,7 @@ class _Held:
         self._file.close()
 
 
-class _Reopened:
+class _Reopened(ReadOnly):
     """It is opened anew for each part, so that it can be replaced in between, which is
     found out: parts of two files should not be mixed up."""
 

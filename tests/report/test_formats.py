@@ -7,7 +7,7 @@ from rich.console import Console
 
 import eqquant as eqq
 from eqquant._report import _formats, format_table, FormatTable, read_losses
-from eqquant.demo import _comparison, _table
+from eqquant.demo import _comparison, _files, _table
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,8 @@ def test_losses_are_those_of_the_demo(tmp_path):
     # However a format is spelled there.
     path = tmp_path / "table.csv"
     row = _table.Row("NF4(64)", "nearest", 4.5, 1.0, 1.5, change=0.25)
-    _table.write_csv(path, [row, row._replace(method="GPTQ", change=0.125)])
+    rows = [row, row._replace(method="GPTQ", change=0.125)]
+    _files.write_csv(path, row._fields, rows)
     assert read_losses(path) == {"NF4()": 0.25}
 
 

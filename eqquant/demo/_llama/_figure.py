@@ -15,7 +15,7 @@ def write_figure(path: pathlib.Path, rows: Sequence[LlamaRow]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     dense, *quantized = rows
-    figure, axes = axes_of_bits(7, 4.5, "perplexity on held-out text, per token")
+    figure, axes = axes_of_bits(7.0, 4.5, "perplexity on held-out text, per token")
     axes.axhline(dense.perplexity, color="0.6", linewidth=1, zorder=0)
     axes.annotate("float32", (0.1, dense.perplexity), (0, -12), color="0.4", **_label)
     axes.set_yscale("log")

@@ -36,7 +36,7 @@ class IntegerSearch(NamedTuple):
         return best_multiple(blocks, self.factors, self._nearest)
 
     def to_codes(
-        self, blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
+        self, blocks: Float[Array, "*#b s"], scale: Float[Array, "*#b 1"]
     ) -> UInt8[Array, "*b s"]:
         codes = self._nearest(blocks * reciprocal(scale)) + self.half
         return codes.astype(jnp.uint8)
@@ -61,7 +61,7 @@ class PointSearch(NamedTuple):
         return best_multiple(blocks, self.factors, self._nearest)
 
     def to_codes(
-        self, blocks: Float[Array, "*b s"], scale: Float[Array, "*b 1"]
+        self, blocks: Float[Array, "*#b s"], scale: Float[Array, "*#b 1"]
     ) -> UInt8[Array, "*b s"]:
         unit = blocks * reciprocal(scale)
         code = jnp.zeros(unit.shape, jnp.uint8)
