@@ -55,6 +55,8 @@ def main(argv=None) -> int:
         print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
         if args.csv is not None:
             args.csv.write_text(tables.in_csv(measured))
+    dense_loss = measured[0].loss.dense_loss
+    print(f"\nThe loss in float32 is {dense_loss:.3f} nats per token.")
     print(f"\n{tables.changes(measured, args.methods)}\n\n{tables.all_of(measured)}")
     if args.no_llama_cpp:
         return 0

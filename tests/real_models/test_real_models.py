@@ -31,7 +31,7 @@ def test_table(method, tmp_path, capsys):
     assert "tiny.gguf" in about and "pydoc_data.topics: 510 tokens" in about
     short, long = [
         [line.strip("| ").split(" | ") for line in table.splitlines()]
-        for table in others[1:3]
+        for table in others[2:4]
     ]
     assert short[0] == ["format", "bits", "nearest", method]
     assert short[2][:2] == ["`int(3, 16)`", "5.00"]
