@@ -134,19 +134,28 @@ def test_figure_of_speed():
         assert [native, *xla] == [row["native"], row["xla"]]
 
 
-# So does the other, but for what is chosen within a budget.
+# So does the other, and the README the losses of formats.
 def test_figure_of_loss():
-    text = texts["notebooks/calibrating.md"]
-    columns = ("to nearest", "ScaleSearch()", "GPTQ()", "Sequential")
     table = (root / "notebooks/figures/loss.csv").read_text().splitlines()
     found = {}
     for row in csv.DictReader(table):
-        if row["method"] in columns:
-            losses = found.setdefault(row["format"], [])
-            losses.append(f"{float(row['change']):+.4f}".replace("+0.", "+."))
-    assert len(found) == 7
-    for format, losses in found.items():
-        assert f"| `{format}` | {' | '.join(losses)} |" in text
+        cell = f"{float(row['change']):+.3f} ± {float(row['error']):.3f}"
+        cell = re.sub(r"\b0\.", ".", cell)
+        found.setdefault(row["format"], {})[row["method"]] = cell
+    assert len(found) >= 9
+    for format, cells in found.items():
+        wanted = [cells.get(name, "") for name in ("nearest", "GPTQ", "Sequential")]
+        (line,) = _lines_of(format, texts["notebooks/calibrating.md"])
+        assert line[1:] == wanted
+        (line,) = _lines_of(format, readme)
+        assert line[1:3] == [cell.partition(" ")[0] for cell in wanted[:2]]
+
+
+def _lines_of(format, text):
+    """Of tables of formats: bits per weight, and what follows."""
+    lines = re.findall(rf"^\| `{re.escape(format)}`(?:, of .*?)? \|(.*)\|$", text, re.M)
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [line for line in cells if re.fullmatch(r"\d\.\d\d", line[0])]
 
 
 # Every public name has a place on the pages of the API.

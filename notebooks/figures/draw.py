@@ -1,8 +1,8 @@
 """Draws `loss.svg` and `speed.svg` from the tables beside this file.
 
-`loss.csv` was written by `python -m tests.real_models table --csv`. `speed.csv` holds the
-ratios of medians that `eqquant bench` printed, which are in `../speed.md`. The figures
-have no background, and one grey that can be read on white and on black.
+`python -m tests.real_models table --csv` wrote `loss.csv`. `speed.csv` holds the ratios
+of medians that `eqquant bench` printed, which are in `../speed.md`. The figures have no
+background, and one grey that can be read on white and on black.
 """
 
 import csv
@@ -43,6 +43,18 @@ def _axes(axes):
     return axes
 
 
+# The label of each format in the figure of loss, where it stands, and on which side.
+labels = {
+    "Int8()": ("Int8()", (-8, 0), "right"),
+    "FP8()": ("FP8()", (-8, 0), "right"),
+    "MXFP4()": ("MXFP4()", (-8, 0), "right"),
+    "NF4()": ("NF4()", (-8, -4), "right"),
+    "Int4()": ("Int4()", (8, 4), "left"),
+    "Int(3)": ("Int(3)", (0, 10), "center"),
+    'Int(2, offset="minimum")': ("Int(2), minima", (8, 0), "left"),
+}
+
+
 def draw_loss():
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = _axes(figure.subplots())
@@ -73,8 +85,9 @@ def draw_loss():
                 ha=side,
                 va="center",
             )
-    axes.legend(frameon=False, loc="upper right")
+    axes.set_yticks([0.001, 0.01, 0.1, 1, 10], [".001", ".01", ".1", "1", "10"])
     axes.minorticks_off()
+    axes.legend(frameon=False, loc="upper right")
     _save(figure, "loss.svg")
 
 
