@@ -7,7 +7,7 @@ otherwise than a kernel reads them. `_finite` and `_digits` hold what kernels of
 backends share: exact results where a fast kernel overflows, and the splitting of inputs
 into 8-bit digits. `_eager` is how primitives run outside of `jax.jit`.
 
-Each backend is a folder: `cpu` (compiled by XLA), `native` (C++ for x86-64), `gpu` and
+Each backend is a folder: `cpu` (compiled by XLA), `native` (C++), `gpu` and
 `tpu` (Pallas). The table knows no backend: a backend registers its kernels when it is
 imported.
 

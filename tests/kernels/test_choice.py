@@ -152,6 +152,23 @@ def test_the_nearest_machine(vendor, features, taken, monkeypatch):
     assert found.features == taken
 
 
+# Nor was any ARM processor: they take those of x86, and say so.
+@pytest.mark.parametrize(
+    "flags, features, like",
+    (
+        ("fp asimd", {"neon"}, {"avx2"}),
+        ("fp asimd asimddp i8mm", {"neon", "neon_dot"}, {"avx2", "avx_vnni"}),
+    ),
+)
+def test_on_arm(flags, features, like, monkeypatch):
+    monkeypatch.setattr(costs, "processor", lambda: {"Features": flags})
+    assert costs._features(None) == (None, features)
+    assert costs._features("neon") == (None, {"neon"})
+    found = costs._machine.__wrapped__(None)
+    assert found.features == like
+    assert found.name.endswith("since no ARM processor was measured")
+
+
 # Whatever its class, a kernel from outside with a priority above zero is first; and one
 # below zero is last.
 def test_kernels_from_outside(monkeypatch):

@@ -13,17 +13,26 @@ import eqquant.kernels.native.build as build
 source = pathlib.Path(build.__file__).parent / "src"
 
 
-def test_units_are_products_of_sets():
-    units = {unit.name: unit for unit in build.kernel_units()}
+@pytest.mark.parametrize("machine", ("x86_64", "aarch64"))
+def test_units_are_products_of_sets(machine):
+    units = {unit.name: unit for unit in build.kernel_units(machine)}
     expected = {"tables"}
-    for name, found in build._sets.items():
+    for name, found in build._all_sets[machine].items():
         assert (source / f"isa/{name}.h").is_file()
         for product in found.products.split():
             assert (source / f"products/{product}.h").is_file()
             expected.add(f"{name}_{product}")
     assert set(units) == expected
+    assert all((source / unit.source).is_file() for unit in build.array_units(machine))
+
+
+def test_units_have_the_features_of_their_set():
+    units = {unit.name: unit for unit in build.kernel_units("x86_64")}
     assert {"-mavx2", "-mavx512f"} <= set(units["avx512_int16"].flags)
     assert "-mavx512f" not in units["avx2_float32"].flags
+    units = {unit.name: unit for unit in build.kernel_units("aarch64")}
+    assert "-march=armv8.2-a+dotprod" in units["neon_dot_int8"].flags
+    assert "-march=armv8.2-a+dotprod" not in units["neon_float32"].flags
 
 
 # Two sets, each a header and a line: the second extends the first.

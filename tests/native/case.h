@@ -54,7 +54,9 @@ class Buffer {
       mapped_ = inside + 2 * page;
       char* all = static_cast<char*>(
           mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-      if (mprotect(all + page, inside, PROT_READ | PROT_WRITE) != 0) std::abort();
+      // (Emulators refuse to protect nothing.)
+      if (inside > 0 && mprotect(all + page, inside, PROT_READ | PROT_WRITE) != 0)
+        std::abort();
       start_ = all;
       all += place == Place::kAfterGuard ? page : page + inside - bytes;
       data_ = reinterpret_cast<T*>(all);

@@ -22,16 +22,28 @@
 #include "check_bytes.h"
 #include "check_encode.h"
 #include "compare.h"
-#include "emulated_tiles.h"
 #include "isa/here.h"
 #include "products/kernels.h"
 #include "pool.h"
 #include "xla/whole_products.h"
 
+#ifdef __x86_64__
+#include "emulated_tiles.h"
+#endif
+
 namespace eqquant {
 namespace {
 
 using Numbers = std::vector<double>;
+
+// Whether these are the kernels with tiles.
+bool has_tiles([[maybe_unused]] const Kernels& kernels) {
+#ifdef __x86_64__
+  return &kernels == &table_of(kAmx);
+#else
+  return false;
+#endif
+}
 
 void fail(const Case& c, const char* set, const char* what) {
   report(set, what, [&] { c.print(); });
@@ -100,7 +112,7 @@ void check_forward(const Case& c, const Kernels& kernels, const char* set,
       [&](const float* found) { return right(c, false, c.n(), {exact}, found); });
   if (kernels.bfloat16 == nullptr || !c.for_bfloat16()) return;
   Given narrow = {Numbers(x.size()),
-                  &kernels == &table_of(kAmx) ? Rounded::kNumbers : Rounded::kPoints};
+                  has_tiles(kernels) ? Rounded::kNumbers : Rounded::kPoints};
   std::transform(x.data(), x.data() + x.size(), narrow.x.begin(), rounded_to_bfloat16);
   check(
       c, set, "bfloat16", pool, y,
@@ -191,7 +203,7 @@ void check_integers(const Case& c, const Kernels& kernels, const char* set,
       [&](const float* found) { return right(c, false, c.n(), {two, exact}, found); });
   // (Squares of tiles scale sums over whole rows, once.)
   const bool squares = w.blocks == 1 && digits.number * c.rows() >= 64;
-  if (&kernels != &table_of(kAmx) || !ordinary || squares) return;
+  if (!has_tiles(kernels) || !ordinary || squares) return;
   const auto same = c.buffer<float>(c.rows() * c.n());
   products(c, table_of(kAvx512), w, pool.parallel()).integers(x.data(), same.data());
   if (std::memcmp(same.data(), y.data(), y.size() * sizeof(float)) != 0)
@@ -243,12 +255,14 @@ int main(int, char** argument) {
   const uint64_t seed = std::strtoull(argument[1], nullptr, 10);
   const int64_t cases = std::strtoll(argument[2], nullptr, 10);
   uint32_t here = features_here();
+#ifdef __x86_64__
   if ((here & kAmx) == 0) emulated::install();
   if ((here & kAvx512Bf16) != 0) here |= kAmx;
+#endif
   // How much lies together depends on the number of threads, too.
   const Pool pools[] = {Pool(3), Pool(0)};
   random_bits.seed(seed);
-  if ((here & kAvx2) != 0)
+  if ((here & (kAvx2 | kNeon)) != 0)
     for (int64_t i = 0; i < cases; ++i) check_encode(pools[i % 2]);
   for (const Set& set : sets()) {
     random_bits.seed(seed);
@@ -258,6 +272,7 @@ int main(int, char** argument) {
         check_case(set.kernels, set.names, pools[i % 2]);
     std::printf("%s: %s\n", set.names, runs ? "done" : "not on this machine");
   }
+  std::printf("%ld sums, with errors of up to %.1e\n", compared, largest_error);
   std::printf("%ld wrong\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -40,7 +40,9 @@ bool is_product(const BlocksCase& c, bool transposed, const float* x, const floa
 void check_integers(const BlocksCase& c, const Kernels& kernels, const char* set,
                     const Pool& pool) {
   Blocks w = c.weight();
-  if (kernels.decoded_integers == nullptr || w.point_type == PointType::kE4M3 ||
+  const bool words = kernels.decoded_integers != nullptr;
+  const bool digits = kernels.few_integers != nullptr;
+  if (!(words || digits) || w.point_type == PointType::kE4M3 ||
       w.point_type == PointType::kE5M2)
     return;
   std::vector<float> points(w.points, w.points + 256);
@@ -61,10 +63,11 @@ void check_integers(const BlocksCase& c, const Kernels& kernels, const char* set
       fail("not the same on one thread");
     if (!is_product(c, false, x.data(), y.data(), exactly, share)) fail(what);
   };
-  check("words", 0.51 / kMostWord, [&](const auto& product, float* y) {
-    product.integers(x.data(), y, c.rows(), unit);
-  });
-  if (c.rows() > kFewPartRows || !kernels.has_fours(w)) return;
+  if (words)
+    check("words", 0.51 / kMostWord, [&](const auto& product, float* y) {
+      product.integers(x.data(), y, c.rows(), unit);
+    });
+  if (!digits || c.rows() > kFewPartRows || !kernels.has_fours(w)) return;
   check("three digits", 0.51 / (127.0 * 254 * 254), [&](const auto& product, float* y) {
     product.few_integers(x.data(), y, c.rows(), unit);
   });

@@ -1,6 +1,7 @@
 // What checks have in common.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +15,11 @@ namespace {
 constexpr double bound = 1e-5;
 
 int64_t failures = 0;
+
+// How many sums were compared with exact ones, and by how much they differed from them,
+// in relation to their terms: of those that are neither huge nor tiny.
+int64_t compared = 0;
+double largest_error = 0;
 
 // Reports a failure of a case, which `print` describes.
 template <class Print>
@@ -42,7 +48,11 @@ bool close(float y, const double* x, const std::vector<double>& w, double unit =
   // In float32, so is what would be infinite then.
   if (size > 1e38) return true;
   if (std::isinf(sum)) return y == sum;
-  return std::abs(y - sum) <= bound * size + rounded + 1e-36 * all;
+  const double error = std::abs(y - sum);
+  ++compared;
+  if (unit == 0 && error <= bound * size && size > 1e-30 * all)
+    largest_error = std::max(largest_error, error / size);
+  return error <= bound * size + rounded + 1e-36 * all;
 }
 
 // The geometric mean of the sizes of numbers, of those that are normal.

@@ -12,8 +12,8 @@ import tempfile
 
 import eqquant
 from eqquant.kernels.native.build import (
+    array_units,
     compile_all,
-    encoder,
     find_compiler,
     kernel_units,
     run,
@@ -38,7 +38,9 @@ def main(seed: str = "0", cases: str = "300") -> int:
 def _check(folder, sanitizers, seed, cases):
     compiler = find_compiler()
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1", "-g1"]
-    objects = compile_all([*kernel_units(), encoder], compiler, kernels, folder, flags)
+    objects = compile_all(
+        [*kernel_units(), *array_units()], compiler, kernels, folder, flags
+    )
     program = str(folder / "check")
     run(
         [*compiler, "-std=c++17", *flags, "-Wall", "-Wextra", "-Werror", "-pthread"]

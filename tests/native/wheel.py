@@ -1,5 +1,6 @@
-"""Builds the wheel with the native library in it, for any Linux on x86-64 whose system
-libraries are no older than those here, and multiplies with what it installs:
+"""Builds the wheel with the native library in it, for any Linux on this kind of CPU
+whose system libraries are no older than those here, and multiplies with what it
+installs:
 
     python -m tests.native.wheel FOLDER [PYTHON ...]
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+
+from eqquant.kernels.native.build import this_machine
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -36,9 +39,9 @@ def build(folder: pathlib.Path) -> pathlib.Path:
         made = pathlib.Path(name)
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
         _run(*pip, f"--wheel-dir={made}", root)
-        (here,) = made.glob("*-py3-none-linux_x86_64.whl")
+        (here,) = made.glob(f"*-py3-none-linux_{this_machine()}.whl")
         _run(sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={made}", here)
-        (found,) = made.glob("*-py3-none-manylinux_*_x86_64.whl")
+        (found,) = made.glob(f"*-py3-none-manylinux_*_{this_machine()}.whl")
         wheel = pathlib.Path(shutil.move(found, folder / found.name))
     with zipfile.ZipFile(wheel) as file:
         files = [name for name in file.namelist() if not name.endswith("/")]

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pathlib
+import platform
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -141,14 +142,20 @@ def measured_machine() -> Machine:
     return _machine(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
-# The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them.
+# The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them: those of
+# x86, and those of ARM.
 _levels = ("avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
+_arm_levels = ("neon", "neon_dot")
+# No ARM processor was measured: those of x86 whose kernels are most like theirs.
+_like_arm = {"neon": "avx2", "neon_dot": "avx_vnni"}
 _flags = {
     "avx2": "avx2",
     "avx_vnni": "avx_vnni",
     "avx512_vnni": "avx512",
     "avx512_bf16": "avx512_bf16",
     "amx_int8": "amx",
+    "asimd": "neon",
+    "asimddp": "neon_dot",
 }
 
 
@@ -159,9 +166,13 @@ def describe_features() -> tuple[str | None, frozenset[str]]:
 
 def _features(level):
     info = processor()
-    found = {_flags[flag] for flag in info.get("flags", "").split() if flag in _flags}
-    if level in _levels:
-        found &= set(_levels[: _levels.index(level) + 1])
+    flags = info.get("flags") or info.get("Features") or ""
+    found = {_flags[flag] for flag in flags.split() if flag in _flags}
+    if platform.machine() == "arm64":  # macOS, which does not tell them so.
+        found = set(_arm_levels)
+    for levels in (_levels, _arm_levels):
+        if level in levels:
+            found &= set(levels[: levels.index(level) + 1])
     if "avx512" in found:
         found.discard("avx_vnni")  # The same products, of half the width.
     return info.get("vendor_id"), frozenset(found)
@@ -170,6 +181,8 @@ def _features(level):
 @ft.cache
 def _machine(level: str | None) -> Machine:
     vendor, features = _features(level)
+    arm = features & set(_arm_levels)
+    features = frozenset(_like_arm.get(feature, feature) for feature in features)
 
     def far(found):
         return (
@@ -179,7 +192,10 @@ def _machine(level: str | None) -> Machine:
             found.fuses != fuses,
         )
 
-    return min(_machines(), key=far)
+    nearest = min(_machines(), key=far)
+    if not arm:
+        return nearest
+    return nearest._replace(name=f"{nearest.name}, since no ARM processor was measured")
 
 
 def processor() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Kernels for x86-64 CPUs in C++, called through XLA's foreign function interface
-(FFI).
+"""Kernels for CPUs (x86-64 and 64-bit ARM) in C++, called through XLA's foreign
+function interface (FFI).
 
 `src/` has the sources, which `build.py` compiles when the package is installed.
 `_library.py` loads the library and says what is missing. `_call.py` turns a weight into

@@ -149,7 +149,8 @@ def _lower(ctx, x, w, *, cpu, **params):
     )
     rows = math.prod(ctx.avals_in[0].shape[params["stack"] : -1])
     fn = ft.partial(_xla, cpu=cpu)
-    if native and "avx512" not in library.features() and rows >= _byte_rows:
+    bytes = native and library.has("bytes") and "avx512" not in library.features()
+    if bytes and rows >= _byte_rows:
         fn = _bytes
     elif native and library.has("integers") and not fuses:
         fn = _rounded

@@ -3,7 +3,9 @@ import functools as ft
 import itertools as it
 import os
 import pathlib
+import platform
 import re
+import sys
 import sysconfig
 import threading
 
@@ -13,6 +15,8 @@ from jaxtyping import Float
 
 
 _folder = pathlib.Path(__file__).parent
+# As in `build.py`.
+_file = "libeqquant.dylib" if sys.platform == "darwin" else "libeqquant.so"
 _functions = (
     "forward",
     "transposed",
@@ -174,10 +178,12 @@ def _load() -> ctypes.CDLL | str:
 
 def _checked() -> ctypes.CDLL | str:
     # The library, or why it cannot be registered.
-    platform = sysconfig.get_platform()
-    if platform != "linux-x86_64":
-        return f"which is for Linux on x86-64, not {platform}"
-    path, reason = _folder / "libeqquant.so", _folder / "not_built.txt"
+    where = sysconfig.get_platform()
+    # (A Python for macOS may be for several machines.)
+    mac = sys.platform == "darwin" and platform.machine() == "arm64"
+    if where not in ("linux-x86_64", "linux-aarch64") and not mac:
+        return f"which is for Linux on x86-64 and ARM and for macOS on ARM, not {where}"
+    path, reason = _folder / _file, _folder / "not_built.txt"
     if not path.exists():
         why = f": {reason.read_text('utf-8')}" if reason.exists() else ""
         return f"which was not built{why}"

@@ -9,6 +9,7 @@ error, and with `EQQUANT_NATIVE=0` nothing is built.
 import importlib.metadata
 import os
 import pathlib
+import platform
 import shlex
 import shutil
 import subprocess
@@ -25,7 +26,9 @@ from packaging.specifiers import SpecifierSet
 
 
 _folder = "eqquant/kernels/native"
-_library, _reason = "libeqquant.so", "not_built.txt"
+_mac = sys.platform == "darwin"
+_library = "libeqquant.dylib" if _mac else "libeqquant.so"
+_reason = "not_built.txt"
 
 
 class _Set(NamedTuple):
@@ -37,9 +40,10 @@ class _Set(NamedTuple):
 # The products that take longest to compile.
 _slow = ("float32", "int8_few_rows", "nibbles", "lookup_tables", "pieces", "int16")
 # The instruction sets, by their headers in `isa/`: the set that each extends, what the
-# compiler calls its further features, and the products that it has its own kernels for,
-# by their headers in `products/`. The library chooses among the sets at run time.
-_sets = {
+# compiler calls its further features (after `-m`), and the products that it has its
+# own kernels for, by their headers in `products/`. The library chooses among the sets
+# at run time.
+_x86 = {
     "avx2": _Set(
         None,
         "avx2 fma f16c",
@@ -60,6 +64,25 @@ _sets = {
         "int8_amx bfloat16_amx bfloat16_nibbles_amx",
     ),
 }
+_arm = {
+    "neon": _Set(
+        None,
+        "arch=armv8-a",
+        "pieces float32 float32_across transposed non_finite nibbles",
+    ),
+    "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows"),
+}
+_all_sets = {"x86_64": _x86, "aarch64": _arm}
+
+
+def this_machine() -> str:
+    """The kind of this machine's processor: `"x86_64"` or `"aarch64"`, or what Python
+    calls it if there are no kernels for it."""
+    found = platform.machine()
+    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(found, found)
+
+
+_sets = _all_sets.get(this_machine(), _x86)
 
 
 class Unit(NamedTuple):
@@ -102,7 +125,8 @@ class NativeBuildHook(BuildHookInterface):
             (folder / _reason).write_text(text, encoding="utf-8")
         else:
             build_data["pure_python"] = False
-            build_data["tag"] = "py3-none-linux_x86_64"
+            where = "macosx_11_0_arm64" if _mac else f"linux_{this_machine()}"
+            build_data["tag"] = f"py3-none-{where}"
         if version != "editable":
             for path in folder.iterdir():
                 build_data["force_include"][str(path)] = f"{_folder}/{path.name}"
@@ -111,21 +135,24 @@ class NativeBuildHook(BuildHookInterface):
         self._temporary.cleanup()
 
     def _build(self, source, target):
-        if sysconfig.get_platform() != "linux-x86_64":
-            raise NotBuilt(f"it is for Linux on x86-64, not {sysconfig.get_platform()}")
+        where = sysconfig.get_platform()
+        # (A Python for macOS may be for several machines.)
+        mac = _mac and this_machine() == "aarch64"
+        if where not in ("linux-x86_64", "linux-aarch64") and not mac:
+            raise NotBuilt(
+                f"it is for Linux on x86-64 and ARM and for macOS on ARM, not {where}"
+            )
         compiler = find_compiler()
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            units = [
-                *kernel_units(),
-                encoder,
-                Unit("rearrange", "arrays/rearrange.cpp", _flags("avx2")),
-                Unit("ffi", "xla/ffi.cpp", []),
-                Unit("ffi_encode", "xla/encode.cpp", []),
-            ]
-            flags = ["-O3", "-fPIC", f"-isystem{self._headers(folder)}"]
+            units = [*kernel_units(), *array_units(), *_xla_units]
+            oldest = ["-mmacosx-version-min=11.0"] if _mac else []
+            flags = ["-O3", "-fPIC", f"-isystem{self._headers(folder)}", *oldest]
             objects = compile_all(units, compiler, source, folder, flags)
-            run([*compiler, "-shared", *objects, "-o", str(target)])
+            kind = ["-shared", *oldest]
+            if _mac:
+                kind += ["-undefined", "dynamic_lookup"]
+            run([*compiler, *kind, *objects, "-o", str(target)])
 
     # The FFI headers of the oldest supported jaxlib: a library compiled with newer
     # headers would keep an older JAX from starting.
@@ -162,54 +189,65 @@ def find_compiler() -> list[str]:
     raise NotBuilt(f"there is no {given}" if given else "no C++ compiler was found")
 
 
-def kernel_units() -> list[Unit]:
+def kernel_units(machine: str | None = None) -> list[Unit]:
     """The units of the kernels: one for each instruction set and product, and one for
-    the tables of them, by set. Those that take long to compile come first."""
+    the tables of them, by set. Those that take long to compile come first.
+
+    - `machine`: as `this_machine` gives it, if they are for another one.
+    """
+    sets = _sets if machine is None else _all_sets[machine]
     units = [
         Unit(
             f"{name}_{product}",
             "products/unit.cpp",
             [
-                *_flags(name),
-                f"-includeisa/{name}.h",
+                *_of_set(sets, name),
                 f"-includeproducts/{product}.h",
                 f"-DEQQUANT_UNIT={name}_{product}",
-                f"-DEQQUANT_SET={_class(name)}",
                 f"-DEQQUANT_ADD=add_{product}",
             ],
         )
-        for name, found in _sets.items()
+        for name, found in sets.items()
         for product in found.products.split()
     ]
     parts = (
         f"EQQUANT_PART({_class(name)}, {part}_{product})"
-        for name in _sets
-        for part in _lineage(name)
-        for product in _sets[part].products.split()
+        for name in sets
+        for part in _lineage(sets, name)
+        for product in sets[part].products.split()
     )
     units.sort(key=lambda unit: not unit.name.endswith(_slow))
-    sets = (
-        f"EQQUANT_SET({' | '.join(f'k{_class(part)}' for part in _lineage(name))}, "
-        f"{' '.join(_lineage(name))})"
-        for name in _sets
+    lines = (
+        f"EQQUANT_SET({' | '.join(f'k{_class(part)}' for part in lineage)}, "
+        f"{' '.join(lineage)})"
+        for lineage in (_lineage(sets, name) for name in sets)
     )
-    tables = [f"-DEQQUANT_SETS={' '.join(sets)}"]
+    tables = [f"-DEQQUANT_SETS={' '.join(lines)}"]
     tables += [f"-DEQQUANT_PARTS={' '.join(parts)}"]
     return [*units, Unit("tables", "products/tables.cpp", tables)]
 
 
-def _lineage(name):
-    extended = _sets[name].extends
-    return [*_lineage(extended), name] if extended else [name]
+def array_units(machine: str | None = None) -> list[Unit]:
+    """The units of `arrays/`: with the first of the instruction sets, which all
+    machines that have kernels have."""
+    sets = _sets if machine is None else _all_sets[machine]
+    flags = _of_set(sets, next(iter(sets)), "_arrays")
+    return [Unit(name, f"arrays/{name}.cpp", flags) for name in ("encode", "rearrange")]
 
 
-def _flags(name):
-    return [
-        f"-m{part}" for each in _lineage(name) for part in _sets[each].features.split()
-    ]
+_xla_units = [Unit("ffi", "xla/ffi.cpp", []), Unit("ffi_encode", "xla/encode.cpp", [])]
 
 
-encoder = Unit("encode", "arrays/encode.cpp", _flags("avx2"))
+def _lineage(sets, name):
+    extended = sets[name].extends
+    return [*_lineage(sets, extended), name] if extended else [name]
+
+
+def _of_set(sets, name, more=""):
+    features = (sets[part].features.split() for part in _lineage(sets, name))
+    flags = [f"-m{feature}" for some in features for feature in some]
+    header = name + more
+    return [*flags, f"-includeisa/{header}.h", f"-DEQQUANT_SET={_class(header)}"]
 
 
 def _class(name):
@@ -244,7 +282,9 @@ def compile_all(
 
     # (None takes half of a gigabyte.)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+        cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(max(1, min(cores, memory // 2**30))) as pool:
         return list(pool.map(compile, units))
 

@@ -2,8 +2,6 @@
 // once. So each store is a whole line of the cache.
 #include "arrays/rearrange.h"
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <cstring>
 #include <new>
@@ -13,25 +11,26 @@
 namespace eqquant {
 namespace {
 
+using B = EQQUANT_SET::Bytes;
+using Vector = B::Vector;
+
 constexpr int64_t kRows = 64;
+// A line of the cache has so many vectors.
+constexpr int64_t kVectors = 64 / B::lanes;
 // So many bytes of each row are transposed at a time, or one block if that is larger.
 constexpr int64_t kEnough = 256;
 // The least number of bytes for a thread.
 constexpr int64_t kLeast = 1 << 18;
 
-// Bytes `at` to `at + 16` of 32 rows: lines `at` to `at + 16` of the tile.
+// Bytes `at` to `at + 16` of as many rows as a vector has bytes: lines `at` to `at + 16`
+// of the tile.
 void transpose_part(const uint8_t* const* rows, int64_t at, uint8_t* tile) {
-  __m256i a[16], b[16];
-  for (int i = 0; i < 16; ++i) {
-    const auto load = [&](int row) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + at));
-    };
-    a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(i)), load(i + 16), 1);
-  }
-  const auto shuffled = [](const __m256i* from, __m256i* to) {
+  Vector a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = B::load_sixteen(rows + i, at);
+  const auto shuffled = [](const Vector* from, Vector* to) {
     for (int i = 0; i < 8; ++i) {
-      to[2 * i] = _mm256_unpacklo_epi8(from[i], from[i + 8]);
-      to[2 * i + 1] = _mm256_unpackhi_epi8(from[i], from[i + 8]);
+      to[2 * i] = B::zip_low(from[i], from[i + 8]);
+      to[2 * i + 1] = B::zip_high(from[i], from[i + 8]);
     }
   };
   // Four perfect shuffles of 256 bytes swap the two halves of their indices.
@@ -39,8 +38,7 @@ void transpose_part(const uint8_t* const* rows, int64_t at, uint8_t* tile) {
   shuffled(b, a);
   shuffled(a, b);
   shuffled(b, a);
-  for (int i = 0; i < 16; ++i)
-    _mm256_store_si256(reinterpret_cast<__m256i*>(tile + (at + i) * kRows), a[i]);
+  for (int i = 0; i < 16; ++i) B::store(tile + (at + i) * kRows, a[i]);
 }
 
 // `size` bytes, 16 or more, of 64 rows.
@@ -48,55 +46,40 @@ void transpose(const uint8_t* const* rows, int64_t size, uint8_t* tile) {
   for (int64_t at = 0; at < size; at += 16) {
     // The last part overlaps the one before it.
     const int64_t from = at + 16 <= size ? at : size - 16;
-    transpose_part(rows, from, tile);
-    transpose_part(rows + 32, from, tile + 32);
+    for (int64_t i = 0; i < kRows; i += B::lanes)
+      transpose_part(rows + i, from, tile + i);
   }
 }
 
-// What becomes one byte of an element, of 32 rows.
-__m256i gathered(const Field* fields, int32_t count, int32_t low, const uint8_t* tile) {
-  __m256i found = _mm256_setzero_si256();
+// What becomes one byte of an element, of the rows of a vector.
+Vector gathered(const Field* fields, int32_t count, int32_t low, const uint8_t* tile) {
+  Vector found = B::all(0);
   for (int32_t j = 0; j < count; ++j) {
     const Field& field = fields[j];
     const int32_t at = field.at - low;
     if (at < 0 || at >= 8) continue;
-    auto bits = _mm256_load_si256(
-        reinterpret_cast<const __m256i*>(tile + field.byte * kRows));
+    Vector bits = B::load(tile + field.byte * kRows);
     if (field.number < 8) {
-      const auto mask = _mm256_set1_epi8(static_cast<char>((1 << field.number) - 1));
-      bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(field.start));
-      bits = _mm256_and_si256(bits, mask);
-      bits = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(at));
+      bits = B::right(bits, field.start);
+      bits = B::both(bits, static_cast<char>((1 << field.number) - 1));
+      bits = B::left(bits, at);
     }
-    found = _mm256_or_si256(found, bits);
+    found = B::either(found, bits);
   }
   return found;
 }
 
-// Stores `size` bytes of two vectors, past the caches if they are a whole line.
-void store(__m256i a, __m256i b, uint8_t* to, int64_t size) {
-  if (size == 64 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), a);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, b);
+// Stores `size` bytes of a line, past the caches if it is whole.
+void store(const Vector* line, uint8_t* to, int64_t size) {
+  if (size < 64) {
+    std::memcpy(to, line, static_cast<size_t>(size));
     return;
   }
-  if (size == 64) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, b);
-    return;
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % 64 == 0;
+  for (int64_t v = 0; v < kVectors; ++v) {
+    if (aligned) B::stream(to + v * B::lanes, line[v]);
+    else std::memcpy(to + v * B::lanes, line + v, sizeof(Vector));
   }
-  alignas(64) uint8_t both[64];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(both), a);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(both) + 1, b);
-  std::memcpy(to, both, static_cast<size_t>(size));
-}
-
-// An element of two bytes, of 32 rows, in their order.
-void interleaved(__m256i low, __m256i high, __m256i& first, __m256i& second) {
-  const auto even = _mm256_unpacklo_epi8(low, high);
-  const auto odd = _mm256_unpackhi_epi8(low, high);
-  first = _mm256_permute2x128_si256(even, odd, 0x20);
-  second = _mm256_permute2x128_si256(even, odd, 0x31);
 }
 
 int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -111,16 +94,20 @@ void write_block(const Rearranged& r, const uint8_t* tile, int64_t block, int64_
     uint8_t* to = target.memory + block * target.elements * target.stride +
                   i * target.size;
     for (int64_t e = 0; e < target.elements; ++e, to += target.stride) {
-      __m256i half[2];
-      for (int h = 0; h < 2; ++h) half[h] = gathered(fields, *count, 0, tile + 32 * h);
+      Vector line[kVectors];
       if (target.size == 1) {
-        store(half[0], half[1], to, rows);
+        for (int64_t v = 0; v < kVectors; ++v)
+          line[v] = gathered(fields, *count, 0, tile + v * B::lanes);
+        store(line, to, rows);
       } else {
-        for (int h = 0; h < 2 && 32 * h < rows; ++h) {
-          __m256i first, second;
-          const auto high = gathered(fields, *count, 8, tile + 32 * h);
-          interleaved(half[h], high, first, second);
-          store(first, second, to + 64 * h, 2 * smaller_of(rows - 32 * h, 32));
+        // Two lines, each of half as many rows.
+        for (int64_t h = 0; 32 * h < rows; ++h) {
+          for (int64_t v = 0; v < kVectors; v += 2) {
+            const uint8_t* const some = tile + 32 * h + v / 2 * B::lanes;
+            const Vector low = gathered(fields, *count, 0, some);
+            B::zip(low, gathered(fields, *count, 8, some), line + v);
+          }
+          store(line, to + 64 * h, 2 * smaller_of(rows - 32 * h, 32));
         }
       }
       fields += *count++;
@@ -149,7 +136,7 @@ bool rearrange_rows(const Rearranged& r, int64_t first, int64_t last) {
         write_block(r, tile + j * r.bytes * kRows, block + j, i, rows);
     }
   }
-  _mm_sfence();
+  B::end_of_stream();
   ::operator delete(memory, std::align_val_t(64));
   return true;
 }

@@ -37,7 +37,7 @@ struct Rearranged {
   const Field* fields;    // those of the first element, then of the next, and so on
 };
 
-// For AVX2, on so many threads. False if there is no memory for what is between.
+// On so many threads. False if there is no memory for what is between.
 bool rearrange(const Rearranged& r, int64_t threads);
 
 }  // namespace eqquant

@@ -1,8 +1,6 @@
-// How scales are searched for: `formats/gguf/_search.py`, number by number, of eight
-// rows at a time. Subnormal numbers are zeros.
+// How scales are searched for: `formats/gguf/_search.py`, number by number, of as
+// many rows at a time as a vector has numbers. Subnormal numbers are zeros.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 
@@ -14,48 +12,43 @@ namespace {
 
 // Tiles of so many rows are encoded at a time.
 constexpr int kRows = 64;
-constexpr int kLanes = 8;
 
-using Floats = __m256;
+using V = EQQUANT_SET;
+using Floats = V::Floats;
+using Ints = V::Ints;
+using Mask = V::Mask;
+constexpr int kLanes = V::width;
 
-inline Floats all(float x) { return _mm256_set1_ps(x); }
-inline Floats product(Floats x, Floats y) { return _mm256_mul_ps(x, y); }
-inline Floats sum(Floats x, Floats y) { return _mm256_add_ps(x, y); }
-inline Floats minus(Floats x, Floats y) { return _mm256_sub_ps(x, y); }
-inline Floats fewest(Floats x, Floats y) { return _mm256_min_ps(x, y); }
-inline Floats most(Floats x, Floats y) { return _mm256_max_ps(x, y); }
-inline Floats magnitude(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
-inline Floats negative(Floats x) { return _mm256_xor_ps(all(-0.0f), x); }
+inline Floats all(float x) { return V::all(x); }
+inline Floats product(Floats x, Floats y) { return V::mul(x, y); }
+inline Floats sum(Floats x, Floats y) { return V::add(x, y); }
+inline Floats minus(Floats x, Floats y) { return V::sub(x, y); }
+inline Floats fewest(Floats x, Floats y) { return V::min(x, y); }
+inline Floats most(Floats x, Floats y) { return V::max(x, y); }
+inline Floats magnitude(Floats x) { return V::magnitude(x); }
+inline Floats negative(Floats x) { return V::negative(x); }
 
-inline Floats above(Floats x, Floats y) { return _mm256_cmp_ps(x, y, _CMP_GT_OQ); }
-inline Floats equal(Floats x, Floats y) { return _mm256_cmp_ps(x, y, _CMP_EQ_OQ); }
+inline Mask above(Floats x, Floats y) { return V::above(x, y); }
 // `x` where a comparison is true.
-inline Floats where(Floats is, Floats x, Floats y) {
-  return _mm256_blendv_ps(y, x, is);
-}
+inline Floats where(Mask is, Floats x, Floats y) { return V::where(is, x, y); }
 
-inline Floats rounded(Floats x) {
-  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+inline Floats rounded(Floats x) { return V::nearest(x); }
 
 inline Floats clipped(Floats x, float low, float high) {
   return fewest(most(x, all(low)), all(high));
 }
 
 inline Floats reciprocal(Floats x) {
-  const Floats zero = _mm256_setzero_ps();
-  return _mm256_andnot_ps(equal(x, zero), _mm256_div_ps(all(1.0f), x));
+  return V::zero_where(V::equal(x, V::zero()), V::div(all(1.0f), x));
 }
 
 // Rounded to so many bits.
 template <int bits>
 Floats of_bits(Floats x) {
   constexpr int cut = 24 - bits;
-  const __m256i i = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, cut), one);
-  const __m256i half = _mm256_set1_epi32((1 << (cut - 1)) - 1);
-  const __m256i up = _mm256_add_epi32(i, _mm256_add_epi32(odd, half));
-  return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(-(1 << cut))));
+  const Ints i = V::as_ints(x), odd = V::both(V::right<cut>(i), 1);
+  const Ints up = V::add(i, V::add(odd, V::ints((1 << (cut - 1)) - 1)));
+  return V::as_floats(V::both(up, -(1 << cut)));
 }
 
 // The sum of `number` terms: the first half of them plus the second, and so on.
@@ -89,8 +82,7 @@ EQQUANT_INLINE inline Floats total_of(const Term& term) {
 // Sixteen points, and the edges between them.
 class Points {
  public:
-  explicit Points(const float* points)
-      : low_(_mm256_loadu_ps(points)), high_(_mm256_loadu_ps(points + 8)) {
+  explicit Points(const float* points) : points_(points) {
     float edges[15];
     for (int i = 0; i < 15; ++i) edges[i] = (points[i + 1] + points[i]) / 2;
     const auto at = [&](int i) { return all(edges[i]); };
@@ -99,47 +91,33 @@ class Points {
     for (int i = 0; i < 8; ++i) fourths_[i] = edges[2 * i];
   }
 
-  // The indices of the nearest points. Ties go to the higher one.
-  __m256i codes(Floats x) const { return found(x).code; }
-
-  Floats nearest(Floats x) const {
-    const Found f = found(x);
-    return where(f.high, _mm256_permutevar8x32_ps(high_, f.code),
-                 _mm256_permutevar8x32_ps(low_, f.code));
+  // The indices of the nearest points. Ties go to the higher one. (By bisection.)
+  Ints codes(Floats x) const {
+    const auto bit = [&](Floats edge, int value) {
+      return V::only(V::ints(value), V::not_below(x, edge));
+    };
+    const V::Table8 thirds(thirds_), fourths(fourths_);
+    const Mask high = V::not_below(x, first_);
+    Ints code = V::only(V::ints(8), high);
+    code = V::either(code, bit(where(high, second_[1], second_[0]), 4));
+    code = V::either(code, bit(thirds[V::right<2>(code)], 2));
+    return V::either(code, bit(fourths[V::right<1>(code)], 1));
   }
+
+  Floats nearest(Floats x) const { return points_[codes(x)]; }
 
  private:
-  struct Found {
-    Floats high;
-    __m256i code;
-  };
-
-  // By bisection.
-  Found found(Floats x) const {
-    const auto bit = [&](Floats edge, int value) {
-      const Floats is = _mm256_cmp_ps(x, edge, _CMP_GE_OQ);
-      return _mm256_and_si256(_mm256_castps_si256(is), _mm256_set1_epi32(value));
-    };
-    const Floats high = _mm256_cmp_ps(x, first_, _CMP_GE_OQ);
-    __m256i code = bit(first_, 8);
-    code = _mm256_or_si256(code, bit(where(high, second_[1], second_[0]), 4));
-    const Floats thirds = _mm256_load_ps(thirds_), fourths = _mm256_load_ps(fourths_);
-    const auto third = _mm256_permutevar8x32_ps(thirds, _mm256_srli_epi32(code, 2));
-    code = _mm256_or_si256(code, bit(third, 2));
-    const auto fourth = _mm256_permutevar8x32_ps(fourths, _mm256_srli_epi32(code, 1));
-    return {high, _mm256_or_si256(code, bit(fourth, 1))};
-  }
-
-  Floats low_, high_, first_, second_[2];
-  alignas(32) float thirds_[8];
-  alignas(32) float fourths_[8];
+  V::Table16 points_;
+  Floats first_, second_[2];
+  float thirds_[8];
+  float fourths_[8];
 };
 
 // The first of the numbers of the largest absolute value.
 inline Floats signed_largest(const float* x, int64_t number, int64_t stride) {
-  Floats found = _mm256_loadu_ps(x);
+  Floats found = V::load(x);
   for (int64_t i = 1; i < number; ++i) {
-    const Floats other = _mm256_loadu_ps(x + i * stride);
+    const Floats other = V::load(x + i * stride);
     found = where(above(magnitude(other), magnitude(found)), other, found);
   }
   return found;
@@ -151,21 +129,21 @@ Floats best_multiple(const float* x, const Encoding& e, const Nearest& nearest) 
   const Floats largest = signed_largest(x, part, kRows), unit = reciprocal(largest);
   Floats scaled[part], weights[part], weighted[part];
   for (int i = 0; i < part; ++i) {
-    scaled[i] = product(_mm256_loadu_ps(x + i * kRows), unit);
+    scaled[i] = product(V::load(x + i * kRows), unit);
     weights[i] = of_bits<10>(product(scaled[i], scaled[i]));
     weighted[i] = of_bits<16>(product(weights[i], scaled[i]));
   }
-  Floats best_gain = _mm256_setzero_ps(), best = _mm256_setzero_ps();
+  Floats best_gain = V::zero(), best = V::zero();
   for (int64_t c = 0; c < e.candidates; ++c) {
     const Floats factor = all(e.factors[c]);
     const Sums s = total<part>([&](int i) EQQUANT_INLINE {
       const Floats point = nearest(product(factor, scaled[i]));
-      return Sums{_mm256_setzero_ps(), product(weights[i], product(point, point)),
+      return Sums{V::zero(), product(weights[i], product(point, point)),
                   product(weighted[i], point)};
     });
     const Floats inverse = reciprocal(s.l2);
     const Floats gain = product(product(s.xl, s.xl), inverse);
-    const Floats better = above(gain, best_gain);
+    const Mask better = above(gain, best_gain);
     best_gain = where(better, gain, best_gain);
     best = where(better, product(s.xl, inverse), best);
   }
@@ -179,9 +157,9 @@ struct Range {
 // `best_range` of the numbers `x`, which are `kRows` apart.
 template <int part, bool absolute>
 Range best_range(const float* x, const Encoding& e) {
-  const Floats zero = _mm256_setzero_ps();
+  const Floats zero = V::zero();
   const auto number = [&](int i) EQQUANT_INLINE {
-    return _mm256_loadu_ps(x + i * kRows);
+    return V::load(x + i * kRows);
   };
   Floats low = zero, high = zero;
   for (int i = 0; i < part; ++i) {
@@ -194,7 +172,7 @@ Range best_range(const float* x, const Encoding& e) {
   if (!absolute) {
     const Floats square = total_of<part>(
         [&](int i) EQQUANT_INLINE { return product(number(i), number(i)); });
-    mean = _mm256_sqrt_ps(product(square, all(1.0f / part)));
+    mean = V::sqrt(product(square, all(1.0f / part)));
   }
   Floats scaled[part], weights[part], weighted[part], over[part], codes[part];
   low = zero, high = product(number(0), unit);
@@ -219,7 +197,7 @@ Range best_range(const float* x, const Encoding& e) {
   const auto error = [&](Floats scale, Floats low) EQQUANT_INLINE {
     return total_of<part>([&](int i) EQQUANT_INLINE {
       const Floats difference =
-          minus(_mm256_fmadd_ps(scale, codes[i], low), scaled[i]);
+          minus(V::fma(scale, codes[i], low), scaled[i]);
       return product(weights[i], absolute ? magnitude(difference)
                                           : product(difference, difference));
     });
@@ -244,13 +222,13 @@ Range best_range(const float* x, const Encoding& e) {
         product(minus(product(sum_w, s.xl), product(sum_x, s.l)), inverse);
     Floats bottom =
         product(minus(product(s.l2, sum_x), product(s.l, s.xl)), inverse);
-    const Floats positive = above(bottom, zero);
+    const Mask positive = above(bottom, zero);
     scale = of_bits<19>(where(positive, product(s.xl, reciprocal(s.l2)), scale));
-    bottom = _mm256_andnot_ps(positive, bottom);
+    bottom = V::zero_where(positive, bottom);
     const Floats found = error(scale, bottom);
-    Floats better = above(least, found);
-    better = _mm256_and_ps(better, above(determinant, zero));
-    better = _mm256_and_ps(better, above(scale, zero));
+    Mask better = above(least, found);
+    better = V::common(better, above(determinant, zero));
+    better = V::common(better, above(scale, zero));
     least = where(better, found, least);
     best_scale = where(better, scale, best_scale);
     best_low = where(better, bottom, best_low);

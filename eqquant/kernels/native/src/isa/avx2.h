@@ -204,6 +204,7 @@ struct Avx2 {
   // Adds the products of four integers of 8 bits in each lane. In `x` they have no sign,
   // and are at most `most`; in `y` they have one. It is fastest up to `small`: of larger
   // ones, the sums of two products do not fit in 16 bits.
+  static constexpr bool signs = false;  // of `x`
   static constexpr int small = 127;
   template <int most = 255>
   static Ints dot8(Ints sum, Ints x, Ints y) {
@@ -396,6 +397,8 @@ struct Avx2 {
   };
 
   // Digits of bytes, looked up in a table of 16 points.
+  template <bool halves>
+  using Planes = BytePlanes<halves>;
   template <class F>
   static void with_digit_points(const float* points, F f) {
     if (are_halves(points)) f(BytePlanes<true>(points));

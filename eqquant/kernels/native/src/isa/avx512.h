@@ -195,6 +195,7 @@ struct Avx512 {
 
   // Adds the products of four integers of 8 bits in each lane. In `x` they have no sign,
   // and are at most `most`; in `y` they have one. It is fastest up to `small`.
+  static constexpr bool signs = false;  // of `x`
   static constexpr int small = 255;
   template <int most = 255>
   static Ints dot8(Ints sum, Ints x, Ints y) {

@@ -8,20 +8,11 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
+
+#include "isa/planes.h"
 
 namespace eqquant {
 namespace {
-
-// Whether the lower two bytes of 16 points are zeros, as they are of small integers.
-inline bool are_halves(const float* points) {
-  for (int i = 0; i < 16; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, points + i, 4);
-    if (bits << 16 != 0) return false;
-  }
-  return true;
-}
 
 // A table of 16 points, of which only the upper two bytes are looked up if they are
 // `halves`.
@@ -34,11 +25,7 @@ class BytePlanes {
   explicit BytePlanes(const float* points) {
     for (int byte = 0; byte < 4; ++byte) {
       alignas(16) uint8_t entries[16];
-      for (int i = 0; i < 16; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, points + i, 4);
-        entries[i] = static_cast<uint8_t>(bits >> 8 * byte);
-      }
+      byte_of_points(points, byte, entries);
       const __m128i plane = _mm_load_si128(reinterpret_cast<const __m128i*>(entries));
       plane_[byte] = _mm256_broadcastsi128_si256(plane);
     }

@@ -12,6 +12,8 @@ enum Feature : uint32_t {
   kAvx512 = 1 << 2,      // F, BW, VL, DQ and VNNI, which are integer products
   kAvx512Bf16 = 1 << 3,  // bfloat16 products
   kAmx = 1 << 4,         // tiles, of 8-bit integers and of bfloat16
+  kNeon = 1 << 5,        // of 64-bit ARM: all of them have it
+  kNeonDot = 1 << 6,     // products of 8-bit integers
 };
 
 }  // namespace eqquant

@@ -2,8 +2,6 @@
 // several adjacent ones.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "products/kernels.h"
@@ -38,12 +36,12 @@ struct Soon {
     return {at + begin * stride, stride, end - begin};
   }
 
-  template <_mm_hint hint = _MM_HINT_T0>
+  template <int cache = 1>
   void ask(int64_t number) {
     for (; number > 0 && bytes > 0; --number, --bytes, at += stride) {
       EQQUANT_UNROLL
       for (int64_t i = 0; i < panels; ++i)
-        _mm_prefetch(reinterpret_cast<const char*>(at + i * kPanelRows), hint);
+        prefetch<cache>(at + i * kPanelRows);
     }
   }
 };

@@ -80,7 +80,7 @@ class FewBytes {
     const uint8_t* c = w_.bytes + k * w_.n + n_ + p * kRows;
     EQQUANT_UNROLL
     for (int64_t i = 0; i < number; ++i, c += w_.n) {
-      _mm_prefetch(reinterpret_cast<const char*>(c + kCodesAhead * w_.n), _MM_HINT_T1);
+      prefetch<2>(c + kCodesAhead * w_.n);
       typename V::Floats point[4];
       points_(c, less, point);
       each([&](int r, int v) {

@@ -76,7 +76,7 @@ class DigitsOfBytes {
     const uint8_t* c = p.codes;
     const float* x = x_.x + p.k + first * p.places.apart;
     for (int64_t b = 0; b < p.bytes; ++b, c += w_.stride(), x += p.places.next) {
-      _mm_prefetch(reinterpret_cast<const char*>(c + piece.ahead), _MM_HINT_T1);
+      prefetch<2>(c + piece.ahead);
       const auto codes =
           p.count == kRows ? V::Bytes::load(c) : V::Bytes::load(c, p.count);
       unrolled<kTogether>([&](auto d) {

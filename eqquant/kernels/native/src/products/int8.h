@@ -83,7 +83,7 @@ class Outliers {
     typename V::Floats less[4], sum[4];
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v) {
-      less[v] = V::add(unpacked.zero[v], V::all(static_cast<float>(w_.offset)));
+      less[v] = V::add(unpacked.zero[v], V::all(static_cast<float>(Panel<V>::offset(w_))));
       sum[v] = V::zero();
     }
     for (const Outlier* at = x_.outlier + m * x_.most + first[0]; at < last; ++at) {
@@ -179,7 +179,7 @@ class IntegersInRegisters {
       total[r] = totals_[row * Segment::number(w_) + unpacked.segment];
       // Starting here subtracts the offset from every code.
       EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v) sum[r][v] = V::ints(-w_.offset * total[r]);
+      for (int v = 0; v < 4; ++v) sum[r][v] = V::ints(-Panel<V>::offset(w_) * total[r]);
     }
     for (int64_t q = 0; q < fours; ++q, x += 4, codes += 4 * kRows) {
       soon.ask(each);

@@ -120,7 +120,7 @@ class IntegersInSquares {
       else
         Tiles::load_square(mine);
       for (int64_t i = 0; i < steps; ++i) {
-        soon.template ask<_MM_HINT_T1>(each);
+        soon.template ask<2>(each);
         Tiles::add_integers_square(x + i * kTileSize, below + i * kTileSize,
                                    codes + i * kStep);
       }

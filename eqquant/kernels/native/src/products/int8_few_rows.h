@@ -188,13 +188,15 @@ class FewIntegers {
     alignas(64) uint8_t codes[P::kCodes * kRows];
     fours_.template unpack<packing>(i, at, count, smaller(P::kCodes, w_.k - k), ahead,
                                     codes);
+    constexpr int most = kMost<packing>;
+    constexpr int32_t larger = larger_by<packing>;
     for (int64_t r = 0; r < runs.number; ++r) {
       const Totals totals(x_, k, runs.run[r], apart_in_fours(packing));
       int64_t m = 0;
       for (; m + 2 <= x_.number; m += 2)
-        multiply<2, offset, kMost<packing>>(codes, runs, r, totals, m, sums + m * kRows);
+        multiply<2, offset, most, larger>(codes, runs, r, totals, m, sums + m * kRows);
       if (m < x_.number)
-        multiply<1, offset, kMost<packing>>(codes, runs, r, totals, m, sums + m * kRows);
+        multiply<1, offset, most, larger>(codes, runs, r, totals, m, sums + m * kRows);
     }
   }
 
@@ -227,10 +229,13 @@ class FewIntegers {
     const int32_t *begin_, *end_;
   };
 
-  template <Offset offset>
+  // What is subtracted from every integer. (With offsets, more is from sums.)
+  template <Offset offset, int32_t larger>
   int32_t base() const {
-    return offset == Offset::kNone ? fours_.base() : 0;
+    return (offset == Offset::kNone ? fours_.base() : 0) + larger;
   }
+  template <Packing packing>
+  static constexpr int32_t larger_by = Fours<V, how>::template larger_by<packing>();
 
   // The same, of codes in registers: of GGUF's types with two digits in each byte,
   // which are of one run or of two.
@@ -249,7 +254,7 @@ class FewIntegers {
     int32_t totals[3];
     DigitSums<V, 4, kMost<packing>> sum;
     Totals(x_, k, runs.run[0], 1)(0, totals);
-    sum.start(base<offset>(), totals);
+    sum.start(base<offset, larger_by<packing>>(), totals);
     // (Those of two runs would not stay in registers.)
     alignas(64) uint8_t bytes[places.apart * kRows];
     for (int64_t b = 0; b < places.apart; b += 4) {
@@ -259,10 +264,10 @@ class FewIntegers {
           B::store(bytes + (b + v) * kRows, some.of[v]);
         });
       const auto low = [&](int v) {
-        return fours(moved<B, 0, 4>(some.of[v]));
+        return fours.template of<packing>(moved<B, 0, 4>(some.of[v]));
       };
       const auto high = [&](int v) {
-        return fours(moved<B, 4, 4>(some.of[v]));
+        return fours.template of<packing>(moved<B, 4, 4>(some.of[v]));
       };
       sum.add(low, x + b, stride);
       if (!two) sum.add(high, x + places.apart + b, stride);
@@ -271,11 +276,11 @@ class FewIntegers {
     sum.template finish<offset>(runs, 0, 0, totals, sums);
     if (!two) return;
     Totals(x_, k, runs.run[1], 1)(0, totals);
-    sum.start(base<offset>(), totals);
+    sum.start(base<offset, larger_by<packing>>(), totals);
     for (int64_t b = 0; b < places.apart; b += 4) {
       const auto high = [&](int v) {
-        return fours(moved<B, 4, 4>(
-            B::load(bytes + (b + v) * kRows)));
+        return fours.template of<packing>(
+            moved<B, 4, 4>(B::load(bytes + (b + v) * kRows)));
       };
       sum.add(high, x + places.apart + b, stride);
     }
@@ -298,11 +303,13 @@ class FewIntegers {
       int32_t totals[3];
       Totals(x_, k, run, apart_in_fours(packing))(0, totals);
       DigitSums<V, 4, kMost<packing>> sum;
-      sum.start(base<offset>(), totals);
+      sum.start(base<offset, larger_by<packing>>(), totals);
       const int8_t* const x = x_.digit + k + run.first;
       Packed<packing>::unpack(
           unit, 0, run.last - run.first, [&](int64_t i, typename Quads<V>::Vector codes) {
-            const auto mine = [&](int v) { return fours(codes.of[v]); };
+            const auto mine = [&](int v) {
+              return fours.template of<packing>(codes.of[v]);
+            };
             sum.add(mine, x + i, stride);
           });
       sum.template finish<offset>(runs, r, 0, totals, sums);
@@ -310,7 +317,7 @@ class FewIntegers {
   }
 
   // The same, of run `r` of unpacked codes, and of `M` parts from part `m` on.
-  template <int M, Offset offset, int most>
+  template <int M, Offset offset, int most, int32_t larger>
   EQQUANT_INNERMOST EQQUANT_FLAT void multiply(const uint8_t* codes,
                                                const LaneRuns<V>& runs, int64_t r,
                                                const Totals& of_run, int64_t m,
@@ -322,7 +329,7 @@ class FewIntegers {
       constexpr int first = j * kVectors;
       DigitSums<V, kVectors, most> sum[M];
       inlined<M>([&](auto i) EQQUANT_INLINE {
-        sum[i].start(base<offset>(), totals[i]);
+        sum[i].start(base<offset, larger>(), totals[i]);
       });
       const int64_t stride = x_.stride;
       const int8_t* x = x_.digit + 3 * m * stride + of_run.first;

@@ -2,8 +2,6 @@
 // computes consecutive columns of `y`, one per lane.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "products/kernels.h"
@@ -31,7 +29,7 @@ struct Inputs {
 };
 
 // A way to add the contribution of some bytes to many columns of `y` at a time, if
-// there is one: returns the first column that it leaves. (That of AVX2 is in
+// there is one: returns the first column that it leaves. (That of some sets is in
 // `products/nibbles.h`.)
 template <class V, Codes kind>
 class ManyColumns {
@@ -91,8 +89,7 @@ class Sums {
         const uint8_t* c = w_.codes + b * w_.n + n;
         if constexpr (!part)
           // Prefetch the next bytes of these columns.
-          _mm_prefetch(reinterpret_cast<const char*>(c + (of.last - of.first) * w_.n),
-                       _MM_HINT_T1);
+          prefetch<2>(c + (of.last - of.first) * w_.n);
         EQQUANT_UNROLL
         for (int u = 0; u < U; ++u) {
           constexpr bool sign = kind == Codes::kInt8;

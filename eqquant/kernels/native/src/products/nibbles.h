@@ -1,21 +1,21 @@
-// Products of codes of 4 bits by few rows of inputs, 32 columns at a time (AVX2).
+// Products of codes of 4 bits by few rows of inputs, a vector of bytes of columns at a
+// time: for sets that look points up byte by byte.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 
-#include "isa/avx2.h"
-#include "isa/byte_planes.h"
+#include "isa/planes.h"
 #include "products/kernels.h"
 #include "products/lookup_tables.h"
 
 namespace eqquant {
 namespace {
 
-template <>
-class ManyColumns<Avx2, Codes::kNibbles> {
+template <class V>
+class ManyColumns<V, Codes::kNibbles> {
  public:
+  static constexpr int64_t kRows = V::Bytes::lanes, W = V::width;
+
   explicit ManyColumns(const Weight& w) : w_(w), halves_(are_halves(w.points)) {}
 
   template <int R>
@@ -39,39 +39,37 @@ class ManyColumns<Avx2, Codes::kNibbles> {
 
   template <int R, bool halves, bool zeros>
   int64_t some(Sum of, int64_t n, int64_t end) const {
-    using Points = BytePlanes<halves>;
+    using Points = typename V::template Planes<halves>;
     const Points points(w_.points);
     const Bytes b = of.bytes;
-    for (; n + 32 <= end; n += 32) {
-      __m256 sum[R][4], zero[4];
+    for (; n + kRows <= end; n += kRows) {
+      typename V::Floats sum[R][4], zero[4];
       EQQUANT_UNROLL
       for (int r = 0; r < R; ++r) {
         EQQUANT_UNROLL
-        for (int v = 0; v < 4; ++v) sum[r][v] = _mm256_setzero_ps();
+        for (int v = 0; v < 4; ++v) sum[r][v] = V::zero();
       }
       if constexpr (zeros) {
         const uint8_t* const at = w_.zero + b.block * w_.n + n;
-        float floats[32];
-        for (int i = 0; i < 32; ++i) floats[i] = at[i];
+        float floats[kRows];
+        for (int i = 0; i < kRows; ++i) floats[i] = at[i];
         Points::deal(floats, zero);
       }
       const uint8_t* c = w_.codes + b.first * w_.n + n;
       const float* x = of.x.terms;
       for (int64_t i = b.first; i < b.last; ++i, c += w_.n, x += 2) {
-        _mm_prefetch(reinterpret_cast<const char*>(c + (b.last - b.first) * w_.n),
-                     _MM_HINT_T1);
-        const __m256i codes = Bytes256::load(c);
+        prefetch<2>(c + (b.last - b.first) * w_.n);
+        const auto codes = V::Bytes::load(c);
         const auto add = [&](auto digit) {
-          __m256 point[4];
+          typename V::Floats point[4];
           points.template look_up<4 * digit, 4>(codes, point);
           EQQUANT_UNROLL
           for (int v = 0; v < 4; ++v) {
-            if constexpr (zeros) point[v] = _mm256_sub_ps(point[v], zero[v]);
+            if constexpr (zeros) point[v] = V::sub(point[v], zero[v]);
             EQQUANT_UNROLL
             for (int r = 0; r < R; ++r)
-              sum[r][v] = _mm256_fmadd_ps(
-                  point[v], _mm256_broadcast_ss(x + r * of.x.stride + digit),
-                  sum[r][v]);
+              sum[r][v] =
+                  V::fma(point[v], V::all(x[r * of.x.stride + digit]), sum[r][v]);
           }
         };
         add(Number<0>());
@@ -79,14 +77,13 @@ class ManyColumns<Avx2, Codes::kNibbles> {
       }
       EQQUANT_UNROLL
       for (int r = 0; r < R; ++r) {
-        alignas(32) float sums[32];
+        alignas(4 * W) float sums[kRows];
         Points::collect(sum[r], sums);
-        for (int v = 0; v < 32; v += 8) {
+        for (int64_t v = 0; v < kRows; v += W) {
           float* const y = of.y + r * w_.n + n + v;
-          const auto scale =
-              of.scaled ? Avx2::scales(w_, b.block, n + v, 8) : Avx2::all(1);
-          const auto old = of.fresh ? Avx2::zero() : Avx2::load(y);
-          Avx2::store(y, Avx2::fma(Avx2::load(sums + v), scale, old));
+          const auto scale = of.scaled ? V::scales(w_, b.block, n + v, W) : V::all(1);
+          const auto old = of.fresh ? V::zero() : V::load(y);
+          V::store(y, V::fma(V::load(sums + v), scale, old));
         }
       }
     }

@@ -34,8 +34,7 @@ class Pieces {
       piece.at = at;
       piece.stride = w_.stride();
       for (int64_t k = 0; k < piece.number; ++k)
-        _mm_prefetch(reinterpret_cast<const char*>(at + k * w_.stride() + piece.ahead),
-                     _MM_HINT_T1);
+        prefetch<2>(at + k * w_.stride() + piece.ahead);
       return;
     }
     const UnpackedCodes<B> found = {piece.codes, piece.zero, w_.codebook};

@@ -4,8 +4,6 @@
 // multiplied by the scales instead of the weight, once for several bytes of a block.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "products/kernels.h"
@@ -91,7 +89,7 @@ class Transposed {
       EQQUANT_UNROLL
       for (int j = 0; j < B; ++j) {
         const uint8_t* const at = c + j * w_.n + i;
-        _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T0);
+        prefetch<1>(at + ahead);
         add<N>(V::template bytes<sign>(at), zero, i, W, x + i, sum + j * N * per);
       }
     }

@@ -2,8 +2,6 @@
 // is a row of the weight.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <iterator>
 #include <type_traits>
@@ -42,7 +40,7 @@ struct Unit {
   typename B::Vector operator[](int64_t i) const {
     const uint8_t* const p = at + i * stride;
     if constexpr (part) return B::load(p, rows);
-    _mm_prefetch(reinterpret_cast<const char*>(p + ahead), _MM_HINT_T1);
+    prefetch<2>(p + ahead);
     return B::load(p);
   }
 };

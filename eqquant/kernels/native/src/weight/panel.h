@@ -21,6 +21,11 @@ struct Panel {
   using Vector = typename B::Vector;
   static constexpr int64_t kRows = B::lanes;
 
+  // What is to be subtracted from unpacked codes, if there are no zero-points.
+  static int32_t offset(const Weight& w) {
+    return V::signs && w.kind == Codes::kInt8 ? w.offset - 128 : w.offset;
+  }
+
   // Unpacks the bytes from `first` to `last` of `count` rows (at most `kRows`), from row
   // `n`.
   template <Codes kind>
@@ -51,8 +56,8 @@ struct Panel {
   template <Codes kind>
   static void digits(Vector c, Vector* found) {
     if constexpr (kind == Codes::kInt8) {
-      // Add 128: the products want unsigned codes.
-      found[0] = B::differing(c, B::all(static_cast<char>(0x80)));
+      // Add 128, where the products want unsigned codes.
+      found[0] = V::signs ? c : B::differing(c, B::all(static_cast<char>(0x80)));
     } else if constexpr (kind == Codes::kTrits) {
       trits(c, found);
     } else {

@@ -2,8 +2,6 @@
 // a row.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "weight/packing.h"

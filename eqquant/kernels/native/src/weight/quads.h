@@ -122,7 +122,7 @@ inline bool has_fours(const Blocks& w) {
   return whole_fours(w);
 }
 
-// What makes codes integers without a sign.
+// What makes codes integers without a sign, or with one, as products take them.
 enum class Unsigned { kAsTheyAre, kFlipped, kLookedUp };
 
 constexpr PointType points_of(Unsigned how) {
@@ -141,16 +141,27 @@ class Fours {
     int8_t table[16] = {};
     if (how == Unsigned::kLookedUp)
       for (int i = 0; i < 16; ++i)
-        table[i] = static_cast<int8_t>(static_cast<int>(w.points[i]) + 128);
+        table[i] = static_cast<int8_t>(static_cast<int>(w.points[i]) +
+                                       (V::signs ? 0 : 128));
     table_ = B::table(table);
   }
 
-  // The integer that stands for zero, if the weight has no zero-points.
-  int32_t base() const { return how == Unsigned::kAsTheyAre ? w_.base : 128; }
+  // How much larger integers are than what codes stand for. The highest bit of those of
+  // 8 bits is flipped, if products take them with a sign and they have none, or the
+  // other way around.
+  template <Packing packing>
+  static constexpr int32_t larger_by() {
+    if (V::signs) return flips<packing>() ? -128 : 0;
+    return how == Unsigned::kAsTheyAre ? 0 : 128;
+  }
+
+  // The integer that stands for zero, of codes of a weight without zero-points.
+  int32_t base() const { return how == Unsigned::kAsTheyAre ? w_.base : 0; }
 
   // The integers of codes.
-  Vector operator()(Vector code) const {
-    if constexpr (how == Unsigned::kFlipped)
+  template <Packing packing>
+  Vector of(Vector code) const {
+    if constexpr (flips<packing>())
       return B::differing(code, B::all(static_cast<char>(0x80)));
     return how == Unsigned::kLookedUp ? B::look_up(table_, code) : code;
   }
@@ -165,7 +176,7 @@ class Fours {
                   [&](int64_t k, const typename Quads<V>::Vector& some) {
                     EQQUANT_UNROLL
                     for (int v = 0; v < 4; ++v)
-                      B::store(codes + (k + v) * kRows, (*this)(some.of[v]));
+                      B::store(codes + (k + v) * kRows, of<packing>(some.of[v]));
                   });
   }
 
@@ -187,6 +198,12 @@ class Fours {
   }
 
  private:
+  template <Packing packing>
+  static constexpr bool flips() {
+    if (!V::signs) return how == Unsigned::kFlipped;
+    return how == Unsigned::kAsTheyAre && packing == Packing::kBits8;
+  }
+
   const Blocks& w_;
   Vector table_;
 };

@@ -2,8 +2,6 @@
 // memory, and errors.
 #pragma once
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -54,7 +52,7 @@ inline void run_on_pool(const void* pool, int64_t tasks,
     threads.Schedule([state, work] { work(state->workers.fetch_add(1)); });
   work(0);
   for (int64_t spins = 0; state->done.load(std::memory_order_acquire) < tasks; ++spins)
-    spins < 4096 ? _mm_pause() : std::this_thread::yield();
+    spins < 4096 ? wait_briefly() : std::this_thread::yield();
 }
 
 inline Parallel on(const ffi::ThreadPool& pool) {

@@ -1,0 +1,35 @@
+// What 64-bit ARM processors have, as the system tells.
+#pragma once
+
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "isa/features.h"
+
+namespace eqquant {
+namespace {
+
+#ifdef __APPLE__
+inline bool has_feature(const char* name) {
+  int found = 0;
+  size_t size = sizeof(found);
+  return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+inline bool has_dot_products() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+#else
+// HWCAP_ASIMDDP
+inline bool has_dot_products() { return (getauxval(AT_HWCAP) & 1u << 20) != 0; }
+#endif
+
+inline uint32_t find_features() {
+  return kNeon | (has_dot_products() ? kNeonDot : 0u);
+}
+
+}  // namespace
+}  // namespace eqquant
