@@ -14,6 +14,10 @@ from eqquant._array._array_like import AbstractArrayLike
 from .helpers import normal
 
 
+# Of a stack of matrices, that they are one is a guess, which is right here.
+pytestmark = pytest.mark.filterwarnings("ignore:Adapters of .* which is a guess")
+
+
 # Whatever stands in the place of an array has the members of one, and they give what
 # those of the array that it stands for do: numbers and derivatives.
 
