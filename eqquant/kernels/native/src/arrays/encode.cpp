@@ -1,5 +1,5 @@
 // Tiles of 64 rows and one block are encoded in a cache, as many rows at once as a
-// vector has numbers: those that are in the same place of each block lie next to each other.
+// vector has numbers: those in the same place of each block lie next to each other.
 #include "arrays/encode.h"
 
 #include <algorithm>
@@ -153,7 +153,7 @@ class Lanes {
   void search(const Nearest& nearest) {
     for (int64_t g = 0; g < parts_; ++g)
       V::store(tile_.scale[g] + j_,
-                      best_multiple<part>(numbers(g * part), e_, nearest));
+               best_multiple<part>(numbers(g * part), e_, nearest));
   }
 
   // The scale of each part, as it will be read.

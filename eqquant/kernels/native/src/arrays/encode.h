@@ -52,8 +52,7 @@ struct Encoding {
 
 int64_t encoding_tasks(const Encoding& e);
 
-// Encodes a part of the numbers. False if there is no memory for what is
-// between.
+// Encodes a part of the numbers. False if there is no memory for what is between.
 bool encode(const Encoding& e, int64_t task);
 
 }  // namespace eqquant
