@@ -11,7 +11,7 @@ package = pathlib.Path(eqq.__file__).parent
 # From the ground up. A room imports from those before it, by their front doors: what
 # their `__init__.py` has. Rooms beside each other do not know each other.
 rooms = (
-    ("_interrupts", "_progress"),
+    ("_any_encoding", "_interrupts", "_progress"),
     ("formats",),
     ("kernels",),
     ("_product",),

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import eqquant
 
-from .._tree import any_encoding
+from .._any_encoding import any_encoding
 from . import _bench, _compare, _demo, _evaluate, _formats, _inspect, _quantize
 from ._parser import interrupted, Parser, user_error
 from ._printing import drop_output

@@ -5,7 +5,8 @@ from typing import Any
 
 import wadler_lindig as wl
 
-from .._tree import encodable, printable
+from .._any_encoding import encodable
+from .._tree import printable
 
 
 def short_bytes(nbytes: int) -> str:

@@ -10,7 +10,6 @@ This room imports `_trace` and the rooms below it.
 To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
-from ._any_encoding import any_encoding as any_encoding, encodable as encodable
 from ._decide import (
     check_unsupported as check_unsupported,
     decide as decide,

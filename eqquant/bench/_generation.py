@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._tree import any_encoding
+from .._any_encoding import any_encoding
 from ..formats import AbstractFormat, as_format
 from ._decoder import random_decoder, Size
 from ._entries import Meter, progress_bar, Show

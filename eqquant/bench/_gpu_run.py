@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._tree import any_encoding
+from .._any_encoding import any_encoding
 from ..formats import Int4, Int8, NF4, Ternary
 from ._entries import progress_bar
 from ._formats import Quantization

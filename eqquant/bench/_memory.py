@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .._any_encoding import any_encoding
 from .._array import quantize
-from .._tree import any_encoding
 from ..formats import NF4
 from ..train import LoRA
 from ._peers import installed_peers

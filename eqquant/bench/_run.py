@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from .._tree import any_encoding
+from .._any_encoding import any_encoding
 from ..formats import AbstractFormat
 from ._csv import write_decodings, write_measurements
 from ._decode import Decoding, measure_decoding

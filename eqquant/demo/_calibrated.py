@@ -10,10 +10,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from .._any_encoding import any_encoding
 from .._report import Sensitivity, sensitivity
 from .._solvers import GPTQ, ScaleSearch
 from .._trace import calibrate, Sequential
-from .._tree import any_encoding, tree_quantize
+from .._tree import tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
 from ._bar import Bar
 from ._calibrated_figure import write_figure

@@ -5,7 +5,7 @@ import jax.random as jr
 from rich.console import Console
 from rich.text import Text
 
-from .._tree import any_encoding
+from .._any_encoding import any_encoding
 from ..formats import NF4
 from ._comparison import Comparison, quantized
 from ._figure import write_figure

@@ -39,11 +39,11 @@ from ._table import (
     supporting as supporting,
 )
 from .cpu import (
-    describe_features as describe_features,
+    cpu_info as cpu_info,
     Kind as Kind,
     kind_of as kind_of,
     measured_machine as measured_machine,
-    processor as processor,
+    this_processor as this_processor,
 )
 from .gpu import blackwell as blackwell
 from .native import (

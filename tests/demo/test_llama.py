@@ -85,6 +85,7 @@ def _close(found, wanted, bound):
     assert np.max(np.abs(found - wanted)) < bound * np.max(np.abs(wanted))
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("kind", ("llama", "llama3", "qwen2", "qwen3"))
 @pytest.mark.parametrize("format", (None, "q4_1"))
 def test_logits(kind, format, tmp_path):

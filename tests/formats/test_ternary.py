@@ -35,6 +35,7 @@ def drawn(format, dtype=np.float32, zeros=0.7):
     return (signs * scale).astype(np.float32)
 
 
+@pytest.mark.examples(7)
 @pytest.mark.parametrize("zeros", (0.03, 0.4, 0.97))
 @pytest.mark.parametrize("format", ternary, ids=str)
 def test_ternary_numbers_are_exact(format, zeros):
@@ -53,6 +54,7 @@ def test_binary_numbers_are_exact(format):
 
 
 # Law 2: what was decoded has the same codes and scales.
+@pytest.mark.examples(7)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 @pytest.mark.parametrize("format", (*ternary, *binary), ids=str)
 def test_requantized(format, dtype):

@@ -68,6 +68,7 @@ def _check(format, w, expected):
             np.testing.assert_array_equal(a, expected[part])
 
 
+@pytest.mark.examples(4)
 @over_searched
 def test_strange_numbers(name):
     _check(_searched[name], *_expected(name))
@@ -86,6 +87,7 @@ def test_shapes(name, shape):
     _check(format, w[rows][..., :k], expected)
 
 
+@pytest.mark.examples(8)
 @over_searched
 @pytest.mark.parametrize("k", [1, 31, 33, 300, 767])
 def test_last_block(name, k):
@@ -93,6 +95,7 @@ def test_last_block(name, k):
     _check(_searched[name], np.asarray(w), encode(_searched[name], w))
 
 
+@pytest.mark.examples(4)
 @over_searched
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_dtypes(name, dtype):

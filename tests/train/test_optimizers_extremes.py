@@ -43,6 +43,7 @@ def movements(optimizer, first, noise):
 
 
 # As by optax, and only until the momentum has ended.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("first, noise", [(0.1, 1.0), (0.001, 0.0)])
 @pytest.mark.parametrize(
     "ours, theirs",

@@ -206,6 +206,7 @@ def gradients(wrap, masked, slopes_trained, jit):
 
 # Masks and biases that are not trained are kept as they are; with those that are, the
 # biases next to a masked number do not lose their bits.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("slopes_trained", (False, True))
 @pytest.mark.parametrize("masked", masks)
 def test_masks(masked, slopes_trained):

@@ -4,7 +4,7 @@ import pathlib
 from rich.console import Console
 from rich.text import Text
 
-from ..._tree import any_encoding
+from ..._any_encoding import any_encoding
 from ...interop import open, tokenizer
 from .._files import write_csv, write_files
 from .._text import windows

@@ -96,19 +96,39 @@ def kind_of(
     return Kind(product, "", bits, points, format.offset, short, rounds, panels)
 
 
+class Processor(NamedTuple):
+    """What the costs of kernels depend on.
+
+    - `vendor`: who made it.
+    - `family`: the vendor's number of its family.
+    - `features`: the instruction sets that kernels use there.
+    """
+
+    vendor: str | None
+    family: str | None
+    features: frozenset[str]
+
+    def far(self, other: "Processor") -> tuple[int, int, int, int]:
+        """How unlike another processor it is, whose kernels it may not have."""
+        return (
+            len(other.features - self.features),
+            other.vendor not in (None, self.vendor),
+            len(self.features - other.features),
+            other.family not in (None, self.family),
+        )
+
+
 class Machine(NamedTuple):
     """The costs of kernels on a machine.
 
     - `name`: of the machine and of the version of JAX, in words.
-    - `features`: the instruction sets that kernels use there.
-    - `vendor`: of the processor, if it matters.
+    - `processor`: its processor; without vendor and family if they do not matter.
     - `fuses`: whether JAX is 0.11 or newer.
     - `costs`: for each kind, `[a, b, c]` of kernels.
     """
 
     name: str
-    features: frozenset[str]
-    vendor: str | None
+    processor: Processor
     fuses: bool
     costs: Mapping[Kind, Mapping[str, list[float]]]
 
@@ -117,8 +137,8 @@ class Machine(NamedTuple):
         found = json.loads(path.read_text("utf-8"))
         costs = {Kind(*kind): of_kernels for kind, of_kernels in found["costs"]}
         features = frozenset(found["features"])
-        vendor, newer = found["vendor"], found["fuses"]
-        return cls(found["name"], features, vendor, newer, costs)
+        processor = Processor(found["vendor"], found["family"], features)
+        return cls(found["name"], processor, found["fuses"], costs)
 
     def of(self, kind: Kind) -> Mapping[str, list[float]]:
         """The costs for the nearest kind that was measured."""
@@ -159,13 +179,13 @@ _flags = {
 }
 
 
-def describe_features() -> tuple[str | None, frozenset[str]]:
-    """The vendor of this processor, and the instruction sets that kernels use here."""
-    return _features(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+def this_processor() -> Processor:
+    """This processor, with the instruction sets that kernels use here."""
+    return _processor(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
-def _features(level):
-    info = processor()
+def _processor(level):
+    info = cpu_info()
     flags = info.get("flags") or info.get("Features") or ""
     found = {_flags[flag] for flag in flags.split() if flag in _flags}
     if platform.machine() == "arm64":  # macOS, which does not tell them so.
@@ -175,30 +195,22 @@ def _features(level):
             found &= set(levels[: levels.index(level) + 1])
     if "avx512" in found:
         found.discard("avx_vnni")  # The same products, of half the width.
-    return info.get("vendor_id"), frozenset(found)
+    return Processor(info.get("vendor_id"), info.get("cpu family"), frozenset(found))
 
 
 @ft.cache
 def _machine(level: str | None) -> Machine:
-    vendor, features = _features(level)
-    arm = features & set(_arm_levels)
-    features = frozenset(_like_arm.get(feature, feature) for feature in features)
-
-    def far(found):
-        return (
-            len(found.features - features),
-            found.vendor not in (None, vendor),
-            len(features - found.features),
-            found.fuses != fuses,
-        )
-
-    nearest = min(_machines(), key=far)
+    here = _processor(level)
+    arm = here.features & set(_arm_levels)
+    features = frozenset(_like_arm.get(feature, feature) for feature in here.features)
+    here = here._replace(features=features)
+    nearest = min(_machines(), key=lambda m: (here.far(m.processor), m.fuses != fuses))
     if not arm:
         return nearest
     return nearest._replace(name=f"{nearest.name}, since no ARM processor was measured")
 
 
-def processor() -> dict[str, str]:
+def cpu_info() -> dict[str, str]:
     """What Linux tells of the first processor; empty on other systems."""
     path = pathlib.Path("/proc/cpuinfo")
     if not path.exists():
