@@ -1,22 +1,29 @@
-"""Builds the wheel with the native library in it, for any Linux on this kind of CPU
-whose system libraries are no older than those here, and multiplies with what it
-installs:
+"""Builds wheels with the native library in them, and looks into them:
 
-    python -m tests.native.wheel FOLDER [PYTHON ...]
+    python -m tests.native.wheel FOLDER [--target TARGET ...] [PYTHON ...]
 
-The wheel is left in the folder. It is the same for all versions of Python; to be tried
-are this one and those given, which have what eqquant requires.
+Each is left in the folder, and is the same for all versions of Python. Targets are
+`linux-x86_64`, `linux-aarch64`, `macos-arm64` and `windows-x86_64`; without any, the
+wheel is for this platform. That is then multiplied with, in this Python and in those
+given, which have what eqquant requires. Wheels for other targets are cross-compiled:
+that for Linux on ARM by `g++-aarch64-linux-gnu` of Debian, those for macOS and Windows
+by the Clang of the package `ziglang`.
 """
 
+import argparse
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from typing import NamedTuple
 
-from eqquant.kernels.native.build import this_machine
+from eqquant.kernels.native.build import this_platform
+
+from . import binary
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -26,29 +33,113 @@ path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PA
 environment = os.environ | {"EQQUANT_NATIVE": "require", "PATH": path}
 
 
-def main(folder: str, *pythons: str) -> None:
-    pathlib.Path(folder).mkdir(exist_ok=True)
-    wheel = build(pathlib.Path(folder))
-    print(wheel.name)
-    for python in (sys.executable, *pythons):
-        multiply(wheel, python)
+class Target(NamedTuple):
+    platform: str  # as Python calls it
+    compiler: str
+    tag: str
+    library: str
 
 
-def build(folder: pathlib.Path) -> pathlib.Path:
-    with tempfile.TemporaryDirectory() as name:
-        made = pathlib.Path(name)
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-        _run(*pip, f"--wheel-dir={made}", root)
-        (here,) = made.glob(f"*-py3-none-linux_{this_machine()}.whl")
-        _run(sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={made}", here)
-        (found,) = made.glob(f"*-py3-none-manylinux_*_{this_machine()}.whl")
-        wheel = pathlib.Path(shutil.move(found, folder / found.name))
+_zig = f"{sys.executable} -m ziglang c++"
+targets = {
+    "linux-x86_64": Target(
+        "linux-x86_64", "x86_64-linux-gnu-g++", "manylinux_2_*_x86_64", "libeqquant.so"
+    ),
+    "linux-aarch64": Target(
+        "linux-aarch64",
+        "aarch64-linux-gnu-g++",
+        "manylinux_2_*_aarch64",
+        "libeqquant.so",
+    ),
+    "macos-arm64": Target(
+        "macosx-11.0-arm64",
+        f"{_zig} -target aarch64-macos.11.0",
+        "macosx_11_0_arm64",
+        "libeqquant.dylib",
+    ),
+    "windows-x86_64": Target(
+        "win-amd64",
+        f"{_zig} -target x86_64-windows-gnu",
+        "win_amd64",
+        "libeqquant.dll",
+    ),
+}
+# That the oldest supported systems have: of `manylinux_2_28`.
+_glibc = 28
+_largest = 8 * 2**20  # bytes of a wheel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.native.wheel")
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON")
+    parser.add_argument("--target", nargs="+", choices=(*targets, "all"), default=[])
+    given = parser.parse_args()
+    given.folder.mkdir(exist_ok=True)
+    here = _here()
+    wanted = [*targets] if "all" in given.target else given.target or [here]
+    for name in wanted:
+        start = time.monotonic()
+        wheel = build(given.folder, name)
+        size, seconds = wheel.stat().st_size / 2**20, time.monotonic() - start
+        print(f"{wheel.name}: {size:.1f} MiB, in {seconds:.0f} s", flush=True)
+        if name == here:
+            for python in (sys.executable, *given.pythons):
+                multiply(wheel, python)
+        else:
+            print("It was linked, and was not run.", flush=True)
+
+
+def build(folder: pathlib.Path, name: str) -> pathlib.Path:
+    target = targets[name]
+    more = {}
+    if name != _here():
+        more = {"CXX": target.compiler, "_PYTHON_HOST_PLATFORM": target.platform}
+    with tempfile.TemporaryDirectory() as temporary:
+        made = pathlib.Path(temporary, "made")
+        _run(
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            made,
+            **more,
+        )
+        (wheel,) = made.glob("*.whl")
+        if name.startswith("linux"):
+            made = pathlib.Path(temporary, "audited")
+            audit = [
+                sys.executable,
+                "-m",
+                "auditwheel",
+                "repair",
+                f"--wheel-dir={made}",
+            ]
+            _run(*audit, wheel)
+            (wheel,) = made.glob("*.whl")
+        check(wheel, name)
+        return pathlib.Path(shutil.move(wheel, folder / wheel.name))
+
+
+def check(wheel: pathlib.Path, name: str) -> None:
+    """That a wheel holds one library, for the target and no newer systems than ours."""
+    target = targets[name]
+    tags = wheel.stem.split("-")[2:]
+    assert tags[:2] == ["py3", "none"], wheel.name
+    tag = min(tags[2].split("."), key=len)
+    assert pathlib.PurePath(tag).match(target.tag), wheel.name
+    if name.startswith("linux"):
+        assert int(tag.split("_")[2]) <= _glibc, wheel.name
+    assert wheel.stat().st_size <= _largest, wheel.stat().st_size
     with zipfile.ZipFile(wheel) as file:
         files = [name for name in file.namelist() if not name.endswith("/")]
-    native = [name for name in files if "/native/" in name]
-    built = [name for name in native if not name.endswith(".py")]
-    assert built == ["eqquant/kernels/native/libeqquant.so"], native
-    return wheel
+        native = [name for name in files if "/native/" in name]
+        built = [name for name in native if not name.endswith(".py")]
+        assert built == [f"eqquant/kernels/native/{target.library}"], native
+        binary.check(file.read(built[0]), name)
 
 
 def multiply(wheel: pathlib.Path, python: str) -> None:
@@ -68,9 +159,16 @@ def multiply(wheel: pathlib.Path, python: str) -> None:
         _run(mine, "-I", product)
 
 
-def _run(*command):
-    subprocess.run([str(part) for part in command], check=True, env=environment)
+def _here():
+    platforms = {target.platform: name for name, target in targets.items()}
+    platforms["macosx-arm64"] = "macos-arm64"  # of any version
+    return platforms[this_platform()]
+
+
+def _run(*command, **more):
+    command = [str(part) for part in command]
+    subprocess.run(command, check=True, env=environment | more, cwd=root)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

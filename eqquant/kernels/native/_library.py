@@ -16,7 +16,8 @@ from jaxtyping import Float
 
 _folder = pathlib.Path(__file__).parent
 # As in `build.py`.
-_file = "libeqquant.dylib" if sys.platform == "darwin" else "libeqquant.so"
+_ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+_file = f"libeqquant.{_ending}"
 _functions = (
     "forward",
     "transposed",
@@ -181,8 +182,11 @@ def _checked() -> ctypes.CDLL | str:
     where = sysconfig.get_platform()
     # (A Python for macOS may be for several machines.)
     mac = sys.platform == "darwin" and platform.machine() == "arm64"
-    if where not in ("linux-x86_64", "linux-aarch64") and not mac:
-        return f"which is for Linux on x86-64 and ARM and for macOS on ARM, not {where}"
+    if where not in ("linux-x86_64", "linux-aarch64", "win-amd64") and not mac:
+        return (
+            "which is for Linux on x86-64 and ARM, for macOS on ARM and for Windows on "
+            f"x86-64, not {where}"
+        )
     path, reason = _folder / _file, _folder / "not_built.txt"
     if not path.exists():
         why = f": {reason.read_text('utf-8')}" if reason.exists() else ""

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -26,9 +27,56 @@ from packaging.specifiers import SpecifierSet
 
 
 _folder = "eqquant/kernels/native"
-_mac = sys.platform == "darwin"
-_library = "libeqquant.dylib" if _mac else "libeqquant.so"
 _reason = "not_built.txt"
+
+
+class Platform(NamedTuple):
+    """What the library is built for."""
+
+    machine: str  # the kind of its processors
+    library: str  # the name of the file
+    tag: str  # of the wheel
+    compiling: list[str]
+    linking: list[str]
+    compilers: tuple[str, ...]  # those to look for
+
+
+_linux = (["-fPIC"], ["-shared"], ("c++", "g++", "clang++"))
+_oldest = ["-mmacosx-version-min=11.0"]
+# By what Python calls them. GCC is no choice on Windows, where it does not align
+# vectors of 32 bytes on the stack (https://gcc.gnu.org/PR54412), nor is the compiler of
+# Visual Studio, which has other words for attributes and assembly.
+_platforms = {
+    "linux-x86_64": Platform("x86_64", "libeqquant.so", "linux_x86_64", *_linux),
+    "linux-aarch64": Platform("aarch64", "libeqquant.so", "linux_aarch64", *_linux),
+    "macosx-arm64": Platform(
+        "aarch64",
+        "libeqquant.dylib",
+        "macosx_11_0_arm64",
+        ["-fPIC", *_oldest],
+        ["-shared", *_oldest],
+        ("c++", "clang++"),
+    ),
+    "win-amd64": Platform(
+        "x86_64",
+        "libeqquant.dll",
+        "win_amd64",
+        [],
+        ["-shared", "-static-libstdc++", "-static-libgcc", "-s"],
+        ("clang++",),
+    ),
+}
+
+
+def this_platform() -> str:
+    """What the library is built for, as Python calls it: where this runs, or what
+    `_PYTHON_HOST_PLATFORM` in the environment says, as other tools take it."""
+    where = sysconfig.get_platform()
+    if not where.startswith("macosx-"):
+        return where
+    # The version does not matter. (A Python for macOS may be for several machines.)
+    machine = where.split("-")[-1]
+    return f"macosx-{platform.machine() if machine == 'universal2' else machine}"
 
 
 class _Set(NamedTuple):
@@ -67,7 +115,7 @@ _x86 = {
 _arm = {
     "neon": _Set(
         None,
-        "arch=armv8-a",
+        "",
         "pieces float32 float32_across transposed non_finite nibbles",
     ),
     "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows"),
@@ -76,10 +124,12 @@ _all_sets = {"x86_64": _x86, "aarch64": _arm}
 
 
 def this_machine() -> str:
-    """The kind of this machine's processor: `"x86_64"` or `"aarch64"`, or what Python
+    """The kind of this platform's processors: `"x86_64"` or `"aarch64"`, or what Python
     calls it if there are no kernels for it."""
-    found = platform.machine()
-    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(found, found)
+    where = this_platform()
+    if where in _platforms:
+        return _platforms[where].machine
+    return platform.machine()
 
 
 _sets = _all_sets.get(this_machine(), _x86)
@@ -111,12 +161,13 @@ class NativeBuildHook(BuildHookInterface):
         here = pathlib.Path(self.root, _folder)
         self._temporary = tempfile.TemporaryDirectory()
         folder = here if version == "editable" else pathlib.Path(self._temporary.name)
-        for name in (_library, _reason):
+        libraries = {platform.library for platform in _platforms.values()}
+        for name in (*libraries, _reason):
             (folder / name).unlink(missing_ok=True)
         try:
             if wanted == "0":
                 raise NotBuilt("EQQUANT_NATIVE was 0 when eqquant was installed")
-            self._build(here / "src", folder / _library)
+            built_for = self._build(here / "src", folder)
         except NotBuilt as e:
             if wanted == "require":
                 raise
@@ -125,8 +176,7 @@ class NativeBuildHook(BuildHookInterface):
             (folder / _reason).write_text(text, encoding="utf-8")
         else:
             build_data["pure_python"] = False
-            where = "macosx_11_0_arm64" if _mac else f"linux_{this_machine()}"
-            build_data["tag"] = f"py3-none-{where}"
+            build_data["tag"] = f"py3-none-{built_for.tag}"
         if version != "editable":
             for path in folder.iterdir():
                 build_data["force_include"][str(path)] = f"{_folder}/{path.name}"
@@ -134,25 +184,25 @@ class NativeBuildHook(BuildHookInterface):
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
         self._temporary.cleanup()
 
-    def _build(self, source, target):
-        where = sysconfig.get_platform()
-        # (A Python for macOS may be for several machines.)
-        mac = _mac and this_machine() == "aarch64"
-        if where not in ("linux-x86_64", "linux-aarch64") and not mac:
+    def _build(self, source, folder):
+        where = this_platform()
+        if where not in _platforms:
             raise NotBuilt(
-                f"it is for Linux on x86-64 and ARM and for macOS on ARM, not {where}"
+                "it is for Linux on x86-64 and ARM, for macOS on ARM and for Windows "
+                f"on x86-64, not {where}"
             )
+        found = _platforms[where]
         compiler = find_compiler()
         with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
+            temporary = pathlib.Path(name)
             units = [*kernel_units(), *array_units(), *_xla_units]
-            oldest = ["-mmacosx-version-min=11.0"] if _mac else []
-            flags = ["-O3", "-fPIC", f"-isystem{self._headers(folder)}", *oldest]
-            objects = compile_all(units, compiler, source, folder, flags)
-            kind = ["-shared", *oldest]
-            if _mac:
-                kind += ["-undefined", "dynamic_lookup"]
-            run([*compiler, *kind, *objects, "-o", str(target)])
+            flags = ["-O3", f"-isystem{self._headers(temporary)}", *found.compiling]
+            objects = compile_all(units, compiler, source, temporary, flags)
+            # (Linkers may leave other files beside it.)
+            linked = str(temporary / found.library)
+            run([*compiler, *found.linking, *objects, "-o", linked], env=_outside())
+            shutil.move(linked, folder / found.library)
+        return found
 
     # The FFI headers of the oldest supported jaxlib: a library compiled with newer
     # headers would keep an older JAX from starting.
@@ -182,11 +232,14 @@ class NativeBuildHook(BuildHookInterface):
 def find_compiler() -> list[str]:
     """The command of the C++ compiler: `CXX` in the environment, or one on the path."""
     given = os.environ.get("CXX", "").strip()
-    for command in (given,) if given else ("c++", "g++", "clang++"):
-        found = shlex.split(command)
+    where = _platforms.get(this_platform(), _platforms["linux-x86_64"])
+    for command in (given,) if given else where.compilers:
+        # (A path may have spaces, and on Windows backslashes.)
+        found = [command] if shutil.which(command) else shlex.split(command)
         if shutil.which(found[0]) is not None:
             return found
-    raise NotBuilt(f"there is no {given}" if given else "no C++ compiler was found")
+    wanted = "Clang" if where.compilers == ("clang++",) else "C++ compiler"
+    raise NotBuilt(f"there is no {given}" if given else f"no {wanted} was found")
 
 
 def kernel_units(machine: str | None = None) -> list[Unit]:
@@ -235,7 +288,11 @@ def array_units(machine: str | None = None) -> list[Unit]:
     return [Unit(name, f"arrays/{name}.cpp", flags) for name in ("encode", "rearrange")]
 
 
-_xla_units = [Unit("ffi", "xla/ffi.cpp", []), Unit("ffi_encode", "xla/encode.cpp", [])]
+_xla_units = [
+    Unit("ffi", "xla/ffi.cpp", []),
+    Unit("ffi_encode", "xla/encode.cpp", []),
+    Unit("older_glibc", "xla/older_glibc.cpp", []),
+]
 
 
 def _lineage(sets, name):
@@ -275,17 +332,28 @@ def compile_all(
         "-c",
     ]
 
+    zig = any("zig" in pathlib.Path(part).stem for part in compiler)
+
     def compile(unit):
         found = str(folder / f"{unit.name}.o")
-        run([*compiler, *always, *unit.flags, str(source / unit.source), "-o", found])
+        # Zig has no names of architectures, but one of a processor with any features.
+        mine = [
+            re.sub(r"^-march=[^+]*", "-mcpu=generic", flag) if zig else flag
+            for flag in unit.flags
+        ]
+        command = [*compiler, *always, *mine, str(source / unit.source), "-o", found]
+        # (A compiler may be a package of the Python that pip runs on.)
+        run(command, env=_outside())
         return found
 
-    # (None takes half of a gigabyte.)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+    if hasattr(os, "sched_getaffinity"):  # Not on macOS and Windows.
         cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max(1, min(cores, memory // 2**30))) as pool:
+    if hasattr(os, "sysconf"):  # Not on Windows.
+        # (None takes half of a gigabyte.)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        cores = min(cores, memory // 2**30)
+    with ThreadPoolExecutor(max(1, cores)) as pool:
         return list(pool.map(compile, units))
 
 
@@ -311,7 +379,12 @@ def _least(specifiers):
 
 def _outside():
     """The environment without the variables by which pip isolates a build."""
-    inside = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_CONSTRAINT")
+    inside = (
+        "PYTHONPATH",
+        "PYTHONNOUSERSITE",
+        "PIP_CONSTRAINT",
+        "_PYTHON_HOST_PLATFORM",
+    )
     return {key: value for key, value in os.environ.items() if key not in inside}
 
 
@@ -321,4 +394,5 @@ def _pip(folder):
     if result.returncode == 0:
         return found
     run([sys.executable, "-m", "venv", str(folder / "venv")])
-    return [str(folder / "venv/bin/python"), "-m", "pip"]
+    scripts = "Scripts" if os.name == "nt" else "bin"
+    return [str(folder / "venv" / scripts / "python"), "-m", "pip"]

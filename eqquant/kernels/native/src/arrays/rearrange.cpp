@@ -159,8 +159,6 @@ bool rearrange(const Rearranged& r, int64_t threads) {
 
 }  // namespace eqquant
 
-#define EQQUANT_EXPORT extern "C" __attribute__((visibility("default")))
-
 EQQUANT_EXPORT int32_t eqquant_rearrange(const eqquant::Rearranged* r,
                                          int64_t threads) {
   return eqquant::rearrange(*r, threads) ? 1 : 0;

@@ -19,6 +19,12 @@
 #define EQQUANT_INLINE __attribute__((always_inline))
 // The same for everything that a function calls.
 #define EQQUANT_FLAT __attribute__((flatten))
+// What is called from outside of the library.
+#ifdef _WIN32
+#define EQQUANT_EXPORT extern "C" __declspec(dllexport)
+#else
+#define EQQUANT_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace eqquant {
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cpuid.h>
+#ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <cstdint>
 
@@ -21,11 +23,16 @@ struct Cpuid {
 };
 
 // Whether the CPU has AMX with 8-bit integers and bfloat16, and Linux permits this
-// process to use it: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
+// process to use it: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA. (Elsewhere, no system
+// is asked.)
 inline bool may_use_tiles() {
+#ifdef __linux__
   constexpr unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;
   return (Cpuid(7, 0).d & wanted) == wanted &&
          syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+  return false;
+#endif
 }
 
 inline uint32_t find_features() {

@@ -65,7 +65,10 @@ struct DigitSums {
   // (Or else the compiler copies them in each iteration of the loop before.)
   EQQUANT_INLINE void stay_in_registers() {
     inlined<3>([&](auto d) EQQUANT_INLINE {
-      inlined<vectors>([&](auto v) EQQUANT_INLINE { EQQUANT_ADDED_UP(of[d][v]); });
+      inlined<vectors>([&](auto v) EQQUANT_INLINE {
+        Ints& sum = of[d][v];  // Clang captures nothing for assembly alone.
+        EQQUANT_ADDED_UP(sum);
+      });
     });
   }
 

@@ -13,6 +13,11 @@
 #include "products/kernels.h"
 #include "xla/ffi/api/ffi.h"
 
+// A function that XLA calls.
+#define EQQUANT_HANDLER(name, ...)                    \
+  EQQUANT_EXPORT XLA_FFI_Error* name(XLA_FFI_CallFrame*); \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, __VA_ARGS__)
+
 namespace eqquant {
 namespace {
 

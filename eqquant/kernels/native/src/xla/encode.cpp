@@ -76,7 +76,4 @@ auto bind_encode() {
 }  // namespace
 }  // namespace eqquant
 
-#pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_encode, eqquant::encode_numbers,
-                              eqquant::bind_encode());
-#pragma GCC visibility pop
+EQQUANT_HANDLER(eqquant_encode, eqquant::encode_numbers, eqquant::bind_encode());

@@ -324,8 +324,6 @@ auto bind_bytes() {
 }  // namespace
 }  // namespace eqquant
 
-#define EQQUANT_EXPORT extern "C" __attribute__((visibility("default")))
-
 // The version of XLA's FFI that the library was compiled for, and its instruction sets.
 // Python reads them before it registers the functions below.
 EQQUANT_EXPORT int32_t eqquant_interface_major() { return XLA_FFI_API_MAJOR; }
@@ -366,32 +364,23 @@ EQQUANT_EXPORT bool eqquant_has_fours(int32_t set, int32_t packing, int32_t poin
   return kernels->has_fours(w);
 }
 
-#pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_forward, eqquant::of_floats<eqquant::forward>,
-                              eqquant::bind_floats());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_transposed,
-                              eqquant::of_floats<eqquant::transposed>,
-                              eqquant::bind_floats());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_bfloat16, eqquant::of_floats<eqquant::bfloat16>,
-                              eqquant::bind_floats());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_integers, eqquant::of_floats<eqquant::integers>,
-                              eqquant::bind_floats());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded,
-                              eqquant::of_blocks<eqquant::Decoding::kForward>,
-                              eqquant::bind_blocks());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_transposed,
-                              eqquant::of_blocks<eqquant::Decoding::kTransposed>,
-                              eqquant::bind_blocks());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_bfloat16,
-                              eqquant::of_blocks<eqquant::Decoding::kBfloat16>,
-                              eqquant::bind_blocks());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_decoded_integers,
-                              eqquant::of_blocks<eqquant::Decoding::kIntegers>,
-                              eqquant::bind_blocks());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_few_integers,
-                              eqquant::of_blocks<eqquant::Decoding::kFewIntegers>,
-                              eqquant::bind_blocks());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_rounded, eqquant::of_rounded,
-                              eqquant::bind_rounded());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(eqquant_bytes, eqquant::bytes, eqquant::bind_bytes());
-#pragma GCC visibility pop
+EQQUANT_HANDLER(eqquant_forward, eqquant::of_floats<eqquant::forward>,
+                eqquant::bind_floats());
+EQQUANT_HANDLER(eqquant_transposed, eqquant::of_floats<eqquant::transposed>,
+                eqquant::bind_floats());
+EQQUANT_HANDLER(eqquant_bfloat16, eqquant::of_floats<eqquant::bfloat16>,
+                eqquant::bind_floats());
+EQQUANT_HANDLER(eqquant_integers, eqquant::of_floats<eqquant::integers>,
+                eqquant::bind_floats());
+EQQUANT_HANDLER(eqquant_decoded, eqquant::of_blocks<eqquant::Decoding::kForward>,
+                eqquant::bind_blocks());
+EQQUANT_HANDLER(eqquant_decoded_transposed, eqquant::of_blocks<eqquant::Decoding::kTransposed>,
+                eqquant::bind_blocks());
+EQQUANT_HANDLER(eqquant_decoded_bfloat16, eqquant::of_blocks<eqquant::Decoding::kBfloat16>,
+                eqquant::bind_blocks());
+EQQUANT_HANDLER(eqquant_decoded_integers, eqquant::of_blocks<eqquant::Decoding::kIntegers>,
+                eqquant::bind_blocks());
+EQQUANT_HANDLER(eqquant_few_integers, eqquant::of_blocks<eqquant::Decoding::kFewIntegers>,
+                eqquant::bind_blocks());
+EQQUANT_HANDLER(eqquant_rounded, eqquant::of_rounded, eqquant::bind_rounded());
+EQQUANT_HANDLER(eqquant_bytes, eqquant::bytes, eqquant::bind_bytes());
