@@ -78,5 +78,5 @@ def test_sdist_tests_itself(built, tmp_path):
 
 
 def _is_source(name):
-    made = ("__pycache__/", "libeqquant.so", "not_built.txt", ".ipynb_checkpoints/")
-    return not any(part in name for part in made)
+    made = ("__pycache__/", "libeqquant.so", "not_built.txt", "built_from.txt")
+    return not any(part in name for part in (*made, ".ipynb_checkpoints/"))

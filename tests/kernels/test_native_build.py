@@ -4,6 +4,8 @@ together from.)"""
 import pathlib
 import shutil
 import subprocess
+import sys
+import types
 
 import pytest
 
@@ -104,3 +106,58 @@ def test_a_set_is_a_header_and_a_line(tmp_path, monkeypatch):
     assert out.stdout.split() == (
         b"small: 4 1, 1 1 0 small less_small: 6 1, 2 1 0".split()
     )
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs from a checkout by a compiler that only notes that it ran. Returns how
+    often it did, and where the library then is."""
+    here, log = tmp_path / build._folder, tmp_path / "log"
+    (here / "src").mkdir(parents=True)
+    (here / "src/a.h").write_text("int a;")
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys\n"
+        "if '--version' in sys.argv:\n"
+        "    sys.exit()\n"
+        f"pathlib.Path({str(log)!r}).open('a').write('once\\n')\n"
+        "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('built')\n"
+    )
+    compiler.chmod(0o755)
+    core = types.SimpleNamespace(dependencies=["jax>=1"], requires_python=">=3.11")
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build.NativeBuildHook, "_headers", lambda *_: tmp_path)
+    monkeypatch.setattr(build, "kernel_units", lambda: [])
+
+    def install(version="editable", native="require"):
+        monkeypatch.setenv("EQQUANT_NATIVE", native)
+        log.write_text("")
+        metadata = types.SimpleNamespace(core=core)
+        hook = build.NativeBuildHook(str(tmp_path), {}, None, metadata, "", "wheel")
+        data = {"force_include": {}}
+        hook.initialize(version, data)
+        places = [
+            here,
+            *(pathlib.Path(place).parent for place in data["force_include"]),
+        ]
+        found = [(place / library).exists() for place in places]
+        hook.finalize(version, data, "")
+        return len(log.read_text().split()), found[-1]
+
+    library = build._platforms[build.this_platform()].library
+    install.here = here
+    return install
+
+
+def test_built_once(install):
+    number, _ = install()
+    assert number > 1
+    # What is there is taken, also for a wheel,
+    assert install() == (0, True) == install("standard")
+    # until something changes,
+    (install.here / "src/a.h").write_text("int b;")
+    assert install("standard") == (number, True) == install()
+    # or is not wanted.
+    assert install(native="0") == (0, False)
+    assert install() == (number, True)

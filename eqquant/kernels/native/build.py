@@ -4,8 +4,12 @@ that compiles the native library for wheels and editable installs.
 A failure here does not fail the install: the reason is written to `not_built.txt`,
 which `eqquant.explain` shows. With `EQQUANT_NATIVE=require` in the environment it is an
 error, and with `EQQUANT_NATIVE=0` nothing is built.
+
+An editable install leaves the library in the checkout. Until its sources change, other
+installs from there take it.
 """
 
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -28,6 +32,7 @@ from packaging.specifiers import SpecifierSet
 
 _folder = "eqquant/kernels/native"
 _reason = "not_built.txt"
+_sources = "built_from.txt"
 
 
 class Platform(NamedTuple):
@@ -161,14 +166,12 @@ class NativeBuildHook(BuildHookInterface):
         here = pathlib.Path(self.root, _folder)
         self._temporary = tempfile.TemporaryDirectory()
         folder = here if version == "editable" else pathlib.Path(self._temporary.name)
-        libraries = {platform.library for platform in _platforms.values()}
-        for name in (*libraries, _reason):
-            (folder / name).unlink(missing_ok=True)
         try:
             if wanted == "0":
                 raise NotBuilt("EQQUANT_NATIVE was 0 when eqquant was installed")
-            built_for = self._build(here / "src", folder)
+            built_for = self._build(here, folder)
         except NotBuilt as e:
+            _clear(folder)
             if wanted == "require":
                 raise
             self.app.display_warning(f"The native library was not built: {e}")
@@ -184,7 +187,7 @@ class NativeBuildHook(BuildHookInterface):
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
         self._temporary.cleanup()
 
-    def _build(self, source, folder):
+    def _build(self, here, folder):
         where = this_platform()
         if where not in _platforms:
             raise NotBuilt(
@@ -193,22 +196,43 @@ class NativeBuildHook(BuildHookInterface):
             )
         found = _platforms[where]
         compiler = find_compiler()
+        digest = self._digest(here / "src", compiler, found)
+        if _is_built(here, found.library, digest):
+            if folder != here:
+                shutil.copy(here / found.library, folder)
+            return found
+        _clear(folder)
         with tempfile.TemporaryDirectory() as name:
             temporary = pathlib.Path(name)
             units = [*kernel_units(), *array_units(), *_xla_units]
             flags = ["-O3", f"-isystem{self._headers(temporary)}", *found.compiling]
-            objects = compile_all(units, compiler, source, temporary, flags)
+            objects = compile_all(units, compiler, here / "src", temporary, flags)
             # (Linkers may leave other files beside it.)
             linked = str(temporary / found.library)
             run([*compiler, *found.linking, *objects, "-o", linked], env=_outside())
             shutil.move(linked, folder / found.library)
+        if folder == here:
+            (folder / _sources).write_text(digest, encoding="utf-8")
         return found
+
+    def _digest(self, source, compiler, found):
+        """Of everything that the library is made from."""
+        version = run([*compiler, "--version"], env=_outside())
+        digest = hashlib.sha256(
+            repr((compiler, version, found, self._oldest_jaxlib())).encode()
+        )
+        for file in (pathlib.Path(__file__), *sorted(source.rglob("*.*"))):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
+    def _oldest_jaxlib(self):
+        requirements = map(Requirement, self.metadata.core.dependencies)
+        return _least(next(r.specifier for r in requirements if r.name == "jax"))
 
     # The FFI headers of the oldest supported jaxlib: a library compiled with newer
     # headers would keep an older JAX from starting.
     def _headers(self, folder):
-        requirements = map(Requirement, self.metadata.core.dependencies)
-        version = _least(next(r.specifier for r in requirements if r.name == "jax"))
+        version = self._oldest_jaxlib()
         for jaxlib in importlib.metadata.distributions(name="jaxlib"):
             if jaxlib.version == version:
                 return jaxlib.locate_file("jaxlib/include")
@@ -227,6 +251,18 @@ class NativeBuildHook(BuildHookInterface):
             names = [name for name in file.namelist() if "/include/xla/ffi/" in name]
             file.extractall(folder, names)
         return folder / "jaxlib/include"
+
+
+def _clear(folder):
+    libraries = {platform.library for platform in _platforms.values()}
+    for name in (*libraries, _reason, _sources):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _is_built(folder, library, digest):
+    found = folder / _sources
+    is_complete = found.exists() and (folder / library).exists()
+    return is_complete and found.read_text("utf-8") == digest
 
 
 def find_compiler() -> list[str]:
@@ -357,8 +393,9 @@ def compile_all(
         return list(pool.map(compile, units))
 
 
-def run(command: list[str], env: dict[str, str] | None = None) -> None:
-    """Runs a command quietly. If it fails, raises `NotBuilt` with its output."""
+def run(command: list[str], env: dict[str, str] | None = None) -> str:
+    """Runs a command quietly, and returns what it prints. If it fails, raises
+    `NotBuilt` with that."""
     try:
         result = subprocess.run(
             command, env=env, capture_output=True, encoding="utf-8", errors="replace"
@@ -371,6 +408,7 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
         raise NotBuilt(
             f"{command[0]} failed: {reason}\n{shlex.join(command)}\n{result.stderr}"
         )
+    return result.stdout
 
 
 def _least(specifiers):
