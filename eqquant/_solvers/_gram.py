@@ -57,11 +57,48 @@ def lower_root(gram: Float[Array, "k k"]) -> Float[Array, "k k"]:
     """The lower triangular `L` with `gram = L L^T`, of a Gram that is normalised. If it
     is singular in float32, a millionth is added to its diagonal; or ten times as much,
     and so on, until there is such an `L`."""
-    root = lambda i: jnp.linalg.cholesky(gram + _diagonal(gram, jnp.asarray(_more)[i]))
+    root = lambda i: _cholesky(gram + _diagonal(gram, jnp.asarray(_more)[i]))
     again = lambda state: (state[0] < len(_more)) & ~jnp.all(jnp.isfinite(state[1]))
     start = jnp.int32(0), jnp.full_like(gram, jnp.nan)
     _, found = lax.while_loop(again, lambda s: (s[0] + 1, root(s[0])), start)
     return found
+
+
+# The size of blocks whose Cholesky factors LAPACK finds. (It sets all threads to work
+# on larger ones, which then wait for each other for far longer than they work.)
+_size = 64
+
+
+def _cholesky(gram):
+    # Block by block: the rows of the factor, from what those before leave of the Gram.
+    k = len(gram)
+    gram = filled(gram, k + -k % _size)
+
+    def block(i, upper):
+        cut = lambda a, axis=0: lax.dynamic_slice_in_dim(a, i * _size, _size, axis)
+        rows = cut(gram) - cut(upper, 1).T @ upper
+        own = lax.linalg.cholesky(cut(rows, 1), symmetrize_input=False)
+        d = jnp.diagonal(own)
+        rows = inverse_of_unit(own / d[None]) @ rows / d[:, None]
+        return lax.dynamic_update_slice_in_dim(upper, rows, i * _size, 0)
+
+    upper = lax.fori_loop(0, len(gram) // _size, block, jnp.zeros_like(gram))
+    return jnp.triu(upper)[:k, :k].T
+
+
+def inverse_of_unit(triangular: Float[Array, "*b s s"]) -> Float[Array, "*b s s"]:
+    """The inverse of triangular matrices whose diagonals are one."""
+    # With `[[A, 0], [C, B]]`, its lower left is `-B^-1 C A^-1`: so from the inverses of
+    # blocks on the diagonal to those of blocks of twice the size.
+    *b, s, _ = shape = triangular.shape
+
+    def double(i, inverse):
+        row, column = (lax.broadcasted_iota(i.dtype, shape, len(b) + j) for j in (0, 1))
+        between = (row ^ column) >> i == 1
+        return inverse - inverse @ jnp.where(between, triangular, 0) @ inverse
+
+    identity = jnp.broadcast_to(jnp.eye(s, dtype=triangular.dtype), shape)
+    return lax.fori_loop(0, (s - 1).bit_length(), double, identity)
 
 
 def _diagonal(gram, x):

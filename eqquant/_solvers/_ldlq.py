@@ -2,11 +2,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Integer
 
 from ..formats import Parameters
-from ._gram import diagonal, factored
+from ._gram import diagonal, factored, inverse_of_unit
 from ._rounding import Rounding
 from ._search import chosen, grouped, Search
 from ._sweep import swept
@@ -37,8 +36,8 @@ def ldlq(
     upper, weights = factored(gram[order][:, order])
     columns = w.reshape(n, k).T[order]
     own = upper.reshape(g, s, g, s)[jnp.arange(g), :, jnp.arange(g)]
-    identity = jnp.broadcast_to(jnp.eye(s, dtype=upper.dtype), own.shape)
-    inverse = solve_triangular(own, identity, trans=1, unit_diagonal=True)
+    # (The first block is asked for nothing. It may be all there is, and then large.)
+    inverse = inverse_of_unit(own) if g > 1 else own
 
     def block(b, state):
         error, codes, parameters = state
@@ -46,7 +45,7 @@ def ldlq(
         numbers, d = cut(columns)[..., None], cut(weights)
         asked = cut(upper, 1).T @ error
         # What the columns would become if none of this block were rounded.
-        moved = numbers + (inverse[b] @ asked)[..., None]
+        moved = numbers + (inverse[b].T @ asked)[..., None]
         found = Search(rounding, moved, d[:, None, None]).best(tries)
         target = numbers + asked[..., None]
 
