@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -111,10 +112,9 @@ def test_a_set_is_a_header_and_a_line(tmp_path, monkeypatch):
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Installs from a checkout by a compiler that only notes that it ran. Returns how
-    often it did, and where the library then is."""
+    often it did, and whether there is a library then."""
     here, log = tmp_path / build._folder, tmp_path / "log"
     (here / "src").mkdir(parents=True)
-    (here / "src/a.h").write_text("int a;")
     compiler = tmp_path / "c++"
     compiler.write_text(
         f"#!{sys.executable}\n"
@@ -130,10 +130,11 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setattr(build.NativeBuildHook, "_headers", lambda *_: tmp_path)
     monkeypatch.setattr(build, "kernel_units", lambda: [])
 
-    def install(version="editable", native="require"):
+    def install(source, version="editable", native="require"):
+        (here / "src/a.h").write_text(source)
         monkeypatch.setenv("EQQUANT_NATIVE", native)
         log.write_text("")
-        metadata = types.SimpleNamespace(core=core)
+        metadata: Any = types.SimpleNamespace(core=core)
         hook = build.NativeBuildHook(str(tmp_path), {}, None, metadata, "", "wheel")
         data = {"force_include": {}}
         hook.initialize(version, data)
@@ -146,18 +147,16 @@ def install(tmp_path, monkeypatch):
         return len(log.read_text().split()), found[-1]
 
     library = build._platforms[build.this_platform()].library
-    install.here = here
     return install
 
 
 def test_built_once(install):
-    number, _ = install()
+    number, _ = install("int a;")
     assert number > 1
     # What is there is taken, also for a wheel,
-    assert install() == (0, True) == install("standard")
+    assert install("int a;") == (0, True) == install("int a;", "standard")
     # until something changes,
-    (install.here / "src/a.h").write_text("int b;")
-    assert install("standard") == (number, True) == install()
+    assert install("int b;", "standard") == (number, True) == install("int b;")
     # or is not wanted.
-    assert install(native="0") == (0, False)
-    assert install() == (number, True)
+    assert install("int b;", native="0") == (0, False)
+    assert install("int b;") == (number, True)
