@@ -18,6 +18,7 @@ struct Bytes256 {
   using Vector = __m256i;
   static constexpr int64_t lanes = 32;
   static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr bool shifts_bytes = false;
 
   static Vector load(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -220,6 +221,13 @@ struct Avx2 {
   template <int most = 255>
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     sum = dot8<most>(sum, x, y);
+  }
+  // Four of them, in all lanes.
+  using Four = Ints;
+  static Four four(const int8_t* p) {
+    int32_t found;
+    std::memcpy(&found, p, 4);
+    return ints(found);
   }
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) {

@@ -3,6 +3,9 @@
 
 #include <arm_neon.h>
 
+#include <cstdint>
+#include <cstring>
+
 #include "isa/neon.h"
 
 namespace eqquant {
@@ -16,8 +19,19 @@ struct NeonDot : Neon {
   static Ints dot8(Ints sum, Ints x, Ints y) {
     return vdotq_s32(sum, s8(x), s8(y));
   }
+  // Four of them, by which all lanes are multiplied.
+  using Four = int8x8_t;
+  static Four four(const int8_t* p) {
+    int32_t found;
+    std::memcpy(&found, p, 4);
+    return vreinterpret_s8_s32(vset_lane_s32(found, vdup_n_s32(0), 0));
+  }
   template <int most = 127>
-  static void add_dot8(Ints& sum, Ints x, Ints y) {
+  static Ints dot8(Ints sum, Ints x, Four y) {
+    return vdotq_lane_s32(sum, s8(x), y, 0);
+  }
+  template <int most = 127>
+  static void add_dot8(Ints& sum, Ints x, Four y) {
     sum = dot8(sum, x, y);
   }
 };

@@ -40,8 +40,8 @@ struct DigitSums {
   // Adds those with four codes of each row, `codes(v)`.
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
-    Ints four[3];
-    unrolled<3>([&](auto d) { four[d] = all(x + d * stride); });
+    typename V::Four four[3];
+    unrolled<3>([&](auto d) { four[d] = V::four(x + d * stride); });
     unrolled<vectors>([&](auto v) {
       const Ints mine = codes(v);
       unrolled<3>([&](auto d) {
@@ -52,8 +52,8 @@ struct DigitSums {
 
   // The same of codes in memory.
   EQQUANT_INLINE void add(const uint8_t* codes, const int8_t* x, int64_t stride) {
-    Ints four[3];
-    inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = all(x + d * stride); });
+    typename V::Four four[3];
+    inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = V::four(x + d * stride); });
     inlined<vectors>([&](auto v) EQQUANT_INLINE {
       const Ints mine = B::load(codes + v * B::lanes);
       inlined<3>([&](auto d) EQQUANT_INLINE {
@@ -98,13 +98,6 @@ struct DigitSums {
                        V::all(all[0] + (all[1] + all[2] * smallest) * smallest), total);
       V::store(to, total);
     });
-  }
-
- private:
-  static Ints all(const int8_t* x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    return V::ints(four);
   }
 };
 
