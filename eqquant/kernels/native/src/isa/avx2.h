@@ -222,13 +222,6 @@ struct Avx2 {
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     sum = dot8<most>(sum, x, y);
   }
-  // Four of them, in all lanes.
-  using Four = Ints;
-  static Four four(const int8_t* p) {
-    int32_t found;
-    std::memcpy(&found, p, 4);
-    return ints(found);
-  }
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));

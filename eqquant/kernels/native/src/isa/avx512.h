@@ -4,7 +4,6 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "isa/basics.h"
 #include "isa/number_types.h"
@@ -208,13 +207,6 @@ struct Avx512 {
   template <int most = 255>
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-  }
-  // Four of them, in all lanes.
-  using Four = Ints;
-  static Four four(const int8_t* p) {
-    int32_t found;
-    std::memcpy(&found, p, 4);
-    return ints(found);
   }
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) { return _mm512_dpwssd_epi32(sum, x, y); }

@@ -4,7 +4,6 @@
 #include <arm_neon.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "isa/neon.h"
 
@@ -21,10 +20,8 @@ struct NeonDot : Neon {
   }
   // Four of them, by which all lanes are multiplied.
   using Four = int8x8_t;
-  static Four four(const int8_t* p) {
-    int32_t found;
-    std::memcpy(&found, p, 4);
-    return vreinterpret_s8_s32(vset_lane_s32(found, vdup_n_s32(0), 0));
+  static Four in_a_lane(int32_t four) {
+    return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
   }
   template <int most = 127>
   static Ints dot8(Ints sum, Ints x, Four y) {

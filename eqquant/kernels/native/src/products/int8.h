@@ -188,10 +188,12 @@ class IntegersInRegisters {
       for (int v = 0; v < 4; ++v) w[v] = V::Bytes::load(codes + v * kRows);
       EQQUANT_UNROLL
       for (int r = 0; r < R * digits; ++r) {
-        const auto four = V::four(x + r / digits * stride + r % digits * second);
+        int32_t four;
+        __builtin_memcpy(&four, x + r / digits * stride + r % digits * second, 4);
+        const auto all = V::ints(four);
         EQQUANT_UNROLL
         for (int v = 0; v < 4; ++v)
-          sum[r][v] = V::dot8(sum[r][v], w[v], four);
+          sum[r][v] = V::dot8(sum[r][v], w[v], all);
       }
     }
     EQQUANT_UNROLL

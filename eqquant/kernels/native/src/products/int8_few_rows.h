@@ -40,8 +40,8 @@ struct DigitSums {
   // Adds those with four codes of each row, `codes(v)`.
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
-    typename V::Four four[3];
-    unrolled<3>([&](auto d) { four[d] = V::four(x + d * stride); });
+    decltype(all(x)) four[3];
+    unrolled<3>([&](auto d) { four[d] = all(x + d * stride); });
     unrolled<vectors>([&](auto v) {
       const Ints mine = codes(v);
       unrolled<3>([&](auto d) {
@@ -52,8 +52,8 @@ struct DigitSums {
 
   // The same of codes in memory.
   EQQUANT_INLINE void add(const uint8_t* codes, const int8_t* x, int64_t stride) {
-    typename V::Four four[3];
-    inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = V::four(x + d * stride); });
+    decltype(all(x)) four[3];
+    inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = all(x + d * stride); });
     inlined<vectors>([&](auto v) EQQUANT_INLINE {
       const Ints mine = B::load(codes + v * B::lanes);
       inlined<3>([&](auto d) EQQUANT_INLINE {
@@ -66,8 +66,9 @@ struct DigitSums {
   EQQUANT_INLINE void stay_in_registers() {
     inlined<3>([&](auto d) EQQUANT_INLINE {
       inlined<vectors>([&](auto v) EQQUANT_INLINE {
-        Ints& sum = of[d][v];  // Clang captures nothing for assembly alone.
-        EQQUANT_ADDED_UP(sum);
+        // (For assembly alone, Clang captures no variables.)
+        constexpr int i = decltype(d)::value, j = decltype(v)::value;
+        EQQUANT_ADDED_UP(of[i][j]);
       });
     });
   }
@@ -98,6 +99,15 @@ struct DigitSums {
                        V::all(all[0] + (all[1] + all[2] * smallest) * smallest), total);
       V::store(to, total);
     });
+  }
+
+ private:
+  // Where instructions take them from a lane, they are not copied to all.
+  static auto all(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    if constexpr (V::signs) return V::in_a_lane(four);
+    else return V::ints(four);
   }
 };
 
