@@ -36,6 +36,7 @@ def test_units_have_the_features_of_their_set():
     units = {unit.name: unit for unit in build.kernel_units("aarch64")}
     assert "-march=armv8.2-a+dotprod" in units["neon_dot_int8"].flags
     assert "-march=armv8.2-a+dotprod" not in units["neon_float32"].flags
+    assert units["neon_i8mm_int8_pairs"].flags[1] == "-march=armv8.2-a+dotprod+i8mm"
 
 
 # Two sets, each a header and a line: the second extends the first.

@@ -17,3 +17,6 @@ def test_kernels():
     for processor in arm.processors:
         assert f"{processor}: seed 0, 30 cases" in done.stdout
     assert done.stdout.count("neon: done") == 2, done.stdout
+    # Of the other processor, these are not tried.
+    assert done.stdout.count("neon_dot: done") == 1, done.stdout
+    assert done.stdout.count("neon_i8mm: done") == 1, done.stdout

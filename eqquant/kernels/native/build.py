@@ -124,6 +124,7 @@ _arm = {
         "pieces float32 float32_across transposed non_finite nibbles",
     ),
     "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows"),
+    "neon_i8mm": _Set("neon_dot", "arch=armv8.2-a+dotprod+i8mm", "int8_pairs"),
 }
 _all_sets = {"x86_64": _x86, "aarch64": _arm}
 

@@ -18,6 +18,7 @@ struct Bytes256 {
   using Vector = __m256i;
   static constexpr int64_t lanes = 32;
   static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr bool shifts_bytes = false;
 
   static Vector load(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -16,6 +16,7 @@ struct Bytes512 {
   using Vector = __m512i;
   static constexpr int64_t lanes = 64;
   static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr bool shifts_bytes = false;
 
   static Vector load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static Vector load(const uint8_t* p, int64_t count) {

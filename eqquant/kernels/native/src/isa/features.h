@@ -14,6 +14,7 @@ enum Feature : uint32_t {
   kAmx = 1 << 4,         // tiles, of 8-bit integers and of bfloat16
   kNeon = 1 << 5,        // of 64-bit ARM: all of them have it
   kNeonDot = 1 << 6,     // products of 8-bit integers
+  kNeonI8mm = 1 << 7,    // products of matrices of them
 };
 
 }  // namespace eqquant

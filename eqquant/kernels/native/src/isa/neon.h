@@ -29,6 +29,7 @@ struct Bytes128 {
   using Vector = int32x4_t;
   static constexpr int64_t lanes = 16;
   static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr bool shifts_bytes = true;
 
   static Vector load(const uint8_t* p) { return any(vld1q_u8(p)); }
   static Vector load(const uint8_t* p, int64_t count) {

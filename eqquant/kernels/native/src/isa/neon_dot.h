@@ -3,6 +3,8 @@
 
 #include <arm_neon.h>
 
+#include <cstdint>
+
 #include "isa/neon.h"
 
 namespace eqquant {
@@ -16,8 +18,17 @@ struct NeonDot : Neon {
   static Ints dot8(Ints sum, Ints x, Ints y) {
     return vdotq_s32(sum, s8(x), s8(y));
   }
+  // Four of them, by which all lanes are multiplied.
+  using Four = int8x8_t;
+  static Four in_a_lane(int32_t four) {
+    return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));
+  }
   template <int most = 127>
-  static void add_dot8(Ints& sum, Ints x, Ints y) {
+  static Ints dot8(Ints sum, Ints x, Four y) {
+    return vdotq_lane_s32(sum, s8(x), y, 0);
+  }
+  template <int most = 127>
+  static void add_dot8(Ints& sum, Ints x, Four y) {
     sum = dot8(sum, x, y);
   }
 };

@@ -40,7 +40,7 @@ struct DigitSums {
   // Adds those with four codes of each row, `codes(v)`.
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
-    Ints four[3];
+    decltype(all(x)) four[3];
     unrolled<3>([&](auto d) { four[d] = all(x + d * stride); });
     unrolled<vectors>([&](auto v) {
       const Ints mine = codes(v);
@@ -52,7 +52,7 @@ struct DigitSums {
 
   // The same of codes in memory.
   EQQUANT_INLINE void add(const uint8_t* codes, const int8_t* x, int64_t stride) {
-    Ints four[3];
+    decltype(all(x)) four[3];
     inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = all(x + d * stride); });
     inlined<vectors>([&](auto v) EQQUANT_INLINE {
       const Ints mine = B::load(codes + v * B::lanes);
@@ -66,8 +66,9 @@ struct DigitSums {
   EQQUANT_INLINE void stay_in_registers() {
     inlined<3>([&](auto d) EQQUANT_INLINE {
       inlined<vectors>([&](auto v) EQQUANT_INLINE {
-        Ints& sum = of[d][v];  // Clang captures nothing for assembly alone.
-        EQQUANT_ADDED_UP(sum);
+        // (For assembly alone, Clang captures no variables.)
+        constexpr int i = decltype(d)::value, j = decltype(v)::value;
+        EQQUANT_ADDED_UP(of[i][j]);
       });
     });
   }
@@ -101,10 +102,12 @@ struct DigitSums {
   }
 
  private:
-  static Ints all(const int8_t* x) {
+  // Where instructions take them from a lane, they are not copied to all.
+  static auto all(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
-    return V::ints(four);
+    if constexpr (V::signs) return V::in_a_lane(four);
+    else return V::ints(four);
   }
 };
 

@@ -104,7 +104,12 @@ EQQUANT_INLINE void inlined(F f) {
 template <class B, int from, int bits, int to = 0>
 typename B::Vector moved(typename B::Vector c) {
   constexpr auto mask = static_cast<char>(((1 << bits) - 1) << to);
+  // Whether no other bits are left: those beyond a byte, if they do not go to another.
+  constexpr bool right = B::shifts_bytes && from + bits == 8 && to == 0;
+  constexpr bool left = B::shifts_bytes && from == 0 && to + bits == 8;
   if constexpr (from == to && bits == 8) return c;
+  if constexpr (from < to && left) return B::template left<to - from>(c);
+  if constexpr (from > to && right) return B::template right<from - to>(c);
   if constexpr (from < to) return B::both(B::template left<to - from>(c), mask);
   if constexpr (from > to) return B::both(B::template right<from - to>(c), mask);
   return B::both(c, mask);

@@ -26,6 +26,7 @@ struct Quads {
   };
   static constexpr int64_t lanes = B::lanes;
   static constexpr int together = 4;
+  static constexpr bool shifts_bytes = B::shifts_bytes;
 
   static Vector both(Vector x, char y) {
     return each([&](int v) { return B::both(x.of[v], y); });
