@@ -97,28 +97,13 @@ def build(folder: pathlib.Path, name: str) -> pathlib.Path:
         more = {"CXX": target.compiler, "_PYTHON_HOST_PLATFORM": target.platform}
     with tempfile.TemporaryDirectory() as temporary:
         made = pathlib.Path(temporary, "made")
-        _run(
-            sys.executable,
-            "-m",
-            "hatchling",
-            "build",
-            "-t",
-            "wheel",
-            "-d",
-            made,
-            **more,
-        )
+        hatch = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+        _run(*hatch, "-d", made, **more)
         (wheel,) = made.glob("*.whl")
         if name.startswith("linux"):
             made = pathlib.Path(temporary, "audited")
-            audit = [
-                sys.executable,
-                "-m",
-                "auditwheel",
-                "repair",
-                f"--wheel-dir={made}",
-            ]
-            _run(*audit, wheel)
+            audit = [sys.executable, "-m", "auditwheel", "repair"]
+            _run(*audit, f"--wheel-dir={made}", wheel)
             (wheel,) = made.glob("*.whl")
         check(wheel, name)
         return pathlib.Path(shutil.move(wheel, folder / wheel.name))
