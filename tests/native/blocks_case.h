@@ -303,7 +303,8 @@ class BlocksCase {
 
   void print() const {
     std::printf(
-        "packing %d, rows %ld, n %ld, panels %d, k %ld, block %ld, scales %ld of type "
+        "packing %d, rows %" PRId64 ", n %" PRId64 ", panels %d, k %" PRId64
+        ", block %" PRId64 ", scales %" PRId64 " of type "
         "%d, factor %g, offset %d, points %d, place %d\n",
         static_cast<int>(packing_), rows_, n_, in_panels_, k_, block_, columns_,
         static_cast<int>(scale_type_), double{factor_}, static_cast<int>(offset_),

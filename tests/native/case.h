@@ -4,11 +4,8 @@
 // where a page begins that nothing may touch, and some begin where one ends.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <cinttypes>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +13,7 @@
 #include <random>
 #include <utility>
 
+#include "pages.h"
 #include "products/kernels.h"
 
 namespace eqquant {
@@ -49,14 +47,12 @@ class Buffer {
       heap_ = std::make_unique<T[]>(size_);
       data_ = heap_.get();
     } else {
-      const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+      const size_t page = page_size();
       const size_t inside = (bytes + page - 1) / page * page;
       mapped_ = inside + 2 * page;
-      char* all = static_cast<char*>(
-          mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-      // (Emulators refuse to protect nothing.)
-      if (inside > 0 && mprotect(all + page, inside, PROT_READ | PROT_WRITE) != 0)
-        std::abort();
+      char* all = guarded_pages(mapped_);
+      // (Emulators refuse to open nothing.)
+      if (inside > 0 && !open_pages(all + page, inside)) std::abort();
       start_ = all;
       all += place == Place::kAfterGuard ? page : page + inside - bytes;
       data_ = reinterpret_cast<T*>(all);
@@ -70,7 +66,7 @@ class Buffer {
         heap_(std::move(other.heap_)),
         data_(other.data_) {}
   ~Buffer() {
-    if (mapped_ != 0) munmap(start_, mapped_);
+    if (mapped_ != 0) free_pages(start_, mapped_);
   }
 
   T* data() const { return data_; }
@@ -308,7 +304,8 @@ class Case {
 
   void print() const {
     std::printf(
-        "rows %ld, n %ld, bytes %ld, block %ld, kind %d, scales %ld of type %d, "
+        "rows %" PRId64 ", n %" PRId64 ", bytes %" PRId64 ", block %" PRId64
+        ", kind %d, scales %" PRId64 " of type %d, "
         "factor %g, zero-points %d, place %d\n",
         rows_, n_, bytes_, block_, static_cast<int>(kind_), columns_,
         static_cast<int>(scale_type_), double{factor_}, has_zero_,

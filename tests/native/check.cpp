@@ -27,7 +27,8 @@
 #include "pool.h"
 #include "xla/whole_products.h"
 
-#ifdef __x86_64__
+#if defined(__x86_64__) && defined(__linux__)
+#define EQQUANT_EMULATES_TILES
 #include "emulated_tiles.h"
 #endif
 
@@ -38,7 +39,7 @@ using Numbers = std::vector<double>;
 
 // Whether these are the kernels with tiles.
 bool has_tiles([[maybe_unused]] const Kernels& kernels) {
-#ifdef __x86_64__
+#ifdef EQQUANT_EMULATES_TILES
   return &kernels == &table_of(kAmx);
 #else
   return false;
@@ -255,7 +256,7 @@ int main(int, char** argument) {
   const uint64_t seed = std::strtoull(argument[1], nullptr, 10);
   const int64_t cases = std::strtoll(argument[2], nullptr, 10);
   uint32_t here = features_here();
-#ifdef __x86_64__
+#ifdef EQQUANT_EMULATES_TILES
   if ((here & kAmx) == 0) emulated::install();
   if ((here & kAvx512Bf16) != 0) here |= kAmx;
 #endif
@@ -272,7 +273,7 @@ int main(int, char** argument) {
         check_case(set.kernels, set.names, pools[i % 2]);
     std::printf("%s: %s\n", set.names, runs ? "done" : "not on this machine");
   }
-  std::printf("%ld sums, with errors of up to %.1e\n", compared, largest_error);
-  std::printf("%ld wrong\n", failures);
+  std::printf("%" PRId64 " sums, with errors of up to %.1e\n", compared, largest_error);
+  std::printf("%" PRId64 " wrong\n", failures);
   return failures == 0 ? 0 : 1;
 }

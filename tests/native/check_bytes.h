@@ -35,7 +35,8 @@ void check_bytes(const Kernels& kernels, const char* set, const Pool& pool) {
              w.get()[across ? j * n + i % n : i % n * k + j];
     if (y.get()[i] == static_cast<float>(sum)) continue;
     return report(set, "bytes", [&] {
-      std::printf("rows %ld, n %ld, k %ld, across %d\n", rows, n, k, across);
+      std::printf("rows %" PRId64 ", n %" PRId64 ", k %" PRId64 ", across %d\n", rows,
+                  n, k, across);
     });
   }
 }

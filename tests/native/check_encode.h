@@ -90,7 +90,7 @@ void check_encode(const Pool& pool) {
     right = right && alone.get()[i] == blocks.get()[i * rows + row];
   if (!right)
     report("AVX2", "encode", [&] {
-      std::printf("search %d, type %d, rows %ld, size %ld\n",
+      std::printf("search %d, type %d, rows %" PRId64 ", size %" PRId64 "\n",
                   static_cast<int>(e.search), static_cast<int>(type), rows, e.size);
     });
 }

@@ -32,7 +32,7 @@ _continued = 32  # tokens
 _seconds = {
     "row": (4.0, 5.0),
     "calibrating": (4.0, 16.0),
-    "GPTQ": (15.0, 55.0),
+    "GPTQ": (14.0, 43.0),
     "speed": (0.0, 12.0),
 }
 
