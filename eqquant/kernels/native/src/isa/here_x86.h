@@ -35,18 +35,29 @@ inline bool may_use_tiles() {
 #endif
 }
 
+// The registers that the system saves for each thread, by their bits in XCR0.
+inline uint32_t saved_registers() {
+  if ((Cpuid(1, 0).c & bit_OSXSAVE) == 0) return 0;
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+// (By the instruction itself, since not all libraries of compilers know the newer ones.)
 inline uint32_t find_features() {
-  __builtin_cpu_init();
+  const Cpuid basic(1, 0), extended(7, 0), more(7, 1);
+  const uint32_t saved = saved_registers();
+  const auto has = [](uint32_t found, uint32_t all) { return (found & all) == all; };
+  constexpr uint32_t of_avx2 = 0x06, of_avx512 = 0xe6;
   uint32_t found = 0;
-  if ((Cpuid(1, 0).c & bit_F16C) != 0 && __builtin_cpu_supports("avx2") &&
-      __builtin_cpu_supports("fma"))
-    found |= kAvx2;
-  if ((Cpuid(7, 1).a & 1u << 4) != 0) found |= kAvxVnni;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vnni"))
+  if (!has(saved, of_avx2)) return found;
+  if (has(basic.c, bit_F16C | bit_FMA) && has(extended.b, bit_AVX2)) found |= kAvx2;
+  if (has(more.a, 1u << 4)) found |= kAvxVnni;
+  if (!has(saved, of_avx512)) return found;
+  if (has(extended.b, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ) &&
+      has(extended.c, 1u << 11))
     found |= kAvx512;
-  if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
+  if (has(more.a, 1u << 5)) found |= kAvx512Bf16;
   if (may_use_tiles()) found |= kAmx;
   return found;
 }
