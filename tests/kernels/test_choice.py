@@ -166,7 +166,12 @@ def test_the_nearest_generation(family, name, monkeypatch):
     "flags, features, like",
     (
         ("fp asimd", {"neon"}, {"avx2"}),
-        ("fp asimd asimddp i8mm", {"neon", "neon_dot"}, {"avx2", "avx_vnni"}),
+        ("fp asimd asimddp", {"neon", "neon_dot"}, {"avx2", "avx_vnni"}),
+        (
+            "fp asimd asimddp i8mm",
+            {"neon", "neon_dot", "neon_i8mm"},
+            {"avx2", "avx_vnni"},
+        ),
     ),
 )
 def test_on_arm(flags, features, like, monkeypatch):

@@ -165,9 +165,9 @@ def measured_machine() -> Machine:
 # The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them: those of
 # x86, and those of ARM.
 _levels = ("avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
-_arm_levels = ("neon", "neon_dot")
+_arm_levels = ("neon", "neon_dot", "neon_i8mm")
 # No ARM processor was measured: those of x86 whose kernels are most like theirs.
-_like_arm = {"neon": "avx2", "neon_dot": "avx_vnni"}
+_like_arm = {"neon": "avx2", "neon_dot": "avx_vnni", "neon_i8mm": "avx_vnni"}
 _flags = {
     "avx2": "avx2",
     "avx_vnni": "avx_vnni",
@@ -176,6 +176,7 @@ _flags = {
     "amx_int8": "amx",
     "asimd": "neon",
     "asimddp": "neon_dot",
+    "i8mm": "neon_i8mm",
 }
 
 
