@@ -3,7 +3,7 @@ import platform
 
 import jax
 
-from ..kernels import cpu_info
+from ..kernels import processor
 
 
 # The names of instruction sets in `/proc/cpuinfo`, and their usual names.
@@ -25,7 +25,7 @@ _features = {
 def describe_machine() -> str:
     """A line about the processor, its instruction sets, and the versions of JAX and
     Python."""
-    info = cpu_info()
+    info = processor()
     name = info.get("model name") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
     features = [name for flag, name in _features.items() if flag in flags]

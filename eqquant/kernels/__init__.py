@@ -39,11 +39,11 @@ from ._table import (
     supporting as supporting,
 )
 from .cpu import (
-    cpu_info as cpu_info,
+    describe_features as describe_features,
     Kind as Kind,
     kind_of as kind_of,
     measured_machine as measured_machine,
-    this_processor as this_processor,
+    processor as processor,
 )
 from .gpu import blackwell as blackwell
 from .native import (

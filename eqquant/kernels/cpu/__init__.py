@@ -18,9 +18,9 @@ from . import (
     _unit_tiles as _unit_tiles,
 )
 from ._costs import (
-    cpu_info as cpu_info,
+    describe_features as describe_features,
     Kind as Kind,
     kind_of as kind_of,
     measured_machine as measured_machine,
-    this_processor as this_processor,
+    processor as processor,
 )

@@ -96,39 +96,19 @@ def kind_of(
     return Kind(product, "", bits, points, format.offset, short, rounds, panels)
 
 
-class Processor(NamedTuple):
-    """What the costs of kernels depend on.
-
-    - `vendor`: who made it.
-    - `family`: the vendor's number of its family.
-    - `features`: the instruction sets that kernels use there.
-    """
-
-    vendor: str | None
-    family: str | None
-    features: frozenset[str]
-
-    def far(self, other: "Processor") -> tuple[int, int, int, int]:
-        """How unlike another processor it is, whose kernels it may not have."""
-        return (
-            len(other.features - self.features),
-            other.vendor not in (None, self.vendor),
-            len(self.features - other.features),
-            other.family not in (None, self.family),
-        )
-
-
 class Machine(NamedTuple):
     """The costs of kernels on a machine.
 
     - `name`: of the machine and of the version of JAX, in words.
-    - `processor`: its processor; without vendor and family if they do not matter.
+    - `features`: the instruction sets that kernels use there.
+    - `vendor`: of the processor, if it matters.
     - `fuses`: whether JAX is 0.11 or newer.
     - `costs`: for each kind, `[a, b, c]` of kernels.
     """
 
     name: str
-    processor: Processor
+    features: frozenset[str]
+    vendor: str | None
     fuses: bool
     costs: Mapping[Kind, Mapping[str, list[float]]]
 
@@ -137,8 +117,8 @@ class Machine(NamedTuple):
         found = json.loads(path.read_text("utf-8"))
         costs = {Kind(*kind): of_kernels for kind, of_kernels in found["costs"]}
         features = frozenset(found["features"])
-        processor = Processor(found["vendor"], found["family"], features)
-        return cls(found["name"], processor, found["fuses"], costs)
+        vendor, newer = found["vendor"], found["fuses"]
+        return cls(found["name"], features, vendor, newer, costs)
 
     def of(self, kind: Kind) -> Mapping[str, list[float]]:
         """The costs for the nearest kind that was measured."""
@@ -180,13 +160,13 @@ _flags = {
 }
 
 
-def this_processor() -> Processor:
-    """This processor, with the instruction sets that kernels use here."""
-    return _processor(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+def describe_features() -> tuple[str | None, frozenset[str]]:
+    """The vendor of this processor, and the instruction sets that kernels use here."""
+    return _features(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
-def _processor(level):
-    info = cpu_info()
+def _features(level):
+    info = processor()
     flags = info.get("flags") or info.get("Features") or ""
     found = {_flags[flag] for flag in flags.split() if flag in _flags}
     if platform.machine() == "arm64":  # macOS, which does not tell them so.
@@ -196,22 +176,30 @@ def _processor(level):
             found &= set(levels[: levels.index(level) + 1])
     if "avx512" in found:
         found.discard("avx_vnni")  # The same products, of half the width.
-    return Processor(info.get("vendor_id"), info.get("cpu family"), frozenset(found))
+    return info.get("vendor_id"), frozenset(found)
 
 
 @ft.cache
 def _machine(level: str | None) -> Machine:
-    here = _processor(level)
-    arm = here.features & set(_arm_levels)
-    features = frozenset(_like_arm.get(feature, feature) for feature in here.features)
-    here = here._replace(features=features)
-    nearest = min(_machines(), key=lambda m: (here.far(m.processor), m.fuses != fuses))
+    vendor, features = _features(level)
+    arm = features & set(_arm_levels)
+    features = frozenset(_like_arm.get(feature, feature) for feature in features)
+
+    def far(found):
+        return (
+            len(found.features - features),
+            found.vendor not in (None, vendor),
+            len(features - found.features),
+            found.fuses != fuses,
+        )
+
+    nearest = min(_machines(), key=far)
     if not arm:
         return nearest
     return nearest._replace(name=f"{nearest.name}, since no ARM processor was measured")
 
 
-def cpu_info() -> dict[str, str]:
+def processor() -> dict[str, str]:
     """What Linux tells of the first processor; empty on other systems."""
     path = pathlib.Path("/proc/cpuinfo")
     if not path.exists():
