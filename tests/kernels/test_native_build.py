@@ -139,13 +139,10 @@ def install(tmp_path, monkeypatch):
         hook = build.NativeBuildHook(str(tmp_path), {}, None, metadata, "", "wheel")
         data = {"force_include": {}}
         hook.initialize(version, data)
-        places = [
-            here,
-            *(pathlib.Path(place).parent for place in data["force_include"]),
-        ]
-        found = [(place / library).exists() for place in places]
+        (found,) = data["force_include"] or (here / library,)
+        is_there = pathlib.Path(found).exists()
         hook.finalize(version, data, "")
-        return len(log.read_text().split()), found[-1]
+        return len(log.read_text().split()), is_there
 
     library = build._platforms[build.this_platform()].library
     return install

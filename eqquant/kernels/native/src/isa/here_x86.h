@@ -43,7 +43,8 @@ inline uint32_t saved_registers() {
   return low;
 }
 
-// (By the instruction itself, since not all libraries of compilers know the newer ones.)
+// (By the instruction itself: on Windows, as ziglang compiles it, `__builtin_cpu_supports`
+// finds none.)
 inline uint32_t find_features() {
   const Cpuid basic(1, 0), extended(7, 0), more(7, 1);
   const uint32_t saved = saved_registers();
