@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import eqquant as eqq
-import eqquant.kernels.native._call as native_call
 import eqquant.kernels.native._library as library
+import eqquant.kernels.native._weight as native_weight
 
 from ..helpers import error, formats, native_formats, normal
 from .every import kernels as every_kernel
@@ -188,7 +188,7 @@ def test_stacks_are_one_call():
     x = normal(3, 2, 96, seed=1)
     product = jax.jit(lambda x, q: x @ q)
     text = product.lower(x, q).as_text()
-    assert text.count("custom_call @eqquant_forward") == 1
+    assert text.count("custom_call @eqquant_product") == 1
     w = np.asarray(q.dequantize(), np.float64)
     assert np.allclose(product(x, q), np.asarray(x, np.float64) @ w, atol=1e-4)
 
@@ -197,7 +197,7 @@ def test_export_is_for_any_machine():
     q = eqq.quantize(normal(64, 48), "nf4")
     product = jax.jit(lambda x: x @ q)
     x = normal(1, 64)
-    assert "eqquant_forward" in product.lower(x).as_text()
+    assert "eqquant_product" in product.lower(x).as_text()
     exported = jax.export.export(product)(x)
     assert "eqquant_" not in exported.mlir_module()
     assert np.allclose(exported.call(x), product(x), atol=1e-4)
@@ -232,54 +232,75 @@ def test_same_bits_each_time_and_in_threads():
     assert not wrong
 
 
+# What the library calls the numbers of attributes.
+_kinds = {"scale_type": "scale", "offset_type": "offset", "point_type": "points"}
+
+
 # What does not fit is an error of the library, not a crash.
 @pytest.mark.parametrize(
     "changed, message",
     (
-        (dict(codes=jnp.zeros((0, 16), jnp.uint8)), "empty"),
+        (dict(codes=jnp.zeros((0, 16), jnp.uint8)), "room for 64 codes"),
         (dict(codes=jnp.zeros((32, 16), jnp.int8)), "matrix of bytes"),
         (dict(scale=jnp.zeros((1, 15), jnp.uint32)), "scales for 1 blocks"),
         (dict(scale=jnp.zeros((2, 16), jnp.uint32)), "scales for 1 blocks"),
-        (dict(scale=jnp.zeros((1, 16), jnp.uint16)), "bits of floats"),
-        (dict(scale_type=np.int32(3)), "bits of floats"),
+        (dict(scale=jnp.zeros((1, 16), jnp.uint16)), "scales are of another type"),
+        (dict(scale_type=np.int32(3)), "scales are of another type"),
         (dict(scale_type=np.int32(4)), "1 factors of the scales"),
         (dict(scale_type=np.int32(6)), "unknown type of scales"),
         (dict(factor=jnp.zeros((1, 1), jnp.uint32)), "0 factors of the scales"),
-        (dict(zero=jnp.zeros((1, 3), jnp.uint8)), "zero-points"),
-        (dict(points=jnp.zeros((1, 15))), "16 points"),
+        (dict(offset_type="zero_point"), "zero-points for each row"),
+        (dict(offset_type="minimum"), "minima"),
+        (dict(points=jnp.zeros((1, 255))), "256 points"),
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
-        (dict(kind=np.int32(9)), "unknown kind"),
+        (dict(x=jnp.zeros((2, 64), jnp.int8)), "inputs should be of float32"),
+        (dict(x=jnp.zeros((2, 64), jnp.uint32)), "of float32 or int8"),
+        (dict(packing=np.int32(99)), "unknown packing"),
+        (dict(packing="3"), "bytes of whole codes"),
+        (dict(packing="Q4_K", k=np.int64(1)), "room for 1 codes"),
+        (dict(product=np.int32(99)), "no such kernel"),
+        (dict(product="bfloat16_nibbles", packing="2"), "no such kernel|for nibbles"),
+        (dict(product="int8"), "no such kernel|consecutive"),
         (dict(block=np.int64(0)), "not be empty"),
-        (dict(kind=np.int32(2), zero=jnp.zeros((1, 16), jnp.uint8)), "for nibbles"),
-        (dict(offset=np.int32(2**30)), "offset should have 8 bits"),
-        (dict(used=np.int32(3)), "room for codes"),
-        (dict(k=np.int64(65)), "room for codes"),
+        (dict(block=np.int64(24)), "multiple of 16 codes"),
+        (dict(k=np.int64(65)), "room for 65 codes"),
+        (dict(base=np.int32(2**30)), "base should have 8 bits"),
+        (dict(in_panels=True), "panels should be whole"),
         (dict(set=np.int32(99)), "no such kernel .* of instruction set 99"),
     ),
 )
 def test_checks_what_it_is_given(changed, message):
     given = dict(
         x=jnp.zeros((2, 64)),
+        unit_of_row=jnp.zeros((0, 0)),
         codes=jnp.zeros((32, 16), jnp.uint8),
         scale=jnp.zeros((1, 16), jnp.uint32),
         factor=jnp.zeros((0, 0), jnp.uint32),
-        zero=jnp.zeros((0, 0), jnp.uint8),
-        points=jnp.zeros((1, 16)),
-        kind=np.int32(1),
-        block=np.int64(32),
-        scale_type=np.int32(0),
-        offset=np.int32(0),
-        used=np.int32(2),
+        offset=jnp.zeros((0, 0), jnp.uint8),
+        points=jnp.zeros((1, 256)),
+        product="lookup_tables",
+        packing="4",
+        block=np.int64(64),
+        scale_type="float32",
+        offset_type="None",
+        point_type="integers",
+        base=np.int32(0),
         k=np.int64(64),
+        in_panels=False,
         set=np.int32(library.number_of_set()),
+        unit=np.float32(1),
     )
     given = given | changed
-    names = ("x", "codes", "scale", "factor", "zero", "points")
+    names = ("x", "unit_of_row", "codes", "scale", "factor", "offset", "points")
     operands = [given.pop(name) for name in names]
+    for name, value in given.items():
+        if isinstance(value, str):
+            kind = _kinds.get(name, name)
+            given[name] = np.int32(library.number(f"{kind}.{value}"))
     result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
     with pytest.raises(Exception, match=message):
         jax.block_until_ready(
-            jax.ffi.ffi_call("eqquant_forward", result)(*operands, **given)
+            jax.ffi.ffi_call("eqquant_product", result)(*operands, **given)
         )
 
 
@@ -297,4 +318,7 @@ def test_without_it(monkeypatch):
     explained = eqq.explain(x, q)
     assert not (explained.kernel or "native").startswith("native")
     assert "`EQQUANT_NATIVE=0` turns off" in f"{explained}".replace("\n", " ")
-    assert native_call.refuse(explained.problem) == dict(explained.refused)["native"]
+    assert (
+        native_weight.refuse_in_bytes(explained.problem)
+        == dict(explained.refused)["native"]
+    )

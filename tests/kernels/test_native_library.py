@@ -33,7 +33,7 @@ int eqquant_interface_major() { return 0; }
 int eqquant_interface_minor() { return MINOR; }
 const char* eqquant_set(int i) { return i == 0 ? "avx2" : nullptr; }
 int eqquant_is_here(int i) { return IS_HERE; }
-XLA_FFI_Error* eqquant_forward(XLA_FFI_CallFrame* call) {
+XLA_FFI_Error* eqquant_product(XLA_FFI_CallFrame* call) {
   for (auto* part = call->extension_start; part != nullptr; part = part->next)
     if (part->type == XLA_FFI_Extension_Metadata) {
       auto* about = reinterpret_cast<XLA_FFI_Metadata_Extension*>(part)->metadata;
@@ -147,7 +147,7 @@ class Machine(ctypes.CDLL):
         sets = (b"avx2", b"avx2 avx_vnni", b"avx2 avx512", b"avx2 avx512 avx512_bf16")
         self.eqquant_set = lambda i: sets[i] if i < 4 else None
         self.eqquant_is_here = lambda i: i < 3
-        self.eqquant_has = lambda i, name: name == (b"integers" if i else b"bytes")
+        self.eqquant_has = lambda i, name: name == (b"int8" if i else b"int8_matrices")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_the_set_in_use_is_the_last_that_is_here(most, features, monkeypatch):
     if most is not None:
         monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", most)
     assert library.features() == features
-    assert library.has("bytes") == (most == "avx2")
-    assert library.has("integers") == (most != "avx2")
+    assert library.has("int8_matrices") == (most == "avx2")
+    assert library.has("int8") == (most != "avx2")
 
 
 def test_a_set_that_is_not_known(monkeypatch):
@@ -184,10 +184,10 @@ def test_every_set_has_products_in_float32(monkeypatch):
     for features, is_here in library._sets(library.loaded()):
         monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", features[-1])
         assert not is_here or library.features() == set(features)
-        assert library.has("forward") and library.has("decoded_transposed")
+        assert library.has("float32") and library.has("float32_across")
         assert not library.has("unknown")
         amx = "avx512_bf16" in library.features()
-        assert library.has("decoded_bfloat16") == amx
+        assert library.has("bfloat16") == amx
 
 
 # What a compiled program calls by its name is there from the import on; and JAX, which

@@ -9,7 +9,7 @@ import eqquant
 from eqquant import formats
 from eqquant.formats import AbstractCodebook, AbstractGGUFBlocks, AbstractGGUFBytes
 from eqquant.kernels.native import _library as library, packings
-from eqquant.kernels.native._blocks import has_fours, is_far_apart
+from eqquant.kernels.native._weight import has_fours, is_far_apart
 
 
 types = [
@@ -49,7 +49,7 @@ def test_no_kernel_names_a_type():
 
 # Four codes of a row are a lane if they are the same bits of four bytes.
 @pytest.mark.skipif(
-    library.missing() is not None or not library.has("few_integers"),
+    library.missing() is not None or not library.has("int8_few_rows"),
     reason="needs products of 8-bit integers",
 )
 @over

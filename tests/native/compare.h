@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "case.h"
+#include "random.h"
 
 namespace eqquant {
 namespace {

@@ -37,7 +37,7 @@ def test_a_library_that_lacks_functions(tmp_path):
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     source, target = tmp_path / "one.cpp", tmp_path / "one.so"
-    source.write_text('extern "C" int eqquant_forward() { return 0; }\n')
+    source.write_text('extern "C" int eqquant_product() { return 0; }\n')
     subprocess.run([compiler, "-shared", "-fPIC", source, "-o", target], check=True)
     with pytest.raises(AssertionError, match="eqquant_transposed"):
         binary.check(target.read_bytes(), f"linux-{build.this_machine()}")

@@ -2,9 +2,9 @@
 function interface (FFI).
 
 `src/` has the sources, which `build.py` compiles when the package is installed.
-`_library.py` loads the library and says what is missing. `_call.py` turns a weight into
-operands of an FFI call, and `_kernels.py` registers the kernels that take it so;
-`_blocks.py` and `_decoded.py` do the same for kernels that decode any format of blocks.
+`_library.py` loads the library and says what is missing. `_weight.py` turns a weight
+into operands of an FFI call. `_decoded.py` registers the kernels for any format of
+blocks, and `_kernels.py` those that read whole bytes of codes.
 `_integer_product.py` multiplies integers alone, for training. `_rearrange.py` makes the
 stored arrays of blocks that a file has, on memory of NumPy and without XLA;
 `_memory.py` gives such memory. `_encode.py` encodes numbers in the formats that search
@@ -13,19 +13,19 @@ In `src/`, `isa` has the vectors of each instruction set, `weight` reads weights
 them, `products` multiplies, `xla` has the functions that XLA calls, and `arrays` those
 that need no XLA. Each imports those before it.
 
-May import `formats` and the modules of `kernels`. To add a kernel, add its function to
-`products/kernels.h`, to `xla/ffi.cpp` and to `_library.py`, and register it in
-`_kernels.py`.
+May import `formats` and the modules of `kernels`. To add a kernel, add its name and
+function to `products/kernels.h`, call it in `xla/whole_products.h` and `xla/ffi.cpp`,
+and register it in `_kernels.py`.
 """
 
 from . import _decoded as _decoded, _kernels as _kernels
-from ._blocks import gains_by_panels as gains_by_panels
 from ._encode import encoder as encoder, most_encoded as most_encoded
 from ._export import export as export, is_portable as is_portable
 from ._integer_product import integer_product as integer_product
 from ._library import register_at_import
 from ._memory import empty as empty
 from ._rearrange import can_rearrange as can_rearrange, rearrange as rearrange
+from ._weight import gains_by_panels as gains_by_panels
 
 
 register_at_import()

@@ -18,12 +18,12 @@ from .._table import register_kernel
 from ..cpu._costs import measured
 from ..cpu._tiles import refuse_small
 from . import _library as library
-from ._blocks import (
-    blocks,
+from ._weight import (
     call,
     has_fours,
     integer_points,
     refuse,
+    weight,
     with_integer_points,
 )
 
@@ -39,9 +39,9 @@ def native_decoded(
 ) -> Float[Array, "m _"]:
     """Decodes the weight in registers, a panel of rows at a time, and multiplies and
     adds in float32."""
-    forward = problem.product == "matmul"
-    name = "decoded" if forward else "decoded_transposed"
-    return _product(name, x, stored, problem)
+    along = problem.product == "matmul"
+    product = "float32" if along else "float32_across"
+    return _product(product, x, weight(stored, problem), problem)
 
 
 @reads_panels
@@ -51,7 +51,7 @@ def native_decoded_bfloat16(
 ) -> Float[Array, "m n"]:
     """Rounds the inputs and the decoded weight to bfloat16, multiplies by the CPU's
     bfloat16 instructions, and accumulates in float32."""
-    return _product("decoded_bfloat16", x, stored, problem)
+    return _product("bfloat16", x, weight(stored, problem), problem)
 
 
 @reads_panels
@@ -68,10 +68,8 @@ def native_decoded_integers(
     """
     # (The bound of `_digits` holds: half of a 32766th of the largest input is less than
     # a 508th of a 127th.)
-    points = integer_points(problem.format)
-    assert points is not None
-    w = with_integer_points(blocks(stored, problem), points)
-    return _of_blocks("decoded_integers", x, w, problem)
+    w = with_integer_points(weight(stored, problem), problem.format)
+    return _product("int16", x, w, problem)
 
 
 @reads_panels
@@ -85,17 +83,11 @@ def native_few_integers(
     digits in a unit of their own."""
     # (An input is off by at most half of a 254**2th of a unit, which is a 127th of at
     # most 64 times the mean: see `_digits`.)
-    points = integer_points(problem.format)
-    assert points is not None
-    w = with_integer_points(blocks(stored, problem), points)
-    return _of_blocks("few_integers", x, w, problem)
+    w = with_integer_points(weight(stored, problem), problem.format)
+    return _product("int8_few_rows", x, w, problem)
 
 
-def _product(name, x, stored, problem):
-    return _of_blocks(name, x, blocks(stored, problem), problem)
-
-
-def _of_blocks(name, x, w, problem):
+def _product(name, x, w, problem):
     x = x.astype(jnp.float32)
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
@@ -107,7 +99,7 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     reason = refuse(problem)
     if reason is not None:
         return reason
-    if not library.has("decoded_bfloat16"):
+    if not library.has("bfloat16"):
         return "needs a CPU with bfloat16 products (AVX512_BF16)"
     if isinstance(problem.format, AbstractGrid) and problem.format.radix == 3:
         return f"needs codes of whole bits, got {problem.format}"
@@ -124,7 +116,7 @@ def _rounds_to_integers(problem: Problem, most: float = _rounded) -> str | None:
     reason = refuse(problem)
     if reason is not None:
         return reason
-    if not library.has("decoded_integers"):
+    if not library.has("int16"):
         return "needs a CPU with 16-bit integer products"
     points = integer_points(problem.format)
     if points is None or points.error > most:
@@ -142,7 +134,7 @@ def _splits_few(problem: Problem) -> str | None:
     reason = _rounds_to_integers(problem, _exact)
     if reason is not None:
         return reason
-    if not library.has("few_integers"):
+    if not library.has("int8_few_rows"):
         return "needs a CPU with 8-bit integer products"
     if problem.highest:
         return "keeps its error for most weights, but not for all"

@@ -15,8 +15,8 @@ from .._eager import run_compiled
 from .._problem import Problem
 from ..cpu._xla import fuses
 from . import _library as library
-from ._call import call, weight
 from ._export import is_portable
+from ._weight import call, weight
 
 
 def integer_product(
@@ -84,13 +84,13 @@ def _in_fours(a, axis):
     return jnp.pad(a, [(0, n) for n in more])
 
 
-def _bytes(x, w, *, stack, across):
+def _matrices(x, w, *, stack, across):
     lead, rows = x.shape[:stack], x.shape[stack:-1]
 
     def dot(x, w):
         shape = *x.shape[:-1], w.shape[-1 if across else -2]
         result = jax.ShapeDtypeStruct(shape, jnp.float32)
-        function = jax.ffi.ffi_call("eqquant_bytes", result)
+        function = jax.ffi.ffi_call("eqquant_int8_matrices", result)
         return function(x, w, across=across, set=np.int32(library.number_of_set()))
 
     x = x.reshape(*lead, math.prod(rows), x.shape[-1])
@@ -118,11 +118,9 @@ def _rounded(x, w, *, stack, across):
             precision=None,
         )
         ones = jnp.full((1, n), np.float32(1).view(np.uint32))
-        # The instructions take four numbers at a time.
-        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % 4)))
         unit = jnp.ones((x.shape[0], 1), jnp.float32)
         stored = {"codes": w, "scale": ones}
-        return call("rounded", [x, unit], weight(stored, problem), n)
+        return call("int8", x, weight(stored, problem), n, unit)
 
     fn = ft.partial(_by_parts, dot, across=True)
     for _ in range(stack):
@@ -133,7 +131,7 @@ def _rounded(x, w, *, stack, across):
 
 # The least number of rows for which the library's products are faster than XLA's, with
 # AVX2 alone. With AVX512, XLA's are as fast since JAX 0.11.
-_byte_rows = 32
+_matrix_rows = 32
 
 
 def _lower(ctx, x, w, *, cpu, **params):
@@ -149,10 +147,12 @@ def _lower(ctx, x, w, *, cpu, **params):
     )
     rows = math.prod(ctx.avals_in[0].shape[params["stack"] : -1])
     fn = ft.partial(_xla, cpu=cpu)
-    bytes = native and library.has("bytes") and "avx512" not in library.features()
-    if bytes and rows >= _byte_rows:
-        fn = _bytes
-    elif native and library.has("integers") and not fuses:
+    matrices = (
+        native and library.has("int8_matrices") and "avx512" not in library.features()
+    )
+    if matrices and rows >= _matrix_rows:
+        fn = _matrices
+    elif native and library.has("int8") and not fuses:
         fn = _rounded
     fn = ft.partial(fn, **params)
     return mlir.lower_fun(fn, multiple_results=False)(ctx, x, w)

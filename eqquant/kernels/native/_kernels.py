@@ -1,5 +1,4 @@
 import functools as ft
-import math
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,7 +10,9 @@ from ...formats import (
     Int4,
     Int8,
     NF4,
+    per_byte,
     round_trip,
+    Stored,
 )
 from .._adapted import reads_byte_scales
 from .._digits import error, provided
@@ -22,50 +23,33 @@ from ..cpu._codes import grid, scales
 from ..cpu._costs import measured
 from ..cpu._tiles import refuse_small
 from . import _library as library
-from ._call import by_digit, call, integer_offset, refuse, weight
 from ._integer_product import integer_product
+from ._weight import are_consecutive, call, refuse_in_bytes, weight
 
 
 @reads_byte_scales
 def native(
-    x: Float[Array, "m _"], stored: dict[str, Array], problem: Problem
+    x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
     """Decodes codes in registers, and multiplies and adds in float32. Codes below 4
     bits instead index tables of partial input sums (the Method of Four Russians), if
     the product is along the blocks."""
-    w = weight(stored, problem)
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
-    if problem.product == "matmul":
-        y = call("forward", [by_digit(x, w)], w, problem.n)
-    elif w.per == w.used:
-        y = call("transposed", [x], w, problem.k)
-    else:
-        number = w.operands[0].shape[0]
-        y = call("transposed", [x], w, number * w.per)
-        y = y.reshape(-1, number, w.per)[:, :, : w.used]
-        y = y.reshape(-1, number * w.used)[:, : problem.k]
-    return y.astype(problem.dtype)
+    along = problem.product == "matmul"
+    return _product("lookup_tables" if along else "transposed", x, stored, problem)
 
 
 @reads_byte_scales
 def native_bfloat16(
-    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Rounds the inputs and the decoded weight to bfloat16, multiplies by the CPU's
     bfloat16 instructions, and accumulates in float32."""
-    w = weight(stored, problem)
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
-    y = call("bfloat16", [by_digit(x, w)], w, problem.n)
-    return y.astype(problem.dtype)
+    return _product("bfloat16_nibbles", x, stored, problem)
 
 
 @reads_byte_scales
 def native_integers(
-    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Multiplies 8-bit integers: the codes by the inputs, each rounded to two 8-bit
     digits. Inputs far above the others of their row are multiplied in float32, as are
@@ -74,24 +58,18 @@ def native_integers(
 
     A unit of the second digit is a 254th of a unit of the first.
     """
-    w = weight(stored, problem)
-    x = x.astype(jnp.float32)
     if problem.activation is None:
-        y = call("integers", [by_digit(x, w)], w, problem.n)
-    else:
-        assert isinstance(problem.activation, Int8)
-        rounded = problem.activation.encode(x)
-        # The instructions take four codes at a time; and bytes are whole.
-        codes = by_digit(rounded["codes"], w)
-        codes = jnp.pad(codes, ((0, 0), (0, -codes.shape[1] % math.lcm(4, w.per))))
-        unit = problem.activation.scales(rounded, 0)
-        y = call("rounded", [codes, unit], w, problem.n)
-    return y.astype(problem.dtype)
+        return _product("int8", x, stored, problem)
+    assert isinstance(problem.activation, Int8)
+    rounded = problem.activation.encode(x.astype(jnp.float32))
+    unit = problem.activation.scales(rounded, 0)
+    w = weight(stored, problem)
+    return call("int8", rounded["codes"], w, problem.n, unit).astype(problem.dtype)
 
 
 @exact_where_not_finite
 def native_bytes(
-    x: Float[Array, "m k"], stored: dict[str, Array], problem: Problem
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Multiplies 8-bit integers: the codes by the inputs, which are quantized to 8
     bits. Scales are applied to the sums."""
@@ -102,11 +80,37 @@ def native_bytes(
     return y.astype(problem.dtype)
 
 
+def _product(name, x, stored, problem):
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    w = weight(stored, problem)
+    if isinstance(problem.format, AbstractRSR):
+        y = _by_digits(name, x, w, problem)
+    else:
+        y = call(name, x, w, problem.n if problem.product == "matmul" else problem.k)
+    return y.astype(problem.dtype)
+
+
+def _by_digits(name, x, w, problem):
+    """The same, where the weight has a code for each digit of its bytes, of which only
+    the first belong to inputs or results."""
+    per, used = per_byte(problem.format.levels), problem.format.k
+    number = w.operands[0].shape[0]
+    if problem.product == "matmul":
+        x = jnp.pad(x, ((0, 0), (0, number * used - problem.k)))
+        x = x.reshape(-1, number, used)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, per - used)))
+        return call(name, x.reshape(-1, number * per), w, problem.n)
+    y = call(name, x, w, number * per).reshape(-1, number, per)[:, :, :used]
+    return y.reshape(-1, number * used)[:, : problem.k]
+
+
 def _bfloat16(problem: Problem) -> str | None:
-    reason = refuse(problem)
+    reason = refuse_in_bytes(problem)
     if reason is not None:
         return reason
-    if not library.has("bfloat16"):
+    if not library.has("bfloat16_nibbles"):
         return "needs a CPU with bfloat16 products (AVX512_BF16)"
     if grid(problem).offset is not None:
         return f"is for formats without zero-points, got {problem.format}"
@@ -114,12 +118,12 @@ def _bfloat16(problem: Problem) -> str | None:
 
 
 def _integers(problem: Problem) -> str | None:
-    reason = refuse(problem)
+    reason = refuse_in_bytes(problem)
     if reason is not None:
         return reason
-    if not library.has("integers"):
+    if not library.has("int8"):
         return "needs a CPU with 8-bit integer products"
-    if integer_offset(problem.format) is None:
+    if not are_consecutive(problem.format):
         return (
             f"needs points that are consecutive integers, not those of {problem.format}"
         )
@@ -132,10 +136,10 @@ def _integers(problem: Problem) -> str | None:
 
 
 def _bytes(problem: Problem) -> str | None:
-    reason = refuse(problem)
+    reason = refuse_in_bytes(problem)
     if reason is not None:
         return reason
-    if not library.has("bytes"):
+    if not library.has("int8_matrices"):
         return "needs a CPU with products of 8-bit integers"
     assert problem.activation is not None
     for format in (problem.format, problem.activation):
@@ -149,7 +153,7 @@ _register(
     ("matmul", "matmul_transposed"),
     (AbstractGrid, AbstractRSR),
     activation=(None, AbstractFormat),
-    supports=refuse,
+    supports=refuse_in_bytes,
     seconds=measured("native"),
 )(native)
 _register(

@@ -18,20 +18,7 @@ _folder = pathlib.Path(__file__).parent
 # As in `build.py`.
 _ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 _file = f"libeqquant.{_ending}"
-_functions = (
-    "forward",
-    "transposed",
-    "integers",
-    "rounded",
-    "bfloat16",
-    "decoded",
-    "decoded_transposed",
-    "decoded_bfloat16",
-    "decoded_integers",
-    "few_integers",
-    "bytes",
-    "encode",
-)
+_functions = ("product", "int8_matrices", "encode")
 # The newest version of XLA's FFI that was tested to accept a library compiled for the
 # oldest supported jaxlib. (A jaxlib does not tell which versions it accepts.)
 _tested_interface = (0, 5)
@@ -128,10 +115,10 @@ def _number(name: str) -> int | None:
     return None if found < 0 else found
 
 
-def has(function: str) -> bool:
-    """Whether the instruction set in use has the kernels for a function of the library,
-    such as `"decoded_integers"`. Call this only if nothing is `missing`."""
-    return bool(loaded().eqquant_has(number_of_set(), function.encode()))
+def has(product: str) -> bool:
+    """Whether the instruction set in use has the kernels for a product, such as
+    `"int16"`. Call this only if nothing is `missing`."""
+    return bool(loaded().eqquant_has(number_of_set(), product.encode()))
 
 
 def loaded() -> ctypes.CDLL:

@@ -100,14 +100,14 @@ _x86 = {
     "avx2": _Set(
         None,
         "avx2 fma f16c",
-        "pieces float32 float32_across transposed non_finite nibbles int8_matrices "
+        "pieces float32 float32_across transposed nibbles int8_matrices "
         "int8_few_rows int16",
     ),
     "avx_vnni": _Set("avx2", "avxvnni", "int8 int8_few_rows int16"),
     "avx512": _Set(
         "avx2",
         "avx512f avx512bw avx512vl avx512dq avx512vnni",
-        "pieces float32 float32_across transposed non_finite lookup_tables "
+        "pieces float32 float32_across transposed lookup_tables "
         "int8 int8_few_rows int16",
     ),
     "avx512_bf16": _Set("avx512", "avx512bf16", "bfloat16 bfloat16_nibbles"),
@@ -121,7 +121,7 @@ _arm = {
     "neon": _Set(
         None,
         "",
-        "pieces float32 float32_across transposed non_finite nibbles",
+        "pieces float32 float32_across transposed nibbles",
     ),
     "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows"),
     "neon_i8mm": _Set("neon_dot", "arch=armv8.2-a+dotprod+i8mm", "int8_pairs"),

@@ -175,22 +175,22 @@ class DecodedBfloat16 {
 };
 
 // The number of floats that each of the workers needs for sums of `whole` rows.
-inline int64_t decoded_bfloat16_sums(const Blocks& w, int64_t whole, int64_t workers) {
+inline int64_t bfloat16_sums(const Blocks& w, int64_t whole, int64_t workers) {
   const int64_t panels = decoded_panels<Avx512>(w, whole, workers) + 1;
   return LongSums<Avx512>::floats(panels * whole * kPanelRows, w.k);
 }
 
 template <class Rows>
-int64_t decoded_bfloat16_scratch(const Blocks& w, int64_t rows, int64_t workers) {
-  return workers * decoded_bfloat16_sums(w, Rows::whole(rows), workers) +
+int64_t bfloat16_scratch(const Blocks& w, int64_t rows, int64_t workers) {
+  return workers * bfloat16_sums(w, Rows::whole(rows), workers) +
          Rows::scratch(w, rows);
 }
 
 template <class Rows>
-void decoded_bfloat16(const Blocks& w, const float* x, float* y, int64_t rows,
-                      float* scratch, const Parallel& parallel) {
+void bfloat16(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
+              const Parallel& parallel) {
   const int64_t whole = Rows::whole(rows);
-  const int64_t each = decoded_bfloat16_sums(w, whole, parallel.workers);
+  const int64_t each = bfloat16_sums(w, whole, parallel.workers);
   const Rows inputs(w, x, rows, scratch + parallel.workers * each, parallel);
   const DecodedBfloat16<Rows> product(w, x, inputs, y, rows);
   const int64_t together =
@@ -205,8 +205,8 @@ void decoded_bfloat16(const Blocks& w, const float* x, float* y, int64_t rows,
 
 template <class V>
 constexpr void add_bfloat16(Kernels& found) {
-  found.decoded_bfloat16_scratch = decoded_bfloat16_scratch<PairsInRegisters>;
-  found.decoded_bfloat16 = decoded_bfloat16<PairsInRegisters>;
+  found.bfloat16_scratch = bfloat16_scratch<PairsInRegisters>;
+  found.bfloat16 = bfloat16<PairsInRegisters>;
 }
 
 }  // namespace

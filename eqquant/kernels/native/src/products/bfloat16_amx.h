@@ -81,8 +81,8 @@ class PairsInTiles {
 
 template <class V>
 constexpr void add_bfloat16_amx(Kernels& found) {
-  found.decoded_bfloat16_scratch = decoded_bfloat16_scratch<PairsInTiles>;
-  found.decoded_bfloat16 = decoded_bfloat16<PairsInTiles>;
+  found.bfloat16_scratch = bfloat16_scratch<PairsInTiles>;
+  found.bfloat16 = bfloat16<PairsInTiles>;
 }
 
 }  // namespace

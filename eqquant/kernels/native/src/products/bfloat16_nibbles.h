@@ -1,6 +1,6 @@
 // Products along the blocks of a weight of nibbles, with AVX512_BF16. Inputs and points
-// are rounded to bfloat16; sums are in float32, and are scaled for each block. A byte
-// is a pair of codes, which becomes one lane of two bfloat16.
+// are rounded to bfloat16_nibbles; sums are in float32, and are scaled for each block.
+// A byte is a pair of codes, which becomes one lane of two bfloat16.
 #pragma once
 
 #include <immintrin.h>
@@ -54,7 +54,7 @@ template <int64_t kTogether>
 class Bfloat16 {
  public:
   // `x` has a pair of numbers for each byte.
-  Bfloat16(const Weight& w, const uint32_t* x, float* y, int64_t rows)
+  Bfloat16(const Blocks& w, const uint32_t* x, float* y, int64_t rows)
       : w_(w), x_(x), y_(y), rows_(rows) {
     uint32_t point[16];
     for (int i = 0; i < 16; ++i) point[i] = rounded(w.points[i]);
@@ -67,13 +67,13 @@ class Bfloat16 {
   // The products with the `count` rows of `W` from row `n`: those of the panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kPanelRows), each = rows_ * kPanelRows;
-    LongSums<Avx512> all(sums, panels * each, 2 * w_.bytes, kBfloat16Summed);
-    for (int64_t g = 0; g < w_.blocks; ++g) {
-      const int64_t end = smaller((g + 1) * w_.block, w_.bytes);
-      for (int64_t b = g * w_.block; b < end; b += kBfloat16Bytes) {
+    LongSums<Avx512> all(sums, panels * each, 2 * w_.in_bytes.row, kBfloat16Summed);
+    for (int64_t g = 0; g < w_.in_bytes.blocks; ++g) {
+      const int64_t end = smaller((g + 1) * w_.in_bytes.block, w_.in_bytes.row);
+      for (int64_t b = g * w_.in_bytes.block; b < end; b += kBfloat16Bytes) {
         const int64_t last = smaller(b + kBfloat16Bytes, end);
-        const int64_t next = smaller(last - b, w_.bytes - last);
-        const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
+        const int64_t next = smaller(last - b, w_.in_bytes.row - last);
+        const Soon<kTogether> soon = {w_.bytes + last * w_.n + n, w_.n, next};
         for (int64_t p = 0; p < panels; ++p)
           some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), g, b,
                last, sums + p * each, soon.part(p, panels));
@@ -102,7 +102,7 @@ class Bfloat16 {
     auto rows = [&](auto number) {
       constexpr int R = decltype(number)::value;
       for (; m + R <= rows_; m += R)
-        multiply<R>(x_ + m * w_.bytes + first, panel, last - first, scale,
+        multiply<R>(x_ + m * w_.in_bytes.row + first, panel, last - first, scale,
                     sums + m * kPanelRows, soon.part(m / R, divided_up(rows_, R)));
     };
     rows(Number<6>());
@@ -114,7 +114,7 @@ class Bfloat16 {
   void decode(int64_t n, int64_t count, int64_t first, int64_t last,
               uint32_t* panel) const {
     for (int64_t b = first; b < last; ++b) {
-      const uint8_t* c = w_.codes + b * w_.n + n;
+      const uint8_t* c = w_.bytes + b * w_.n + n;
       for (int64_t v = 0; v < 4; ++v, panel += 16) {
         const int64_t here = smaller(16, count - 16 * v);
         if (here <= 0) {
@@ -134,7 +134,7 @@ class Bfloat16 {
   EQQUANT_INNERMOST void multiply(const uint32_t* x, const uint32_t* panel,
                                   int64_t bytes, const __m512* scale, float* sums,
                                   Soon<kTogether> soon) const {
-    const int64_t stride = w_.bytes;
+    const int64_t stride = w_.in_bytes.row;
     const int64_t each = divided_up(soon.bytes, bytes);
     __m512 sum[R][4];
     EQQUANT_UNROLL
@@ -166,24 +166,26 @@ class Bfloat16 {
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const uint32_t* x_;
   float* y_;
   int64_t rows_;
   __m512i table_;
 };
 
-inline int64_t bfloat16_scratch(const Weight& w, int64_t rows, int64_t workers) {
-  return rows * w.bytes + sums_of_columns<Avx512, kBfloat16Panels>(w, rows, workers);
+inline int64_t bfloat16_nibbles_scratch(const Blocks& w, int64_t rows,
+                                        int64_t workers) {
+  return rows * w.in_bytes.row +
+         sums_of_columns<Avx512, kBfloat16Panels>(w, rows, workers);
 }
 
-inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
-                     float* scratch, const Parallel& parallel) {
+inline void bfloat16_nibbles(const Blocks& w, const float* x, float* y, int64_t rows,
+                             float* scratch, const Parallel& parallel) {
   float* const sums = scratch;
   uint32_t* const pairs = reinterpret_cast<uint32_t*>(
       sums + sums_of_columns<Avx512, kBfloat16Panels>(w, rows, parallel.workers));
   parallel(rows, [&](int64_t m, int64_t) {
-    round(x + 2 * m * w.bytes, pairs + m * w.bytes, 2 * w.bytes);
+    round(x + 2 * m * w.in_bytes.row, pairs + m * w.in_bytes.row, 2 * w.in_bytes.row);
   });
   over_columns<Avx512, kBfloat16Panels>(
       w, rows, sums, parallel, [&](auto panels, int64_t n, int64_t count, float* mine) {
@@ -194,8 +196,8 @@ inline void bfloat16(const Weight& w, const float* x, float* y, int64_t rows,
 
 template <class V>
 constexpr void add_bfloat16_nibbles(Kernels& found) {
-  found.bfloat16_scratch = bfloat16_scratch;
-  found.bfloat16 = bfloat16;
+  found.bfloat16_nibbles_scratch = bfloat16_nibbles_scratch;
+  found.bfloat16_nibbles = bfloat16_nibbles;
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ inline void round_to_tiles(const float* x, int64_t rows, int64_t k, uint8_t* til
 template <int64_t kTogether>
 class Bfloat16Tiles {
  public:
-  Bfloat16Tiles(const Weight& w, const uint8_t* x, float* y, int64_t rows)
+  Bfloat16Tiles(const Blocks& w, const uint8_t* x, float* y, int64_t rows)
       : w_(w), x_(x), y_(y), rows_(rows), points_(w.points) {
     uint16_t at[32];
     for (uint16_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
@@ -60,11 +60,11 @@ class Bfloat16Tiles {
     const Tiles tiles;
     const int64_t panels = divided_up(count, kPanelRows);
     const int64_t each = groups() * kTileRows * kPanelRows;
-    LongSums<Avx512> all(sums, panels * each, 2 * w_.bytes, kBfloat16Summed);
-    for (int64_t first = 0; first < w_.bytes; first += kBfloat16TilesBytes) {
-      const int64_t last = smaller(first + kBfloat16TilesBytes, w_.bytes);
-      const int64_t next = smaller(kBfloat16TilesBytes, w_.bytes - last);
-      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
+    LongSums<Avx512> all(sums, panels * each, 2 * w_.in_bytes.row, kBfloat16Summed);
+    for (int64_t first = 0; first < w_.in_bytes.row; first += kBfloat16TilesBytes) {
+      const int64_t last = smaller(first + kBfloat16TilesBytes, w_.in_bytes.row);
+      const int64_t next = smaller(kBfloat16TilesBytes, w_.in_bytes.row - last);
+      const Soon<kTogether> soon = {w_.bytes + last * w_.n + n, w_.n, next};
       for (int64_t p = 0; p < panels; ++p)
         some(n + p * kPanelRows, smaller(kPanelRows, count - p * kPanelRows), first,
              last, sums + p * each, soon.part(p, panels));
@@ -93,11 +93,11 @@ class Bfloat16Tiles {
     int64_t block_end = first;
     for (int64_t b = first; b < last; ++b) {
       if (b == block_end) {
-        const int64_t block = b / w_.block;
-        block_end = (block + 1) * w_.block;
+        const int64_t block = b / w_.in_bytes.block;
+        block_end = (block + 1) * w_.in_bytes.block;
         scales_of_panel<Avx512>(w_, block, n, count, scale);
       }
-      const uint8_t* const c = w_.codes + b * w_.n + n;
+      const uint8_t* const c = w_.bytes + b * w_.n + n;
       for (int64_t v = 0; v < 4; ++v, panel += 16) {
         const int64_t here = larger(0, smaller(16, count - 16 * v));
         const __m512i codes = Avx512::bytes<false>(c + 16 * v, here);
@@ -121,7 +121,8 @@ class Bfloat16Tiles {
     const int64_t each = divided_up(soon.bytes, steps);
     // A byte is a pair of numbers.
     const uint8_t* x =
-        x_ + (group * bfloat16_tiles(2 * w_.bytes) + first / kTileRows) * kTileSize;
+        x_ +
+        (group * bfloat16_tiles(2 * w_.in_bytes.row) + first / kTileRows) * kTileSize;
     Tiles::load(sums);
     for (int64_t i = 0; i < steps; ++i) {
       soon.ask(each);
@@ -132,7 +133,7 @@ class Bfloat16Tiles {
     Tiles::store(sums);
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const uint8_t* x_;
   float* y_;
   int64_t rows_;
@@ -140,19 +141,19 @@ class Bfloat16Tiles {
   __m512i in_pairs_;
 };
 
-inline int64_t bfloat16_tiles_scratch(const Weight& w, int64_t rows, int64_t workers) {
+inline int64_t bfloat16_tiles_scratch(const Blocks& w, int64_t rows, int64_t workers) {
   const int64_t whole = divided_up(rows, kTileRows) * kTileRows;
-  return whole / kTileRows * bfloat16_tiles(2 * w.bytes) * kTileSize / 4 +
+  return whole / kTileRows * bfloat16_tiles(2 * w.in_bytes.row) * kTileSize / 4 +
          sums_of_columns<Avx512, kBfloat16TilesPanels>(w, whole, workers);
 }
 
-inline void bfloat16_by_tiles(const Weight& w, const float* x, float* y, int64_t rows,
+inline void bfloat16_by_tiles(const Blocks& w, const float* x, float* y, int64_t rows,
                               float* scratch, const Parallel& parallel) {
   const int64_t whole = divided_up(rows, kTileRows) * kTileRows;
   float* const sums = scratch;
   uint8_t* const tiles = reinterpret_cast<uint8_t*>(
       sums + sums_of_columns<Avx512, kBfloat16TilesPanels>(w, whole, parallel.workers));
-  round_to_tiles(x, rows, 2 * w.bytes, tiles, parallel);
+  round_to_tiles(x, rows, 2 * w.in_bytes.row, tiles, parallel);
   over_columns<Avx512, kBfloat16TilesPanels>(
       w, whole, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {
@@ -163,8 +164,8 @@ inline void bfloat16_by_tiles(const Weight& w, const float* x, float* y, int64_t
 
 template <class V>
 constexpr void add_bfloat16_nibbles_amx(Kernels& found) {
-  found.bfloat16_scratch = bfloat16_tiles_scratch;
-  found.bfloat16 = bfloat16_by_tiles;
+  found.bfloat16_nibbles_scratch = bfloat16_tiles_scratch;
+  found.bfloat16_nibbles = bfloat16_by_tiles;
 }
 
 }  // namespace

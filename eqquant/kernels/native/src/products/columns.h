@@ -15,7 +15,7 @@ namespace {
 // the sums of `rows` would not stay in cache.
 constexpr int64_t kFewPanels = 4;
 
-inline int64_t panels_together(int64_t most, const Weight& w, int64_t rows,
+inline int64_t panels_together(int64_t most, const Blocks& w, int64_t rows,
                                int64_t workers) {
   const int64_t each = divided_up(w.n, 2 * workers * kPanelRows);
   const bool cached = most * rows * kPanelRows <= 1 << 17;
@@ -48,18 +48,18 @@ struct Soon {
 
 // The scales of a block for the `count` rows of a panel; zeros for missing rows.
 template <class V>
-void scales_of_panel(const Weight& w, int64_t block, int64_t n, int64_t count,
+void scales_of_panel(const Blocks& w, int64_t block, int64_t n, int64_t count,
                      typename V::Floats* scale) {
   constexpr int64_t W = V::width;
   for (int64_t v = 0; v < 4; ++v)
     scale[v] = count <= W * v
                    ? V::zero()
-                   : V::scales(w, block, n + W * v, smaller(W, count - W * v));
+                   : V::scales(w.scales, block, n + W * v, smaller(W, count - W * v));
 }
 
 // Copies the sums of panels, `each` floats apart, to the columns of `y`.
 template <class V>
-void store_columns(const Weight& w, const float* sums, int64_t each, int64_t rows,
+void store_columns(const Blocks& w, const float* sums, int64_t each, int64_t rows,
                    int64_t n, int64_t count, float* y) {
   for (int64_t i = 0; i < count; i += V::width)
     for (int64_t m = 0; m < rows; ++m)
@@ -71,13 +71,14 @@ void store_columns(const Weight& w, const float* sums, int64_t each, int64_t row
 
 // The number of floats of `LongSums` of `rows` rows with `columns` rows of a weight.
 template <class V>
-int64_t floats_of_sums(const Weight& w, int64_t rows, int64_t columns) {
-  return LongSums<V>::floats(rows * columns, w.bytes * codes_per_byte(w.kind));
+int64_t floats_of_sums(const Blocks& w, int64_t rows, int64_t columns) {
+  return LongSums<V>::floats(rows * columns,
+                             w.in_bytes.row * codes_per_byte(w.packing));
 }
 
 // The number of floats that `over_columns` needs for sums.
 template <class V, int most>
-int64_t sums_of_columns(const Weight& w, int64_t rows, int64_t workers) {
+int64_t sums_of_columns(const Blocks& w, int64_t rows, int64_t workers) {
   const int64_t together = kPanelRows * panels_together(most, w, rows, workers);
   return smaller(workers, divided_up(w.n, together)) *
          floats_of_sums<V>(w, rows, together);
@@ -87,7 +88,7 @@ int64_t sums_of_columns(const Weight& w, int64_t rows, int64_t workers) {
 // of them at a time from row `n`: those of up to `panels` panels. `sums` are `LongSums`
 // of each of these and each of the `rows` of inputs.
 template <class V, int most, class Columns>
-void over_columns(const Weight& w, int64_t rows, float* sums, const Parallel& parallel,
+void over_columns(const Blocks& w, int64_t rows, float* sums, const Parallel& parallel,
                   Columns columns) {
   const int64_t panels = panels_together(most, w, rows, parallel.workers);
   const int64_t together = panels * kPanelRows;

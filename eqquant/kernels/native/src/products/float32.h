@@ -324,7 +324,7 @@ struct DecodedTasks {
 };
 
 template <class V>
-int64_t decoded_scratch(const Blocks& w, int64_t rows, int64_t workers) {
+int64_t float32_scratch(const Blocks& w, int64_t rows, int64_t workers) {
   int64_t most = 0;
   in_some_rows(rows, [&](int64_t, int64_t some) {
     const DecodedTasks<V> tasks(w, some, workers);
@@ -353,7 +353,7 @@ void decoded_rows(const Blocks& w, const float* x, float* y, int64_t rows,
 }
 
 template <class V>
-void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
+void float32(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
              const Parallel& parallel) {
   in_some_rows(rows, [&](int64_t m, int64_t some) {
     decoded_rows<V>(w, x + m * w.k, y + m * w.n, some, scratch, parallel);
@@ -362,8 +362,8 @@ void decoded(const Blocks& w, const float* x, float* y, int64_t rows, float* scr
 
 template <class V>
 constexpr void add_float32(Kernels& found) {
-  found.decoded_scratch = decoded_scratch<V>;
-  found.decoded = decoded<V>;
+  found.float32_scratch = float32_scratch<V>;
+  found.float32 = float32<V>;
 }
 
 }  // namespace

@@ -94,15 +94,15 @@ class Across {
 };
 
 template <class V>
-void decoded_transposed(const Blocks& w, const float* x, float* y, int64_t rows,
-                        const Parallel& parallel) {
+void float32_across(const Blocks& w, const float* x, float* y, int64_t rows,
+                    const Parallel& parallel) {
   const Across<V> product(w, x, y, rows);
   parallel(product.pieces(), [&](int64_t i, int64_t) { product.piece(i); });
 }
 
 template <class V>
 constexpr void add_float32_across(Kernels& found) {
-  found.decoded_transposed = decoded_transposed<V>;
+  found.float32_across = float32_across<V>;
 }
 
 }  // namespace

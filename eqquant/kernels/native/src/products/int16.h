@@ -328,8 +328,7 @@ class DecodedIntegers {
 };
 
 template <class V>
-int64_t decoded_integers_scratch(const Blocks& w, int64_t rows,
-                                        int64_t workers) {
+int64_t int16_scratch(const Blocks& w, int64_t rows, int64_t workers) {
   const int64_t together =
       decoded_panels<V>(w, rows, workers) * DecodedIntegers<V>::kRows;
   return smaller(workers, divided_up(w.n, together)) *
@@ -337,8 +336,8 @@ int64_t decoded_integers_scratch(const Blocks& w, int64_t rows,
 }
 
 template <class V>
-void decoded_integers(const Blocks& w, const Words& x, float unit, float* y,
-                             float* scratch, const Parallel& parallel) {
+void int16(const Blocks& w, const Words& x, float unit, float* y, float* scratch,
+           const Parallel& parallel) {
   const int64_t together =
       decoded_panels<V>(w, x.rows, parallel.workers) * DecodedIntegers<V>::kRows;
   const int64_t mine = LongSums<V>::floats(x.rows * together, w.k);
@@ -354,8 +353,8 @@ void decoded_integers(const Blocks& w, const Words& x, float unit, float* y,
 template <class V>
 constexpr void add_int16(Kernels& found) {
   found.to_words = to_words<V>;
-  found.decoded_integers_scratch = decoded_integers_scratch<V>;
-  found.decoded_integers = decoded_integers<V>;
+  found.int16_scratch = int16_scratch<V>;
+  found.int16 = int16<V>;
 }
 
 }  // namespace

@@ -23,13 +23,13 @@ constexpr int64_t kSummedSegments = 64;
 // Adds a vector of results to `sums`: the `products` of codes (less the offset) with
 // one or two digits are corrected for the zero-point by `totals`, combined, and scaled.
 template <class V, int digits>
-void add_scaled(const Weight& w, const Unpacked<V>& codes, int v,
+void add_scaled(const Blocks& w, const Unpacked<V>& codes, int v,
                 const typename V::Ints* products, const int32_t* totals, float* sums) {
   typename V::Floats sum[digits];
   EQQUANT_UNROLL
   for (int d = 0; d < digits; ++d) {
     sum[d] = V::to_floats(products[d]);
-    if (w.zero != nullptr)
+    if (w.zero_points != nullptr)
       sum[d] = V::fnma(codes.zero[v], V::all(static_cast<float>(totals[d])), sum[d]);
   }
   if constexpr (digits == 2) sum[0] = V::fma(sum[1], V::all(1.0f / 254), sum[0]);
@@ -40,11 +40,11 @@ void add_scaled(const Weight& w, const Unpacked<V>& codes, int v,
 class Outliers {
  public:
   // In units of 32 bits.
-  static int64_t scratch(const Weight& w, const Digits& x) {
+  static int64_t scratch(const Blocks& w, const Digits& x) {
     return x.outliers == nullptr ? 0 : (Segment::number(w) + 1) * x.rows;
   }
 
-  Outliers(const Weight& w, const Digits& x, int32_t* scratch, const Parallel& parallel)
+  Outliers(const Blocks& w, const Digits& x, int32_t* scratch, const Parallel& parallel)
       : w_(w), x_(x), first_(scratch) {
     if (none()) return;
     parallel(x.rows, [&](int64_t m, int64_t) {
@@ -52,8 +52,8 @@ class Outliers {
       int32_t i = 0;
       for (int64_t s = 0; s <= Segment::number(w); ++s) {
         const int64_t k = s == Segment::number(w)
-                              ? w.bytes * codes_per_byte(w.kind)
-                              : Segment::of(w, s).first * codes_per_byte(w.kind);
+                              ? w.in_bytes.row * codes_per_byte(w.packing)
+                              : Segment::of(w, s).first * codes_per_byte(w.packing);
         while (i < x.outliers[m] && mine[i].k < k) ++i;
         scratch[s * x.rows + m] = i;
       }
@@ -105,7 +105,7 @@ class Outliers {
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const int32_t* first_;
 };
@@ -124,13 +124,13 @@ class IntegersInRegisters {
   // A resource that a thread holds while it multiplies: none.
   struct Scope {};
 
-  static int64_t scratch(const Weight&, const Digits&) { return 0; }
+  static int64_t scratch(const Blocks&, const Digits&) { return 0; }
 
   // The number of rows of floats of a panel: its sums come first.
   static int64_t rows_of_sums(const Digits& x) { return x.rows; }
 
   // `totals`: the results of `sum_up` for each row of digits.
-  IntegersInRegisters(const Weight& w, const Digits& x, const int32_t* totals, float*,
+  IntegersInRegisters(const Blocks& w, const Digits& x, const int32_t* totals, float*,
                       const Parallel&)
       : w_(w), x_(x), totals_(totals) {}
 
@@ -212,7 +212,7 @@ class IntegersInRegisters {
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const int32_t* totals_;
 };
@@ -224,14 +224,14 @@ class Integers {
  public:
   static constexpr int64_t kRows = Panel<V>::kRows, W = V::width;
 
-  Integers(const Weight& w, const Digits& x, const Rows& rows, const Outliers& outliers,
+  Integers(const Blocks& w, const Digits& x, const Rows& rows, const Outliers& outliers,
            float* y)
       : w_(w), x_(x), rows_(rows), outliers_(outliers), y_(y) {}
 
   // The products with the `count` rows of `W` from row `n`: those of the panels.
-  template <Codes kind>
+  template <Packing packing>
   EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
-    const int64_t codes = whole(codes_of(kind, Segment::bytes(w_)));
+    const int64_t codes = whole(codes_of(packing, Segment::bytes(w_)));
     const int64_t together = smaller(kSegments, Rows::kCodes / codes);
     const int64_t panels = divided_up(count, kRows);
     const int64_t each = Rows::rows_of_sums(x_) * kRows;
@@ -239,18 +239,19 @@ class Integers {
     for (int64_t p = 0; p < panels; ++p)
       for (int64_t i = 0; i < x_.rows * kRows; ++i) sums[p * each + i] = 0;
     LongSums<V> all(sums, panels, x_.rows * kRows, each, sums + panels * each,
-                         Rows::kOnce ? 0 : w_.bytes * codes_per_byte(kind),
-                         kLeastSummed);
+                    Rows::kOnce ? 0 : w_.in_bytes.row * codes_per_byte(packing),
+                    kLeastSummed);
     for (int64_t i = 0, end; i < Segment::number(w_); i = end) {
       const int64_t summed = (i / kSummedSegments + 1) * kSummedSegments;
       end = smaller(smaller(i + together, summed), Segment::number(w_));
       const int64_t last = Segment::of(w_, end - 1).last;
-      const int64_t next = smaller(together * Segment::bytes(w_), w_.bytes - last);
-      const Soon<kTogether> soon = {w_.codes + last * w_.n + n, w_.n, next};
+      const int64_t next =
+          smaller(together * Segment::bytes(w_), w_.in_bytes.row - last);
+      const Soon<kTogether> soon = {w_.bytes + last * w_.n + n, w_.n, next};
       for (int64_t p = 0; p < panels; ++p)
-        some<kind>(n + p * kRows, smaller(kRows, count - p * kRows), i,
-                   end, sums + p * each, soon.part(p, panels));
-      if (end == summed) all.reach(last * codes_per_byte(kind));
+        some<packing>(n + p * kRows, smaller(kRows, count - p * kRows), i, end,
+                      sums + p * each, soon.part(p, panels));
+      if (end == summed) all.reach(last * codes_per_byte(packing));
     }
     all.finish();
     for (int64_t p = 0; p < panels; ++p)
@@ -265,7 +266,7 @@ class Integers {
   }
 
   // Unpacks and multiplies the segments from `begin` to `end` of a panel.
-  template <Codes kind>
+  template <Packing packing>
   EQQUANT_INNERMOST void some(int64_t n, int64_t count, int64_t begin, int64_t end,
                               float* sums, const Soon<kTogether>& soon) const {
     alignas(64) uint8_t codes[Rows::kCodes * kRows];
@@ -277,10 +278,10 @@ class Integers {
       Unpacked<V>& unpacked = segments.of[i];
       unpacked.codes = at;
       unpacked.segment = begin + i;
-      unpacked.fours = codes_of(kind, s.last - s.first) / 4;
-      unpacked.k = s.first * codes_per_byte(kind);
+      unpacked.fours = codes_of(packing, s.last - s.first) / 4;
+      unpacked.k = s.first * codes_per_byte(packing);
       set_columns(s.block, n, count, unpacked);
-      Panel<V>::template unpack<kind>(w_, n, count, s.first, s.last, at);
+      Panel<V>::template unpack<packing>(w_, n, count, s.first, s.last, at);
       uint8_t* const last = at + whole(4 * unpacked.fours) * kRows;
       for (at += unpacked.fours * 4 * kRows; at < last; at += kRows)
         V::Bytes::store(at, V::Bytes::all(0));
@@ -294,8 +295,8 @@ class Integers {
     scales_of_panel<V>(w_, block, n, count, scale);
     for (int64_t v = 0; v < 4; ++v) {
       zero[v] = V::zero();
-      if (w_.zero == nullptr || count <= W * v) continue;
-      const uint8_t* const at = w_.zero + block * w_.n + n + W * v;
+      if (w_.zero_points == nullptr || count <= W * v) continue;
+      const uint8_t* const at = w_.zero_points + block * w_.n + n + W * v;
       zero[v] = V::to_floats(V::template bytes<false>(at, smaller(W, count - W * v)));
     }
     V::to_lanes(scale, unpacked.scale);
@@ -312,7 +313,7 @@ class Integers {
       V::store(y_ + m * w_.n + n + W * v, row[v], smaller(W, count - W * v));
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const Rows& rows_;
   const Outliers& outliers_;
@@ -320,15 +321,15 @@ class Integers {
 };
 
 template <class V, class Rows>
-int64_t integers_scratch(const Weight& w, const Digits& x, int64_t workers) {
+int64_t int8_scratch(const Blocks& w, const Digits& x, int64_t workers) {
   return x.number * x.rows * Segment::number(w) + Outliers::scratch(w, x) +
          Rows::scratch(w, x) +
          sums_of_columns<V, kIntegersPanels>(w, Rows::rows_of_sums(x), workers);
 }
 
 template <class V, class Rows>
-void integers(const Weight& w, const Digits& x, float* y, float* scratch,
-              const Parallel& parallel) {
+void int8(const Blocks& w, const Digits& x, float* y, float* scratch,
+          const Parallel& parallel) {
   const int64_t each = Rows::rows_of_sums(x);
   float* const sums = scratch + Rows::scratch(w, x);
   int32_t* const totals = reinterpret_cast<int32_t*>(
@@ -343,8 +344,8 @@ void integers(const Weight& w, const Digits& x, float* y, float* scratch,
       w, each, sums, parallel,
       [&](auto panels, int64_t n, int64_t count, float* mine) {
         const Integers<V, decltype(panels)::value, Rows> product(w, x, rows, outliers, y);
-        with_kind(w.kind, [&](auto kind) {
-          product.template columns<decltype(kind)::value>(n, count, mine);
+        with_whole_bytes(w.packing, [&](auto packing) {
+          product.template columns<decltype(packing)::value>(n, count, mine);
         });
       });
 }
@@ -352,8 +353,8 @@ void integers(const Weight& w, const Digits& x, float* y, float* scratch,
 template <class V>
 constexpr void add_int8(Kernels& found) {
   found.to_digits = to_digits<V>;
-  found.integers_scratch = integers_scratch<V, IntegersInRegisters<V>>;
-  found.integers = integers<V, IntegersInRegisters<V>>;
+  found.int8_scratch = int8_scratch<V, IntegersInRegisters<V>>;
+  found.int8 = int8<V, IntegersInRegisters<V>>;
 }
 
 }  // namespace

@@ -25,26 +25,26 @@ class IntegersInTiles {
   using Scope = Tiles;
 
   // Whether tiles are worth it: few rows or short segments leave most of a tile empty.
-  static bool pay(const Weight& w, const Digits& x) {
+  static bool pay(const Blocks& w, const Digits& x) {
     return x.number * x.rows >= kTileRows / 2 &&
-           2 * codes_of(w.kind, Segment::bytes(w)) >= kTileBytes;
+           2 * codes_of(w.packing, Segment::bytes(w)) >= kTileBytes;
   }
 
-  static int64_t scratch(const Weight& w, const Digits& x) {
+  static int64_t scratch(const Blocks& w, const Digits& x) {
     return groups(x) * Segment::number(w) * size(w) / 4;
   }
 
   static int64_t rows_of_sums(const Digits& x) { return x.rows; }
 
-  IntegersInTiles(const Weight& w, const Digits& x, const int32_t* totals,
+  IntegersInTiles(const Blocks& w, const Digits& x, const int32_t* totals,
                   float* scratch, const Parallel& parallel)
       : w_(w), x_(x), totals_(totals), tiles_(reinterpret_cast<uint8_t*>(scratch)) {
     parallel(groups(x), [&](int64_t group, int64_t) {
       uint8_t* at = reinterpret_cast<uint8_t*>(scratch) + group * size_of_group();
       for (int64_t i = 0; i < Segment::number(w); ++i, at += size(w)) {
         const Segment s = Segment::of(w, i);
-        fill(group, s.first * codes_per_byte(w.kind),
-             codes_of(w.kind, s.last - s.first), at);
+        fill(group, s.first * codes_per_byte(w.packing),
+             codes_of(w.packing, s.last - s.first), at);
       }
     });
   }
@@ -72,8 +72,8 @@ class IntegersInTiles {
   static int64_t groups(const Digits& x) { return divided_up(x.rows, each(x)); }
 
   // The size of the tiles of a segment, in bytes.
-  static int64_t size(const Weight& w) {
-    return divided_up(codes_of(w.kind, Segment::bytes(w)), kTileBytes) * kTileSize;
+  static int64_t size(const Blocks& w) {
+    return divided_up(codes_of(w.packing, Segment::bytes(w)), kTileBytes) * kTileSize;
   }
   int64_t size_of_group() const { return Segment::number(w_) * size(w_); }
 
@@ -120,43 +120,43 @@ class IntegersInTiles {
         for (int d = 0; d < digits; ++d)
           products[d] = _mm512_sub_epi32(
               _mm512_load_si512(found + (d * rows + r) * kPanelRows + 16 * v),
-              _mm512_set1_epi32(w_.offset * total[d]));
+              _mm512_set1_epi32(Panel<Avx512>::offset(w_) * total[d]));
         add_scaled<Avx512, digits>(w_, unpacked, v, products, total,
                            sums + r * kPanelRows + 16 * v);
       }
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const int32_t* totals_;
   const uint8_t* tiles_;
 };
 
 // (Where tiles do not pay, registers.)
-inline int64_t integers_scratch_of_tiles(const Weight& w, const Digits& x,
-                                         int64_t workers) {
+inline int64_t int8_scratch_of_tiles(const Blocks& w, const Digits& x,
+                                     int64_t workers) {
   if (IntegersInSquares::pay(w, x))
-    return integers_scratch<Avx512, IntegersInSquares>(w, x, workers);
+    return int8_scratch<Avx512, IntegersInSquares>(w, x, workers);
   return IntegersInTiles::pay(w, x)
-             ? integers_scratch<Avx512, IntegersInTiles>(w, x, workers)
-             : table_of(kAvx512).integers_scratch(w, x, workers);
+             ? int8_scratch<Avx512, IntegersInTiles>(w, x, workers)
+             : table_of(kAvx512).int8_scratch(w, x, workers);
 }
 
-inline void integers_by_tiles(const Weight& w, const Digits& x, float* y,
-                              float* scratch, const Parallel& parallel) {
+inline void int8_by_tiles(const Blocks& w, const Digits& x, float* y, float* scratch,
+                          const Parallel& parallel) {
   if (IntegersInSquares::pay(w, x))
-    integers<Avx512, IntegersInSquares>(w, x, y, scratch, parallel);
+    int8<Avx512, IntegersInSquares>(w, x, y, scratch, parallel);
   else if (IntegersInTiles::pay(w, x))
-    integers<Avx512, IntegersInTiles>(w, x, y, scratch, parallel);
+    int8<Avx512, IntegersInTiles>(w, x, y, scratch, parallel);
   else
-    table_of(kAvx512).integers(w, x, y, scratch, parallel);
+    table_of(kAvx512).int8(w, x, y, scratch, parallel);
 }
 
 template <class V>
 constexpr void add_int8_amx(Kernels& found) {
-  found.integers_scratch = integers_scratch_of_tiles;
-  found.integers = integers_by_tiles;
+  found.int8_scratch = int8_scratch_of_tiles;
+  found.int8 = int8_by_tiles;
 }
 
 }  // namespace

@@ -27,12 +27,12 @@ class IntegersInSquares {
   using Scope = Tiles;
 
   // Whether squares are worth it, and no sum overflows 32 bits.
-  static bool pay(const Weight& w, const Digits& x) {
-    return w.blocks == 1 && codes_of(w.kind, w.bytes) <= 1 << 16 &&
+  static bool pay(const Blocks& w, const Digits& x) {
+    return w.in_bytes.blocks == 1 && codes_of(w.packing, w.in_bytes.row) <= 1 << 16 &&
            x.number * x.rows >= 4 * kTileRows;
   }
 
-  static int64_t scratch(const Weight& w, const Digits& x) {
+  static int64_t scratch(const Blocks& w, const Digits& x) {
     return squares(x) * 2 * size_of_row(w) / 4 + x.number * x.rows;
   }
 
@@ -41,7 +41,7 @@ class IntegersInSquares {
     return x.rows + squares(x) * 2 * kTileRows;
   }
 
-  IntegersInSquares(const Weight& w, const Digits& x, const int32_t* totals,
+  IntegersInSquares(const Blocks& w, const Digits& x, const int32_t* totals,
                     float* scratch, const Parallel& parallel)
       : w_(w), x_(x), tiles_(reinterpret_cast<uint8_t*>(scratch)) {
     uint8_t* const tiles = reinterpret_cast<uint8_t*>(scratch);
@@ -49,8 +49,8 @@ class IntegersInSquares {
       uint8_t* at = tiles + t * size_of_row(w);
       for (int64_t i = 0; i < Segment::number(w); ++i, at += size(w)) {
         const Segment s = Segment::of(w, i);
-        fill(t, s.first * codes_per_byte(w.kind), codes_of(w.kind, s.last - s.first),
-             at);
+        fill(t, s.first * codes_per_byte(w.packing),
+             codes_of(w.packing, s.last - s.first), at);
       }
     });
     int32_t* const sums =
@@ -87,10 +87,10 @@ class IntegersInSquares {
   }
 
   // The size of the tiles of 16 rows of digits, in bytes: of a segment, and of all.
-  static int64_t size(const Weight& w) {
-    return divided_up(codes_of(w.kind, Segment::bytes(w)), kTileBytes) * kTileSize;
+  static int64_t size(const Blocks& w) {
+    return divided_up(codes_of(w.packing, Segment::bytes(w)), kTileBytes) * kTileSize;
   }
-  static int64_t size_of_row(const Weight& w) { return Segment::number(w) * size(w); }
+  static int64_t size_of_row(const Blocks& w) { return Segment::number(w) * size(w); }
 
   // Copies `codes` digits of 16 rows, from position `k`, to tiles.
   void fill(int64_t t, int64_t k, int64_t codes, uint8_t* tiles) const {
@@ -142,13 +142,13 @@ class IntegersInSquares {
         for (int d = 0; d < digits; ++d)
           product[d] = _mm512_sub_epi32(
               _mm512_loadu_si512(products + (d * x_.rows + m) * kPanelRows + 16 * v),
-              _mm512_set1_epi32(w_.offset * total[d]));
+              _mm512_set1_epi32(Panel<Avx512>::offset(w_) * total[d]));
         add_scaled<Avx512, digits>(w_, codes, v, product, total, sums + m * kPanelRows + 16 * v);
       }
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const uint8_t* tiles_;
   const int32_t* totals_;

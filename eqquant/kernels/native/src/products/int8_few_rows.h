@@ -378,21 +378,21 @@ class FewIntegers {
 };
 
 template <class V>
-int64_t few_integers_panels(const Blocks& w, int64_t parts, int64_t workers) {
+int64_t int8_few_rows_panels(const Blocks& w, int64_t parts, int64_t workers) {
   return decoded_panels<V>(w, parts, workers) * Numbers<V>::kRows;
 }
 
 template <class V>
-int64_t few_integers_scratch(const Blocks& w, int64_t parts, int64_t workers) {
-  const int64_t together = few_integers_panels<V>(w, parts, workers);
+int64_t int8_few_rows_scratch(const Blocks& w, int64_t parts, int64_t workers) {
+  const int64_t together = int8_few_rows_panels<V>(w, parts, workers);
   return smaller(workers, divided_up(w.n, together)) *
          LongSums<V>::floats(parts * together, w.k);
 }
 
 template <class V, Unsigned how>
-void few_integers_of(const Blocks& w, const RowParts& x, float unit, float* y,
-                     float* scratch, const Parallel& parallel) {
-  const int64_t together = few_integers_panels<V>(w, x.number, parallel.workers);
+void int8_few_rows_of(const Blocks& w, const RowParts& x, float unit, float* y,
+                      float* scratch, const Parallel& parallel) {
+  const int64_t together = int8_few_rows_panels<V>(w, x.number, parallel.workers);
   const int64_t mine = LongSums<V>::floats(x.number * together, w.k);
   const FewIntegers<V, how> product(w, x, unit, y);
   parallel(divided_up(w.n, together), [&](int64_t i, int64_t worker) {
@@ -404,15 +404,16 @@ void few_integers_of(const Blocks& w, const RowParts& x, float unit, float* y,
 }
 
 template <class V>
-void few_integers(const Blocks& w, const RowParts& x, float unit, float* y,
-                         float* scratch, const Parallel& parallel) {
+void int8_few_rows(const Blocks& w, const RowParts& x, float unit, float* y,
+                   float* scratch, const Parallel& parallel) {
   switch (w.point_type) {
     case PointType::kSigned:
-      return few_integers_of<V, Unsigned::kFlipped>(w, x, unit, y, scratch, parallel);
+      return int8_few_rows_of<V, Unsigned::kFlipped>(w, x, unit, y, scratch, parallel);
     case PointType::kTable:
-      return few_integers_of<V, Unsigned::kLookedUp>(w, x, unit, y, scratch, parallel);
+      return int8_few_rows_of<V, Unsigned::kLookedUp>(w, x, unit, y, scratch, parallel);
     default:
-      return few_integers_of<V, Unsigned::kAsTheyAre>(w, x, unit, y, scratch, parallel);
+      return int8_few_rows_of<V, Unsigned::kAsTheyAre>(w, x, unit, y, scratch,
+                                                       parallel);
   }
 }
 
@@ -420,8 +421,8 @@ template <class V>
 constexpr void add_int8_few_rows(Kernels& found) {
   found.has_fours = has_fours;
   found.to_parts = to_parts<V>;
-  found.few_integers_scratch = few_integers_scratch<V>;
-  found.few_integers = few_integers<V>;
+  found.int8_few_rows_scratch = int8_few_rows_scratch<V>;
+  found.int8_few_rows = int8_few_rows<V>;
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ void multiply_bytes(const ByteMatrices& a, const Parallel& parallel) {
 
 template <class V>
 constexpr void add_int8_matrices(Kernels& found) {
-  found.bytes = multiply_bytes;
+  found.int8_matrices = multiply_bytes;
 }
 
 }  // namespace

@@ -23,10 +23,10 @@ class IntegersInPairs {
   static constexpr bool kOnce = false;
   struct Scope {};
 
-  static int64_t scratch(const Weight&, const Digits&) { return 0; }
+  static int64_t scratch(const Blocks&, const Digits&) { return 0; }
   static int64_t rows_of_sums(const Digits& x) { return x.rows; }
 
-  IntegersInPairs(const Weight& w, const Digits& x, const int32_t* totals, float*,
+  IntegersInPairs(const Blocks& w, const Digits& x, const int32_t* totals, float*,
                   const Parallel&)
       : w_(w), x_(x), totals_(totals) {}
 
@@ -139,15 +139,15 @@ class IntegersInPairs {
     }
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const Digits& x_;
   const int32_t* totals_;
 };
 
 template <class V>
 constexpr void add_int8_pairs(Kernels& found) {
-  found.integers_scratch = integers_scratch<V, IntegersInPairs<V>>;
-  found.integers = integers<V, IntegersInPairs<V>>;
+  found.int8_scratch = int8_scratch<V, IntegersInPairs<V>>;
+  found.int8 = int8<V, IntegersInPairs<V>>;
 }
 
 }  // namespace

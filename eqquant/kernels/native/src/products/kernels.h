@@ -1,4 +1,4 @@
-// The operands of the kernels, and the table of kernels that each instruction set
+// The operands of kernels, and the table of kernels that each instruction set
 // fills.
 #pragma once
 
@@ -85,14 +85,6 @@ struct RowParts {
   const int64_t* row;   // [number]
 };
 
-// Rows of inputs in float32, or if `x` is null, as one digit.
-struct AnyRows {
-  const float* x;  // [rows, stride]
-  int64_t stride;
-  const int8_t* digit;
-  const float* unit;
-};
-
 // Matrices of 8-bit integers, and their product `y[m, n]`: of `x[m, k]` with `w[n, k]`,
 // or with `w[k, n]`, `across` it. None is empty, and `k` is below 2**17, so that sums
 // have 32 bits.
@@ -104,79 +96,81 @@ struct ByteMatrices {
   bool across;
 };
 
-// The kernels of an instruction set; `products.h` combines them to whole products. No
-// two tasks of a kernel add to the same number, so that results do not depend on the
-// number of threads.
+// The kernels of an instruction set, by the headers that have them; `whole_products.h`
+// combines them. `scratch` has as many floats as the function before it tells. Null are
+// those that the instruction set does not have. No two tasks of a kernel add to the
+// same number, so that results do not depend on the number of threads.
 struct Kernels {
-  // y[m, n] = x[m, per * bytes] @ W[n, per * bytes].T, in float32. `scratch` has
-  // `forward_scratch` floats.
-  int64_t (*forward_scratch)(const Weight&, int64_t rows);
-  void (*forward)(const Weight&, const float* x, float* y, int64_t rows, float* scratch,
+  // `y[m, n] = x[m, k] @ W[n, k].T`, by the decoded numbers, of any weight.
+  int64_t (*float32_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*float32)(const Blocks&, const float* x, float* y, int64_t rows, float* scratch,
                   const Parallel&);
-
-  // y[m, k] = x[m, n] @ W[n, k], in float32; `k` may be less than `per * bytes`.
-  void (*transposed)(const Weight&, const float* x, float* y, int64_t rows, int64_t k,
-                     const Parallel&);
-
-  // Recomputes the non-finite numbers of `y` from a weight that is scaled before the
-  // product. All other kernels scale sums, which may overflow or turn infinities of
-  // both signs into other values.
-  void (*mend)(const Weight&, const AnyRows& x, float* y, int64_t rows,
-               const Parallel&);
-  void (*mend_transposed)(const Weight&, const float* x, float* y, int64_t rows,
-                          int64_t k, const Parallel&);
-
-  // Products of 8-bit integers. Null if the instruction set has none. The last four
-  // pointers of `to_digits` are to the memory of `Digits`, which it writes.
-  void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
-                    float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
-  int64_t (*integers_scratch)(const Weight&, const Digits&, int64_t workers);
-  void (*integers)(const Weight&, const Digits&, float* y, float* scratch,
-                   const Parallel&);
-
-  // Products of 8-bit integers alone.
-  void (*bytes)(const ByteMatrices&, const Parallel&);
-
-  // Products of bfloat16, accumulated in float32. Null if the instruction set has none.
-  int64_t (*bfloat16_scratch)(const Weight&, int64_t rows, int64_t workers);
-  void (*bfloat16)(const Weight&, const float* x, float* y, int64_t rows,
+  // `y[m, k] = x[m, n] @ W[n, k]`, by the same numbers.
+  void (*float32_across)(const Blocks&, const float* x, float* y, int64_t rows,
+                         const Parallel&);
+  // The first of them in bfloat16, accumulated in float32: of codes of whole bits.
+  int64_t (*bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
                    float* scratch, const Parallel&);
 
-  // The same products of `Blocks`: `y[m, n] = x[m, k] @ W[n, k].T` in float32, and
-  // `y[m, k] = x[m, n] @ W[n, k]`. The first in bfloat16 is null if the instruction set
-  // has none.
-  int64_t (*decoded_scratch)(const Blocks&, int64_t rows, int64_t workers);
-  void (*decoded)(const Blocks&, const float* x, float* y, int64_t rows, float* scratch,
-                  const Parallel&);
-  void (*decoded_transposed)(const Blocks&, const float* x, float* y, int64_t rows,
-                             const Parallel&);
-  int64_t (*decoded_bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
-  void (*decoded_bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
-                           float* scratch, const Parallel&);
-
   // The first of them by products of 16-bit integers, of points that are integers: it
-  // gives multiples of `unit`. Null if the instruction set has none. The last five
-  // pointers of `to_words` are to the memory of `Words`, which it writes; rows in which
-  // `unit` times the unit of the inputs would be too small have no words.
+  // gives multiples of `unit`. The last five pointers of `to_words` are to the memory
+  // of `Words`, which it writes; rows in which `unit` times the unit of the inputs
+  // would be too small have no words.
   void (*to_words)(const Blocks&, const float* x, float unit, const Words&,
                    int16_t* word, float* sums, float* unit_of_row, int32_t* outliers,
                    Outlier* outlier, const Parallel&);
-  int64_t (*decoded_integers_scratch)(const Blocks&, int64_t rows, int64_t workers);
-  void (*decoded_integers)(const Blocks&, const Words&, float unit, float* y,
-                           float* scratch, const Parallel&);
+  int64_t (*int16_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*int16)(const Blocks&, const Words&, float unit, float* y, float* scratch,
+                const Parallel&);
 
   // The same of at most `kFewPartRows` rows, by products of 8-bit integers, and nearly
-  // as exact as in float32: of weights that have fours. Null if the instruction set has
-  // none. The last five pointers of `to_parts` are to the memory of `RowParts`, which
-  // it writes, and to a number for each row: `kNoDigits` if it has no parts, or 0. It
-  // returns how many parts there are, at most two for each row.
+  // as exact as in float32: of weights that have fours. The last five pointers of
+  // `to_parts` are to the memory of `RowParts`, which it writes, and to a number for
+  // each row: `kNoDigits` if it has no parts, or 0. It returns how many parts there
+  // are, at most two for each row.
   bool (*has_fours)(const Blocks&);
   int64_t (*to_parts)(const Blocks&, const float* x, int64_t rows, float unit,
                       int64_t stride, int8_t* digit, float* unit_of_part,
                       int32_t* before, int64_t* row, int32_t* none, const Parallel&);
-  int64_t (*few_integers_scratch)(const Blocks&, int64_t parts, int64_t workers);
-  void (*few_integers)(const Blocks&, const RowParts&, float unit, float* y,
-                       float* scratch, const Parallel&);
+  int64_t (*int8_few_rows_scratch)(const Blocks&, int64_t parts, int64_t workers);
+  void (*int8_few_rows)(const Blocks&, const RowParts&, float unit, float* y,
+                        float* scratch, const Parallel&);
+
+  // The others are of weights `in_bytes`, side by side, of the sizes of whole blocks;
+  // `x` has inputs for all codes of their bytes, those beyond `k` zeros. They scale
+  // sums, which may overflow or turn infinities of both signs into other values.
+
+  // `y[m, n] = x[m, per * row] @ W[n, per * row].T`, by terms of bytes.
+  int64_t (*lookup_tables_scratch)(const Blocks&, int64_t rows);
+  void (*lookup_tables)(const Blocks&, const float* x, float* y, int64_t rows,
+                        float* scratch, const Parallel&);
+  // `y[m, k] = x[m, n] @ W[n, k]`.
+  void (*transposed)(const Blocks&, const float* x, float* y, int64_t rows,
+                     const Parallel&);
+  // The first of them in bfloat16, accumulated in float32: of 4 bits.
+  int64_t (*bfloat16_nibbles_scratch)(const Blocks&, int64_t rows, int64_t workers);
+  void (*bfloat16_nibbles)(const Blocks&, const float* x, float* y, int64_t rows,
+                           float* scratch, const Parallel&);
+  // The first of them by products of 8-bit integers, of whole fours of codes. The last
+  // four pointers of `to_digits` are to the memory of `Digits`, which it writes.
+  void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
+                    float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
+  int64_t (*int8_scratch)(const Blocks&, const Digits&, int64_t workers);
+  void (*int8)(const Blocks&, const Digits&, float* y, float* scratch, const Parallel&);
+
+  // Products of 8-bit integers alone.
+  void (*int8_matrices)(const ByteMatrices&, const Parallel&);
+};
+
+// The products of a weight by the names of their kernels.
+#define EQQUANT_PRODUCTS(f)                                                           \
+  f(float32) f(float32_across) f(bfloat16) f(int16) f(int8_few_rows) f(lookup_tables) \
+      f(transposed) f(bfloat16_nibbles) f(int8)
+enum class Product : int32_t {
+#define EQQUANT_PRODUCT(name) name,
+  EQQUANT_PRODUCTS(EQQUANT_PRODUCT)
+#undef EQQUANT_PRODUCT
 };
 
 // An instruction set: features of processors, by name (the last is its own) and as bits

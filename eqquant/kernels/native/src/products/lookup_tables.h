@@ -16,9 +16,10 @@ struct Bytes {
   int64_t block, first, last;
 
   // At most `most` bytes from `first`.
-  static Bytes of(const Weight& w, int64_t first, int64_t most, int64_t last) {
-    const int64_t block = first / w.block;
-    return {block, first, smaller(smaller(first + most, last), (block + 1) * w.block)};
+  static Bytes of(const Blocks& w, int64_t first, int64_t most, int64_t last) {
+    const int64_t block = first / w.in_bytes.block;
+    return {block, first,
+            smaller(smaller(first + most, last), (block + 1) * w.in_bytes.block)};
   }
 };
 
@@ -31,10 +32,10 @@ struct Inputs {
 // A way to add the contribution of some bytes to many columns of `y` at a time, if
 // there is one: returns the first column that it leaves. (That of some sets is in
 // `products/nibbles.h`.)
-template <class V, Codes kind>
+template <class V, Packing packing>
 class ManyColumns {
  public:
-  explicit ManyColumns(const Weight&) {}
+  explicit ManyColumns(const Blocks&) {}
   template <int R>
   int64_t add(Bytes, Inputs, int64_t begin, int64_t, float*, bool, bool) const {
     return begin;
@@ -42,11 +43,11 @@ class ManyColumns {
 };
 
 // Adds the contribution of some bytes to some columns of `y`.
-template <class V, Codes kind>
+template <class V, Packing packing>
 class Sums {
  public:
   // If `scaled`, sums are multiplied by the scales of their block.
-  Sums(const Weight& w, bool scaled) : w_(w), step_(w), many_(w), scaled_(scaled) {}
+  Sums(const Blocks& w, bool scaled) : w_(w), step_(w), many_(w), scaled_(scaled) {}
 
   // For `R` rows of `x`, `U` vectors at a time: `R * U` accumulators stay in registers.
   // If `fresh`, `y` is overwritten instead of added to.
@@ -54,8 +55,8 @@ class Sums {
   void add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh) const {
     if constexpr (U == 4)
       begin = many_.template add<R>(b, x, begin, end, y, fresh, scaled_);
-    if constexpr (kind == Codes::kNibbles)
-      if (w_.zero != nullptr) return add<R, U, true>(b, x, begin, end, y, fresh);
+    if constexpr (packing == Packing::kBits4)
+      if (w_.zero_points != nullptr) return add<R, U, true>(b, x, begin, end, y, fresh);
     add<R, U, false>(b, x, begin, end, y, fresh);
   }
 
@@ -81,18 +82,18 @@ class Sums {
       if constexpr (zeros) {
         EQQUANT_UNROLL
         for (int u = 0; u < U; ++u)
-          zero[u] = V::to_floats(
-              V::template bytes<false>(w_.zero + of.block * w_.n + n + u * W, count));
+          zero[u] = V::to_floats(V::template bytes<false>(
+              w_.zero_points + of.block * w_.n + n + u * W, count));
       }
       const float* terms = x.terms;
-      for (int64_t b = of.first; b < of.last; ++b, terms += terms_of(kind)) {
-        const uint8_t* c = w_.codes + b * w_.n + n;
+      for (int64_t b = of.first; b < of.last; ++b, terms += terms_of(packing)) {
+        const uint8_t* c = w_.bytes + b * w_.n + n;
         if constexpr (!part)
           // Prefetch the next bytes of these columns.
           prefetch<2>(c + (of.last - of.first) * w_.n);
         EQQUANT_UNROLL
         for (int u = 0; u < U; ++u) {
-          constexpr bool sign = kind == Codes::kInt8;
+          constexpr bool sign = packing == Packing::kBits8;
           auto codes = part ? V::template bytes<sign>(c, count)
                             : V::template bytes<sign>(c + u * W);
           if constexpr (zeros)
@@ -104,7 +105,8 @@ class Sums {
       EQQUANT_UNROLL
       for (int u = 0; u < U; ++u) {
         const int64_t at = n + u * W;
-        const auto scale = scaled_ ? V::scales(w_, of.block, at, count) : V::all(1);
+        const auto scale =
+            scaled_ ? V::scales(w_.scales, of.block, at, count) : V::all(1);
         EQQUANT_UNROLL
         for (int r = 0; r < R; ++r) {
           float* mine = y + r * w_.n + at;
@@ -116,9 +118,9 @@ class Sums {
     return n;
   }
 
-  const Weight& w_;
-  Step<V, kind> step_;
-  ManyColumns<V, kind> many_;
+  const Blocks& w_;
+  Step<V, packing> step_;
+  ManyColumns<V, packing> many_;
   bool scaled_;
 };
 
@@ -135,20 +137,20 @@ constexpr int64_t kForwardAdditions = 144;
 // The number of rows of `x` that pass over the weight together.
 constexpr int64_t kForwardRows = 16;
 
-template <class V, Codes kind>
-void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
+template <class V, Packing packing>
+void forward_many(const Blocks& w, const float* x, float* y, int64_t rows,
                   float* scratch, const Parallel& parallel) {
-  constexpr int64_t size = terms_of(kind);
-  const int64_t stride = w.bytes * codes_per_byte(kind);
+  constexpr int64_t size = terms_of(packing);
+  const int64_t stride = w.in_bytes.row * codes_per_byte(packing);
   Inputs all = {x, stride};
-  if constexpr (Terms<kind>::looked_up) {
-    const Terms<kind> terms(w);
+  if constexpr (Terms<packing>::looked_up) {
+    const Terms<packing> terms(w);
     parallel(rows, [&](int64_t r, int64_t) {
-      terms.fill(x + r * stride, scratch + r * w.bytes * size, w.bytes);
+      terms.fill(x + r * stride, scratch + r * w.in_bytes.row * size, w.in_bytes.row);
     });
-    all = {scratch, w.bytes * size};
+    all = {scratch, w.in_bytes.row * size};
   }
-  const Sums<V, kind> sums(w, true);
+  const Sums<V, packing> sums(w, true);
   // Of the bytes from `first` to `last`. (Apart, so that sums stay in registers.)
   const auto part = [&](int64_t first, int64_t last, int64_t begin,
                         int64_t end) EQQUANT_INNERMOST {
@@ -170,14 +172,14 @@ void forward_many(const Weight& w, const float* x, float* y, int64_t rows,
       }
     }
   };
-  constexpr int64_t of_byte = kind == Codes::kInt8 ? 1 : 2;
-  const int64_t tile = smaller(kForwardBytes, w.block);
+  constexpr int64_t of_byte = packing == Packing::kBits8 ? 1 : 2;
+  const int64_t tile = smaller(kForwardBytes, w.in_bytes.block);
   const int64_t each = (kForwardAdditions - of_byte * tile) * tile;
   const auto columns = [&](int64_t begin, int64_t end) {
     alignas(64) float wide[kForwardRows * 2 * 2 * kForwardColumns];
-    LongSums<V> found(y + begin, rows, end - begin, w.n, wide, w.bytes, each);
-    for (int64_t b = 0; b < w.bytes; b += each) {
-      part(b, smaller(b + each, w.bytes), begin, end);
+    LongSums<V> found(y + begin, rows, end - begin, w.n, wide, w.in_bytes.row, each);
+    for (int64_t b = 0; b < w.in_bytes.row; b += each) {
+      part(b, smaller(b + each, w.in_bytes.row), begin, end);
       found.reach(b + each);
     }
     found.finish();
@@ -198,40 +200,40 @@ constexpr int64_t kSweepRows = 3;
 
 // How many bytes of a row are swept: fewer if their terms are tables, or if a vector
 // has many columns.
-template <class V, Codes kind>
+template <class V, Packing packing>
 constexpr int64_t sweep_bytes() {
-  return V::registers > 16 || Terms<kind>::looked_up ? 8 : 16;
+  return V::registers > 16 || Terms<packing>::looked_up ? 8 : 16;
 }
 
 // The number of bytes of a part, but the last: at most so many that rounding errors do
 // not build up. The sums of parts are added up in float64.
-inline int64_t sweep_part(const Weight& w) {
-  const int64_t parts = smaller(8, larger(1, w.bytes / 128));
-  return smaller(1024, divided_up(w.bytes, 16 * parts) * 16);
+inline int64_t sweep_part(const Blocks& w) {
+  const int64_t parts = smaller(8, larger(1, w.in_bytes.row / 128));
+  return smaller(1024, divided_up(w.in_bytes.row, 16 * parts) * 16);
 }
 
-inline int64_t sweep_parts(const Weight& w) {
-  return divided_up(w.bytes, sweep_part(w));
+inline int64_t sweep_parts(const Blocks& w) {
+  return divided_up(w.in_bytes.row, sweep_part(w));
 }
 
-template <class V, Codes kind, int R>
+template <class V, Packing packing, int R>
 class Sweep {
  public:
-  static constexpr int64_t kBytes = sweep_bytes<V, kind>();
+  static constexpr int64_t kBytes = sweep_bytes<V, packing>();
 
-  Sweep(const Weight& w, const float* x, float* y, float* scratch)
+  Sweep(const Blocks& w, const float* x, float* y, float* scratch)
       : w_(w), x_(x), y_(y), scratch_(scratch), terms_(w), sums_(w, !late()) {}
 
   void part(int64_t i, int64_t begin, int64_t end) const {
-    constexpr int64_t size = terms_of(kind), per = codes_per_byte(kind);
-    const int64_t first = i * sweep_part(w_), stride = w_.bytes * per;
-    const int64_t last = smaller(first + sweep_part(w_), w_.bytes);
+    constexpr int64_t size = terms_of(packing), per = codes_per_byte(packing);
+    const int64_t first = i * sweep_part(w_), stride = w_.in_bytes.row * per;
+    const int64_t last = smaller(first + sweep_part(w_), w_.in_bytes.row);
     alignas(64) float terms[R * kBytes * size];
     for (Bytes b = {0, first, first}; b.last < last;) {
       b = Bytes::of(w_, b.last, kBytes, last);
       const float* x = x_ + b.first * per;
       Inputs inputs = {x, stride};
-      if constexpr (Terms<kind>::looked_up) {
+      if constexpr (Terms<packing>::looked_up) {
         inputs = {terms, kBytes * size};
         for (int64_t r = 0; r < R; ++r)
           terms_.fill(x + r * stride, terms + r * inputs.stride, b.last - b.first);
@@ -246,7 +248,7 @@ class Sweep {
     if (parts == 1 && !late()) return;
     for (int64_t n = begin; n < end; n += V::width) {
       const int64_t count = smaller(V::width, end - n);
-      const auto scale = late() ? V::scales(w_, 0, n, count) : V::all(1);
+      const auto scale = late() ? V::scales(w_.scales, 0, n, count) : V::all(1);
       for (int64_t r = 0; r < R; ++r) {
         auto sum = V::wide(V::load(y_ + r * w_.n + n, count));
         for (int64_t i = 1; i < parts; ++i)
@@ -258,23 +260,23 @@ class Sweep {
 
  private:
   // With one scale per row, `sum_up` can apply it to the total.
-  bool late() const { return w_.blocks == 1; }
+  bool late() const { return w_.in_bytes.blocks == 1; }
   float* of_part(int64_t i) const {
     return i == 0 ? y_ : scratch_ + (i - 1) * R * w_.n;
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   const float* x_;
   float* y_;
   float* scratch_;
-  Terms<kind> terms_;
-  Sums<V, kind> sums_;
+  Terms<packing> terms_;
+  Sums<V, packing> sums_;
 };
 
-template <class V, Codes kind, int R>
-void forward_few(const Weight& w, const float* x, float* y, float* scratch,
+template <class V, Packing packing, int R>
+void forward_few(const Blocks& w, const float* x, float* y, float* scratch,
                  const Parallel& parallel) {
-  const Sweep<V, kind, R> sweep(w, x, y, scratch);
+  const Sweep<V, packing, R> sweep(w, x, y, scratch);
   const int64_t parts = sweep_parts(w);
   // Split the columns, too, if there are many threads and enough columns.
   const int64_t pieces =
@@ -289,37 +291,39 @@ void forward_few(const Weight& w, const float* x, float* y, float* scratch,
   });
 }
 
-template <class V, Codes kind>
-void forward_of(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
+template <class V, Packing packing>
+void forward_of(const Blocks& w, const float* x, float* y, int64_t rows, float* scratch,
                 const Parallel& parallel) {
   switch (rows) {
-    case 1: return forward_few<V, kind, 1>(w, x, y, scratch, parallel);
-    case 2: return forward_few<V, kind, 2>(w, x, y, scratch, parallel);
-    case 3: return forward_few<V, kind, 3>(w, x, y, scratch, parallel);
+    case 1: return forward_few<V, packing, 1>(w, x, y, scratch, parallel);
+    case 2: return forward_few<V, packing, 2>(w, x, y, scratch, parallel);
+    case 3: return forward_few<V, packing, 3>(w, x, y, scratch, parallel);
   }
   for (int64_t m = 0; m < rows; m += kForwardRows)
-    forward_many<V, kind>(w, x + m * w.bytes * codes_per_byte(kind), y + m * w.n,
-                          smaller(kForwardRows, rows - m), scratch, parallel);
+    forward_many<V, packing>(w, x + m * w.in_bytes.row * codes_per_byte(packing),
+                             y + m * w.n, smaller(kForwardRows, rows - m), scratch,
+                             parallel);
 }
 
-inline int64_t forward_scratch(const Weight& w, int64_t rows) {
+inline int64_t lookup_tables_scratch(const Blocks& w, int64_t rows) {
   if (rows <= kSweepRows) return (sweep_parts(w) - 1) * rows * w.n;
-  const bool looked_up = split_of(w.kind).low > 0;
-  return looked_up ? smaller(rows, kForwardRows) * w.bytes * terms_of(w.kind) : 0;
+  const bool looked_up = split_of(w.packing).low > 0;
+  return looked_up ? smaller(rows, kForwardRows) * w.in_bytes.row * terms_of(w.packing)
+                   : 0;
 }
 
 template <class V>
-void forward(const Weight& w, const float* x, float* y, int64_t rows, float* scratch,
-             const Parallel& parallel) {
-  with_kind(w.kind, [&](auto kind) {
-    forward_of<V, decltype(kind)::value>(w, x, y, rows, scratch, parallel);
+void lookup_tables(const Blocks& w, const float* x, float* y, int64_t rows,
+                   float* scratch, const Parallel& parallel) {
+  with_whole_bytes(w.packing, [&](auto packing) {
+    forward_of<V, decltype(packing)::value>(w, x, y, rows, scratch, parallel);
   });
 }
 
 template <class V>
 constexpr void add_lookup_tables(Kernels& found) {
-  found.forward_scratch = forward_scratch;
-  found.forward = forward<V>;
+  found.lookup_tables_scratch = lookup_tables_scratch;
+  found.lookup_tables = lookup_tables<V>;
 }
 
 }  // namespace

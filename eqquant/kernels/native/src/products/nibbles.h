@@ -12,17 +12,17 @@ namespace eqquant {
 namespace {
 
 template <class V>
-class ManyColumns<V, Codes::kNibbles> {
+class ManyColumns<V, Packing::kBits4> {
  public:
   static constexpr int64_t kRows = V::Bytes::lanes, W = V::width;
 
-  explicit ManyColumns(const Weight& w) : w_(w), halves_(are_halves(w.points)) {}
+  explicit ManyColumns(const Blocks& w) : w_(w), halves_(are_halves(w.points)) {}
 
   template <int R>
   int64_t add(Bytes b, Inputs x, int64_t begin, int64_t end, float* y, bool fresh,
               bool scaled) const {
     const Sum of = {b, x, y, fresh, scaled};
-    if (w_.zero == nullptr)
+    if (w_.zero_points == nullptr)
       return halves_ ? some<R, true, false>(of, begin, end)
                      : some<R, false, false>(of, begin, end);
     return halves_ ? some<R, true, true>(of, begin, end)
@@ -50,12 +50,12 @@ class ManyColumns<V, Codes::kNibbles> {
         for (int v = 0; v < 4; ++v) sum[r][v] = V::zero();
       }
       if constexpr (zeros) {
-        const uint8_t* const at = w_.zero + b.block * w_.n + n;
+        const uint8_t* const at = w_.zero_points + b.block * w_.n + n;
         float floats[kRows];
         for (int i = 0; i < kRows; ++i) floats[i] = at[i];
         Points::deal(floats, zero);
       }
-      const uint8_t* c = w_.codes + b.first * w_.n + n;
+      const uint8_t* c = w_.bytes + b.first * w_.n + n;
       const float* x = of.x.terms;
       for (int64_t i = b.first; i < b.last; ++i, c += w_.n, x += 2) {
         prefetch<2>(c + (b.last - b.first) * w_.n);
@@ -81,7 +81,8 @@ class ManyColumns<V, Codes::kNibbles> {
         Points::collect(sum[r], sums);
         for (int64_t v = 0; v < kRows; v += W) {
           float* const y = of.y + r * w_.n + n + v;
-          const auto scale = of.scaled ? V::scales(w_, b.block, n + v, W) : V::all(1);
+          const auto scale =
+              of.scaled ? V::scales(w_.scales, b.block, n + v, W) : V::all(1);
           const auto old = of.fresh ? V::zero() : V::load(y);
           V::store(y, V::fma(V::load(sums + v), scale, old));
         }
@@ -90,7 +91,7 @@ class ManyColumns<V, Codes::kNibbles> {
     return n;
   }
 
-  const Weight& w_;
+  const Blocks& w_;
   bool halves_;
 };
 

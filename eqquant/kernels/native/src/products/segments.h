@@ -18,18 +18,21 @@ constexpr int64_t kIntegersCodes = 256;
 struct Segment {
   int64_t block, first, last;
 
-  static int64_t bytes(const Weight& w) {
-    const int64_t step = bytes_of_fours(w.kind);
-    return smaller(w.block, kIntegersCodes / (step * codes_per_byte(w.kind)) * step);
+  static int64_t bytes(const Blocks& w) {
+    const int64_t step = bytes_of_fours(w.packing);
+    return smaller(w.in_bytes.block,
+                   kIntegersCodes / (step * codes_per_byte(w.packing)) * step);
   }
-  static int64_t of_block(const Weight& w) { return divided_up(w.block, bytes(w)); }
-  static int64_t number(const Weight& w) { return w.blocks * of_block(w); }
+  static int64_t of_block(const Blocks& w) {
+    return divided_up(w.in_bytes.block, bytes(w));
+  }
+  static int64_t number(const Blocks& w) { return w.in_bytes.blocks * of_block(w); }
 
   // (Those at the end of the last block may be empty.)
-  static Segment of(const Weight& w, int64_t i) {
+  static Segment of(const Blocks& w, int64_t i) {
     const int64_t block = i / of_block(w), size = bytes(w);
-    const int64_t first = block * w.block + i % of_block(w) * size;
-    const int64_t end = smaller((block + 1) * w.block, w.bytes);
+    const int64_t first = block * w.in_bytes.block + i % of_block(w) * size;
+    const int64_t end = smaller((block + 1) * w.in_bytes.block, w.in_bytes.row);
     return {block, smaller(first, end), smaller(first + size, end)};
   }
 };
@@ -49,11 +52,11 @@ int32_t total(const int8_t* x, int64_t number) {
 
 // The sum of a row of digits over each segment, by which offsets are subtracted.
 template <class V>
-void sum_up(const Weight& w, const Digits& x, int64_t row, int32_t* totals) {
+void sum_up(const Blocks& w, const Digits& x, int64_t row, int32_t* totals) {
   for (int64_t i = 0; i < Segment::number(w); ++i) {
     const Segment s = Segment::of(w, i);
-    totals[i] = total<V>(x.digit + row * x.stride + s.first * codes_per_byte(w.kind),
-                         codes_of(w.kind, s.last - s.first));
+    totals[i] = total<V>(x.digit + row * x.stride + s.first * codes_per_byte(w.packing),
+                         codes_of(w.packing, s.last - s.first));
   }
 }
 

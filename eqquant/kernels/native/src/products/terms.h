@@ -20,18 +20,19 @@ struct Split {
   int64_t base;
 };
 
-constexpr Split split_of(Codes kind) {
-  switch (kind) {
-    case Codes::kQuarters: return {2, 16, 4};
-    case Codes::kTrits: return {3, 32, 3};
-    case Codes::kBits: return {4, 16, 2};
+constexpr Split split_of(Packing packing) {
+  switch (packing) {
+    case Packing::kBits2: return {2, 16, 4};
+    case Packing::kTrits: return {3, 32, 3};
+    case Packing::kBits1: return {4, 16, 2};
     default: return {0, 0, 0};
   }
 }
 
 // The number of terms of a byte.
-constexpr int64_t terms_of(Codes kind) {
-  return split_of(kind).low > 0 ? split_of(kind).low + 16 : codes_per_byte(kind);
+constexpr int64_t terms_of(Packing packing) {
+  return split_of(packing).low > 0 ? split_of(packing).low + 16
+                                   : codes_per_byte(packing);
 }
 
 inline int64_t power(int64_t base, int64_t exponent) {
@@ -39,14 +40,14 @@ inline int64_t power(int64_t base, int64_t exponent) {
 }
 
 // Computes the terms of bytes from the inputs that they multiply.
-template <Codes kind>
+template <Packing packing>
 class Terms {
  public:
-  static constexpr int64_t per = codes_per_byte(kind), size = terms_of(kind);
-  static constexpr Split split = split_of(kind);
+  static constexpr int64_t per = codes_per_byte(packing), size = terms_of(packing);
+  static constexpr Split split = split_of(packing);
   static constexpr bool looked_up = split.low > 0;
 
-  explicit Terms(const Weight& w) {
+  explicit Terms(const Blocks& w) {
     if constexpr (looked_up)
       for (int64_t i = 0; i < per; ++i) {
         bool low = i < split.first;
@@ -80,12 +81,12 @@ class Terms {
 
 // Adds the contributions of a vector of bytes to the sums of `R` rows, which are
 // `apart` in the array of sums.
-template <class V, Codes kind>
+template <class V, Packing packing>
 struct Step;
 
 template <class V>
-struct Step<V, Codes::kInt8> {
-  explicit Step(const Weight&) {}
+struct Step<V, Packing::kBits8> {
+  explicit Step(const Blocks&) {}
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
@@ -98,8 +99,8 @@ struct Step<V, Codes::kInt8> {
 };
 
 template <class V>
-struct Step<V, Codes::kNibbles> {
-  explicit Step(const Weight& w) : table(w.points) {}
+struct Step<V, Packing::kBits4> {
+  explicit Step(const Blocks& w) : table(w.points) {}
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
@@ -130,15 +131,15 @@ struct Step<V, Codes::kNibbles> {
   typename V::Table16 table;
 };
 
-template <class V, Codes kind>
+template <class V, Packing packing>
 struct Step {
-  explicit Step(const Weight&) {}
+  explicit Step(const Blocks&) {}
 
   template <int R, int apart>
   void add(typename V::Ints c, const float* terms, int64_t stride,
            typename V::Floats* sums) const {
     typename V::Ints low = c, high;
-    if constexpr (kind == Codes::kTrits) {
+    if constexpr (packing == Packing::kTrits) {
       high = V::template right<9>(V::times(c, 19));  // c / 27
       low = V::minus(c, V::times(high, 27));
     } else {
@@ -149,13 +150,13 @@ struct Step {
       auto& sum = sums[r * apart];
       const float* mine = terms + r * stride;
       sum = V::add(sum, lookup(mine, low));
-      sum = V::add(sum, typename V::Table16(mine + split_of(kind).low)[high]);
+      sum = V::add(sum, typename V::Table16(mine + split_of(packing).low)[high]);
     }
   }
 
  private:
   static typename V::Floats lookup(const float* entries, typename V::Ints i) {
-    if constexpr (split_of(kind).low == 32)
+    if constexpr (split_of(packing).low == 32)
       return typename V::Table32(entries)[i];
     else
       return typename V::Table16(entries)[i];

@@ -19,15 +19,15 @@ constexpr int64_t kTransposedColumns = 1024;
 // The number of rows of inputs that pass over these together.
 constexpr int64_t kTransposedRows = 16;
 
-template <class V, Codes kind>
+template <class V, Packing packing>
 class Transposed {
  public:
-  static constexpr int64_t per = codes_per_byte(kind), W = V::width;
-  static constexpr bool sign = kind == Codes::kInt8;
+  static constexpr int64_t per = codes_per_byte(packing), W = V::width;
+  static constexpr bool sign = packing == Packing::kBits8;
   static constexpr int R = V::registers / (per > 4 ? 16 : 8);
 
-  Transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k)
-      : w_(w), decode_(w), x_(x), y_(y), rows_(rows), k_(k) {}
+  Transposed(const Blocks& w, const float* x, float* y, int64_t rows)
+      : w_(w), decode_(w), x_(x), y_(y), rows_(rows) {}
 
   // The results of the bytes from `first` to `last`, all in the block `g`.
   void bytes(int64_t g, int64_t first, int64_t last) const {
@@ -51,8 +51,8 @@ class Transposed {
         rows<1>(m + r, g, first, last, n, count, sums + r * each);
     }
     for (int64_t r = 0; r < number; ++r)
-      for (int64_t i = 0; i < each && first * per + i < k_; ++i)
-        y_[(m + r) * k_ + first * per + i] = static_cast<float>(sums[r * each + i]);
+      for (int64_t i = 0; i < each && first * per + i < w_.k; ++i)
+        y_[(m + r) * w_.k + first * per + i] = static_cast<float>(sums[r * each + i]);
   }
 
   template <int N>
@@ -61,7 +61,8 @@ class Transposed {
     float x[N * kTransposedColumns];
     for (int r = 0; r < N; ++r)
       scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
-    const uint8_t* zero = w_.zero == nullptr ? nullptr : w_.zero + g * w_.n + n;
+    const uint8_t* zero =
+        w_.zero_points == nullptr ? nullptr : w_.zero_points + g * w_.n + n;
     // (Where a byte has several digits, more bytes at a time are slower.)
     constexpr int most = V::registers / (per == 1 ? 2 : 4) / (N * per);
     constexpr int B = most < 1 ? 1 : most < 8 ? most : 8;
@@ -81,7 +82,7 @@ class Transposed {
     typename V::Floats sum[B * N * per];
     EQQUANT_UNROLL
     for (int i = 0; i < B * N * per; ++i) sum[i] = V::zero();
-    const uint8_t* const c = w_.codes + b * w_.n + n;
+    const uint8_t* const c = w_.bytes + b * w_.n + n;
     // (The processor does not foresee that the next bytes are `n` further.)
     const int64_t ahead = larger(2, B) * w_.n;
     int64_t i = 0;
@@ -108,7 +109,7 @@ class Transposed {
            const float* x, typename V::Floats* sum) const {
     typename V::Floats point[per];
     decode_(c, point);
-    if constexpr (kind == Codes::kNibbles)
+    if constexpr (packing == Packing::kBits4)
       if (zero != nullptr) {
         const auto less = V::to_floats(V::template bytes<false>(zero + i, count));
         for (int j = 0; j < per; ++j) point[j] = V::sub(point[j], less);
@@ -127,36 +128,36 @@ class Transposed {
     for (int64_t i = 0; i < count; i += W) {
       int64_t part = smaller(W, count - i);
       V::store(found + i,
-               V::mul(V::load(x + n + i, part), V::scales(w_, g, n + i, part)));
+               V::mul(V::load(x + n + i, part), V::scales(w_.scales, g, n + i, part)));
     }
   }
 
-  const Weight& w_;
-  Decode<V, kind> decode_;
+  const Blocks& w_;
+  Decode<V, packing> decode_;
   const float* x_;
   float* y_;
   int64_t rows_;
-  int64_t k_;
 };
 
-template <class V, Codes kind>
-void transposed_of(const Weight& w, const float* x, float* y, int64_t rows, int64_t k,
+template <class V, Packing packing>
+void transposed_of(const Blocks& w, const float* x, float* y, int64_t rows,
                    const Parallel& parallel) {
-  const Transposed<V, kind> product(w, x, y, rows, k);
-  const int64_t size = smaller(kTransposedBytes, w.block);
-  const int64_t each = divided_up(w.block, size);
-  parallel(w.blocks * each, [&](int64_t i, int64_t) {
-    int64_t g = i / each, first = g * w.block + i % each * size;
-    int64_t last = smaller(smaller(first + size, (g + 1) * w.block), w.bytes);
+  const Transposed<V, packing> product(w, x, y, rows);
+  const int64_t size = smaller(kTransposedBytes, w.in_bytes.block);
+  const int64_t each = divided_up(w.in_bytes.block, size);
+  parallel(w.in_bytes.blocks * each, [&](int64_t i, int64_t) {
+    int64_t g = i / each, first = g * w.in_bytes.block + i % each * size;
+    int64_t last =
+        smaller(smaller(first + size, (g + 1) * w.in_bytes.block), w.in_bytes.row);
     if (first < last) product.bytes(g, first, last);
   });
 }
 
 template <class V>
-void transposed(const Weight& w, const float* x, float* y, int64_t rows, int64_t k,
+void transposed(const Blocks& w, const float* x, float* y, int64_t rows,
                 const Parallel& parallel) {
-  with_kind(w.kind, [&](auto kind) {
-    transposed_of<V, decltype(kind)::value>(w, x, y, rows, k, parallel);
+  with_whole_bytes(w.packing, [&](auto packing) {
+    transposed_of<V, decltype(packing)::value>(w, x, y, rows, parallel);
   });
 }
 

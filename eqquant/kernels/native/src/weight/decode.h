@@ -9,17 +9,17 @@
 namespace eqquant {
 namespace {
 
-template <class V, Codes kind>
+template <class V, Packing packing>
 class Decode {
  public:
-  static constexpr int64_t per = codes_per_byte(kind);
+  static constexpr int64_t per = codes_per_byte(packing);
 
-  explicit Decode(const Weight& w) : table_(entries(w).of) {}
+  explicit Decode(const Blocks& w) : table_(entries(w).of) {}
 
   void operator()(typename V::Ints c, typename V::Floats* point) const {
-    if constexpr (kind == Codes::kInt8) {
+    if constexpr (packing == Packing::kBits8) {
       point[0] = V::to_floats(c);
-    } else if constexpr (kind == Codes::kTrits) {
+    } else if constexpr (packing == Packing::kTrits) {
       EQQUANT_UNROLL
       for (int i = 0; i < per; ++i) {
         auto rest = V::template right<9>(V::times(c, 171));  // c / 3
@@ -42,11 +42,13 @@ class Decode {
 
   // The points, repeated to 16 entries: the lookup uses the low 4 bits of an index, of
   // which those above the digit then have no effect.
-  static Entries entries(const Weight& w) {
-    constexpr int base = kind == Codes::kBits ? 2 : kind == Codes::kQuarters ? 4 : 16;
+  static Entries entries(const Blocks& w) {
+    constexpr int base = packing == Packing::kBits1   ? 2
+                         : packing == Packing::kBits2 ? 4
+                                                      : 16;
     Entries found;
     for (int i = 0; i < 16; ++i)
-      found.of[i] = kind == Codes::kInt8 ? 0 : w.points[i % base];
+      found.of[i] = packing == Packing::kBits8 ? 0 : w.points[i % base];
     return found;
   }
 

@@ -22,24 +22,25 @@ struct Panel {
   static constexpr int64_t kRows = B::lanes;
 
   // What is to be subtracted from unpacked codes, if there are no zero-points.
-  static int32_t offset(const Weight& w) {
-    return V::signs && w.kind == Codes::kInt8 ? w.offset - 128 : w.offset;
+  static int32_t offset(const Blocks& w) {
+    if (w.packing == Packing::kBits8) return V::signs ? 0 : 128;
+    return -static_cast<int32_t>(w.points[0]);
   }
 
   // Unpacks the bytes from `first` to `last` of `count` rows (at most `kRows`), from row
   // `n`.
-  template <Codes kind>
-  static void unpack(const Weight& w, int64_t n, int64_t count, int64_t first,
+  template <Packing packing>
+  static void unpack(const Blocks& w, int64_t n, int64_t count, int64_t first,
                      int64_t last, uint8_t* panel) {
-    constexpr int64_t per = codes_per_byte(kind), step = bytes_of_fours(kind);
+    constexpr int64_t per = codes_per_byte(packing), step = bytes_of_fours(packing);
     for (int64_t b = first; b < last; b += step) {
       Vector digit[step * per];
       EQQUANT_UNROLL
       for (int i = 0; i < step; ++i) {
-        const uint8_t* c = w.codes + (b + i) * w.n + n;
+        const uint8_t* c = w.bytes + (b + i) * w.n + n;
         Vector some = B::all(0);
         if (b + i < last) some = count == kRows ? B::load(c) : B::load(c, count);
-        digits<kind>(some, digit + i * per);
+        digits<packing>(some, digit + i * per);
       }
       EQQUANT_UNROLL
       for (int q = 0; q < step * per / 4; ++q) {
@@ -53,19 +54,19 @@ struct Panel {
   }
 
  private:
-  template <Codes kind>
+  template <Packing packing>
   static void digits(Vector c, Vector* found) {
-    if constexpr (kind == Codes::kInt8) {
+    if constexpr (packing == Packing::kBits8) {
       // Add 128, where the products want unsigned codes.
       found[0] = V::signs ? c : B::differing(c, B::all(static_cast<char>(0x80)));
-    } else if constexpr (kind == Codes::kTrits) {
+    } else if constexpr (packing == Packing::kTrits) {
       trits(c, found);
     } else {
-      constexpr int per = codes_per_byte(kind), bits = 8 / per;
+      constexpr int per = codes_per_byte(packing), bits = 8 / per;
       unrolled<per>([&](auto i) {
         found[i] = B::both(B::template right<bits * i>(c), (1 << bits) - 1);
         // 0 and 2, so that an offset of 1 makes them -1 and 1.
-        if (kind == Codes::kBits) found[i] = B::template left<1>(found[i]);
+        if (packing == Packing::kBits1) found[i] = B::template left<1>(found[i]);
       });
     }
   }

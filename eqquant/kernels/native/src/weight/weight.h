@@ -11,77 +11,6 @@
 
 namespace eqquant {
 
-// How codes are packed in a byte. The first code is the lowest digit.
-enum class Codes : int32_t {
-  kInt8 = 0,      // a signed integer
-  kNibbles = 1,   // two digits of base 16
-  kQuarters = 2,  // four digits of base 4
-  kTrits = 3,     // five digits of base 3
-  kBits = 4,      // eight digits of base 2
-};
-
-namespace {
-
-constexpr int64_t codes_per_byte(Codes codes) {
-  switch (codes) {
-    case Codes::kInt8: return 1;
-    case Codes::kNibbles: return 2;
-    case Codes::kQuarters: return 4;
-    case Codes::kTrits: return 5;
-    case Codes::kBits: return 8;
-  }
-  return 0;
-}
-
-// Calls `f` with the kind as a compile-time constant.
-template <class F>
-void with_kind(Codes kind, F f) {
-  switch (kind) {
-    case Codes::kInt8: return f(std::integral_constant<Codes, Codes::kInt8>());
-    case Codes::kNibbles: return f(std::integral_constant<Codes, Codes::kNibbles>());
-    case Codes::kQuarters: return f(std::integral_constant<Codes, Codes::kQuarters>());
-    case Codes::kTrits: return f(std::integral_constant<Codes, Codes::kTrits>());
-    case Codes::kBits: return f(std::integral_constant<Codes, Codes::kBits>());
-  }
-}
-
-// The least number of bytes that has a multiple of four codes.
-constexpr int64_t bytes_of_fours(Codes codes) {
-  return codes_per_byte(codes) % 4 == 0 ? 1 : codes_per_byte(codes) == 2 ? 2 : 4;
-}
-
-// The number of codes in some bytes, rounded up to whole fours of codes. (Integer
-// products take four codes at a time.)
-constexpr int64_t codes_of(Codes codes, int64_t bytes) {
-  const int64_t step = bytes_of_fours(codes);
-  return divided_up(bytes, step) * step * codes_per_byte(codes);
-}
-
-}  // namespace
-
-// A weight of `n` rows. Byte `b` of row `i` is at `codes[b * n + i]`: the contracted
-// axis is first, so that a vector load takes the same byte of consecutive rows. Each
-// `block` bytes of a row share a scale, and optionally a zero-point. A row has `blocks`
-// of these, the last of which may be shorter.
-struct Weight {
-  Codes kind;
-  const uint8_t* codes;
-  int64_t bytes;
-  int64_t n;
-  int64_t block;
-  int64_t blocks;
-  ScaleType scale_type;
-  const void* scale;
-  RowOrder order;  // of the scales
-  bool shared;     // by all rows: then there are only those of the first
-  Factor factor;   // of the scales, if their type has one
-  const uint8_t* zero;    // at `g * n + i`; null if there are none; for nibbles only
-  const float* points;    // a table of the 16 points of the digits; unused by `kInt8`
-  int32_t offset;         // the code that stands for zero, if there are no zero-points
-  int64_t used;           // how many digits of each byte, from the first, are codes
-  int64_t k;              // how many codes a row has; digits beyond meet zero inputs
-};
-
 // How the codes of `Blocks` are packed: a stream of codes of so many bits, or of digits
 // of base 3, five in a byte; or as in GGUF's types, with their scales.
 enum class Packing : int32_t {
@@ -98,6 +27,9 @@ enum class Packing : int32_t {
   EQQUANT_GGUF_TYPES(EQQUANT_PACKING)
 #undef EQQUANT_PACKING
 };
+#define EQQUANT_PACKING(name) +1
+constexpr int32_t kPackings = 9 EQQUANT_GGUF_TYPES(EQQUANT_PACKING);
+#undef EQQUANT_PACKING
 
 constexpr bool is_gguf(Packing packing) { return packing > Packing::kBits8; }
 
@@ -129,6 +61,19 @@ constexpr int64_t bits_of(Packing packing) {
 #undef EQQUANT_PACKING
 }
 
+// How many codes a byte has, the first of them its lowest digit; 0 where a byte does
+// not hold whole codes.
+constexpr int64_t codes_per_byte(Packing packing) {
+  switch (packing) {
+    case Packing::kTrits: return 5;
+    case Packing::kBits1: return 8;
+    case Packing::kBits2: return 4;
+    case Packing::kBits4: return 2;
+    case Packing::kBits8: return 1;
+    default: return 0;
+  }
+}
+
 // Whether the codes of a type are points of a table.
 constexpr bool has_table(Packing packing) {
 #define EQQUANT_PACKING(name) case Packing::k##name: return gguf::name::kTable;
@@ -153,17 +98,33 @@ constexpr float unit_of(Packing packing) {
 // What a block has beside its scale: see `AbstractGrid.offset`.
 enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };
 
-// A float for each block of each row: these as in `Weight`.
+// A float for each block of each row, or for each block of all rows.
 struct BlockFloats {
   ScaleType scale_type;
   const void* scale;
   RowOrder order;
-  bool shared;
-  Factor factor;
+  bool shared;    // by all rows: then there are only those of the first
+  Factor factor;  // if the type has one
 };
 
-// A weight of `n` rows and `k` columns, as `Weight`, but of any format of blocks: its
-// numbers are `(point - zero_point) * scale` or `point * scale + minimum`.
+// The sizes of rows and blocks in bytes, where bytes hold whole codes: how many bytes a
+// row and a block have, and how many blocks a row has, of which the last may be
+// shorter.
+struct InBytes {
+  int64_t row, block, blocks;
+
+  static constexpr InBytes of(Packing packing, int64_t block, int64_t k) {
+    const int64_t per = codes_per_byte(packing);
+    if (per == 0) return {0, 0, 0};
+    const int64_t row = divided_up(k, per),
+                  whole = smaller(divided_up(block, per), row);
+    return {row, whole, divided_up(row, whole)};
+  }
+};
+
+// A weight of `n` rows and `k` columns, in any format of blocks: its numbers are
+// `(point - zero_point) * scale` or `point * scale + minimum`. The contracted axis is
+// first in memory, so that a vector load takes the same byte of consecutive rows.
 struct Blocks {
   Packing packing;
   const uint8_t* bytes;
@@ -172,14 +133,15 @@ struct Blocks {
   // How many codes share a scale. Types of GGUF use neither this nor the scales and
   // minima below.
   int64_t block;
+  InBytes in_bytes;
   BlockFloats scales;
   Offset offset;
-  const uint8_t* zero_points;
-  RowOrder of_blocks;  // the order of the zero-points
+  const uint8_t* zero_points;  // null if there are none
+  RowOrder of_blocks;          // the order of the zero-points
   BlockFloats minima;
   PointType point_type;
   int32_t base;         // of integers: the code that stands for zero
-  const float* points;  // the table
+  const float* points;  // the table, of 256
   // Of types with a codebook: the levels of its points, the first the lowest. As many
   // as their indices can be; null for other types.
   const uint16_t* codebook;
@@ -192,4 +154,35 @@ struct Blocks {
   EQQUANT_INLINE bool in_panels() const { return of_bytes.panel != kPanelRows; }
 };
 
+namespace {
+
+// Calls `f` with a packing whose bytes hold whole codes as a compile-time constant.
+template <class F>
+void with_whole_bytes(Packing packing, F f) {
+  switch (packing) {
+#define EQQUANT_PACKING(name) \
+  case Packing::k##name: return f(std::integral_constant<Packing, Packing::k##name>());
+    EQQUANT_PACKING(Trits)
+    EQQUANT_PACKING(Bits1)
+    EQQUANT_PACKING(Bits2)
+    EQQUANT_PACKING(Bits4)
+    EQQUANT_PACKING(Bits8)
+#undef EQQUANT_PACKING
+    default: return;
+  }
+}
+
+// The least number of bytes that has a multiple of four codes.
+constexpr int64_t bytes_of_fours(Packing packing) {
+  return codes_per_byte(packing) % 4 == 0 ? 1 : codes_per_byte(packing) == 2 ? 2 : 4;
+}
+
+// The number of codes in some bytes, rounded up to whole fours of codes. (Integer
+// products take four codes at a time.)
+constexpr int64_t codes_of(Packing packing, int64_t bytes) {
+  const int64_t step = bytes_of_fours(packing);
+  return divided_up(bytes, step) * step * codes_per_byte(packing);
+}
+
+}  // namespace
 }  // namespace eqquant

@@ -20,11 +20,6 @@ constexpr Named named(const char* name, T number) {
 }
 
 constexpr Named kNames[] = {
-    named("codes.2", Codes::kBits),
-    named("codes.3", Codes::kTrits),
-    named("codes.4", Codes::kQuarters),
-    named("codes.16", Codes::kNibbles),
-    named("codes.256", Codes::kInt8),
     named("few_part_rows", kFewPartRows),
     named("offset.None", Offset::kNone),
     named("offset.minimum", Offset::kMinimum),
@@ -41,7 +36,10 @@ constexpr Named kNames[] = {
 #define EQQUANT_PACKING(name) named("packing." #name, Packing::k##name),
     EQQUANT_GGUF_TYPES(EQQUANT_PACKING)
 #undef EQQUANT_PACKING
-    named("points.e4m3", PointType::kE4M3),
+#define EQQUANT_PRODUCT(name) named("product." #name, Product::name),
+        EQQUANT_PRODUCTS(EQQUANT_PRODUCT)
+#undef EQQUANT_PRODUCT
+            named("points.e4m3", PointType::kE4M3),
     named("points.e5m2", PointType::kE5M2),
     named("points.integers", PointType::kIntegers),
     named("points.signed", PointType::kSigned),

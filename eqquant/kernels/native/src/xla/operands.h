@@ -87,14 +87,28 @@ class ScaleOperands {
   int32_t type_;
 };
 
-// The operands and attributes of a weight, as XLA passes them.
+// The operands and attributes of a weight, as XLA passes them. In place of scales,
+// types with a codebook have that.
 struct Operands {
   ffi::AnyBuffer codes, scale;
   ffi::Buffer<ffi::U32> factor;
-  ffi::Buffer<ffi::U8> zero;
+  ffi::AnyBuffer offset;
   ffi::Buffer<ffi::F32> points;
-  int32_t kind, scale_type, offset, used;
+  int32_t packing, scale_type, offset_type, point_type, base;
   int64_t block, k;
+  bool in_panels;
+};
+
+// How many codes are packed together, and in how many bytes.
+struct Together {
+  int64_t codes, bytes;
+
+  static Together of(Packing packing) {
+    if (block_codes(packing) > 0) return {block_codes(packing), block_bytes(packing)};
+    if (codes_per_byte(packing) > 0) return {codes_per_byte(packing), 1};
+    const int64_t bits = bits_of(packing), codes = bits % 2 == 0 ? 4 : 8;
+    return {codes, codes * bits / 8};
+  }
 };
 
 // The stack of weights of a call.
@@ -104,83 +118,113 @@ class Weights {
       : o_(o),
         codes_(o.codes.dimensions()),
         scale_(o.scale, o.factor, o.scale_type),
-        zero_(o.zero.dimensions()),
+        offset_(o.offset.dimensions()),
         points_(o.points.dimensions()) {}
 
   int64_t number() const { return codes_.number; }
   int64_t n() const { return codes_.columns; }
-  int64_t k() const { return codes_.rows * codes_per_byte(kind()); }
-  int64_t k_in_fours() const { return codes_of(kind(), codes_.rows); }
+  int64_t k() const { return o_.k; }
 
   // What is wrong with the operands, or "". Nothing is read before this is checked.
   std::string problem() const {
-    if (o_.kind < 0 || o_.kind > static_cast<int32_t>(Codes::kBits))
-      return "unknown kind of codes " + std::to_string(o_.kind);
-    const auto wanted = o_.kind == 0 ? ffi::S8 : ffi::U8;
+    if (o_.packing < 0 || o_.packing >= kPackings)
+      return "unknown packing " + std::to_string(o_.packing);
+    const Together unit = Together::of(packing());
+    const auto wanted = o_.point_type == 4 ? ffi::S8 : ffi::U8;
     if (o_.codes.element_type() != wanted || o_.codes.dimensions().size() < 2)
-      return "codes should be a matrix of bytes, signed if each is one code";
-    if (codes_.rows < 1 || codes_.columns < 1 || o_.block < 1)
+      return "codes should be a matrix of bytes";
+    if (codes_.columns < 1 || o_.k < 1 || o_.block < 1)
       return "codes and blocks should not be empty";
-    const int64_t blocks = divided_up(codes_.rows, block());
+    if (codes_.rows / unit.bytes * unit.codes < o_.k)
+      return "bytes should have room for " + std::to_string(o_.k) + " codes, got " +
+             std::to_string(codes_.rows);
+    if (o_.point_type < 0 || o_.point_type > 4 || o_.offset_type < 0 ||
+        o_.offset_type > 2)
+      return "unknown types of points or offsets";
     if (auto p = scale_.problem(); !p.empty()) return p;
-    if (o_.scale.element_type() != scale_.element_type())
-      return "scales should be the bits of floats of their type";
-    const Matrices& scales = scale_.shape;
-    if (scales.rows != blocks || (scales.columns != n() && scales.columns != 1))
-      return "there should be scales for " + std::to_string(blocks) +
-             " blocks of each row or of all, got " + std::to_string(scales.rows) +
-             " x " + std::to_string(scales.columns);
-    if (zero_.each() != 0 && (zero_.rows != blocks || zero_.columns != n()))
-      return "there should be zero-points for " + std::to_string(blocks) +
-             " blocks of each row, got " + std::to_string(zero_.rows) + " x " +
-             std::to_string(zero_.columns);
-    if (zero_.each() != 0 && kind() != Codes::kNibbles)
-      return "zero-points are for nibbles";
-    if (o_.offset < -255 || o_.offset > 255)
-      return "the offset should have 8 bits, got " + std::to_string(o_.offset);
-    if (points_.each() != 16) return "there should be 16 points";
-    if (o_.used < 1 || o_.used > codes_per_byte(kind()) || o_.k < 1 ||
-        o_.k > codes_.rows * o_.used)
-      return "bytes should have room for codes, got " + std::to_string(o_.used) +
-             " in each and " + std::to_string(o_.k) + " in all";
-    for (int64_t number : {scales.number, zero_.number, points_.number})
+    if (o_.point_type > 1 && o_.packing != 8)
+      return "codes of this type should have 8 bits";
+    if (o_.offset_type == 1 && (o_.point_type > 0 || o_.base != 0))
+      return "zero-points are for integers from 0 on";
+    if (o_.base < 0 || o_.base > 255)
+      return "the base should have 8 bits, got " + std::to_string(o_.base);
+    if (o_.in_panels && codes_.columns % kPanelRows != 0)
+      return "panels should be whole, got " + std::to_string(codes_.columns) + " rows";
+    if (points_.each() != 256) return "there should be 256 points";
+    for (int64_t number : {scale_.shape.number, offset_.number, points_.number})
       if (number != codes_.number)
         return "there should be as many weights in each operand, got " +
                std::to_string(number) + " and " + std::to_string(codes_.number);
-    return "";
+    const int64_t points = codebook_points(packing());
+    if (points > 0 &&
+        (o_.scale.element_type() != ffi::U16 || scale_.shape.each() != points))
+      return "there should be a codebook of " + std::to_string(points) + " points";
+    if (is_gguf(packing())) return "";
+    if (o_.block < o_.k && o_.block % 16 != 0)
+      return "blocks should have a multiple of 16 codes";
+    const int64_t blocks = divided_up(o_.k, o_.block);
+    const ffi::DataType floats = scale_.element_type();
+    const std::string scales =
+        of_blocks("scales", o_.scale, scale_.shape, blocks, floats);
+    if (!scales.empty() || o_.offset_type == 0) return scales;
+    if (o_.offset_type == 2) {
+      if (floats == ffi::U8) return "minima should have 32 bits, or 16";
+      return of_blocks("minima", o_.offset, offset_, blocks, floats);
+    }
+    if (offset_.columns != n()) return "there should be zero-points for each row";
+    return of_blocks("zero-points", o_.offset, offset_, blocks, ffi::U8);
   }
 
-  Weight operator[](int64_t i) const {
-    const BlockFloats scales = scale_.of(i);
+  Blocks operator[](int64_t i) const {
+    const bool minima = o_.offset_type == 2;
     return {
-        kind(),
+        packing(),
         static_cast<const uint8_t*>(o_.codes.untyped_data()) + i * codes_.each(),
-        codes_.rows,
+        order_of(codes_, o_.in_panels),
         n(),
-        block(),
-        scale_.shape.rows,
-        scales.scale_type,
-        scales.scale,
-        scales.order,
-        scales.shared,
-        scales.factor,
-        zero_.each() == 0 ? nullptr : o_.zero.typed_data() + i * zero_.each(),
-        o_.points.typed_data() + i * points_.each(),
-        o_.offset,
-        o_.used,
         o_.k,
+        smaller(o_.block, o_.k),
+        InBytes::of(packing(), o_.block, o_.k),
+        scale_.of(i, o_.in_panels),
+        static_cast<Offset>(o_.offset_type),
+        o_.offset_type == 1
+            ? static_cast<const uint8_t*>(o_.offset.untyped_data()) + i * offset_.each()
+            : nullptr,
+        order_of(offset_, o_.in_panels),
+        {scale_.type(),
+         static_cast<const uint8_t*>(o_.offset.untyped_data()) +
+             (minima ? i : 0) * offset_.each() * bytes_of(scale_.type()),
+         order_of(offset_, o_.in_panels),
+         offset_.columns == 1,
+         {}},
+        static_cast<PointType>(o_.point_type),
+        o_.base,
+        o_.points.typed_data() + i * points_.each(),
+        codebook_points(packing()) == 0
+            ? nullptr
+            : static_cast<const uint16_t*>(o_.scale.untyped_data()) +
+                  i * scale_.shape.each(),
     };
   }
 
  private:
-  Codes kind() const { return static_cast<Codes>(o_.kind); }
-  // At most a whole row.
-  int64_t block() const { return smaller(o_.block, codes_.rows); }
+  Packing packing() const { return static_cast<Packing>(o_.packing); }
+
+  std::string of_blocks(const std::string& what, const ffi::AnyBuffer& buffer,
+                        const Matrices& shape, int64_t blocks,
+                        ffi::DataType type) const {
+    if (buffer.element_type() != type) return what + " are of another type";
+    if (shape.rows != blocks || (shape.columns != n() && shape.columns != 1))
+      return "there should be " + what + " for " + std::to_string(blocks) +
+             " blocks of each row or of all, got " + std::to_string(shape.rows) +
+             " x " + std::to_string(shape.columns);
+    return "";
+  }
 
   const Operands& o_;
   Matrices codes_;
   ScaleOperands scale_;
-  Matrices zero_, points_;
+  Matrices offset_, points_;
 };
 
 }  // namespace

@@ -17,38 +17,52 @@ namespace {
 // float32: with so many outliers, integers would take about as long.
 constexpr int64_t kOutlierShare = 16;
 
-// Computes the `left` of `rows` rows that have no digits, by `exact(some_x, some_y)` of
-// copies of these.
-template <template <class> class Memory, class Exact>
-bool without_digits(const float* x, int64_t k, float* y, int64_t n,
-                    const int32_t* outliers, int64_t rows, int64_t left, Exact exact) {
-  const Memory<float> some_x(left * k), some_y(left * n);
-  if (some_x.failed() || some_y.failed()) return false;
-  const auto over = [&](auto copy) {
-    for (int64_t m = 0, i = 0; m < rows; ++m)
-      if (outliers[m] == kNoDigits) copy(m, i++);
-  };
-  over([&](int64_t m, int64_t i) { std::copy_n(x + m * k, k, some_x.get() + i * k); });
-  if (!exact(some_x.get(), some_y.get())) return false;
-  over([&](int64_t m, int64_t i) { std::copy_n(some_y.get() + i * n, n, y + m * n); });
-  return true;
+// The number of results that a task checks (at least one row).
+constexpr int64_t kCheckedResults = 1 << 14;
+
+inline bool are_finite(const float* y, int64_t n) {
+  // (Of bits, so that the compiler makes vectors of them.)
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, y + i, 4);
+    largest = std::max(largest, bits & 0x7fffffff);
+  }
+  return largest < 0x7f800000;
 }
+
+// Rows of `k` inputs, with zeros behind them where there should be more `columns`.
+template <template <class> class Memory, class T>
+class Padded {
+ public:
+  Padded(const T* x, int64_t rows, int64_t k, int64_t columns)
+      : x_(x), copy_(columns == k ? 0 : rows * columns) {
+    if (columns == k || copy_.failed()) return;
+    for (int64_t m = 0; m < rows; ++m) {
+      T* const to = copy_.get() + m * columns;
+      std::fill(std::copy_n(x + m * k, k, to), to + columns, T{0});
+    }
+    x_ = copy_.get();
+  }
+
+  const T* get() const { return x_; }
+  bool failed() const { return copy_.failed(); }
+
+ private:
+  const T* x_;
+  Memory<T> copy_;
+};
 
 template <template <class> class Memory>
 class Products {
  public:
-  Products(const Kernels& kernels, const Weight& w, int64_t rows, Parallel parallel)
+  Products(const Kernels& kernels, const Blocks& w, int64_t rows, Parallel parallel)
       : kernels_(kernels), w_(w), rows_(rows), parallel_(parallel) {}
 
-  bool forward(const float* x, float* y) const {
-    if (!exact(x, y, rows_)) return false;
-    mend({x, k(), nullptr, nullptr}, y);
-    return true;
-  }
+  bool float32(const float* x, float* y) const { return exact(w_, x, y, rows_); }
 
-  bool transposed(const float* x, float* y, int64_t k) const {
-    kernels_.transposed(w_, x, y, rows_, k, parallel_);
-    kernels_.mend_transposed(w_, x, y, rows_, k, parallel_);
+  bool float32_across(const float* x, float* y) const {
+    kernels_.float32_across(w_, x, y, rows_, parallel_);
     return true;
   }
 
@@ -57,187 +71,199 @@ class Products {
         kernels_.bfloat16_scratch(w_, rows_, parallel_.workers));
     if (scratch.failed()) return false;
     kernels_.bfloat16(w_, x, y, rows_, scratch.get(), parallel_);
-    mend({x, k(), nullptr, nullptr}, y);
-    return true;
-  }
-
-  // Quantizes `x` to two digits.
-  bool integers(const float* x, float* y) const {
-    const int64_t stride = codes_of(w_.kind, w_.bytes), most = k() / kOutlierShare;
-    const Memory<int8_t> digit(2 * rows_ * stride);
-    const Memory<float> unit(rows_);
-    const Memory<int32_t> number(rows_);
-    const Memory<Outlier> outlier(rows_ * most);
-    if (digit.failed() || unit.failed() || number.failed() || outlier.failed())
-      return false;
-    Digits digits = {2,          rows_, stride,  digit.get(),
-                     unit.get(), most,  nullptr, outlier.get()};
-    kernels_.to_digits(x, k(), digits, digit.get(), unit.get(), number.get(),
-                       outlier.get(), parallel_);
-    int64_t left = 0;
-    for (int64_t m = 0; m < rows_; ++m) {
-      if (number.get()[m] > 0) digits.outliers = number.get();
-      if (number.get()[m] == kNoDigits) ++left;
-    }
-    if (left == rows_) return forward(x, y);
-    if (!of_digits(digits, y)) return false;
-    const auto floats = [&](const float* some_x, float* some_y) {
-      return exact(some_x, some_y, left);
-    };
-    if (left > 0 && !without_digits<Memory>(x, k(), y, w_.n, number.get(), rows_, left,
-                                            floats))
-      return false;
-    mend({x, k(), nullptr, nullptr}, y);
-    return true;
-  }
-
-  // Takes `x` as one digit: `x[m, k] = unit[m] * digit[m, k]`.
-  bool rounded(const int8_t* digit, const float* unit, float* y) const {
-    const int64_t stride = codes_of(w_.kind, w_.bytes);
-    if (!of_digits({1, rows_, stride, digit, unit, 0, nullptr, nullptr}, y))
-      return false;
-    mend({nullptr, stride, digit, unit}, y);
-    return true;
-  }
-
- private:
-  int64_t k() const { return w_.bytes * codes_per_byte(w_.kind); }
-
-  void mend(const AnyRows& x, float* y) const {
-    kernels_.mend(w_, x, y, rows_, parallel_);
-  }
-
-  bool exact(const float* x, float* y, int64_t rows) const {
-    const Memory<float> scratch(kernels_.forward_scratch(w_, rows));
-    if (scratch.failed()) return false;
-    kernels_.forward(w_, x, y, rows, scratch.get(), parallel_);
-    return true;
-  }
-
-  bool of_digits(const Digits& x, float* y) const {
-    const Memory<float> scratch(kernels_.integers_scratch(w_, x, parallel_.workers));
-    if (scratch.failed()) return false;
-    kernels_.integers(w_, x, y, scratch.get(), parallel_);
-    return true;
-  }
-
-  const Kernels& kernels_;
-  const Weight& w_;
-  int64_t rows_;
-  Parallel parallel_;
-};
-
-// Products of `Blocks` along their blocks.
-template <template <class> class Memory>
-class BlocksProducts {
- public:
-  BlocksProducts(const Kernels& kernels, const Blocks& w, Parallel parallel)
-      : kernels_(kernels), w_(w), parallel_(parallel) {}
-
-  bool floats(const float* x, float* y, int64_t rows) const {
-    const Memory<float> scratch(
-        kernels_.decoded_scratch(w_, rows, parallel_.workers));
-    if (scratch.failed()) return false;
-    kernels_.decoded(w_, x, y, rows, scratch.get(), parallel_);
-    return true;
-  }
-
-  bool bfloat16(const float* x, float* y, int64_t rows) const {
-    const Memory<float> scratch(
-        kernels_.decoded_bfloat16_scratch(w_, rows, parallel_.workers));
-    if (scratch.failed()) return false;
-    kernels_.decoded_bfloat16(w_, x, y, rows, scratch.get(), parallel_);
     return true;
   }
 
   // Rounds `x` to 16-bit integers. A point of the table is `unit` times as large.
-  bool integers(const float* x, float* y, int64_t rows, float unit) const {
+  bool int16(const float* x, float* y, float unit) const {
     const int64_t stride = divided_up(w_.k, 64) * 64, most = w_.k / kOutlierShare;
     const bool minima = w_.offset == Offset::kMinimum;
-    const Memory<int16_t> word(rows * stride);
-    const Memory<float> sums(minima ? rows * stride / 16 : 0);
-    const Memory<float> units(rows);
-    const Memory<int32_t> outliers(rows);
-    const Memory<Outlier> outlier(rows * most);
-    const Memory<float> scratch(
-        kernels_.decoded_integers_scratch(w_, rows, parallel_.workers));
+    const Memory<int16_t> word(rows_ * stride);
+    const Memory<float> sums(minima ? rows_ * stride / 16 : 0);
+    const Memory<float> units(rows_);
+    const Memory<int32_t> outliers(rows_);
+    const Memory<Outlier> outlier(rows_ * most);
+    const Memory<float> scratch(kernels_.int16_scratch(w_, rows_, parallel_.workers));
     if (word.failed() || sums.failed() || units.failed() || outliers.failed() ||
         outlier.failed() || scratch.failed())
       return false;
     float* const of_sixteen = minima ? sums.get() : nullptr;
-    Words words = {rows,        stride, word.get(), of_sixteen,
+    Words words = {rows_,       stride, word.get(), of_sixteen,
                    units.get(), most,   nullptr,    outlier.get()};
     kernels_.to_words(w_, x, unit, words, word.get(), of_sixteen, units.get(),
                       outliers.get(), outlier.get(), parallel_);
-    for (int64_t m = 0; m < rows; ++m)
+    for (int64_t m = 0; m < rows_; ++m)
       if (outliers.get()[m] > 0) words.outliers = outliers.get();
-    kernels_.decoded_integers(w_, words, unit, y, scratch.get(), parallel_);
-    return mend(x, y, rows, unit, outliers.get());
+    kernels_.int16(w_, words, unit, y, scratch.get(), parallel_);
+    return mend(x, y, outliers.get(), unit);
   }
 
   // Splits `x` into parts of 8-bit digits. A point of the table is `unit` times as
   // large. For weights that have `fours`, and at most `kFewPartRows` rows.
-  bool few_integers(const float* x, float* y, int64_t rows, float unit) const {
+  bool int8_few_rows(const float* x, float* y, float unit) const {
     const int64_t stride = divided_up(w_.k, 64) * 64;
-    const Memory<int8_t> digit(2 * rows * 3 * stride);
-    const Memory<float> units(2 * rows);
-    const Memory<int32_t> before(2 * rows * 3 * (stride / 16 + 1));
-    const Memory<int64_t> row(2 * rows);
-    const Memory<int32_t> none(rows);
+    const Memory<int8_t> digit(2 * rows_ * 3 * stride);
+    const Memory<float> units(2 * rows_);
+    const Memory<int32_t> before(2 * rows_ * 3 * (stride / 16 + 1));
+    const Memory<int64_t> row(2 * rows_);
+    const Memory<int32_t> none(rows_);
     if (digit.failed() || units.failed() || before.failed() || row.failed() ||
         none.failed())
       return false;
     const int64_t number =
-        kernels_.to_parts(w_, x, rows, unit, stride, digit.get(), units.get(),
+        kernels_.to_parts(w_, x, rows_, unit, stride, digit.get(), units.get(),
                           before.get(), row.get(), none.get(), parallel_);
     if (number > 0) {
       const Memory<float> scratch(
-          kernels_.few_integers_scratch(w_, number, parallel_.workers));
+          kernels_.int8_few_rows_scratch(w_, number, parallel_.workers));
       if (scratch.failed()) return false;
       const RowParts parts = {number,      stride,       digit.get(),
                               units.get(), before.get(), row.get()};
-      kernels_.few_integers(w_, parts, unit, y, scratch.get(), parallel_);
+      kernels_.int8_few_rows(w_, parts, unit, y, scratch.get(), parallel_);
     }
-    return mend(x, y, rows, unit, none.get());
+    return mend(x, y, none.get(), unit);
+  }
+
+  bool lookup_tables(const float* x, float* y) const {
+    const Padded<Memory, float> whole(x, rows_, w_.k, codes());
+    const Memory<float> scratch(kernels_.lookup_tables_scratch(w_, rows_));
+    if (whole.failed() || scratch.failed()) return false;
+    kernels_.lookup_tables(w_, whole.get(), y, rows_, scratch.get(), parallel_);
+    return mend(x, y);
+  }
+
+  bool transposed(const float* x, float* y) const {
+    kernels_.transposed(w_, x, y, rows_, parallel_);
+    const Memory<int32_t> none(rows_);
+    if (none.failed()) return false;
+    std::fill_n(none.get(), rows_, 0);
+    return mend_rows(copies(x, w_.n), w_.n, y, w_.k, none.get(),
+                     [&](const float* some_x, float* some_y, int64_t rows) {
+                       kernels_.float32_across(w_, some_x, some_y, rows, parallel_);
+                       return true;
+                     });
+  }
+
+  bool bfloat16_nibbles(const float* x, float* y) const {
+    const Padded<Memory, float> whole(x, rows_, w_.k, codes());
+    const Memory<float> scratch(
+        kernels_.bfloat16_nibbles_scratch(w_, rows_, parallel_.workers));
+    if (whole.failed() || scratch.failed()) return false;
+    kernels_.bfloat16_nibbles(w_, whole.get(), y, rows_, scratch.get(), parallel_);
+    return mend(x, y);
+  }
+
+  // Rounds `x` to two digits.
+  bool int8(const float* x, float* y) const {
+    const int64_t stride = codes_in_fours(), most = w_.k / kOutlierShare;
+    const Memory<int8_t> digit(2 * rows_ * stride);
+    const Memory<float> unit(rows_);
+    const Memory<int32_t> outliers(rows_);
+    const Memory<Outlier> outlier(rows_ * most);
+    if (digit.failed() || unit.failed() || outliers.failed() || outlier.failed())
+      return false;
+    Digits digits = {2,          rows_, stride,  digit.get(),
+                     unit.get(), most,  nullptr, outlier.get()};
+    kernels_.to_digits(x, w_.k, digits, digit.get(), unit.get(), outliers.get(),
+                       outlier.get(), parallel_);
+    for (int64_t m = 0; m < rows_; ++m)
+      if (outliers.get()[m] > 0) digits.outliers = outliers.get();
+    return of_digits(digits, y) && mend(x, y, outliers.get());
+  }
+
+  // Takes `x` as one digit: `x[m, k] = unit[m] * digit[m, k]`.
+  bool int8(const int8_t* digit, const float* unit, float* y) const {
+    const Padded<Memory, int8_t> whole(digit, rows_, w_.k, codes_in_fours());
+    const Memory<int32_t> none(rows_);
+    if (whole.failed() || none.failed() ||
+        !of_digits({1, rows_, codes_in_fours(), whole.get(), unit, 0, nullptr, nullptr},
+                   y))
+      return false;
+    std::fill_n(none.get(), rows_, 0);
+    const auto row = [&](int64_t m, float* to) {
+      for (int64_t i = 0; i < w_.k; ++i)
+        to[i] = unit[m] * static_cast<float>(digit[m * w_.k + i]);
+    };
+    return mend_along(row, y, none.get(), w_);
   }
 
  private:
-  // Computes in float32 what integers leave. A point of the table is `unit` times as
-  // large.
-  bool mend(const float* x, float* y, int64_t rows, float unit,
-            int32_t* outliers) const {
+  // The number of codes that the bytes of a row have room for, and of those in fours.
+  int64_t codes() const { return w_.in_bytes.row * codes_per_byte(w_.packing); }
+  int64_t codes_in_fours() const { return codes_of(w_.packing, w_.in_bytes.row); }
+
+  bool of_digits(const Digits& x, float* y) const {
+    const Memory<float> scratch(kernels_.int8_scratch(w_, x, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.int8(w_, x, y, scratch.get(), parallel_);
+    return true;
+  }
+
+  bool exact(const Blocks& w, const float* x, float* y, int64_t rows) const {
+    const Memory<float> scratch(kernels_.float32_scratch(w, rows, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.float32(w, x, y, rows, scratch.get(), parallel_);
+    return true;
+  }
+
+  // Copies a row of inputs.
+  static auto copies(const float* x, int64_t columns) {
+    return [=](int64_t m, float* to) { std::copy_n(x + m * columns, columns, to); };
+  }
+
+  bool mend(const float* x, float* y) const {
+    const Memory<int32_t> none(rows_);
+    if (none.failed()) return false;
+    std::fill_n(none.get(), rows_, 0);
+    return mend(x, y, none.get());
+  }
+
+  // Of a weight whose points are `unit` times as large.
+  bool mend(const float* x, float* y, int32_t* outliers, float unit = 1) const {
     float points[256];
     for (int i = 0; i < 256; ++i) points[i] = unit * w_.points[i];
     Blocks w = w_;
     w.points = points;
-    return BlocksProducts(kernels_, w, parallel_).mend_rows(x, y, rows, outliers);
+    return mend_along(copies(x, w_.k), y, outliers, w);
   }
 
-  // Computes rows without digits or words in float32, and those that have sums which
-  // are not finite: scaled sums may be so where sums of scaled numbers are not.
-  bool mend_rows(const float* x, float* y, int64_t rows, int32_t* outliers) const {
-    parallel_(rows, [&](int64_t m, int64_t) {
-      // (Of bits, so that the compiler makes vectors of them.)
-      uint32_t largest = 0;
-      for (int64_t i = 0; i < w_.n; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, y + m * w_.n + i, 4);
-        largest = std::max(largest, bits & 0x7fffffff);
-      }
-      if (largest >= 0x7f800000) outliers[m] = kNoDigits;
+  template <class Row>
+  bool mend_along(Row row, float* y, int32_t* outliers, const Blocks& w) const {
+    return mend_rows(row, w_.k, y, w_.n, outliers,
+                     [&](const float* some_x, float* some_y, int64_t rows) {
+                       return exact(w, some_x, some_y, rows);
+                     });
+  }
+
+  // Computes in float32, by `product(x, y, rows)`, rows without digits or words, and
+  // those with sums that are not finite: scaled sums may be so where sums of scaled
+  // numbers are not. `row(m, to)` copies the `k` inputs of a row.
+  template <class Row, class Product>
+  bool mend_rows(Row row, int64_t k, float* y, int64_t n, int32_t* outliers,
+                 Product product) const {
+    const int64_t each = larger(1, kCheckedResults / n);
+    parallel_(divided_up(rows_, each), [&](int64_t task, int64_t) {
+      for (int64_t m = task * each; m < smaller((task + 1) * each, rows_); ++m)
+        if (!are_finite(y + m * n, n)) outliers[m] = kNoDigits;
     });
-    const int64_t left = std::count(outliers, outliers + rows, kNoDigits);
+    const int64_t left = std::count(outliers, outliers + rows_, kNoDigits);
     if (left == 0) return true;
-    if (left == rows) return floats(x, y, rows);
-    return without_digits<Memory>(
-        x, w_.k, y, w_.n, outliers, rows, left,
-        [&](const float* some_x, float* some_y) {
-          return floats(some_x, some_y, left);
-        });
+    const Memory<float> some_x(left * k), some_y(left * n);
+    if (some_x.failed() || some_y.failed()) return false;
+    const auto over = [&](auto copy) {
+      for (int64_t m = 0, i = 0; m < rows_; ++m)
+        if (outliers[m] == kNoDigits) copy(m, i++);
+    };
+    over([&](int64_t m, int64_t i) { row(m, some_x.get() + i * k); });
+    if (!product(some_x.get(), some_y.get(), left)) return false;
+    over(
+        [&](int64_t m, int64_t i) { std::copy_n(some_y.get() + i * n, n, y + m * n); });
+    return true;
   }
 
   const Kernels& kernels_;
   const Blocks& w_;
+  int64_t rows_;
   Parallel parallel_;
 };
 

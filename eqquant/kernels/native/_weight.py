@@ -15,6 +15,8 @@ from ...formats import (
     AbstractGGUFBlocks,
     AbstractGGUFBytes,
     AbstractGrid,
+    AbstractRSR,
+    AbstractScaled,
     Int8,
     per_byte,
     Stored,
@@ -22,16 +24,17 @@ from ...formats import (
 from .._problem import Problem
 from ..cpu._codes import (
     compute_now,
+    grid,
     integer_step,
+    radix,
+    refuse_grid,
     refuse_layout,
 )
 from . import _library as library
-from ._call import factor_of_scales, integer_offset, refuse_library, scale_type
 
 
-class Blocks(NamedTuple):
-    """A weight of any format of blocks, as the functions of the native library that
-    decode it take it.
+class Weight(NamedTuple):
+    """A weight as the native library takes it.
 
     - `operands`: the codes, the scales or a codebook, the factor of the scales, the
       zero-points or minima, and a table of points.
@@ -42,41 +45,68 @@ class Blocks(NamedTuple):
     attributes: dict[str, Any]
 
 
-def blocks(stored: Stored, problem: Problem) -> Blocks:
+def weight(stored: Stored, problem: Problem) -> Weight:
     """The operands and attributes of a weight."""
     format = problem.format
     none = jnp.zeros((0, 0), jnp.uint8)
-    if isinstance(format, AbstractGGUFBytes):
-        base = format.base
+    scale_type, factor = _scale_type(problem), _factor_of_scales(stored, problem)
+    if isinstance(format, AbstractRSR):
+        # Digits of bytes, some of which may not be codes.
+        block = k = stored["codes"].shape[0] * per_byte(format.levels)
+        codes, offset = stored["codes"], none
+        scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
+        offset_type = None
+    elif isinstance(format, AbstractGGUFBytes):
         codes, scale, offset = stored["blocks"], none, none
         if isinstance(format, AbstractCodebook):
             scale = jnp.asarray(format.codebook.points)[None]
+        block, k, offset_type = format.base.block_size, problem.k, format.base.offset
     else:
         assert isinstance(format, AbstractGrid)
-        base = format
         codes, scale = stored["codes"], stored["scale"]
-        offset = none if base.offset is None else stored[base.offset]
+        offset = none if format.offset is None else stored[format.offset]
+        block, k, offset_type = format.block_size, problem.k, format.offset
     packing = _packing(format)
     assert packing is not None
-    kind, zero, table = _points(base)
+    kind, zero, table = _points(format)
     if isinstance(format, AbstractCodebook):
         # Of unsigned bytes in memory.
         kind = "integers"
     attributes = dict(
         packing=np.int32(packing),
-        block=np.int64(base.block_size or problem.k),
-        scale_type=scale_type(problem),
-        offset_type=np.int32(library.number(f"offset.{base.offset}")),
+        block=np.int64(block or k),
+        scale_type=scale_type,
+        offset_type=np.int32(library.number(f"offset.{offset_type}")),
         point_type=np.int32(library.number(f"points.{kind}")),
         base=np.int32(zero),
-        k=np.int64(problem.k),
+        k=np.int64(k),
         in_panels=problem.layout.panels is not None,
         set=np.int32(library.number_of_set()),
         unit=np.float32(1),
     )
-    factor = factor_of_scales(stored, problem)
     operands = (codes, scale, factor, offset, jnp.asarray(table)[None])
-    return Blocks(operands, attributes)
+    return Weight(operands, attributes)
+
+
+def _scale_type(problem: Problem) -> np.int32:
+    """The `ScaleType` of a weight."""
+    scales = problem.byte_scales
+    if scales is not None:
+        inverse = ".inverse" if scales.inverse else ""
+        return np.int32(library.number(f"scale.{scales.dtype.name}{inverse}"))
+    if isinstance(problem.format, AbstractRSR):
+        return np.int32(library.number("scale.float32"))
+    assert isinstance(problem.format, AbstractScaled)
+    return np.int32(library.number(f"scale.{problem.format.scale_dtype.name}"))
+
+
+def _factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
+    """The bits of what the scales of a matrix are multiplied or divided by. Empty if
+    that is nothing."""
+    scales = problem.byte_scales
+    if scales is None or scales.factor is None:
+        return jnp.zeros((0, 0), jnp.uint32)
+    return stored[scales.factor]
 
 
 class IntegerPoints(NamedTuple):
@@ -101,9 +131,7 @@ _most = 2047
 def integer_points(format: AbstractFormat) -> IntegerPoints | None:
     """The points of a format as integers, if all but zeros are near to integers;
     otherwise `None`."""
-    grid = format.base if isinstance(format, AbstractGGUFBytes) else format
-    assert isinstance(grid, AbstractGrid)
-    kind, _, table = _points(grid)
+    kind, _, table = _points(format)
     if kind in ("integers", "signed") or isinstance(format, AbstractCodebook):
         return IntegerPoints(table, 1.0, 0.0)
     largest = np.abs(table).max()
@@ -122,10 +150,12 @@ def integer_points(format: AbstractFormat) -> IntegerPoints | None:
     return IntegerPoints(found, float(largest) / number, error(number))
 
 
-def with_integer_points(w: Blocks, points: IntegerPoints) -> Blocks:
-    """The same weight, with points that are integers."""
+def with_integer_points(w: Weight, format: AbstractFormat) -> Weight:
+    """The same weight of a format, with points that are integers."""
+    points = integer_points(format)
+    assert points is not None
     *operands, _ = w.operands
-    return Blocks(
+    return Weight(
         (*operands, jnp.asarray(points.table)[None]),
         w.attributes | dict(unit=np.float32(points.unit)),
     )
@@ -141,7 +171,7 @@ def has_fours(format: AbstractFormat, k: int) -> bool:
         return False
     return library.has_fours(
         packing,
-        library.number(f"points.{_points(base)[0]}"),
+        library.number(f"points.{_points(format)[0]}"),
         library.number(f"offset.{base.offset}"),
         base.block_size or k,
         k,
@@ -164,24 +194,35 @@ def _packing(format: AbstractFormat) -> int | None:
         ours = getattr(formats, name, None) is type(format)
         name = f"packing.{name}"
         return library.number(name) if ours and library.knows(name) else None
-    assert isinstance(format, AbstractGrid)
-    if format.radix is None:
-        return library.number(f"packing.{int(format.bits)}")
-    if per_byte(format.radix) == 1:
+    if isinstance(format, AbstractRSR):
+        radix = format.levels
+    else:
+        assert isinstance(format, AbstractGrid)
+        radix = format.radix
+        if radix is None:
+            return library.number(f"packing.{int(format.bits)}")
+    if per_byte(radix) == 1:
         return library.number("packing.8")
-    name = {16: "4", 4: "2", 3: "trits", 2: "1"}.get(format.radix)
+    name = {16: "4", 4: "2", 3: "trits", 2: "1"}.get(radix)
     return None if name is None else library.number(f"packing.{name}")
 
 
 @ft.cache
-def _points(format: AbstractGrid) -> tuple[str, int, Float[np.ndarray, " 256"]]:
+def _points(format: AbstractFormat) -> tuple[str, int, Float[np.ndarray, " 256"]]:
     """What codes stand for: the `PointType`, the code of zero if points are integers,
     and a table of all points."""
     table = np.zeros(256, np.float32)
-    if format.code_dtype == np.int8:
-        return "signed", 0, table
-    codes = np.arange(format.levels, dtype=np.uint8)
-    points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
+    if isinstance(format, AbstractGGUFBytes):
+        format = format.base
+    if isinstance(format, AbstractRSR):
+        codes = np.arange(format.levels, dtype=np.uint8)
+        points = codes.astype(np.float32) + np.float32(format.domain[0])
+    else:
+        assert isinstance(format, AbstractGrid)
+        if format.code_dtype == np.int8:
+            return "signed", 0, table
+        codes = np.arange(format.levels, dtype=np.uint8)
+        points = compute_now(lambda: format.to_points(jnp.asarray(codes)))
     table[: len(points)] = points
     zero = -points[0]
     if 0 <= zero <= 255 and np.array_equal(points, codes - zero):
@@ -197,13 +238,37 @@ def _points(format: AbstractGrid) -> tuple[str, int, Float[np.ndarray, " 256"]]:
 
 
 def call(
-    name: str, x: Float[Array, "m _"], w: Blocks, columns: int
+    product: str,
+    x: Shaped[Array, "m _"],
+    w: Weight,
+    columns: int,
+    unit_of_row: Float[Array, "..."] | None = None,
 ) -> Float[Array, "m _"]:
-    """Calls a function of the native library on inputs and a weight."""
+    """Calls a product of the native library on inputs and a weight.
+
+    - `product`: a name of `products/kernels.h`.
+    - `unit_of_row`: what inputs in 8-bit integers are multiplied by, `(m, 1)`.
+    """
     result = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.float32)
     # Under `vmap`, a stack of weights is one call.
-    function = jax.ffi.ffi_call(f"eqquant_{name}", result, vmap_method="broadcast_all")
-    return function(x, *w.operands, **w.attributes)
+    function = jax.ffi.ffi_call("eqquant_product", result, vmap_method="broadcast_all")
+    if unit_of_row is None:
+        unit_of_row = jnp.zeros((0, 0), jnp.float32)
+    number = np.int32(library.number(f"product.{product}"))
+    return function(x, unit_of_row, *w.operands, product=number, **w.attributes)
+
+
+def refuse_library(problem: Problem) -> str | None:
+    """Why the native library cannot be called for a problem of any format, or
+    `None`."""
+    missing = library.missing()
+    if missing is not None:
+        return missing
+    if problem.portable:
+        return "would tie the exported program to machines that have its library"
+    if problem.rows is None:
+        return "needs to know the number of rows when compiling"
+    return None
 
 
 def refuse(problem: Problem) -> str | None:
@@ -214,13 +279,47 @@ def refuse(problem: Problem) -> str | None:
     return refuse_layout(problem)
 
 
+def refuse_in_bytes(problem: Problem) -> str | None:
+    """Why no kernel applies that reads whole bytes of codes, or `None`."""
+    reason = refuse_library(problem)
+    if reason is not None:
+        return reason
+    format = problem.format
+    if isinstance(format, AbstractRSR):
+        if format.levels**format.k > 256:
+            return f"needs codes of one byte, got {format}"
+        return refuse_layout(problem)
+    reason = refuse_grid(problem)
+    if reason is not None:
+        return reason
+    format = grid(problem)
+    if format.offset == "zero_point" and radix(format) != 16:
+        return f"needs zero-points to be of 4-bit codes, got {format}"
+    if radix(format) not in (2, 3, 4, 16, 256):
+        return f"needs 2, 3, 4, 16 or 256 codes, got {format}"
+    if radix(format) == 256 and integer_step(format) != (1, 0):
+        return f"needs codes of 8 bits to be integers, got {format}"
+    if format.block_size is not None and format.block_size % per_byte(radix(format)):
+        return f"needs blocks that end with a byte, got {format}"
+    return None
+
+
+def are_consecutive(format: AbstractFormat) -> bool:
+    """Whether the points of codes are integers, one apart, or of codes of one bit two
+    apart."""
+    step = integer_step(format)
+    if not isinstance(format, AbstractGrid) or step is None:
+        return False
+    return step[0] == (2 if format.radix == 2 else 1)
+
+
 def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -> bool:
     """Whether products with few rows are faster if the rows of a weight lie in panels,
     on this machine, and those with many are not slower: see `Layout`."""
     if library.missing() is not None or "avx512" not in library.features():
         return False
     if isinstance(activation, Int8) and activation.block_size is None:
-        if isinstance(format, AbstractGrid) and integer_offset(format) is not None:
+        if isinstance(format, AbstractGrid) and are_consecutive(format):
             # `native_integers` reads rows side by side.
             return False
     if isinstance(format, AbstractGGUFBytes):
