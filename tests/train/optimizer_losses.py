@@ -3,7 +3,7 @@ those in float32:
 
     python -m tests.train.optimizer_losses    # nats on held-out text, over some seeds
 
-`notebooks/training.md` has the figures, as it has those of `tests/train/regression.py`,
+`notebooks/optimizers.md` has the figures, as it has those of `tests/train/regression.py`,
 where gradients have no noise.
 """
 

@@ -8,7 +8,6 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
-    round_trip,
     Stored,
 )
 from .._adapted import reads_byte_scales, reads_panels
@@ -19,9 +18,9 @@ from ..cpu._costs import measured
 from ..cpu._tiles import refuse_small
 from . import _library as library
 from ._weight import (
-    call,
     has_fours,
     integer_points,
+    multiply,
     refuse,
     weight,
     with_integer_points,
@@ -39,9 +38,8 @@ def native_decoded(
 ) -> Float[Array, "m _"]:
     """Decodes the weight in registers, a panel of rows at a time, and multiplies and
     adds in float32."""
-    along = problem.product == "matmul"
-    product = "float32" if along else "float32_across"
-    return _product(product, x, weight(stored, problem), problem)
+    product = "float32" if problem.product == "matmul" else "float32_across"
+    return multiply(product, x, weight(stored, problem), problem)
 
 
 @reads_panels
@@ -51,7 +49,7 @@ def native_decoded_bfloat16(
 ) -> Float[Array, "m n"]:
     """Rounds the inputs and the decoded weight to bfloat16, multiplies by the CPU's
     bfloat16 instructions, and accumulates in float32."""
-    return _product("bfloat16", x, weight(stored, problem), problem)
+    return multiply("bfloat16", x, weight(stored, problem), problem)
 
 
 @reads_panels
@@ -69,7 +67,7 @@ def native_decoded_integers(
     # (The bound of `_digits` holds: half of a 32766th of the largest input is less than
     # a 508th of a 127th.)
     w = with_integer_points(weight(stored, problem), problem.format)
-    return _product("int16", x, w, problem)
+    return multiply("int16", x, w, problem)
 
 
 @reads_panels
@@ -84,15 +82,7 @@ def native_few_integers(
     # (An input is off by at most half of a 254**2th of a unit, which is a 127th of at
     # most 64 times the mean: see `_digits`.)
     w = with_integer_points(weight(stored, problem), problem.format)
-    return _product("int8_few_rows", x, w, problem)
-
-
-def _product(name, x, w, problem):
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
-    columns = problem.n if problem.product == "matmul" else problem.k
-    return call(name, x, w, columns).astype(problem.dtype)
+    return multiply("int8_few_rows", x, w, problem)
 
 
 def _rounds_to_bfloat16(problem: Problem) -> str | None:

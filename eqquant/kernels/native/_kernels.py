@@ -10,8 +10,6 @@ from ...formats import (
     Int4,
     Int8,
     NF4,
-    per_byte,
-    round_trip,
     Stored,
 )
 from .._adapted import reads_byte_scales
@@ -24,7 +22,7 @@ from ..cpu._costs import measured
 from ..cpu._tiles import refuse_small
 from . import _library as library
 from ._integer_product import integer_product
-from ._weight import are_consecutive, call, refuse_in_bytes, weight
+from ._weight import are_consecutive, call, multiply, refuse_in_bytes, weight
 
 
 @reads_byte_scales
@@ -34,8 +32,8 @@ def native(
     """Decodes codes in registers, and multiplies and adds in float32. Codes below 4
     bits instead index tables of partial input sums (the Method of Four Russians), if
     the product is along the blocks."""
-    along = problem.product == "matmul"
-    return _product("lookup_tables" if along else "transposed", x, stored, problem)
+    product = "lookup_tables" if problem.product == "matmul" else "transposed"
+    return multiply(product, x, weight(stored, problem), problem)
 
 
 @reads_byte_scales
@@ -44,7 +42,7 @@ def native_bfloat16(
 ) -> Float[Array, "m n"]:
     """Rounds the inputs and the decoded weight to bfloat16, multiplies by the CPU's
     bfloat16 instructions, and accumulates in float32."""
-    return _product("bfloat16_nibbles", x, stored, problem)
+    return multiply("bfloat16_nibbles", x, weight(stored, problem), problem)
 
 
 @reads_byte_scales
@@ -58,12 +56,12 @@ def native_integers(
 
     A unit of the second digit is a 254th of a unit of the first.
     """
+    w = weight(stored, problem)
     if problem.activation is None:
-        return _product("int8", x, stored, problem)
+        return multiply("int8", x, w, problem)
     assert isinstance(problem.activation, Int8)
     rounded = problem.activation.encode(x.astype(jnp.float32))
     unit = problem.activation.scales(rounded, 0)
-    w = weight(stored, problem)
     return call("int8", rounded["codes"], w, problem.n, unit).astype(problem.dtype)
 
 
@@ -78,32 +76,6 @@ def native_bytes(
     y = integer_product(rounded["codes"], stored["codes"], across=True)
     y = y * problem.activation.scales(rounded, 0) * scales(stored, problem)
     return y.astype(problem.dtype)
-
-
-def _product(name, x, stored, problem):
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
-    w = weight(stored, problem)
-    if isinstance(problem.format, AbstractRSR):
-        y = _by_digits(name, x, w, problem)
-    else:
-        y = call(name, x, w, problem.n if problem.product == "matmul" else problem.k)
-    return y.astype(problem.dtype)
-
-
-def _by_digits(name, x, w, problem):
-    """The same, where the weight has a code for each digit of its bytes, of which only
-    the first belong to inputs or results."""
-    per, used = per_byte(problem.format.levels), problem.format.k
-    number = w.operands[0].shape[0]
-    if problem.product == "matmul":
-        x = jnp.pad(x, ((0, 0), (0, number * used - problem.k)))
-        x = x.reshape(-1, number, used)
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, per - used)))
-        return call(name, x.reshape(-1, number * per), w, problem.n)
-    y = call(name, x, w, number * per).reshape(-1, number, per)[:, :, :used]
-    return y.reshape(-1, number * used)[:, : problem.k]
 
 
 def _bfloat16(problem: Problem) -> str | None:

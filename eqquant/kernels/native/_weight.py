@@ -19,6 +19,7 @@ from ...formats import (
     AbstractScaled,
     Int8,
     per_byte,
+    round_trip,
     Stored,
 )
 from .._problem import Problem
@@ -235,6 +236,37 @@ def _points(format: AbstractFormat) -> tuple[str, int, Float[np.ndarray, " 256"]
         if np.array_equal(table, floats, equal_nan=True):
             return kind, 0, table
     return "table", 0, table
+
+
+def multiply(
+    product: str, x: Float[Array, "m _"], w: Weight, problem: Problem
+) -> Float[Array, "m _"]:
+    """The product of inputs, rounded as the problem's activations are, and a weight.
+
+    - `product`: as in `call`.
+    """
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    if isinstance(problem.format, AbstractRSR):
+        y = _by_digits(product, x, w, problem)
+    else:
+        y = call(product, x, w, problem.n if problem.product == "matmul" else problem.k)
+    return y.astype(problem.dtype)
+
+
+def _by_digits(product, x, w, problem):
+    # The weight has a code for each digit of its bytes, of which only the first belong
+    # to inputs or results.
+    per, used = per_byte(problem.format.levels), problem.format.k
+    number = w.operands[0].shape[0]
+    if problem.product == "matmul":
+        x = jnp.pad(x, ((0, 0), (0, number * used - problem.k)))
+        x = x.reshape(-1, number, used)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, per - used)))
+        return call(product, x.reshape(-1, number * per), w, problem.n)
+    y = call(product, x, w, number * per).reshape(-1, number, per)[:, :, :used]
+    return y.reshape(-1, number * used)[:, : problem.k]
 
 
 def call(
