@@ -3,7 +3,7 @@
     python -m tests.train.compute speed     # seconds of a step; 50 million parameters
     python -m tests.train.compute losses    # nats on held-out text, over some seeds
 
-`notebooks/fewer_bits.md` has the figures. Nothing else should run meanwhile for `speed`.
+`notebooks/fewer_bits.md` has the figures. Nothing else should run while `speed` does.
 """
 
 import argparse

@@ -3,8 +3,8 @@ those in float32:
 
     python -m tests.train.optimizer_losses    # nats on held-out text, over some seeds
 
-`notebooks/optimizers.md` has the figures, as it has those of `tests/train/regression.py`,
-where gradients have no noise.
+`notebooks/optimizers.md` has the figures, and those of `tests/train/regression.py`, where
+gradients have no noise.
 """
 
 import argparse

@@ -1,6 +1,5 @@
 import functools as ft
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...formats import (
