@@ -3,7 +3,7 @@ those in float32:
 
     python -m tests.train.optimizer_losses    # nats on held-out text, over some seeds
 
-`notebooks/optimizers.md` has the figures, and those of `tests/train/regression.py`, where
+`notebooks/optimizers.md` has the figures, and those of `tests.train.regression`, where
 gradients have no noise.
 """
 
