@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` along their blocks, with AVX512_BF16. Inputs and
-// decoded numbers are rounded to bfloat16; sums are in float32.
+// Products of weights along their blocks, with AVX512_BF16. Inputs and decoded numbers
+// are rounded to bfloat16; sums are in float32.
 //
 // A panel is decoded to pairs of numbers, one in each lane: those of 64 rows, then the
 // next two of each row. A class `Rows` holds the rounded inputs, and multiplies some

@@ -1,4 +1,4 @@
-// Products of weights of `Blocks` along their blocks, in float32.
+// Products along the blocks, in float32, of any weight.
 //
 // For few rows of inputs, memory is the bottleneck: integers and points are multiplied
 // as they are, and sums are scaled, block by block. For many, numbers are decoded once

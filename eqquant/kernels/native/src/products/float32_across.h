@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` across their blocks, in float32, by the decoded
-// numbers: `y[m, k] = x[m, n] @ W[n, k]`.
+// Products of weights across their blocks, in float32, by the decoded numbers: `y[m, k]
+// = x[m, n] @ W[n, k]`.
 #pragma once
 
 #include <cstdint>

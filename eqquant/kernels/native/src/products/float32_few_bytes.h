@@ -1,4 +1,4 @@
-// Products of weights of `Blocks` by a few rows of inputs, of codes that are bytes.
+// Products of weights by a few rows of inputs, of codes that are bytes.
 //
 // Codes of adjacent rows are adjacent in memory, those of a row are far apart. Memory
 // is read fastest in long runs, so that a few codes of many panels are taken at a time,

@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` by one or two rows of inputs, of codes that are
-// digits of 2 or 4 bits, which are looked up without being unpacked.
+// Products of weights by one or two rows of inputs, of codes that are digits of 2 or 4
+// bits, which are looked up without being unpacked.
 //
 // The points of a vector of bytes are dealt to four vectors of floats: which row of the
 // weight is in which lane is up to the instruction set.

@@ -1,4 +1,4 @@
-// A few rows of inputs of weights of `Blocks`.
+// Products by a few rows of inputs, in float32.
 #pragma once
 
 #include <cstdint>

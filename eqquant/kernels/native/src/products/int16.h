@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` along their blocks, of 16-bit integers: what codes
-// stand for, before it is scaled, by inputs that are rounded to a unit of their row.
+// Products of weights along their blocks, of 16-bit integers: what codes stand for,
+// before it is scaled, by inputs that are rounded to a unit of their row.
 //
 // The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
 #pragma once

@@ -1,5 +1,5 @@
-// Products of weights of `Blocks` along their blocks by a few rows of inputs, of 8-bit
-// integers: codes by the digits of the parts of rows.
+// Products of weights along their blocks by a few rows of inputs, of 8-bit integers:
+// codes by the digits of the parts of rows.
 //
 // The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
 #pragma once

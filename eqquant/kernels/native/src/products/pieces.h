@@ -1,4 +1,4 @@
-// Reads pieces of panels of each packing. All products of `Blocks` do, so that it is
+// Reads pieces of panels of each packing. Products of any weight do, so that it is
 // compiled apart from them, once for each kind of vectors.
 #pragma once
 

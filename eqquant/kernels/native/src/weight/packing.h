@@ -1,5 +1,4 @@
-// How codes are packed in weights of `Blocks`: unpacks bytes to one code each. A lane
-// is a row of the weight.
+// How codes are packed: unpacks bytes to one code each. A lane is a row of the weight.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Reads a panel of a weight of `Blocks`: some numbers of a few adjacent rows. A lane is
-// a row.
+// Reads a panel of a weight: some numbers of a few adjacent rows. A lane is a row.
 #pragma once
 
 #include <cstdint>

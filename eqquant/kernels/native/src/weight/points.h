@@ -1,4 +1,4 @@
-// What the codes of `Blocks` stand for.
+// What codes stand for.
 #pragma once
 
 #include <cstdint>

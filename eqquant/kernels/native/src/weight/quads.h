@@ -1,5 +1,5 @@
-// Unpacks codes of `Blocks` to bytes, four of a row side by side: what 8-bit integer
-// products take as a lane. The lanes are in the order of `weight/panel.h`.
+// Unpacks codes to bytes, four of a row side by side: what 8-bit integer products take
+// as a lane. The lanes are in the order of `weight/panel.h`.
 //
 // Bytes of a row are brought together before codes are taken out of them, since there
 // are fewer of those.

@@ -11,8 +11,8 @@
 
 namespace eqquant {
 
-// How the codes of `Blocks` are packed: a stream of codes of so many bits, or of digits
-// of base 3, five in a byte; or as in GGUF's types, with their scales.
+// How codes are packed: a stream of codes of so many bits, or of digits of base 3, five
+// in a byte; or as in GGUF's types, with their scales.
 enum class Packing : int32_t {
   kTrits = 0,
   kBits1 = 1,
