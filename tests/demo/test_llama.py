@@ -105,8 +105,26 @@ def test_logits(kind, format, tmp_path):
     _close(found, wanted[12:], 1e-5)
 
 
-def test_generate(tmp_path):
-    path = tiny.write(tmp_path / "a.gguf")
+@pytest.mark.parametrize("format", (None, "q4_1"))
+def test_formats_that_differ_between_layers(format, tmp_path):
+    path = tiny.write(tmp_path / "a.gguf", format=format, values="q5_0")
+    model = _load(path)
+    kinds = [getattr(x.self_attn.v_proj.weight, "format", None) for x in model.layers]
+    assert kinds[0] == kinds[2] != kinds[1] == eqq.formats.Q5_0()
+    tokens = np.random.default_rng(0).integers(0, len(tiny.tokens()), 20)
+    wanted = by_numpy(path, tokens)
+    dense = eqq.tree_dequantize(model).stacked()
+    assert dense.layers.self_attn.v_proj.weight.shape == (tiny.depth, 32, 64)
+    for each in (model, dense):
+        _close(eqx.filter_jit(each)(jnp.asarray(tokens)), wanted, 1e-5)
+    _, past = model.step(jnp.asarray(tokens[:12]), jnp.asarray(0), model.empty_past(20))
+    found, _ = model.step(jnp.asarray(tokens[12:]), jnp.asarray(12), past)
+    _close(found, wanted[12:], 1e-5)
+
+
+@pytest.mark.parametrize("values", (None, "q5_0"))
+def test_generate(values, tmp_path):
+    path = tiny.write(tmp_path / "a.gguf", values=values)
     tokens = [5, 9, 7]
     for _ in range(6):
         tokens.append(int(np.argmax(by_numpy(path, np.array(tokens))[-1])))

@@ -79,11 +79,15 @@ def metadata(kind: str) -> dict[str, Any]:
     }
 
 
-def write(path: pathlib.Path, kind: str = "llama", format: Any = None) -> pathlib.Path:
-    """Writes a model to a file of llama.cpp, its matrices in a format or not."""
+def write(
+    path: pathlib.Path, kind: str = "llama", format: Any = None, values: Any = None
+) -> pathlib.Path:
+    """Writes a model to a file of llama.cpp, its matrices in a format or not. The
+    projections of values in the second layer may be in another one, as in `Q4_K_M`."""
     found: dict[str, Any] = arrays(kind)
     for name, w in found.items():
-        if format is not None and w.ndim == 2:
-            found[name] = eqq.quantize(w, format, axis=-1)
+        mine = values if values and name == "blk.1.attn_v.weight" else format
+        if mine is not None and w.ndim == 2:
+            found[name] = eqq.quantize(w, mine, axis=-1)
     interop.write_gguf(path, found, metadata(kind))
     return path

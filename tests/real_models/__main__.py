@@ -44,7 +44,7 @@ def main(argv=None) -> int:
     asked += [(text, args.methods) for text in args.formats]
     with interop.open(args.model) as checkpoint:
         tokenizer = interop.tokenizer(checkpoint)
-        dense = eqq.tree_dequantize(demo.load_llama(checkpoint))
+        dense = eqq.tree_dequantize(demo.load_llama(checkpoint)).stacked()
     texts = files.texts(tokenizer)
     calibration = files.windows([x for x, _ in texts.values()], args.calibration)
     held_out = files.windows([x for _, x in texts.values()], args.evaluation)

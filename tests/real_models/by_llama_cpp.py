@@ -63,7 +63,7 @@ def rows(path, depth, predictions, stats, held_out):
                 seconds = _seconds() - start
                 with interop.open(out) as checkpoint:
                     model = demo.load_llama(checkpoint)
-                text, found = batches(held_out), eqq.tree_dequantize(model)
+                text, found = batches(held_out), eqq.tree_dequantize(model).stacked()
                 loss = eqq.evaluate(logits, found, text, dense=predictions)
                 method = "llama.cpp, imatrix" if more else "llama.cpp"
                 yield Row(name, method, bits_of(model), loss, seconds)

@@ -52,9 +52,10 @@ def batches(windows):
 
 
 def bits_of(model):
-    """Of the matrices of layers, which have an axis of layers."""
+    """Of the matrices of layers, which in a stack have an axis of layers."""
     leaves = jtu.tree_leaves(model.layers, is_leaf=eqq.is_quantized)
-    weights = [w for w in leaves if w.ndim > 2]
+    ndim = 2 if isinstance(model.layers, list) else 3
+    weights = [w for w in leaves if w.ndim >= ndim]
     return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
 
 

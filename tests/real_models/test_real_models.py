@@ -103,7 +103,7 @@ def test_rows_of_llama_cpp(tmp_path, monkeypatch):
     monkeypatch.setenv("EQQUANT_LLAMA_CPP", sys.executable)
     path = tiny.write(tmp_path / "tiny.gguf", "llama", "q4_1")
     with interop.open(path) as checkpoint:
-        dense = eqq.tree_dequantize(demo.load_llama(checkpoint))
+        dense = eqq.tree_dequantize(demo.load_llama(checkpoint)).stacked()
     windows = np.arange(80).reshape(2, 40)
     text = rows.batches(windows)
     kept, stats = [

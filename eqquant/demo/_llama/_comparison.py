@@ -77,7 +77,7 @@ class LlamaComparison:
         """Makes all rows."""
         with self._bar.shown(lambda: self.table() if self.rows else None):
             self._bar.doing("float32")
-            dense = tree_dequantize(self._file_model)
+            dense = tree_dequantize(self._file_model).stacked()
             self._dense_losses = losses(dense, self._held_out, _batch)
             self._add(self._row("float32", "", dense), dense)
             self._done("row")

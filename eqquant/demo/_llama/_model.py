@@ -8,20 +8,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from .._model import attend
 from ._config import Config
-
-
-# The keys and values of all layers at the positions so far.
-Cache = Float[Array, "l 2 h s c"]
+from ._layers import Cache, stacked, through
 
 
 class Llama(eqx.Module):
     """A transformer of the Llama, Mistral, Qwen 2 and Qwen 3 families, made of ordinary
     `eqx.nn` layers, without any code for quantization. Its arrays have the names of
     Hugging Face; those of its layers are stacked, and scanned. (Touvron et al., 2023.)
+    Layers that have other formats each are a list, and so are their arrays.
     """
 
     embed_tokens: eqx.nn.Embedding
-    layers: "Layer"  # a stack: every array has a leading axis of layers
+    layers: "Layer | list[Layer]"  # every array of a stack has an axis of layers
     norm: eqx.nn.RMSNorm
     lm_head: eqx.nn.Linear | None  # `None`: the embedding is the last matrix, too
     config: Config = eqx.field(static=True)
@@ -44,10 +42,8 @@ class Llama(eqx.Module):
     ) -> tuple[Float[Array, "t v"], Cache | None]:
         """The same for tokens at the positions from `start`, which follow those whose
         keys and values are in `past`."""
-        arrays, static = eqx.partition(self.layers, eqx.is_array)
-        layer = lambda x, a: eqx.combine(a[0], static)(x, start, a[1])
         x = jax.vmap(self.embed_tokens)(tokens)
-        x, past = jax.lax.scan(layer, x, (arrays, past))
+        x, past = through(self.layers, x, start, past)
         x = jax.vmap(self.norm)(x)
         if self.lm_head is None:
             return x @ self.embed_tokens.weight.T, past
@@ -57,6 +53,10 @@ class Llama(eqx.Module):
         """An empty cache of keys and values for `size` positions."""
         c = self.config
         return jnp.zeros((c.depth, 2, c.key_heads, size, c.head_size))
+
+    def stacked(self) -> "Llama":
+        """The same model, whose layers are alike, as a stack of them."""
+        return eqx.tree_at(lambda m: m.layers, self, stacked(self.layers))
 
 
 class Layer(eqx.Module):

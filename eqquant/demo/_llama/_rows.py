@@ -65,11 +65,9 @@ def mean_and_error(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 def bits_of(model: Llama) -> float:
     """The bits of each weight of the matrices of layers, scales included."""
-    weights = [
-        leaf
-        for leaf in jtu.tree_leaves(model.layers, is_leaf=is_quantized)
-        if is_quantized(leaf) or leaf.ndim > 2
-    ]
+    ndim = 2 if isinstance(model.layers, list) else 3
+    leaves = jtu.tree_leaves(model.layers, is_leaf=is_quantized)
+    weights = [leaf for leaf in leaves if leaf.ndim >= ndim]
     return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
 
 

@@ -1,0 +1,44 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+# The keys and values of all layers at the positions so far.
+Cache = Float[Array, "l 2 h s c"]
+_Layer = TypeVar("_Layer", bound=Callable[..., Any])
+
+
+def through(
+    layers: _Layer | list[_Layer],
+    x: Float[Array, "t d"],
+    start: Any,
+    past: Cache | None,
+) -> tuple[Float[Array, "t d"], Cache | None]:
+    """Calls layers one after another, `x, past[i] = layer(x, start, past[i])`: a stack,
+    each of whose arrays has a leading axis of layers, by a scan; or those of a list."""
+    if not isinstance(layers, list):
+        arrays, static = eqx.partition(layers, eqx.is_array)
+        layer = lambda x, a: eqx.combine(a[0], static)(x, start, a[1])
+        return jax.lax.scan(layer, x, (arrays, past))
+    for i, layer in enumerate(layers):
+        x, new = layer(x, start, None if past is None else past[i])
+        past = None if past is None else past.at[i].set(new)
+    return x, past
+
+
+def stacked(layers: _Layer | list[_Layer]) -> _Layer:
+    """A stack of layers that are alike."""
+    if not isinstance(layers, list):
+        return layers
+    arrays, static = zip(*(eqx.partition(layer, eqx.is_array) for layer in layers))
+    return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static[0])
+
+
+def listed(layers: _Layer, number: int) -> list[_Layer]:
+    """The layers of the skeleton of a stack."""
+    first = lambda layers: jax.tree.map(lambda a: a[0], layers)
+    return [eqx.filter_eval_shape(first, layers) for _ in range(number)]
