@@ -1,0 +1,93 @@
+"""Products with rotated weights, beyond the laws that hold for every format."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqquant as eqq
+
+from .formats.reference import rotation
+from .helpers import error, normal
+
+
+k = 192  # 3 x 64
+
+
+def rotations(fn, *args):
+    """How often a compiled program multiplies with a matrix of 64 x 64."""
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    assert text is not None
+    defined = dict(re.findall(r"(%[\w.-]+) = (\w+\[[\d,]*\])", text))
+    dots = re.findall(r" dot\((%[\w.-]+), (%[\w.-]+)\)", text)
+    return sum("f32[64,64]" in (defined[a], defined[b]) for a, b in dots)
+
+
+def attention(x, q, k, v):
+    return [x @ w for w in (q, k, v)]
+
+
+def test_products_share_the_rotation_of_an_input():
+    x = normal(5, k)
+    same = [eqq.quantize(normal(k, n, seed=n), "rotated") for n in (96, 32, 32)]
+    assert rotations(attention, x, *same) == 1
+    formats = [eqq.Rotated(f) for f in (eqq.Int4(), eqq.Int8(), eqq.formats.Q6_K())]
+    mixed = [eqq.quantize(normal(k, 32), f) for f in formats]
+    assert rotations(attention, x, *mixed) == 1
+    # Other signs are another rotation.
+    other = [eqq.quantize(normal(k, 32), eqq.Rotated(seed=i)) for i in range(3)]
+    assert rotations(attention, x, *other) == 3
+
+
+# As in a model: layers are scanned over, and each is mapped over positions.
+def test_so_do_layers():
+    def layer(key):
+        keys = jr.split(key, 3)
+        return [eqx.nn.Linear(k, k, use_bias=False, key=key) for key in keys]
+
+    layers = eqx.filter_vmap(layer)(jr.split(jr.key(0), 2))
+    layers = eqq.tree_quantize(layers, eqq.Rotated(eqq.Int8()))
+
+    def model(x, layers):
+        def step(x, layer):
+            return sum(jax.vmap(linear)(x) for linear in layer), None
+
+        return jax.lax.scan(step, x, layers)[0]
+
+    x = normal(5, k)
+    assert rotations(model, x, layers) == 1
+    dense = eqq.tree_dequantize(layers)
+    np.testing.assert_allclose(model(x, layers), model(x, dense), rtol=1e-4, atol=1e-4)
+
+
+# A product across, and so a derivative, rotates its result back: one small product.
+def test_across():
+    q = eqq.quantize(normal(k, 32), "rotated")
+    x = normal(5, 32)
+    assert rotations(lambda x, q: x @ q.T, x, q) == 1
+    assert error(x @ q.T, x, q.dequantize().T) < 1e-5
+    loss = lambda x, q: jnp.sum(jnp.sin(x @ q))
+    assert rotations(jax.grad(loss), normal(5, k), q) == 2
+
+
+# Inputs are rotated in float32, whatever their dtype: these would be infinite.
+@pytest.mark.parametrize("dtype", (jnp.float16, jnp.bfloat16))
+def test_narrow_inputs(dtype):
+    format = eqq.Rotated(eqq.Int8(), 64)
+    q = eqq.quantize(normal(k, 8) / 4096, format)
+    x = jnp.asarray(6e4 * np.sign(rotation(k, format))[:8].T, dtype).T
+    y = x @ q
+    assert y.dtype == dtype
+    off = error(y.astype(jnp.float32), x.astype(jnp.float32), q.dequantize())
+    assert off < jnp.finfo(dtype).eps
+
+
+def test_multiples():
+    q = eqq.quantize(normal(k, 8), eqq.Rotated(eqq.Int8()))
+    found = eqq.implicit(lambda w: w * 2.0)(q)
+    assert eqq.is_quantized(found)
+    np.testing.assert_array_equal(found.dequantize(), 2 * q.dequantize())
