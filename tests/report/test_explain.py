@@ -114,6 +114,12 @@ def test_formats(format):
     assert (problem.format, problem.rows, problem.n, problem.k) == (inner, 5, 3, 70)
 
 
+def test_rotated():
+    q = jax.eval_shape(lambda w: eqq.quantize(w, "rotated"), _struct(64, 48))
+    assert "x is rotated before, for Rotated()." in repr(explain(_struct(2, 64), q))
+    assert "The product is rotated back" in repr(explain(_struct(2, 48), q.T))
+
+
 # What is explained is what runs.
 def test_problem_is_that_of_the_product(register):
     asked = []
