@@ -75,7 +75,7 @@ def test_across():
     assert rotations(jax.grad(loss), normal(5, k), q) == 2
 
 
-# Inputs are rotated in float32, whatever their dtype: these would be infinite.
+# Inputs are rotated in float32: these would be infinite.
 @pytest.mark.parametrize("dtype", (jnp.float16, jnp.bfloat16))
 def test_narrow_inputs(dtype):
     format = eqq.Rotated(eqq.Int8(), 64)
@@ -85,6 +85,19 @@ def test_narrow_inputs(dtype):
     assert y.dtype == dtype
     off = error(y.astype(jnp.float32), x.astype(jnp.float32), q.dequantize())
     assert off < jnp.finfo(dtype).eps
+
+
+def test_dtypes_of_kernels():
+    q = eqq.quantize(normal(k, 8), "rotated")
+    kernels = {"bfloat16": "bfloat16", "float16": "float32", "float32": "float32"}
+    for dtype, expected in kernels.items():
+        for x, w in (((2, k), q), ((2, 8), q.T)):
+            x = jax.ShapeDtypeStruct(x, dtype)
+            problem = eqq.explain(x, w).problem
+            assert problem is not None and problem.dtype == expected
+            with jax.default_matmul_precision("highest"):
+                problem = eqq.explain(x, w).problem
+            assert problem is not None and problem.dtype == jnp.float32
 
 
 def test_multiples():

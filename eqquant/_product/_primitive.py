@@ -11,7 +11,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from ..formats import AbstractFormat, Layout, Rotated, Stored
-from ..kernels import choose, is_portable, platforms, Problem, Product, run_compiled
+from ..kernels import (
+    choose,
+    is_highest,
+    is_portable,
+    platforms,
+    Problem,
+    Product,
+    run_compiled,
+)
 from ._partition import (
     as_declared,
     by_compiler,
@@ -76,13 +84,18 @@ def _rotated(x, stored, product, layout, rotation, others):
     # The product with what is stored of the rotated weight. The rotations stand outside
     # of it, so that products that share an input share its rotation, too.
     layout = dataclasses.replace(layout, format=rotation.format)
-    multiply = lambda x: qmatmul_rows(
-        x, stored, product=product, layout=layout, **others
-    )
+    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
+    # (What is rotated may be too large for float16.)
+    narrow = x.dtype == jnp.bfloat16 and not is_highest(others["precision"])
+    dtype = x.dtype if narrow else wide
+
+    def multiply(x):
+        x = x.astype(dtype)
+        return qmatmul_rows(x, stored, product=product, layout=layout, **others)
+
     if product == "matmul":
         return multiply(_turned(rotation.rotate, x)).astype(x.dtype)
-    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
-    return _turned(rotation.rotate_back, multiply(x.astype(wide))).astype(x.dtype)
+    return _turned(rotation.rotate_back, multiply(x)).astype(x.dtype)
 
 
 def _turned(turn, x):
