@@ -42,8 +42,8 @@ class Rotated(AbstractFormat):
         at most that and that divides the axis: 64 for an axis of 576.
     - `seed`: the signs are those that this number gives, the same in each block.
 
-    The rotation is computed in float32. Rotated inputs are multiplied in float32, too, but
-    those in bfloat16 in bfloat16, unless `precision="highest"`.
+    The rotation is computed in float32. Rotated inputs are multiplied in float32, too,
+    unless they were in bfloat16: then in that, but for `precision="highest"`.
 
     !!! Example
 

@@ -76,7 +76,7 @@ _bits = {
 
 def patched(case: Case, q: eqq.QuantizedArray) -> eqq.QuantizedArray:
     """With some scales that are not finite, as in a file that is damaged."""
-    format = q.format
+    format = q.format.format if isinstance(q.format, eqq.Rotated) else q.format
 
     def patch(path, a):
         key = path[-1].key
