@@ -70,10 +70,10 @@ class Explanation:
         )
         if isinstance(self.w.format, Rotated):
             along = self.problem.product == "matmul"
-            what = "x is rotated before" if along else "The product is rotated back"
+            what = "x is rotated first" if along else "The product is rotated back"
             yield Text(
-                f"{what}, for {self.w.format}. The error is that of the product with "
-                "the rotated weight."
+                f"{what}, as {self.w.format} asks. The error is relative to the "
+                "rotated operands."
             )
         if self.about:
             yield Text(self.about)

@@ -1,6 +1,8 @@
 import functools as ft
 import hashlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -19,10 +21,22 @@ def _rounding(format: AbstractFormat | str) -> AbstractFormat:
         if isinstance(format, AbstractExact):
             why = f"stores {format.domain_text} only"
         raise ValueError(
-            f"`format` should be one that rounds any number, and that is not rotated. "
+            "`format` should be one that rounds any number, and that is not rotated. "
             f"Got {format}, which {why}."
         )
     return format
+
+
+def _integer(name: str) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(
+                f"`{name}` should be an integer. Got {value!r}, of type "
+                f"{type(value).__name__}."
+            )
+        return int(value)
+
+    return convert
 
 
 class Rotated(AbstractFormat):
@@ -68,17 +82,10 @@ class Rotated(AbstractFormat):
     format: AbstractFormat = eqx.field(
         default=NF4(64), static=True, converter=_rounding
     )
-    block: int = eqx.field(default=128, static=True)
-    seed: int = eqx.field(default=0, static=True)
+    block: int = eqx.field(default=128, static=True, converter=_integer("block"))
+    seed: int = eqx.field(default=0, static=True, converter=_integer("seed"))
 
     def __check_init__(self):
-        for name in ("block", "seed"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(
-                    f"`{name}` should be an integer. Got {value!r}, of type "
-                    f"{type(value).__name__}."
-                )
         if not 2 <= self.block <= _largest or self.block & (self.block - 1) != 0:
             raise ValueError(
                 f"`block` should be a power of two from 2 to {_largest}. Got "
@@ -129,7 +136,9 @@ class Rotated(AbstractFormat):
         """`x @ R.T`, the inverse of `rotate`."""
         return self._by_blocks(x, lambda r: r.T)
 
-    def rotate_gram(self, gram: Inexact[Array, "..."], ndim: int):
+    def rotate_gram(
+        self, gram: Inexact[Array, "..."], ndim: int
+    ) -> Inexact[Array, "..."]:
         """The Gram matrix `R.T @ gram @ R` of rotated inputs, `*b k k`; or, if only its
         diagonal is given, `*b k`, the diagonal of that of inputs that have nothing to
         do with each other.
@@ -171,6 +180,6 @@ def _signs(size: int, seed: int) -> Int8[np.ndarray, "s s"]:
     while len(hadamard) < size:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
     # (Of a function that will never change, since files hold nothing but the seed.)
-    digest = hashlib.shake_256(int(seed).to_bytes(8, "little")).digest(-(-size // 8))
+    digest = hashlib.shake_256(seed.to_bytes(8, "little")).digest(-(-size // 8))
     bits = np.unpackbits(np.frombuffer(digest, np.uint8), bitorder="little")[:size]
     return (1 - 2 * bits.astype(np.int8))[:, None] * hadamard

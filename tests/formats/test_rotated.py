@@ -66,7 +66,7 @@ def test_stored(inner):
 
 
 def test_the_inner_format_may_be_a_name():
-    assert eqq.Rotated("int8") == eqq.Rotated(eqq.Int8())
+    assert eqq.Rotated("int8") == eqq.Rotated(eqq.Int8(), np.int64(128))  # pyright: ignore
     assert eqq.quantize(normal(64, 4), "rotated").format == eqq.Rotated(eqq.NF4(64))
 
 

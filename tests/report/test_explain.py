@@ -116,7 +116,7 @@ def test_formats(format):
 
 def test_rotated():
     q = jax.eval_shape(lambda w: eqq.quantize(w, "rotated"), _struct(64, 48))
-    assert "x is rotated before, for Rotated()." in repr(explain(_struct(2, 64), q))
+    assert "x is rotated first, as Rotated() asks." in repr(explain(_struct(2, 64), q))
     assert "The product is rotated back" in repr(explain(_struct(2, 48), q.T))
 
 
