@@ -11,6 +11,7 @@ import pytest
 
 import eqquant as eqq
 from eqquant.formats import Layout
+from eqquant.kernels._table import supporting
 
 from .formats.reference import rotation
 from .helpers import error, normal
@@ -172,3 +173,33 @@ def test_a_calibrated_model_loses_less():
         return decibels(fn(eqq.tree_quantize(model, format, stats=stats), new), exact)
 
     assert noise(stats) > noise(None) + 2
+
+
+# Errors are relative to the rotated operands, by each kernel there is: also of inputs
+# and weights whose rotation cancels, and in a dtype that rotated inputs are rounded to.
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
+@pytest.mark.parametrize("kind", ("one-hot", "outliers", "constant"))
+def test_errors(kind, dtype):
+    format = eqq.Rotated(eqq.Int4(32), 64)
+    x, w = np.array(normal(4, k)), np.array(normal(k, 24, seed=1))
+    if kind == "one-hot":
+        x = np.eye(k)[[0, 1, 70, 191]]
+    elif kind == "outliers":
+        x[:, 5], w[9] = 1e4, 1e3
+    else:
+        x, w = np.ones_like(x), np.ones_like(w)
+    q, x = eqq.quantize(jnp.asarray(w, jnp.float32), format), jnp.asarray(x, dtype)
+    r, stored = rotation(k, format), q.layout.to_rows(q.stored)
+    turned = np.asarray(format.format.decode(stored, q.layout.tail), np.float64).T
+    problem = eqq.explain(x, q).problem
+    assert problem is not None
+    for kernel in supporting(problem):
+        y = eqq.qmatmul(x, q, kernel=kernel.name).astype(jnp.float32)
+        bound = kernel.bound(problem) + 2 * float(jnp.finfo(dtype).eps)
+        off = error(y, np.asarray(x.astype(jnp.float32), np.float64) @ r, turned)
+        assert off < bound, kernel.name
+    highest = eqq.qmatmul(x, q, precision="highest").astype(jnp.float32)
+    exact = np.asarray(x.astype(jnp.float32), np.float64) @ r @ turned
+    size = np.abs(np.asarray(x.astype(jnp.float32)) @ r) @ np.abs(turned)
+    rounding = 0.51 * float(jnp.finfo(dtype).eps) * np.abs(exact)
+    assert np.all(np.abs(np.asarray(highest) - exact) <= 1e-5 * size + rounding)

@@ -141,6 +141,13 @@ def draw_format(case: Case) -> eqq.AbstractFormat:
     return families[case.pick(_every)](case)
 
 
+def draw_multiplied(case: Case) -> eqq.AbstractFormat:
+    """One whose products are compared. (The errors of kernels are relative to what they
+    multiply. Of `Rotated` that is rotated: see `tests/test_rotated.py`.)"""
+    format = draw_format(case)
+    return format.format if isinstance(format, eqq.Rotated) else format
+
+
 def draw_often(case: Case) -> eqq.AbstractFormat:
     """One of those that have kernels that round."""
     return families[

@@ -48,6 +48,7 @@ def draw_weight(
 
 def _huge(format, dtype):
     # What the scales can hold.
+    format = format.format if isinstance(format, eqq.Rotated) else format
     halves = isinstance(format, eqq.formats.AbstractGGUF) and not isinstance(
         format, eqq.MXFP4
     )
