@@ -67,6 +67,7 @@ from .formats import (
     Nested as Nested,
     NF4 as NF4,
     NVFP4 as NVFP4,
+    Rotated as Rotated,
     RSRBinary as RSRBinary,
     RSRTernary as RSRTernary,
     Square4 as Square4,

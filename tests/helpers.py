@@ -29,6 +29,7 @@ _native = {
     "binary": eqq.Binary(),
     "binary-128": eqq.Binary(128),
     "nested": eqq.Nested(eqq.NF4(16), scale=eqq.Int8(32)),
+    "rotated": eqq.Rotated(eqq.Int4(64), block=64),
 }
 
 # And those that others have stored weights in.
@@ -62,13 +63,14 @@ _foreign = {
     "q8_0": eqq.formats.Q8_0(),
     "tq1_0": eqq.formats.TQ1_0(),
     "tq2_0": eqq.formats.TQ2_0(),
+    "rotated-q4_k": eqq.Rotated(eqq.formats.Q4_K(), seed=1),
 }
 formats = _native | _foreign
 
 # One of each kind of stored arrays, and of kernels. Tests of the others are `thorough`.
 kinds_of_formats = (
-    *("nf4", "int8", "int4-affine", "ternary", "binary", "nested", "int-3-minimum"),
-    *("fp8-e5m2-tensor", "mxfp4", "q4_0", "q4_k"),
+    *("nf4", "int8", "int4-affine", "ternary", "binary", "nested", "rotated"),
+    *("int-3-minimum", "fp8-e5m2-tensor", "mxfp4", "q4_0", "q4_k"),
 )
 
 

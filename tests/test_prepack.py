@@ -63,6 +63,10 @@ def test_layouts():
     assert tpu.stored["codes"].shape == (33, 48)
     nested = eqq.quantize(normal(64, 4), eqq.Nested(eqq.Ternary(16)))
     assert eqq.tree_prepack(nested, platform="tpu").format.base.radix == 4
+    rotated = eqq.quantize(normal(64, 4), eqq.Rotated(eqq.Ternary(), 32, 1))
+    tpu = eqq.tree_prepack(rotated, platform="tpu")
+    assert tpu.format == eqq.Rotated(eqq.Ternary(radix=4), 32, 1)
+    np.testing.assert_array_equal(tpu.dequantize(), rotated.dequantize())
 
 
 def test_nothing_to_do():

@@ -27,7 +27,7 @@ from .._product import (
     typed_sharding,
     with_spec,
 )
-from ..formats import AbstractFormat, AbstractScaled, Layout, Stored
+from ..formats import AbstractFormat, AbstractScaled, Layout, Rotated, Stored
 from ._array_like import AbstractArrayLike
 from ._index import indexed
 from ._matmul import left_matmul, matmul
@@ -109,12 +109,15 @@ class QuantizedArray(AbstractArrayLike):
 
     @property
     def scale(self) -> Float[Array, "*b g"]:
-        """The scale of each block, with the contracted axis last."""
-        if not isinstance(self.format, AbstractScaled):
+        """The scale of each block, with the contracted axis last. (Of the numbers that
+        are rotated, in [`eqquant.Rotated`][].)"""
+        format = self.format
+        format = format.format if isinstance(format, Rotated) else format
+        if not isinstance(format, AbstractScaled):
             raise AttributeError(f"{self.format} has no scales.")
         check_axes(first_of(self.stored), self.layout, self.axis)
         rows = self.layout.to_rows(self.stored)
-        return self.format.scales(rows, self.layout.tail)
+        return format.scales(rows, self.layout.tail)
 
     @property
     def mT(self) -> "QuantizedArray":

@@ -5,7 +5,14 @@ import numpy as np
 from jax import lax
 
 from .._array import is_quantized, QuantizedArray
-from ..formats import AbstractFormat, AbstractGrid, from_bits, Nested, to_bits
+from ..formats import (
+    AbstractFormat,
+    AbstractGrid,
+    from_bits,
+    Nested,
+    Rotated,
+    to_bits,
+)
 from ._table import add_rule
 
 
@@ -57,6 +64,8 @@ def _multiple(q: QuantizedArray, factor: float):
 def _base(format: AbstractFormat):
     # The least precise dtype of the scales. `None` if decoded numbers may not be
     # proportional to them.
+    if isinstance(format, Rotated):
+        return _base(format.format)
     if isinstance(format, Nested):
         dtypes = [_base(format.base), _base(format.scale)]
         if None in dtypes:
@@ -72,6 +81,8 @@ def _eps(dtype):
 
 
 def _scaled(stored, format, factor):
+    if isinstance(format, Rotated):
+        return _scaled(stored, format.format, factor)
     if isinstance(format, Nested):
         return stored | {"scale": _scaled(stored["scale"], format.scale, factor)}
     dtype = format.scale_dtype

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import jax
@@ -9,8 +10,16 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from ..formats import AbstractFormat, Layout, Stored
-from ..kernels import choose, is_portable, platforms, Problem, Product, run_compiled
+from ..formats import AbstractFormat, Layout, Rotated, Stored
+from ..kernels import (
+    choose,
+    is_highest,
+    is_portable,
+    platforms,
+    Problem,
+    Product,
+    run_compiled,
+)
 from ._partition import (
     as_declared,
     by_compiler,
@@ -21,7 +30,7 @@ from ._partition import (
     split_of_types,
     within_manual,
 )
-from ._specs import vary_together
+from ._specs import by_types, vary_together
 
 
 def qmatmul_rows(
@@ -45,6 +54,10 @@ def qmatmul_rows(
     - `sharding`: the declared sharding of `W[*b, n, k]`.
     - Otherwise as in [`eqquant.Problem`][].
     """
+    if isinstance(layout.format, Rotated):
+        others = dict(row_axes=row_axes, sharding=sharding, activation=activation)
+        others |= dict(kernel=kernel, precision=precision)
+        return _rotated(x, stored, product, layout, layout.format, others)
     if layout.panels and explicit_mesh(
         [jax.typeof(a) for a in jtu.tree_leaves(stored)]
     ):
@@ -65,6 +78,29 @@ def qmatmul_rows(
         y = _broadcast(parts, leaves, stack, row_axes + 1, params)
         return lax.complex(y[..., 0, :], y[..., 1, :])
     return _broadcast(x, leaves, stack, row_axes, params)
+
+
+def _rotated(x, stored, product, layout, rotation, others):
+    # The product with what is stored of the rotated weight. The rotations stand outside
+    # of it, so that products that share an input share its rotation, too.
+    layout = dataclasses.replace(layout, format=rotation.format)
+    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
+    # (What is rotated may be too large for float16.)
+    narrow = x.dtype == jnp.bfloat16 and not is_highest(others["precision"])
+    dtype = x.dtype if narrow else wide
+
+    def multiply(x):
+        x = x.astype(dtype)
+        return qmatmul_rows(x, stored, product=product, layout=layout, **others)
+
+    if product == "matmul":
+        return multiply(_turned(rotation.rotate, x)).astype(x.dtype)
+    return _turned(rotation.rotate_back, multiply(x)).astype(x.dtype)
+
+
+def _turned(turn, x):
+    sharding = jax.typeof(x).sharding
+    return by_types(turn, sharding if sharding.mesh.explicit_axes else None)(x)
 
 
 def _broadcast(x, leaves, stack, row_axes, params):

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from ..formats import AbstractFormat, Layout, Stored
+from ..formats import AbstractFormat, Layout, Rotated, Stored
 from ._axes import as_tuple, Axis, logical
 from ._variants import nearest_format
 
@@ -265,6 +265,8 @@ def splits_evenly(
         return True
     if k % shards != 0 or not format.splits:
         return False
+    if isinstance(format, Rotated) and format.size(k) != format.size(k // shards):
+        return False  # through a block that is rotated
 
     # A shard ends with a unit (a byte, a block) of a stored array if one more position
     # would begin another unit.

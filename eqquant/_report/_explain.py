@@ -9,6 +9,7 @@ import jax
 from jaxtyping import ArrayLike, Shaped
 
 from .._array import QuantizedArray
+from ..formats import Rotated
 from ..kernels import choose, measured_machine, Problem
 from ._text import plain, short_array, short_bytes
 from ._uses import uses
@@ -67,6 +68,13 @@ class Explanation:
             f"most {self.error:.0e} of |x| @ |w|"
             + (f", provided that {self.provided}." if self.provided else "."),
         )
+        if isinstance(self.w.format, Rotated):
+            along = self.problem.product == "matmul"
+            what = "x is rotated first" if along else "The product is rotated back"
+            yield Text(
+                f"{what}, as {self.w.format} asks. The error is relative to the "
+                "rotated operands."
+            )
         if self.about:
             yield Text(self.about)
         if len(self.seconds) > 1:

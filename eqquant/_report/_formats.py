@@ -17,6 +17,7 @@ from ..formats import (
     Int8,
     Nested,
     NF4,
+    Rotated,
     Ternary,
 )
 from ._text import plain
@@ -31,6 +32,8 @@ _formats: tuple[AbstractFormat, ...] = (
     Nested(),
     Int4(),
     Int4(symmetric=False),
+    Rotated(Int8()),
+    Rotated(Int4()),
     Ternary(),
     Ternary(128, rule="threshold"),
     Ternary(scale="tensor"),

@@ -16,6 +16,7 @@ from ..formats import (
     AbstractGrid,
     Layout,
     Parameters,
+    Rotated,
     Stored,
 )
 from ._gram import normalised
@@ -62,6 +63,8 @@ class AbstractMethod(eqx.Module):
 
     def applies(self, format: AbstractFormat) -> bool:
         """Whether the method can round to a format."""
+        if isinstance(format, Rotated):
+            return self.applies(format.format)
         adjustable = isinstance(format, AbstractAdjustable)
         return adjustable and isinstance(format.grid, AbstractGrid)
 
@@ -109,6 +112,11 @@ class AbstractMethod(eqx.Module):
                 "with, `gram`. Got none. `ScaleSearch()` does without."
             )
         _check_shapes(w, gram, rows)
+        if isinstance(format, Rotated):
+            # What is stored is the rotated matrix, whose inputs are rotated, too.
+            if gram is not None:
+                gram = format.rotate_gram(gram, gram.ndim - w.ndim + 2)
+            return self.solve(format.rotate(w), format.format, gram, rows)
         return _solve(self, format, w, gram, rows)
 
 

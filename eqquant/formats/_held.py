@@ -5,6 +5,7 @@ from jaxtyping import Array, Shaped
 
 from ._base import AbstractFormat, AbstractScaled, Stored
 from ._nested import Nested
+from ._rotated import Rotated
 from .gguf._base import AbstractGGUF
 
 
@@ -16,6 +17,8 @@ def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
 
 def as_held(format: AbstractFormat, stored: Stored) -> Stored:
     """With NaN for blocks that would decode to infinities."""
+    if isinstance(format, Rotated):
+        return as_held(format.format, stored)
     if isinstance(format, AbstractGGUF):
         return format.without_infinities(stored)
     return stored
@@ -39,6 +42,8 @@ def not_held_text(format: AbstractFormat) -> str:
 def _is_narrow(format):
     if isinstance(format, Nested):
         return _is_narrow(format.base) or _is_narrow(format.scale)
+    if isinstance(format, Rotated):
+        return _is_narrow(format.format)
     if isinstance(format, AbstractGGUF):
         return True
     return isinstance(format, AbstractScaled) and format.scale_dtype == np.float16

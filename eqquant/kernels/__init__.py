@@ -30,7 +30,11 @@ unless they declare in `_adapted` that they read it: scales of one byte
 from . import cpu as cpu, gpu as gpu, native as native, tpu as tpu
 from ._eager import run_compiled as run_compiled
 from ._kernel import Kernel as Kernel
-from ._problem import Problem as Problem, Product as Product
+from ._problem import (
+    is_highest as is_highest,
+    Problem as Problem,
+    Product as Product,
+)
 from ._table import (
     Choice as Choice,
     choose as choose,

@@ -24,6 +24,11 @@ _highest = (
 )
 
 
+def is_highest(precision: str | None) -> bool:
+    """Whether a precision asks for a product as accurate as one in float32."""
+    return precision in _highest
+
+
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """All that is known of a product when a kernel is chosen for it.
@@ -93,7 +98,7 @@ class Problem:
     @property
     def highest(self) -> bool:
         """Whether the product should be as accurate as one in float32."""
-        return self.precision in _highest
+        return is_highest(self.precision)
 
     def __str__(self):
         m = "?" if self.rows is None else self.rows

@@ -11,13 +11,14 @@ from jaxtyping import Array, Float, Shaped
 from .._array import quantize, QuantizedArray
 from .._product import (
     Axis,
+    by_types,
     checked_by_row,
     contracted_last,
     full_spec,
     placed,
     stored_spec,
 )
-from ..formats import AbstractFormat, Layout
+from ..formats import AbstractFormat, Layout, Rotated
 from ._learned_step_size import initial_step_size, learned_step_size
 from ._points import as_rounding, largest
 from ._straight_through import checked_axis, straight_through
@@ -118,12 +119,30 @@ class FakeQuantized(AbstractWeight):
         q = dataclasses.replace(q, stored=q.layout.from_rows(stored))
         return q if q.sharding is None else q.with_sharding(q.sharding)
 
+    def rounded_input(
+        self, x: Float[Array, "*b _"], along: bool
+    ) -> Float[Array, "*b _"]:
+        """What a product is of whose inputs are `x`, as with the packed weight.
+
+        **Arguments:**
+
+        - `along`: whether the product contracts the axis that blocks lie along.
+        """
+        assert self.activation is not None
+        if not along or not isinstance(self.format, Rotated):
+            return straight_through(x, self.activation, axis=-1)
+        sharding = jax.typeof(x).sharding
+        sharding = sharding if sharding.mesh.explicit_axes else None
+        turned = by_types(self.format.rotate, sharding)(x)
+        rounded = straight_through(turned, self.activation, axis=-1)
+        return by_types(self.format.rotate_back, sharding)(rounded).astype(x.dtype)
+
     def _left_product(self, x: Array) -> Array:
-        x = self._round(x, -1 if x.ndim < 2 else -2)
+        x = self._round(x, -1 if x.ndim < 2 else -2, -1)
         return jnp.matmul(self.dequantize().astype(x.dtype), x)
 
     def _right_product(self, x: Array) -> Array:
-        x = self._round(x, -1)
+        x = self._round(x, -1, -1 if self.ndim == 1 else -2)
         return jnp.matmul(x, self.dequantize().astype(x.dtype))
 
     def __getitem__(self, index: Any) -> "Array | FakeQuantized":
@@ -135,13 +154,17 @@ class FakeQuantized(AbstractWeight):
             return self.dequantize()[index]
         return jax.tree.map(lambda a: a[index], self)
 
-    def _round(self, x: Shaped[Array, "..."], axis: int) -> Float[Array, "..."]:
+    def _round(
+        self, x: Shaped[Array, "..."], axis: int, contracted: int
+    ) -> Float[Array, "..."]:
+        # Axes of `x` and of the weight.
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(self.dtype)
         of_matrix = self.ndim == 1 or self.axis in (-1, -2)
         if self.activation is None or not of_matrix:
             return x
-        return straight_through(x, self.activation, axis=axis)
+        rows = self.rounded_input(x.swapaxes(axis, -1), self.axis == contracted)
+        return rows.swapaxes(axis, -1)
 
 
 def fake_quantized(

@@ -6,7 +6,6 @@ from .._array import is_quantized, muted, quantize
 from .._implicit import add_rule, bind, moves, rules_of
 from .._product import as_tuple
 from ._fake_quantized import FakeQuantized
-from ._straight_through import straight_through
 
 
 # Rules of `implicit` for fake-quantized weights. Any primitive takes the rounded weight
@@ -97,8 +96,8 @@ def _rounded_input(x, w, x_contracted, w_contracted):
     axes = [places[i] for i in along]
     last = range(x.ndim - len(axes), x.ndim)
     rows = jnp.moveaxis(x, axes, last)
-    rounded = straight_through(
-        rows.reshape(*rows.shape[: last.start], -1), w.activation, axis=-1
+    rounded = w.rounded_input(
+        rows.reshape(*rows.shape[: last.start], -1), blocked[0] in w_contracted
     )
     return jnp.moveaxis(rounded.reshape(rows.shape), last, axes)
 

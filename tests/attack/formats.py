@@ -85,6 +85,12 @@ def _nested(case):
     return eqq.Nested(base, scale=scale)
 
 
+def _rotated(case):
+    inner = case.pick((eqq.NF4, eqq.Int8, eqq.Int4, eqq.Ternary, eqq.formats.Q4_K))
+    block = 2 ** case.integer(1, 8)
+    return eqq.Rotated(families[inner](case), block, case.integer(0, 9))
+
+
 _plain = (
     eqq.MXFP8,
     eqq.formats.IQ4_NL,
@@ -118,6 +124,7 @@ families: dict[type, Callable[[Case], eqq.AbstractFormat]] = {
     eqq.Int: _int,
     eqq.FP8: _fp8,
     eqq.Nested: _nested,
+    eqq.Rotated: _rotated,
     eqq.formats.BnbScale: lambda case: eqq.formats.BnbScale(case.pick((32, 64, 256))),
     eqq.MXFP4: lambda case: eqq.MXFP4(case.pick(("even", "zero"))),
     eqq.NVFP4: lambda case: eqq.NVFP4(case.chance(0.5)),
@@ -132,6 +139,13 @@ _every = [*families, *2 * _often]
 
 def draw_format(case: Case) -> eqq.AbstractFormat:
     return families[case.pick(_every)](case)
+
+
+def draw_multiplied(case: Case) -> eqq.AbstractFormat:
+    """One whose products are compared. (The errors of kernels are relative to what they
+    multiply. Of `Rotated` that is rotated: see `tests/test_rotated.py`.)"""
+    format = draw_format(case)
+    return format.format if isinstance(format, eqq.Rotated) else format
 
 
 def draw_often(case: Case) -> eqq.AbstractFormat:

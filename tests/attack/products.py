@@ -8,7 +8,7 @@ import eqquant as eqq
 
 from . import inputs, weights
 from .case import Case
-from .formats import draw_activation, draw_format, draw_often, name_of
+from .formats import draw_activation, draw_multiplied, draw_often, name_of
 from .oracle import loosened, product, wrong
 from .problems import highest_error, kernels, largest_error, problem_of
 from .transforms import fits, transforms
@@ -54,7 +54,7 @@ class Drawn(NamedTuple):
 
 def _draw(case: Case) -> Drawn:
     stack = case.pick(((), (), (), (), (3,), (2, 3), (1, 2)))
-    format, rows = draw_format(case), case.pick(_rows)
+    format, rows = draw_multiplied(case), case.pick(_rows)
     if case.chance(0.35):
         size, stack = case.pick(_large), case.pick(((), (), (2,)))
         format, rows = draw_often(case), case.pick((1, 8, 17, 32, 40))

@@ -11,7 +11,7 @@ import eqquant as eqq
 from . import inputs, weights
 from .case import Case
 from .ends import draw_end
-from .formats import draw_activation, draw_format, name_of
+from .formats import draw_activation, draw_multiplied, name_of
 from .oracle import Expected, wrong
 from .steps import draw_steps, integers
 
@@ -30,7 +30,7 @@ def _axis(case, shape):
 
 def programs(case: Case) -> None:
     """A function of dense arrays, by `implicit` of quantized ones."""
-    shape, format = case.pick(_shapes), draw_format(case)
+    shape, format = case.pick(_shapes), draw_multiplied(case)
     kind = case.pick(("normal", "normal", "normal", "sparse", "not finite"))
     axis = _axis(case, shape)
     names, steps, end_shape = draw_steps(case, shape, case.integer(0, 4))

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from . import inputs, weights
 from .case import Case
-from .formats import draw_activation, draw_format, name_of
+from .formats import draw_activation, draw_multiplied, name_of
 from .oracle import product, wrong
 from .problems import largest_error, problem_of
 from .products import rounded
@@ -22,7 +22,7 @@ _entries = (None, None, "a", "b", ("a", "b"))
 def sharding(case: Case) -> None:
     """Products of arrays over eight devices, split as was drawn."""
     on = _mesh(case)
-    format, kind = draw_format(case), case.pick(weights.kinds)
+    format, kind = draw_multiplied(case), case.pick(weights.kinds)
     stack = case.pick(((), (), (), (8,), (2, 4)))
     shape = (*stack, *case.pick(_sizes))
     axis = case.pick((-2, -1))
@@ -84,7 +84,7 @@ def sharding(case: Case) -> None:
 def manual(case: Case) -> None:
     """Products within `shard_map`: rows, columns or contracted positions are split."""
     on = _mesh(case, AxisType.Auto)
-    format, kind = draw_format(case), case.pick(weights.kinds)
+    format, kind = draw_multiplied(case), case.pick(weights.kinds)
     shape, axis = case.pick(_sizes), case.pick((-2, -1))
     q = weights.draw_quantized(case, format, shape, kind, jnp.float32, axis=axis)
     x_kind, rows = case.pick(inputs.kinds), case.pick((8, 16, 40))

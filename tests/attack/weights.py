@@ -48,6 +48,7 @@ def draw_weight(
 
 def _huge(format, dtype):
     # What the scales can hold.
+    format = format.format if isinstance(format, eqq.Rotated) else format
     halves = isinstance(format, eqq.formats.AbstractGGUF) and not isinstance(
         format, eqq.MXFP4
     )
@@ -76,7 +77,7 @@ _bits = {
 
 def patched(case: Case, q: eqq.QuantizedArray) -> eqq.QuantizedArray:
     """With some scales that are not finite, as in a file that is damaged."""
-    format = q.format
+    format = q.format.format if isinstance(q.format, eqq.Rotated) else q.format
 
     def patch(path, a):
         key = path[-1].key

@@ -1,6 +1,7 @@
 """Each format again, in float64 and NumPy: written from what the formats are defined to
 be, and not from how the library computes them."""
 
+import hashlib
 import math
 
 import ml_dtypes
@@ -43,11 +44,26 @@ def dynamic():
 def round_trip(w, format):
     """What `w` of shape `*b n k` becomes, blocks along its last axis."""
     w = np.asarray(w, np.float64)
+    if isinstance(format, eqq.Rotated):
+        r = rotation(w.shape[-1], format)
+        return round_trip(w @ r, format.format) @ r.T
     if isinstance(format, eqq.Ternary) and format.scale == "tensor" and w.ndim > 1:
         # All of a matrix is one block.
         flat = w.reshape(*w.shape[:-2], math.prod(w.shape[-2:]))
         return _round_trip(flat, format).reshape(w.shape)
     return _round_trip(w, format)
+
+
+def rotation(k, format):
+    """The matrix `R` that inputs of size `k` are multiplied with."""
+    size = max(2**i for i in range(12) if k % 2**i == 0 and 2**i <= format.block)
+    bits = hashlib.shake_256(format.seed.to_bytes(8, "little")).digest(size // 8 + 1)
+    negative = [bits[i // 8] >> i % 8 & 1 for i in range(size)]
+    block = [
+        [(-1) ** (negative[i] + (i & j).bit_count()) for j in range(size)]
+        for i in range(size)
+    ]
+    return np.kron(np.eye(k // size), np.array(block)) / math.sqrt(size)
 
 
 def _round_trip(w, format):

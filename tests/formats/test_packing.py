@@ -76,6 +76,8 @@ def shapes(n, k, format):
 
 
 def scale_bytes(format, k):
+    if isinstance(format, eqq.Rotated):
+        return scale_bytes(format.format, k)
     if isinstance(format, eqq.Nested):
         blocks = math.ceil(k / format.block_size)
         return math.ceil(blocks * format.scale.bits / 8) + scale_bytes(

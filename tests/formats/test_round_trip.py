@@ -98,8 +98,10 @@ def test_float64(format):
         y = w.T @ q
         assert w.dtype == q.dtype == decoded.dtype == y.dtype == jnp.float64
         assert_accurate(q, w)
-        # The scales and the grid are float32, and all else is float64.
-        np.testing.assert_allclose(y, w.T @ decoded, rtol=1e-12, atol=1e-12)
+        # The scales and the grid are float32, and all else is float64. (What is
+        # decoded is rotated back in float32, and products rotate in float64.)
+        tolerance = 1e-5 if isinstance(format, eqq.Rotated) else 1e-12
+        np.testing.assert_allclose(y, w.T @ decoded, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.examples(1)

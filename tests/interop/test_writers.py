@@ -217,6 +217,18 @@ def test_order_of_groups(tmp_path):
             quantized(eqq.NF4(64), 4, 64),
             "for compressed-tensors",
         ),
+        (
+            interop.write_gptq,
+            "a.weight",
+            quantized(eqq.Rotated(eqq.Int4(64)), 8, 64),
+            "Rotated",
+        ),
+        (
+            interop.write_gguf,
+            "a.weight",
+            quantized(eqq.Rotated(eqq.formats.Q4_0()), 4, 64),
+            "Rotated",
+        ),
     ],
 )  # fmt: skip
 def test_formats_that_cannot_be_written(write, name, q, match, tmp_path):

@@ -124,6 +124,7 @@ def test_format_that_would_not_be_found_again():
 _by_format = {
     "nf4": eqq.NF4(64),
     "nested": eqq.Nested(eqq.Int4(32), scale=eqq.Int8(32)),
+    "rotated": eqq.Rotated(eqq.Int4(32)),
     "q4_k": eqq.formats.Q4_K(),
 }
 

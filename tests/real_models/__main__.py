@@ -29,6 +29,7 @@ def main(argv=None) -> int:
     formats = {"metavar": "FORMAT", "type": _format}
     parser.add_argument("--formats", nargs="+", default=_formats, **formats)
     parser.add_argument("--nearest", nargs="*", default=_nearest, **formats)
+    parser.add_argument("--activation", **formats)
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
     parser.add_argument("--csv", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--calibration", type=int, default=16_384, metavar="TOKENS")
@@ -50,7 +51,9 @@ def main(argv=None) -> int:
     held_out = files.windows([x for _, x in texts.values()], args.evaluation)
     print(_about(args.model, texts, calibration, held_out), flush=True)
     kept, measured = eqq.predictions(logits, dense, batches(held_out)), []
-    for row in rows(dense, kept, asked, calibration, held_out):
+    if args.activation is not None:
+        print(f"Products round their inputs to {args.activation}.\n", flush=True)
+    for row in rows(dense, kept, asked, calibration, held_out, args.activation):
         measured.append(row)
         print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
         if args.csv is not None:

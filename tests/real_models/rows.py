@@ -1,5 +1,6 @@
 """What a model loses in a format, by several ways to round."""
 
+import dataclasses
 import time
 from typing import NamedTuple
 
@@ -59,10 +60,17 @@ def bits_of(model):
     return 8 * sum(w.nbytes for w in weights) / sum(w.size for w in weights)
 
 
-def rows(dense, predictions, wanted, calibration, held_out):
+def with_activation(model, activation):
+    """The model, whose products round their inputs to a format, too."""
+    round = lambda w: dataclasses.replace(w, activation=as_format(activation))
+    rounded = lambda w: round(w) if eqq.is_quantized(w) else w
+    return jtu.tree_map(rounded, model, is_leaf=eqq.is_quantized)
+
+
+def rows(dense, predictions, wanted, calibration, held_out, activation=None):
     """A row for each of the `wanted` pairs of a format and its methods, as it is
     measured. The embedding stays in float32. `predictions` are those of the dense
-    model."""
+    model. Products round their inputs to the format `activation`, if there is one."""
     stats = None
     for format, methods in wanted:
         for method in methods:
@@ -77,5 +85,7 @@ def rows(dense, predictions, wanted, calibration, held_out):
             model = eqq.tree_quantize(dense, as_format(format), stats=how)
             jax.block_until_ready(model)
             seconds = time.process_time() - start
+            if activation is not None:
+                model = with_activation(model, activation)
             loss = eqq.evaluate(logits, model, batches(held_out), dense=predictions)
             yield Row(format, method, bits_of(model), loss, seconds)

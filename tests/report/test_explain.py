@@ -109,7 +109,15 @@ def test_formats(format):
     q = jax.eval_shape(lambda w: eqq.quantize(w, format), _struct(70, 3))
     problem = explain(_struct(5, 70), q).problem
     assert problem is not None
-    assert (problem.format, problem.rows, problem.n, problem.k) == (format, 5, 3, 70)
+    # (Kernels multiply what is rotated already.)
+    inner = format.format if isinstance(format, eqq.Rotated) else format
+    assert (problem.format, problem.rows, problem.n, problem.k) == (inner, 5, 3, 70)
+
+
+def test_rotated():
+    q = jax.eval_shape(lambda w: eqq.quantize(w, "rotated"), _struct(64, 48))
+    assert "x is rotated first, as Rotated() asks." in repr(explain(_struct(2, 64), q))
+    assert "The product is rotated back" in repr(explain(_struct(2, 48), q.T))
 
 
 # What is explained is what runs.

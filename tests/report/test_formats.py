@@ -50,7 +50,12 @@ def test_numbers(table):
     assert found["Int8()"].normal == pytest.approx(41.3, abs=0.2)
     assert found["NF4()"].normal == pytest.approx(20.7, abs=0.1)
     # Heavy tails take from the resolution of all, and NF4 suits them better than Int4.
-    assert all(row.student_t < row.normal for row in table.rows)
+    # (Rotated, they are nearly normal.)
+    for name, row in found.items():
+        if name.startswith("Rotated"):
+            assert row.student_t == pytest.approx(row.normal, abs=0.3)
+        else:
+            assert row.student_t < row.normal
     gap = {name: row.student_t for name, row in found.items()}
     assert gap["NF4()"] > gap["Int4()"] + 2
     assert all(row.loss is None for row in table.rows)

@@ -32,7 +32,7 @@ cases = {
 
 # Within `shard_map`, which checks what varies over the devices, a product is local.
 @pytest.mark.examples(2)
-@pytest.mark.parametrize("name", ("nf4", "int8-32"))
+@pytest.mark.parametrize("name", ("nf4", "int8-32", "rotated"))
 @pytest.mark.parametrize("case", cases)
 def test_shard_map(case, name):
     in_specs, out_spec, fn, sent = cases[case]

@@ -41,6 +41,8 @@ def _same(a, b):
             (("a", "b"),),
             ("P('a', 'b')",),
         ),
+        # Whole blocks of the grid, but not of the rotation.
+        (eqq.Rotated(eqq.Int4(32), 128), (512, 16), ("d",), ("P(None, 'd')",)),
         # Five codes are one byte.
         (eqq.Ternary(), (24, 16), ("d",), ("P(None, 'd')",)),
         (eqq.NF4(), (512, 12), (None, "d"), ("P('d', None)",)),

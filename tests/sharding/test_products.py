@@ -64,7 +64,7 @@ cases = {
 
 @pytest.mark.examples(2)
 @all_kinds
-@pytest.mark.parametrize("name", ("nf4", "int8"))
+@pytest.mark.parametrize("name", ("nf4", "int8", "rotated"))
 @pytest.mark.parametrize("case", cases)
 def test_collectives(case, name, kind):
     shape, x_spec, w_spec, forward, backward = cases[case]

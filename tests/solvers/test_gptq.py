@@ -112,6 +112,8 @@ targets = [
     (eqq.FP8(block_size=32), "correlated", 0.66),
     (eqq.Nested(eqq.Int4(32)), "correlated", 0.66),
     (eqq.Nested(scale=eqq.formats.BnbScale()), "correlated", 0.66),
+    (eqq.Rotated(eqq.Int4(64)), "correlated", 0.66),
+    (eqq.Rotated(eqq.Int4(64)), "outliers", 0.66),
 ]
 
 

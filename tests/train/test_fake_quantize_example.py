@@ -337,11 +337,12 @@ of_products = {
 
 
 @pytest.mark.parametrize("name", of_products)
-def test_activations(name):
+@pytest.mark.parametrize("format", (eqq.Int8(), eqq.Rotated(eqq.Int8(), 16)))
+def test_activations(name, format):
     equation, shape, of_x, axis = of_products[name]
     w, x = normal(*shape), normal(*of_x, seed=1)
     kwargs = {"axis": axis, "min_size": 0, "activation": eqq.Int4(16)}
-    fake = tree_fake_quantize(w, "int8", **kwargs)
+    fake = tree_fake_quantize(w, format, **kwargs)
 
     def fn(w, x):
         stack = jnp.stack([w, w])[1]

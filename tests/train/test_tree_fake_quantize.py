@@ -77,6 +77,13 @@ def test_frozen_with_options(format, options):
     _check_frozen(format, **options)
 
 
+# Inputs are rounded as products with the packed weights will: rotated.
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("options", (dict(activation="int8"), {}))
+def test_frozen_when_rotated(options):
+    _check_frozen(eqq.Rotated(eqq.Int4(32)), **options)
+
+
 def _check_frozen(format, **options):
     model = tree_fake_quantize(mlp(), format, **options)
     assert len(fake(model)) == 2  # the head is small

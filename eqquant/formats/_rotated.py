@@ -1,0 +1,185 @@
+import functools as ft
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int8
+
+from ._base import AbstractExact, AbstractFormat
+from ._names import as_format
+from ._nf4 import NF4
+
+
+def _rounding(format: AbstractFormat | str) -> AbstractFormat:
+    format = as_format(format)
+    if isinstance(format, AbstractExact | Rotated):
+        why = "is rotated itself"
+        if isinstance(format, AbstractExact):
+            why = f"stores {format.domain_text} only"
+        raise ValueError(
+            "`format` should be one that rounds any number, and that is not rotated. "
+            f"Got {format}, which {why}."
+        )
+    return format
+
+
+def _integer(name: str) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(
+                f"`{name}` should be an integer. Got {value!r}, of type "
+                f"{type(value).__name__}."
+            )
+        return int(value)
+
+    return convert
+
+
+class Rotated(AbstractFormat):
+    """Another format, of a matrix whose contracted axis is rotated: numbers are
+    multiplied by random signs, and blocks of them by an orthonormal Hadamard matrix.
+    Outliers are spread over their block, and numbers become nearly normal, for which
+    one scale does for many.
+
+    Products rotate the other operand in the same way, and multiply by the kernels of
+    the inner format: `x @ W` is `(x @ R) @ (R.T @ W)`. So `activation` formats round
+    inputs that are rotated, and lose less where a few channels are much larger than
+    others. Under `jax.jit`, products that share an input rotate it once, if their
+    formats have the same `block` and `seed`.
+
+    - `format`: the format of the rotated numbers.
+    - `block`: a power of two. Blocks are as large as the largest power of two that is
+        at most that and that divides the axis: 64 for an axis of 576.
+    - `seed`: the signs are those that this number gives, the same in each block.
+
+    The rotation is computed in float32. Rotated inputs are multiplied in float32, too,
+    unless they were in bfloat16: then in that, but for `precision="highest"`.
+
+    !!! Example
+
+        ```python
+        q = eqquant.quantize(w, eqquant.Rotated(eqquant.Int4(128)))
+        q = eqquant.quantize(w, eqquant.Rotated("int8"), activation="int8")
+        ```
+
+    !!! Warning
+
+        A `jax.shard_map` that splits the contracted axis should split it between such
+        blocks. (`with_sharding` and `eqquant.tree_shard` check that.)
+
+    ??? cite "Reference"
+
+        QuIP#: Even Better LLM Quantization with Hadamard Incoherence and Lattice
+        Codebooks. Tseng et al., 2024. Section 3.
+
+        QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs. Ashkboos et al., 2024.
+    """
+
+    format: AbstractFormat = eqx.field(
+        default=NF4(64), static=True, converter=_rounding
+    )
+    block: int = eqx.field(default=128, static=True, converter=_integer("block"))
+    seed: int = eqx.field(default=0, static=True, converter=_integer("seed"))
+
+    def __check_init__(self):
+        if not 2 <= self.block <= _largest or self.block & (self.block - 1) != 0:
+            raise ValueError(
+                f"`block` should be a power of two from 2 to {_largest}. Got "
+                f"{self.block}."
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(
+                f"`seed` should be at least 0 and below 2**64. Got {self.seed}."
+            )
+
+    @property
+    def block_size(self) -> int | None:
+        return self.format.block_size
+
+    @property
+    def bits(self) -> float:
+        return self.format.bits
+
+    @property
+    def row_axis(self) -> int:
+        return self.format.row_axis
+
+    @property
+    def splits(self) -> bool:
+        return self.format.splits
+
+    def prepacked(self, platform):
+        return Rotated(self.format.prepacked(platform), self.block, self.seed)
+
+    def encode(self, w, scale=None):
+        return self.format.encode(self.rotate(w), scale)
+
+    def decode(self, stored, tail):
+        return self.rotate_back(self.format.decode(stored, tail))
+
+    def shape(self, stored, tail):
+        return self.format.shape(stored, tail)
+
+    def size(self, k: int) -> int:
+        """The size of the blocks that are rotated, for an axis of size `k`."""
+        return math.gcd(k, self.block)
+
+    def rotate(self, x: Inexact[Array, "*b k"]) -> Inexact[Array, "*b k"]:
+        """`x @ R`, in float32 or what is wider."""
+        return self._by_blocks(x, lambda r: r)
+
+    def rotate_back(self, x: Inexact[Array, "*b k"]) -> Inexact[Array, "*b k"]:
+        """`x @ R.T`, the inverse of `rotate`."""
+        return self._by_blocks(x, lambda r: r.T)
+
+    def rotate_gram(
+        self, gram: Inexact[Array, "..."], ndim: int
+    ) -> Inexact[Array, "..."]:
+        """The Gram matrix `R.T @ gram @ R` of rotated inputs, `*b k k`; or, if only its
+        diagonal is given, `*b k`, the diagonal of that of inputs that have nothing to
+        do with each other.
+
+        **Arguments:**
+
+        - `ndim`: the number of the axes of a Gram: 2, or 1 for a diagonal.
+        """
+        if ndim == 2:
+            return self.rotate(self.rotate(gram).swapaxes(-1, -2))
+        # (The squares of all elements of a block of `R` are the same.)
+        *lead, k = gram.shape
+        size = self.size(k)
+        blocks = gram.astype(jnp.float32).reshape(*lead, k // size, size)
+        mean = jnp.mean(blocks, -1, keepdims=True)
+        return jnp.broadcast_to(mean, blocks.shape).reshape(*lead, k)
+
+    def _by_blocks(self, x, fn):
+        # A product with a small matrix is on CPUs, too, at least as fast as the fast
+        # transform, of whose logarithmically many steps each goes through memory.
+        *lead, k = x.shape
+        size = self.size(k)
+        dtype = x.dtype if x.dtype.itemsize > 4 else jnp.float32
+        # (XLA computes what is constant beforehand. Bytes keep the program small.)
+        r = fn(_signs(size, self.seed)).astype(dtype) / math.sqrt(size)
+        blocks = x.astype(dtype).reshape(*lead, k // size, size)
+        return jnp.matmul(blocks, r, precision="highest").reshape(*lead, k)
+
+
+# Of a block. Its matrix is a constant of the program.
+_largest = 1024
+
+
+@ft.cache
+def _signs(size: int, seed: int) -> Int8[np.ndarray, "s s"]:
+    """The signs of the elements of `R`: those of the rows are random, and the rest are
+    those of a Hadamard matrix in Sylvester's order."""
+    hadamard = np.ones((1, 1), np.int8)
+    while len(hadamard) < size:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    # (Of a function that will never change, since files hold nothing but the seed.)
+    digest = hashlib.shake_256(seed.to_bytes(8, "little")).digest(-(-size // 8))
+    bits = np.unpackbits(np.frombuffer(digest, np.uint8), bitorder="little")[:size]
+    return (1 - 2 * bits.astype(np.int8))[:, None] * hadamard
