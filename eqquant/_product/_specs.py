@@ -263,7 +263,7 @@ def splits_evenly(
     block and a byte."""
     if shards == 1:
         return True
-    if k % shards != 0 or not format.splits:
+    if k % shards != 0 or not format.splits or k // shards % format.tile != 0:
         return False
 
     # A shard ends with a unit (a byte, a block) of a stored array if one more position

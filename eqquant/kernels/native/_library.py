@@ -31,6 +31,7 @@ _functions = (
     "few_integers",
     "bytes",
     "encode",
+    "encode_tiles",
 )
 # The newest version of XLA's FFI that was tested to accept a library compiled for the
 # oldest supported jaxlib. (A jaxlib does not tell which versions it accepts.)
