@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped, UInt
+from jaxtyping import Array, Float, Int, UInt
 
 from ._base import AbstractScaled, Stored
 from ._blocks import absmax, steady_sum
@@ -66,6 +66,7 @@ class Trellis(AbstractScaled):
         default=jnp.float16, static=True, converter=as_scale_dtype
     )
     block_size: ClassVar[None] = None
+    row_axis: ClassVar[int] = -1
     tile: ClassVar[int] = 256
 
     def __check_init__(self):
@@ -119,25 +120,43 @@ class Trellis(AbstractScaled):
     def nearest_codes(self, units: Int[Array, "*b t"]) -> UInt[Array, "*b w"]:
         """The codes of rows of integers in the range of `points`, as they are stored.
         `t` should be a multiple of 32."""
+        *lead, _ = units.shape
 
         def of_tiles(tiles):
-            *lead, t = tiles.shape
+            *_, number, t = tiles.shape
             # A state has the bits of the codes after it above its own: backwards.
-            rows = tiles.reshape(math.prod(lead), t)[:, ::-1].astype(jnp.int32)
-            states = nearest_paths(rows, self._trellis)[:, ::-1]
-            codes = states & np.uint32(2**self.bits - 1)
-            return to_words(codes.reshape(*lead, t), self.bits)
+            rows = tiles.reshape(math.prod(lead) * number, t)[:, ::-1]
+            states = nearest_paths(rows.astype(jnp.int32), self._trellis)[:, ::-1]
+            words = to_words(states & np.uint32(2**self.bits - 1), self.bits)
+            return words.reshape(*lead, number * t * self.bits // 32)
 
-        return _by_tile(of_tiles, units, self.tile)
+        found = [
+            of_tiles(units[..., at].reshape(*lead, number, size))
+            for at, number, size in _tiles(units.shape[-1], self.tile)
+        ]
+        return jnp.concatenate(found, axis=-1)
 
     def decode(self, stored, tail):
-        def of_tiles(tiles):
-            following = jnp.roll(tiles, -1, axis=-1)
-            return _mul1(to_states(tiles, following, self._trellis))
-
-        points = _by_tile(of_tiles, stored["codes"], self.tile * self.bits // 32)
-        points = points[..., : points.shape[-1] - tail].astype(jnp.float32)
+        points = self.to_points(stored["codes"][..., None])[..., 0]
+        points = points[..., : points.shape[-1] - tail]
         return points * self.scales(stored, tail)
+
+    def to_points(self, words: UInt[Array, "*b w n"]) -> Float[Array, "*b t n"]:
+        """What codes stand for, times the scale, of rows one beside another."""
+        *lead, length, n = words.shape
+
+        def of_tiles(tiles):
+            following = jnp.roll(tiles, -1, axis=-2)
+            points = _mul1(to_states(tiles, following, self._trellis))
+            return points.astype(jnp.float32)
+
+        found = [
+            of_tiles(words[..., at, :].reshape(*lead, number, size, n)).reshape(
+                *lead, number * size * 32 // self.bits, n
+            )
+            for at, number, size in _tiles(length, self.tile * self.bits // 32)
+        ]
+        return jnp.concatenate(found, axis=-2)
 
     @property
     def _trellis(self):
@@ -164,16 +183,10 @@ def _mul1(state):
     return ((pairs & np.uint32(0xFFFF)) + (pairs >> np.uint32(16))).astype(np.int32) - 510
 
 
-def _by_tile(
-    fn: Callable[[Shaped[Array, "*b g _"]], Shaped[Array, "*b g _"]],
-    rows: Shaped[Array, "*b _"],
-    size: int,
-) -> Shaped[Array, "*b _"]:
-    """`fn` of the tiles that rows consist of. The last one may be short."""
-    *lead, length = rows.shape
-    number = length // size
-    whole, rest = rows[..., : number * size], rows[..., number * size :]
-    tiles = [whole.reshape(*lead, number, size), rest[..., None, :]]
-    found = [fn(some) for some in tiles if some.shape[-1] > 0]
-    found = [a.reshape(*lead, a.shape[-2] * a.shape[-1]) for a in found]
-    return jnp.concatenate(found, axis=-1)
+def _tiles(length: int, size: int) -> list[tuple[slice, int, int]]:
+    """The tiles of a row: where those of one size are, how many, and that size. The
+    last one may be short."""
+    number, rest = divmod(length, size)
+    whole = slice(0, number * size), number, size
+    last = slice(number * size, length), 1, rest
+    return ([whole] if number > 0 or rest == 0 else []) + ([last] if rest > 0 else [])

@@ -151,31 +151,31 @@ def to_words(codes: UInt[Array, "*b t"], bits: int) -> UInt[Array, "*b w"]:
 
 
 def to_states(
-    words: UInt[Array, "*b w"], following: UInt[Array, "*b w"], trellis: Bitshift
-) -> UInt[Array, "*b t"]:
-    """The states of paths, from their codes. The state of a code consists of its bits,
-    the lowest, and of those after it.
+    words: UInt[Array, "*b w n"], following: UInt[Array, "*b w n"], trellis: Bitshift
+) -> UInt[Array, "*b t n"]:
+    """The states of paths, from their codes: one path below another. The state of a
+    code consists of its bits, the lowest, and of those after it.
 
     - `following`: the word that comes after each.
     """
     number, size = _unit(trellis.bits)
-    *lead, w = words.shape
+    *lead, w, n = words.shape
     start = trellis.bits * np.arange(number, dtype=np.int32)
-    word, bit = (a.reshape((1,) * (len(lead) + 1) + (-1,)) for a in divmod(start, 32))
-    shape = *lead, w // size, number
-    words, following = (a.reshape(*shape[:-1], size) for a in (words, following))
+    word, bit = (a.reshape((1,) * (len(lead) + 1) + (-1, 1)) for a in divmod(start, 32))
+    shape = *lead, w // size, number, n
+    words, following = (a.reshape(*shape[:-2], size, n) for a in (words, following))
 
     def at(words):
-        found = words[..., :1]
+        found = words[..., :1, :]
         for i in range(1, size):
-            found = jnp.where(word == i, words[..., i : i + 1], found)
+            found = jnp.where(word == i, words[..., i : i + 1, :], found)
         return jnp.broadcast_to(found, shape)
 
     shift = lambda bits: jnp.broadcast_to(bits.astype(np.uint32), shape)
     low = lax.shift_right_logical(at(words), shift(bit))
     high = lax.shift_left(at(following), shift(32 - bit))
     found = (low | high) & np.uint32(2**trellis.states - 1)
-    return found.reshape(*lead, w // size * number)
+    return found.reshape(*lead, w // size * number, n)
 
 
 def _unit(bits):

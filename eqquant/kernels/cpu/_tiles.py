@@ -41,11 +41,7 @@ def tiled(
     forward = problem.product == "matmul"
     if forward:
         x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
-    # A tile takes a byte for every 8 elements of `w`, which is a 32nd of it in float32,
-    # but at least half a megabyte.
-    size = n * p * j * problem.stack
-    number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
-    number = min(_most_tiles, number)
+    number = number_of_tiles(n * p * j * problem.stack, x.dtype.itemsize)
     if p == 1 and x.dtype == codes.dtype:
         number = 1  # The codes are multiplied as they are.
     length = n if forward else j
@@ -60,12 +56,24 @@ def tiled(
         w = decode(some(codes, 1), lambda a: some(a, p))
         return finish(_dot(x, w, 0 if forward else 1))
 
-    y = _side_by_side(tile, codes, length, -(-length // number))
+    y = side_by_side(tile, codes, length, -(-length // number))
     return y if forward else y[:, : problem.k]
 
 
-def _side_by_side(tile, codes, length, size):
-    # The tiles have one size, except for the last. One of them is in memory at a time.
+def number_of_tiles(size: int, itemsize: int) -> int:
+    """In how many tiles a weight of so many elements is multiplied."""
+    # A tile takes a byte for every 8 elements of it, which is a 32nd of it in float32,
+    # but at least half a megabyte.
+    number = -(-size * itemsize // max(_least_bytes, size // 8))
+    return min(_most_tiles, number)
+
+
+def side_by_side(
+    tile: Callable[..., Array], codes: Integer[Array, "_ _"], length: int, size: int
+) -> Array:
+    """The results `tile(codes, start, size)` of tiles of so many columns, or rows, of
+    `length`, one beside another. They have one size, except for the last. One of them
+    is in memory at a time."""
     number, rest = divmod(length, size)
     if number == 1 and rest == 0:
         return tile(codes, 0, size)
