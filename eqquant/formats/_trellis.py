@@ -174,7 +174,7 @@ class Trellis(AbstractScaled):
 _together = 32
 # The scale, relative to what the root mean square asks for, with which the error is
 # least: the more bits, the more of the largest numbers should be within reach.
-_factors = (0.92, 1.0, 1.1, 1.14, 1.2, 1.25, 1.3, 1.3)
+_factors = (0.88, 1.02, 1.1, 1.14, 1.18, 1.24, 1.34, 1.4)
 
 
 def _mul1(state):

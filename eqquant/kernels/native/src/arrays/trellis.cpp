@@ -56,8 +56,7 @@ class Search {
         codes_(int64_t{1} << e.bits),
         squares_(states_),
         factors_(states_),
-        keys_{Array<int32_t>(states_), Array<int32_t>(states_)},
-        best_(groups_ + kMore),
+        best_{Array<float>(groups_ + kMore), Array<float>(groups_ + kMore)},
         found_(e.tile * groups_),
         numbers_(e.tile),
         path_(e.tile) {
@@ -68,13 +67,13 @@ class Search {
       squares_[s] = ((point * point) << e.bits) + last;
       factors_[s] = point << above();
     }
-    for (int64_t g = 0; g < groups_ + kMore; ++g) best_[g] = 0;
+    for (const auto& best : best_)
+      for (int64_t g = 0; g < groups_ + kMore; ++g) best[g] = 0;
   }
 
   bool failed() const {
-    return squares_.failed() || factors_.failed() || keys_[0].failed() ||
-           keys_[1].failed() || best_.failed() || found_.failed() ||
-           numbers_.failed() || path_.failed();
+    return squares_.failed() || factors_.failed() || best_[0].failed() ||
+           best_[1].failed() || found_.failed() || numbers_.failed() || path_.failed();
   }
 
   void encode(int64_t tile) {
@@ -96,38 +95,25 @@ class Search {
   // products with numbers are of 16 bits each.
   int above() const { return std::min(e_.bits, 5); }
 
-  // The best path for the first `size` of the numbers.
+  // The best path for the first `size` of the numbers. After each of them, the least
+  // key is known for each group of states with the same successors: the codes that lead
+  // to the others are not looked at again. (No key of a single state is stored.)
   void search(int64_t size, int32_t seam) {
-    begin(seam);
-    int32_t lowest = 0;
-    for (int64_t t = 1; t < size; ++t) {
-      const int32_t* const keys = keys_[(t - 1) % 2].get();
-      int32_t* const next = keys_[t % 2].get();
+    int32_t lowest = first(seam);
+    for (int64_t t = 1; t + 1 < size; ++t) {
+      const float* const from = best_[(t - 1) % 2].get();
+      float* const to = best_[t % 2].get();
       uint8_t* const found = found_.get() + t * groups_;
-      if (groups_ < kLanes) {
-        few_groups(numbers_[t], keys, found, next);
-        continue;
-      }
-      lowest = choose(numbers_[t], lowest, keys, found);
-      switch (e_.bits) {
-        case 1: reach<1>(numbers_[t], next); break;
-        case 2: reach<2>(numbers_[t], next); break;
-        default: reach<3>(numbers_[t], next);
-      }
+      if (groups_ < kLanes)
+        lowest = few_groups(numbers_[t], lowest, from, to, found);
+      else if (e_.bits == 1)
+        lowest = step<1>(numbers_[t], lowest, from, to, found);
+      else if (e_.bits == 2)
+        lowest = step<2>(numbers_[t], lowest, from, to, found);
+      else
+        lowest = step<3>(numbers_[t], lowest, from, to, found);
     }
-    trace(size, seam);
-  }
-
-  void trace(int64_t size, int32_t seam) {
-    const int32_t* const keys = keys_[(size - 1) % 2].get();
-    int64_t state = seam == kNoSeam ? 0 : seam;
-    for (int64_t s = state; s < states_; s += seam == kNoSeam ? 1 : groups_)
-      if (keys[s] < keys[state]) state = s;
-    for (int64_t t = size - 1; t >= 0; --t) {
-      path_[t] = static_cast<uint16_t>(state);
-      const int64_t group = state >> e_.bits;
-      if (t > 0) state = group | int64_t{found_[t * groups_ + group]} * groups_;
-    }
+    trace(size, last(size - 1, seam));
   }
 
   // The square of the difference, as a part of a key.
@@ -136,71 +122,110 @@ class Search {
            factors_[state] * (2 * x * (1 << (e_.bits - above())));
   }
 
-  void begin(int32_t seam) {
+  // The keys after the first number.
+  int32_t first(int32_t seam) {
     const auto steps = static_cast<int32_t>(divided_up(e_.states, e_.bits));
     const int32_t most = kMostNumber + kMostPoint;
     const int32_t never = (steps * most * most) << e_.bits;
-    for (int64_t s = 0; s < states_; ++s) {
+    const auto key = [&](int64_t s) {
       const bool allowed = seam == kNoSeam || s >> e_.bits == seam;
-      keys_[0][s] = cost(numbers_[0], s) + (allowed ? 0 : never);
+      return cost(numbers_[0], s) + (allowed ? 0 : never);
+    };
+    return each_group(key, best_[0].get(), found_.get());
+  }
+
+  // The least key of each group, without what it tells of the state: which is `found`.
+  template <class Key>
+  int32_t each_group(const Key& key, float* to, uint8_t* found) const {
+    int32_t lowest = INT32_MAX;
+    for (int64_t g = 0; g < groups_; ++g) {
+      int32_t best = key(g);
+      for (int64_t s = g + groups_; s < states_; s += groups_)
+        best = std::min(best, key(s));
+      found[g] = static_cast<uint8_t>(best & (codes_ - 1));
+      best -= found[g];
+      set(to + g, best);
+      lowest = std::min(lowest, best);
     }
+    return lowest;
+  }
+
+  // The keys of the states after another number. Those before it were at least `less`.
+  int32_t key(int32_t x, int32_t less, const float* from, int64_t state) const {
+    return get(from + (state >> e_.bits)) - less + cost(x, state);
   }
 
   // A step, where there are fewer groups than numbers in a vector.
-  void few_groups(int32_t x, const int32_t* keys, uint8_t* found, int32_t* next) {
-    int32_t best[kLanes], lowest = INT32_MAX;
-    for (int64_t g = 0; g < groups_; ++g) {
-      best[g] = keys[g];
-      for (int64_t s = g; s < states_; s += groups_) best[g] = std::min(best[g], keys[s]);
-      found[g] = static_cast<uint8_t>(best[g] & (codes_ - 1));
-      best[g] -= found[g];
-      lowest = std::min(lowest, best[g]);
-    }
-    for (int64_t s = 0; s < states_; ++s)
-      next[s] = best[s >> e_.bits] - lowest + cost(x, s);
+  int32_t few_groups(int32_t x, int32_t less, const float* from, float* to,
+                     uint8_t* found) const {
+    return each_group([&](int64_t s) { return key(x, less, from, s); }, to, found);
   }
 
-  // The first half of a step: the best predecessor of the states of each group, and its
-  // cost, less the lowest one of the step before. Returns the lowest.
-  int32_t choose(int32_t x, int32_t before, const int32_t* keys, uint8_t* found) {
-    const int32_t square = (x * x) << e_.bits;
-    const Ints less = V::ints(before), more = V::ints(square);
+  // The same, where there are more of them. `bits` is 3 if there are more bits.
+  template <int bits>
+  int32_t step(int32_t x, int32_t less, const float* from, float* to,
+               uint8_t* found) const {
+    const int32_t factor = -2 * x * (1 << (e_.bits - above()));
+    const Ints more = V::ints(((x * x) << e_.bits) - less);
     const auto mask = static_cast<int32_t>(codes_ - 1);
+    const int shift = bits < 3 ? bits : e_.bits;
+    alignas(64) int32_t each[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) each[i] = static_cast<int32_t>(i >> bits);
+    const Ints order = V::load(each);
+    const auto keys = [&](int64_t s) EQQUANT_INLINE {
+      const float* const before = from + (s >> shift);
+      Ints key;
+      if constexpr (kLanes >> bits > 1)
+        key = V::as_ints(typename V::Table8(before)[order]);
+      else
+        key = V::as_ints(V::all(*before));
+      key = V::add(key, V::load(squares_.get() + s));
+      return V::add(key, V::times(V::load(factors_.get() + s), factor));
+    };
     Ints lowest = V::ints(INT32_MAX);
     for (int64_t g = 0; g < groups_; g += kLanes) {
-      Ints best = V::load(keys + g);
+      Ints best = keys(g);
       for (int64_t s = g + groups_; s < states_; s += groups_)
-        best = V::min(best, V::load(keys + s));
+        best = V::min(best, keys(s));
       const Ints code = V::both(best, mask);
       V::store_low_bytes(found + g, code);
-      best = V::minus(V::minus(best, code), less);
+      best = V::add(V::minus(best, code), more);
       lowest = V::min(lowest, best);
-      V::store(best_.get() + g, V::as_floats(V::add(best, more)));
+      V::store(to + g, V::as_floats(best));
     }
-    alignas(64) int32_t each[kLanes];
     V::store(each, lowest);
     return *std::min_element(each, each + kLanes);
   }
 
-  // The other half: the keys of all states. `bits` is at most 3.
-  template <int bits>
-  void reach(int32_t x, int32_t* next) {
-    const int32_t number = -2 * x * (1 << (e_.bits - above()));
-    alignas(64) int32_t each[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) each[i] = static_cast<int32_t>(i >> bits);
-    const Ints order = V::load(each);
-    for (int64_t s = 0; s < states_; s += kLanes) {
-      const float* const from = best_.get() + (s >> (bits < 3 ? bits : e_.bits));
-      Ints best;
-      if constexpr (kLanes >> bits > 1)
-        best = V::as_ints(typename V::Table8(from)[order]);
-      else
-        best = V::as_ints(V::all(*from));
-      const Ints product = V::times(V::load(factors_.get() + s), number);
-      const Ints square = V::add(V::load(squares_.get() + s), product);
-      V::store(next + s, V::add(square, best));
+  // The best state after number `t`, the last one.
+  int64_t last(int64_t t, int32_t seam) const {
+    const float* const from = best_[(t - 1) % 2].get();
+    const int64_t step = seam == kNoSeam ? 1 : groups_;
+    int64_t state = seam == kNoSeam ? 0 : seam;
+    int32_t least = key(numbers_[t], 0, from, state);
+    for (int64_t s = state + step; s < states_; s += step) {
+      const int32_t other = key(numbers_[t], 0, from, s);
+      if (other < least) least = other, state = s;
+    }
+    return state;
+  }
+
+  void trace(int64_t size, int64_t state) {
+    for (int64_t t = size - 1;; --t) {
+      path_[t] = static_cast<uint16_t>(state);
+      if (t == 0) return;
+      const int64_t group = state >> e_.bits;
+      state = group | int64_t{found_[(t - 1) * groups_ + group]} * groups_;
     }
   }
+
+  // Integers in the place of floats.
+  static int32_t get(const float* p) {
+    int32_t found;
+    std::memcpy(&found, p, sizeof(found));
+    return found;
+  }
+  static void set(float* p, int32_t x) { std::memcpy(p, &x, sizeof(x)); }
 
   void write(int64_t size, uint32_t* words) const {
     std::memset(words, 0, static_cast<size_t>(size * e_.bits / 8));
@@ -217,9 +242,8 @@ class Search {
   // Of the points of states, which are made positive: their squares, with the bits that
   // tell predecessors apart; and what numbers are multiplied with.
   const Array<int32_t> squares_, factors_;
-  const Array<int32_t> keys_[2];
-  // (The bits of integers, for lookups.)
-  const Array<float> best_;
+  // (Integers, but for lookups.)
+  const Array<float> best_[2];
   const Array<uint8_t> found_;
   const Array<int32_t> numbers_;
   const Array<uint16_t> path_;
