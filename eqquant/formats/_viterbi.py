@@ -179,6 +179,6 @@ def to_states(
 
 
 def _unit(bits):
-    # After how many codes a code begins with a word again, and how many words these are.
+    # After how many codes one begins with a word again, and how many words those are.
     common = np.gcd(bits, 32)
     return int(32 // common), int(bits // common)

@@ -1,6 +1,8 @@
 """Codes of a trellis: against another implementation, in NumPy and float64; and what
 error they have."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,47 @@ def signal_to_noise(format, rows, k=1024, seed=0):
     return 10 * np.log10(np.sum(np.square(w, dtype=np.float64)) / np.sum(error**2))
 
 
-@pytest.mark.parametrize("bits, least", [(2, 11.3), (3, 17.0), (4, 22.6)])
+@pytest.mark.parametrize("bits, least", [(2, 11.3), (3, 17.0), (4, 22.7)])
 def test_signal_to_noise(bits, least):
     assert signal_to_noise(eqq.Trellis(bits, states=12), 8) > least
+
+
+# (With the native library, or else this takes long.)
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("bits, least", [(2, 11.4), (3, 17.4), (4, 23.2)])
+def test_signal_to_noise_with_more_states(bits, least):
+    assert signal_to_noise(eqq.Trellis(bits), 2) > least
+
+
+@pytest.mark.parametrize(
+    "arguments, error, text",
+    [
+        ((0,), ValueError, "`bits` should be from 1 to 8. Got 0."),
+        ((9,), ValueError, "`bits` should be from 1 to 8. Got 9."),
+        ((2.0,), TypeError, "`bits` should be an integer from 1 to 8. Got 2.0"),
+        ((2, 7), ValueError, "`states` should be from 8 to 16. Got 7."),
+        ((2, 17), ValueError, "`states` should be from 8 to 16. Got 17."),
+        ((2, True), TypeError, "`states` should be an integer from 8 to 16. Got True"),
+        ((2, 12, "3inst"), ValueError, "`code` should be 'mul1'. Got '3inst'."),
+    ],
+)
+def test_errors(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        eqq.Trellis(*arguments)
+
+
+# Rows do not depend on each other, nor tiles on how many there are.
+def test_tiles_are_alone():
+    format, w = eqq.Trellis(3, states=8), normal(3, 600)
+    of_all = encode(format, w)
+    one = jax.jit(format.encode)(w[1])
+    np.testing.assert_array_equal(of_all["codes"][1], one["codes"])
+    scale = of_all["scale"].view(jnp.float16).astype(jnp.float32)
+    second = jax.jit(format.encode)(w[:, 256:512], scale)
+    np.testing.assert_array_equal(of_all["codes"][:, 24:48], second["codes"])
+
+
+def test_methods_are_refused():
+    format, w = eqq.Trellis(2, states=8), normal(4, 64)
+    with pytest.raises(ValueError, match="pass `method=None` for that format"):
+        eqq.GPTQ().solve(w, format, jnp.eye(64))

@@ -36,17 +36,17 @@ def trellis_tiles(
     if problem.product == "matmul":
         return side_by_side(of_rows, words, n, -(-n // number)).astype(problem.dtype)
 
-    size = format.tile * format.bits // 32
-    whole, parts = words.shape[0] // size, []
+    each = format.tile * format.bits // 32
+    whole, parts = words.shape[0] // each, []
 
-    def of_tiles(words, start, number):
-        some = lax.dynamic_slice_in_dim(words, start * size, number * size)
+    def of_tiles(words, start, size):
+        some = lax.dynamic_slice_in_dim(words, start * each, size * each)
         return _dot(x, format.to_points(some) * scale, 1)
 
     if whole > 0:
         parts.append(side_by_side(of_tiles, words, whole, -(-whole // number)))
-    if words.shape[0] > whole * size:
-        parts.append(_dot(x, format.to_points(words[whole * size :]) * scale, 1))
+    if words.shape[0] > whole * each:
+        parts.append(_dot(x, format.to_points(words[whole * each :]) * scale, 1))
     return jnp.concatenate(parts, axis=1)[:, :k].astype(problem.dtype)
 
 

@@ -73,9 +73,7 @@ _tiles_across = ft.partial(_encode_tiles, across=True)
 _tiles_along = ft.partial(_encode_tiles, across=False)
 
 
-def _nearest_codes(
-    format: Trellis, units: Int[Array, "*b t"]
-) -> UInt[Array, "*b w"]:
+def _nearest_codes(format: Trellis, units: Int[Array, "*b t"]) -> UInt[Array, "*b w"]:
     *lead, t = units.shape
     result = jax.ShapeDtypeStruct((*lead, t * format.bits // 32), jnp.uint32)
     return jax.ffi.ffi_call("eqquant_encode_tiles", result)(
