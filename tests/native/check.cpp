@@ -21,6 +21,7 @@
 #include "check_blocks.h"
 #include "check_bytes.h"
 #include "check_encode.h"
+#include "check_trellis.h"
 #include "compare.h"
 #include "isa/here.h"
 #include "products/kernels.h"
@@ -264,7 +265,10 @@ int main(int, char** argument) {
   const Pool pools[] = {Pool(3), Pool(0)};
   random_bits.seed(seed);
   if ((here & (kAvx2 | kNeon)) != 0)
-    for (int64_t i = 0; i < cases; ++i) check_encode(pools[i % 2]);
+    for (int64_t i = 0; i < cases; ++i) {
+      check_encode(pools[i % 2]);
+      check_trellis(pools[i % 2]);
+    }
   for (const Set& set : sets()) {
     random_bits.seed(seed);
     const bool runs = (set.features & ~here) == 0;
