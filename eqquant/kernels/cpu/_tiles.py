@@ -3,9 +3,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Float, Integer
 
+from ...formats import Stored
 from .._problem import Problem
 from ._xla import fuses
 
@@ -56,7 +58,7 @@ def tiled(
         w = decode(some(codes, 1), lambda a: some(a, p))
         return finish(_dot(x, w, 0 if forward else 1))
 
-    y = side_by_side(tile, codes, length, -(-length // number))
+    y = _side_by_side(tile, codes, length, -(-length // number))
     return y if forward else y[:, : problem.k]
 
 
@@ -68,12 +70,19 @@ def number_of_tiles(size: int, itemsize: int) -> int:
     return min(_most_tiles, number)
 
 
-def side_by_side(
-    tile: Callable[..., Array], codes: Integer[Array, "_ _"], length: int, size: int
-) -> Array:
-    """The results `tile(codes, start, size)` of tiles of so many columns, or rows, of
-    `length`, one beside another. They have one size, except for the last. One of them
-    is in memory at a time."""
+def after(stored: Stored, part: Float[Array, "_ _"]) -> tuple[Stored, Array]:
+    """The stored arrays, for what is to be computed after `part`; and that."""
+    if fuses:
+        return lax.optimization_barrier((stored, part))
+    # XLA drops barriers before it schedules. So this adds a zero that it cannot tell is
+    # one. (LLVM can.)
+    bits = lax.bitcast_convert_type(part[0, 0], jnp.uint32)
+    zero = (bits >> np.uint32(31)) >> np.uint32(1)
+    return {n: a + zero.astype(a.dtype) for n, a in stored.items()}, part
+
+
+def _side_by_side(tile, codes, length, size):
+    # The tiles have one size, except for the last. One of them is in memory at a time.
     number, rest = divmod(length, size)
     if number == 1 and rest == 0:
         return tile(codes, 0, size)
