@@ -36,8 +36,8 @@ class Bitshift(NamedTuple):
 
     @property
     def codes(self) -> int:
-        """How many codes there are: of so many states one is the predecessor of a
-        state, and as many have the same ones."""
+        """How many codes there are. As many states are the predecessors of a state, and
+        as many have the same ones."""
         return 2**self.bits
 
     @property
@@ -100,8 +100,8 @@ def _search(x, trellis, seam=None):
 
     keys = costs(x[:, 0])
     if seam is not None:
-        # What no path from the seam costs until it can reach all states. (Their costs
-        # differ by no more at any time.)
+        # More than what states differ by, at any time, once paths from the seam have
+        # reached all of them.
         never = -(-states // bits) * (most_units + most_point) ** 2
         others = state >> np.uint32(bits) != seam[:, None]
         keys = jnp.where(others, keys + np.uint32(never << bits), keys)
@@ -109,11 +109,7 @@ def _search(x, trellis, seam=None):
     if seam is not None:
         ends = state % np.uint32(groups) == seam[:, None]
         keys = jnp.where(ends, keys, np.uint32(2**32 - 1))
-    return _traced(_first_least(keys), found, trellis)
-
-
-def _first_least(keys: UInt[Array, "n s"]) -> UInt[Array, " n"]:
-    return jnp.argmin(keys, axis=1).astype(jnp.uint32)
+    return _traced(jnp.argmin(keys, axis=1).astype(jnp.uint32), found, trellis)
 
 
 def _traced(

@@ -131,6 +131,7 @@ def test_signal_to_noise_with_more_states(bits, least):
         ((2, 12, "3inst"), ValueError, "`code` should be 'mul1'. Got '3inst'."),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_errors(arguments, error, text):
     with pytest.raises(error, match=re.escape(text)):
         eqq.Trellis(*arguments)
