@@ -72,6 +72,7 @@ from .formats import (
     RSRTernary as RSRTernary,
     Square4 as Square4,
     Ternary as Ternary,
+    Trellis as Trellis,
 )
 from .kernels import (
     export as export,

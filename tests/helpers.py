@@ -65,12 +65,18 @@ _foreign = {
     "tq2_0": eqq.formats.TQ2_0(),
     "rotated-q4_k": eqq.Rotated(eqq.formats.Q4_K(), seed=1),
 }
-formats = _native | _foreign
+
+# And those whose numbers are chosen together. (With few states, to take little time.)
+_trellises = {
+    "trellis": eqq.Trellis(2, states=8),
+    "trellis-3": eqq.Trellis(3, states=8, scale_dtype=jnp.float32),
+}
+formats = _native | _foreign | _trellises
 
 # One of each kind of stored arrays, and of kernels. Tests of the others are `thorough`.
 kinds_of_formats = (
     *("nf4", "int8", "int4-affine", "ternary", "binary", "nested", "rotated"),
-    *("int-3-minimum", "fp8-e5m2-tensor", "mxfp4", "q4_0", "q4_k"),
+    *("int-3-minimum", "fp8-e5m2-tensor", "mxfp4", "q4_0", "q4_k", "trellis"),
 )
 
 

@@ -263,7 +263,7 @@ def splits_evenly(
     block and a byte."""
     if shards == 1:
         return True
-    if k % shards != 0 or not format.splits:
+    if k % shards != 0 or not format.splits or k // shards % format.tile != 0:
         return False
     if isinstance(format, Rotated) and format.size(k) != format.size(k // shards):
         return False  # through a block that is rotated

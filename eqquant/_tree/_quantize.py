@@ -135,8 +135,8 @@ def tree_quantize(
     another format, pass `eqquant.tree_dequantize(model)`.)
     [`eqquant.report`][] lists all arrays, and why some are not quantized.
 
-    With `stats` or `method`, all is computed when this returns. A bar on a terminal
-    shows how far it is, and a line tells the time if that is more than a minute.
+    All is computed when this returns. A bar on a terminal shows how far it is, and a
+    line tells the time if that is more than a minute.
 
     **Raises:**
 
@@ -191,8 +191,8 @@ def tree_quantize(
             leaves[i] = quantize_once(leaves[i], format, info.axis)
         except ValueError as e:
             raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
-        if solves:
-            _wait(leaves[i])
+        # (So that the bar tells what is done, not what is to be done.)
+        _wait(leaves[i])
     return closed(rebuilt(model, leaves, put_on_call(callers)))
 
 

@@ -63,6 +63,12 @@ class AbstractFormat(eqx.Module):
         return True
 
     @property
+    def tile(self) -> int:
+        """A part of the contracted axis can be stored alone only if it is of a multiple
+        of so many numbers, as well as of whole blocks."""
+        return 1
+
+    @property
     def takes_integers(self) -> bool:
         """Whether arrays of integers are stored as if they were floats. Otherwise they
         are an error."""

@@ -112,6 +112,10 @@ class Rotated(AbstractFormat):
     def splits(self) -> bool:
         return self.format.splits
 
+    @property
+    def tile(self) -> int:
+        return self.format.tile
+
     def prepacked(self, platform):
         return Rotated(self.format.prepacked(platform), self.block, self.seed)
 

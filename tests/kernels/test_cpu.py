@@ -319,3 +319,16 @@ def test_columns_in_pieces():
     for start in (0, 1000, n - 64):
         some = np.asarray(q[:, start : start + 64], np.float64)
         assert error(y[:, start : start + 64], x, some) < 1e-5
+
+
+# Of several tiles, and with a short one.
+@pytest.mark.parametrize("bits", (2, 3))
+def test_trellis(bits):
+    format, rng = eqq.Trellis(bits, states=8), np.random.default_rng(0)
+    # (Any words are codes.)
+    q = eqq.quantize(normal(600, 1), format)
+    words = rng.integers(0, 2**32, (608 * bits // 32, 900), dtype=np.uint32)
+    stored = {"codes": words, "scale": jnp.broadcast_to(q.stored["scale"], (1, 900))}
+    q = dataclasses.replace(q, stored=jax.tree.map(jnp.asarray, stored))
+    for q, w in ((q, dense(q)), (q.T, dense(q).T)):
+        assert "trellis_tiles" in check(q, w, 5, jnp.float32)

@@ -12,7 +12,7 @@ import pytest
 import eqquant as eqq
 import eqquant.kernels.native._library as library
 from eqquant._array import _quantize
-from eqquant.formats import AbstractK, IQ4_NL, Q4_0, Q4_K
+from eqquant.formats import AbstractK, IQ4_NL, Q4_0, Q4_K, Trellis
 from eqquant.interop._converting import _encode as _converting
 from eqquant.kernels import encoder
 
@@ -26,9 +26,10 @@ pytestmark = pytest.mark.skipif(
 _searched = {
     name: format
     for name, format in formats.items()
-    if isinstance(format, AbstractK | IQ4_NL)
+    if isinstance(format, AbstractK | IQ4_NL | Trellis)
 }
 over_searched = pytest.mark.parametrize("name", _searched)
+_of_blocks = [name for name in _searched if not name.startswith("trellis")]
 
 
 def _numbers(n, k):
@@ -75,7 +76,7 @@ def test_strange_numbers(name):
 
 
 # Rows and blocks are encoded alone.
-@over_searched
+@pytest.mark.parametrize("name", _of_blocks)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 512), (64, 256), (2, 3, 768)], ids=str)
 def test_shapes(name, shape):
     format = _searched[name]
@@ -102,6 +103,16 @@ def test_dtypes(name, dtype):
     format = _searched[name]
     w = _numbers(67, 256).astype(dtype)
     _check(format, w, encode(format, w.astype(np.float32)))
+
+
+# Of all bits, and of as few states as there can be and of more.
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("k", [300, 512, 32])
+@pytest.mark.parametrize("states", [8, 9, 11])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_trellises(bits, states, k):
+    format, w = Trellis(bits, states=states), _numbers(19, k)
+    _check(format, w, encode(format, w))
 
 
 def _quantized_by_xla(monkeypatch, w, format, axis):

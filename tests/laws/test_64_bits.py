@@ -48,6 +48,7 @@ def rounded(x):
 
 programs = {
     "narrow scales": lambda: eqq.quantize(rows, eqq.Int4(16, scale_dtype=jnp.float16)),
+    "trellises": lambda: eqq.quantize(rows, eqq.Trellis(2, states=8)),
     "random rounding": lambda: eqq.straight_through(rows, "int8", key=key),
     "clipping": lambda: jax.grad(
         lambda w: jnp.sum(eqq.straight_through(w, eqq.Ternary(), clip=True))

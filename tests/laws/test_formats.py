@@ -35,7 +35,7 @@ kinds = over(
     (
         *("ternary-tensor", "nested", "int-3-minimum", "int-4-ordered"),
         *("fp8-e5m2-tensor", "bnb-fp4", "bnb-double", "mxfp4", "nvfp4"),
-        *("q4_0", "q4_1", "q4_k", "tq1_0"),
+        *("q4_0", "q4_1", "q4_k", "tq1_0", "trellis"),
     )
 )
 
@@ -104,10 +104,10 @@ def test_zeros(format):
     w[:, 2] = w[:256, 3] = 0
     decoded = np.asarray(eqq.quantize(w, format).dequantize())
     assert np.all(np.isfinite(decoded)) and np.all(decoded[:, 2] == 0)
-    if not isinstance(format, eqq.Binary):
+    if not isinstance(format, eqq.Binary | eqq.Trellis):
         assert np.all(decoded[w == 0] == 0)
     # (The scales of these are means, zeros included.)
-    if not isinstance(format, eqq.Binary | eqq.Ternary):
+    if not isinstance(format, eqq.Binary | eqq.Ternary | eqq.Trellis):
         np.testing.assert_allclose(decoded, w, rtol=0.34 if format.bits == 2 else 0.04)
     assert np.all(eqq.quantize(0 * w, format).dequantize() == 0)
 
@@ -168,8 +168,11 @@ def test_products(format):
     assert error(narrow, x[0].astype(jnp.bfloat16), w) < 1e-2
 
 
-# One with what all rows share, one whose scales are put together, one of blocks.
-some_formats = pytest.mark.parametrize("name", ["int-4-ordered", "nvfp4", "q4_k"])
+# One with what all rows share, one whose scales are put together, one of blocks, and
+# one of tiles.
+some_formats = pytest.mark.parametrize(
+    "name", ["int-4-ordered", "nvfp4", "q4_k", "trellis"]
+)
 
 
 # Large enough for the reference to take some rows at a time.
@@ -282,12 +285,13 @@ def test_not_split_in_any_order():
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d", None))
     w = normal(128, 4)
-    for name in ("int-4-ordered", "q4_k"):
+    for name in ("int-4-ordered", "q4_k", "trellis"):
         q = eqq.quantize(w, formats[name])
         with pytest.raises(ValueError, match="would cut through a block"):
             q.with_sharding(sharding)
-    for format in (eqq.Int(3, 32), eqq.formats.Q4_1(), eqq.MXFP4()):
-        q = eqq.quantize(w, format)
+    whole = (eqq.Int(3, 32), eqq.formats.Q4_1(), eqq.MXFP4(), formats["trellis"])
+    for format in whole:
+        q = eqq.quantize(normal(512, 4), format)
         placed = q.with_sharding(sharding)
         assert placed.is_sharded
         np.testing.assert_array_equal(placed.dequantize(), q.dequantize())

@@ -16,6 +16,7 @@
 #include "check_encode.h"
 #include "check_int8_matrices.h"
 #include "check_products.h"
+#include "check_trellis.h"
 #include "compare.h"
 #include "isa/here.h"
 #include "pool.h"
@@ -63,7 +64,10 @@ int main(int, char** argument) {
   const Pool pools[] = {Pool(3), Pool(0)};
   random_bits.seed(seed);
   if ((here & (kAvx2 | kNeon)) != 0)
-    for (int64_t i = 0; i < cases; ++i) check_encode(pools[i % 2]);
+    for (int64_t i = 0; i < cases; ++i) {
+      check_encode(pools[i % 2]);
+      check_trellis(pools[i % 2]);
+    }
   for (const Set& set : sets()) {
     random_bits.seed(seed);
     const bool runs = (set.features & ~here) == 0;

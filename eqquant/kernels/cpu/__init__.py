@@ -4,9 +4,9 @@ not.
 `_sweep` multiplies one or two rows, `_float_tiles` and `_integer_tiles` multiply many
 rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats.
 `_unit_sweep` and `_unit_tiles` do the same for codes packed in any way, among them
-GGUF's, which `_units` reads. `_codes` reads other stored arrays. `_costs` predicts how
-long kernels take, the native ones, too, by the measurements in `costs`; `_xla` is what
-depends on the version of XLA.
+GGUF's, which `_units` reads; `_trellis` is for those of trellises. `_codes` reads other
+stored arrays. `_costs` predicts how long kernels take, the native ones, too, by the
+measurements in `costs`; `_xla` is what depends on the version of XLA.
 """
 
 from . import (
@@ -14,6 +14,7 @@ from . import (
     _integer_tiles as _integer_tiles,
     _rsr as _rsr,
     _sweep as _sweep,
+    _trellis as _trellis,
     _unit_sweep as _unit_sweep,
     _unit_tiles as _unit_tiles,
 )

@@ -3,9 +3,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Float, Integer
 
+from ...formats import Stored
 from .._problem import Problem
 from ._xla import fuses
 
@@ -41,11 +43,7 @@ def tiled(
     forward = problem.product == "matmul"
     if forward:
         x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
-    # A tile takes a byte for every 8 elements of `w`, which is a 32nd of it in float32,
-    # but at least half a megabyte.
-    size = n * p * j * problem.stack
-    number = -(-size * x.dtype.itemsize // max(_least_bytes, size // 8))
-    number = min(_most_tiles, number)
+    number = number_of_tiles(n * p * j * problem.stack, x.dtype.itemsize)
     if p == 1 and x.dtype == codes.dtype:
         number = 1  # The codes are multiplied as they are.
     length = n if forward else j
@@ -62,6 +60,25 @@ def tiled(
 
     y = _side_by_side(tile, codes, length, -(-length // number))
     return y if forward else y[:, : problem.k]
+
+
+def number_of_tiles(size: int, itemsize: int) -> int:
+    """In how many tiles a weight of so many elements is multiplied."""
+    # A tile takes a byte for every 8 elements of it, which is a 32nd of it in float32,
+    # but at least half a megabyte.
+    number = -(-size * itemsize // max(_least_bytes, size // 8))
+    return min(_most_tiles, number)
+
+
+def after(stored: Stored, part: Float[Array, "_ _"]) -> tuple[Stored, Array]:
+    """The stored arrays, for what is to be computed after `part`; and that."""
+    if fuses:
+        return lax.optimization_barrier((stored, part))
+    # XLA drops barriers before it schedules. So this adds a zero that it cannot tell is
+    # one. (LLVM can.)
+    bits = lax.bitcast_convert_type(part[0, 0], jnp.uint32)
+    zero = (bits >> np.uint32(31)) >> np.uint32(1)
+    return {n: a + zero.astype(a.dtype) for n, a in stored.items()}, part
 
 
 def _side_by_side(tile, codes, length, size):

@@ -19,8 +19,8 @@ from .._finite import exact_where_not_finite
 from .._problem import Problem
 from .._table import register_kernel
 from ._costs import measured
+from ._tiles import after
 from ._units import refuse_units, spans, Units, units
-from ._xla import fuses
 
 
 # Products of many rows with integers of any number of bits, packed in any way. A tile
@@ -63,24 +63,13 @@ def _unit_tiles(x, stored, problem):
                 at = np.arange(some.number)[:, None] * len(some.codes) + np.array(run)
                 positions.append(some.first + at.reshape(-1))
             # In order, so that one tile is in memory at a time.
-            later, part = _after(stored, part)
+            later, part = after(stored, part)
             parts.append(part)
     y = jnp.concatenate(parts, axis=1)
     if not forward:
         order = np.argsort(np.concatenate(positions))[: problem.k]
         y = jnp.take(y, order, axis=1, mode="clip")
     return y.astype(problem.dtype)
-
-
-def _after(stored, part):
-    """The stored arrays, for what is to be computed after `part`."""
-    if fuses:
-        return lax.optimization_barrier((stored, part))
-    # XLA drops barriers before it schedules. So this adds a zero that it cannot tell is
-    # one. (LLVM can.)
-    bits = lax.bitcast_convert_type(part[0, 0], jnp.uint32)
-    zero = (bits >> np.uint32(31)) >> np.uint32(1)
-    return {n: a + zero.astype(a.dtype) for n, a in stored.items()}, part
 
 
 def _number(stored, problem):

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, UInt
 
 from ...formats import (
     AbstractFormat,
@@ -15,6 +15,7 @@ from ...formats import (
     PointSearch,
     RangeSearch,
     Stored,
+    Trellis,
 )
 from . import _library as library
 
@@ -36,9 +37,11 @@ def encoder(
     - `dtype`: that of the numbers.
     - `across`: whether they are given as `*b k n`, not `*b n k`.
     """
-    known = isinstance(format, AbstractK | IQ4_NL) and dtype in _dtypes
+    known = isinstance(format, AbstractK | IQ4_NL | Trellis) and dtype in _dtypes
     if not known or library.missing() is not None:
         return None
+    if isinstance(format, Trellis):
+        return _tiles_across if across else _tiles_along
     return _across if across else _along
 
 
@@ -59,6 +62,27 @@ def _encode(format: AbstractK | IQ4_NL, w: Float[Array, "..."], across: bool) ->
 
 _across = ft.partial(_encode, across=True)
 _along = ft.partial(_encode, across=False)
+
+
+def _encode_tiles(format: Trellis, w: Float[Array, "..."], across: bool) -> Stored:
+    w = w.swapaxes(-1, -2) if across else w
+    return format.encode_by(ft.partial(_nearest_codes, format), w)
+
+
+_tiles_across = ft.partial(_encode_tiles, across=True)
+_tiles_along = ft.partial(_encode_tiles, across=False)
+
+
+def _nearest_codes(format: Trellis, units: Int[Array, "*b t"]) -> UInt[Array, "*b w"]:
+    *lead, t = units.shape
+    result = jax.ShapeDtypeStruct((*lead, t * format.bits // 32), jnp.uint32)
+    return jax.ffi.ffi_call("eqquant_encode_tiles", result)(
+        units,
+        format.points.astype(np.int16),
+        tile=np.int64(format.tile),
+        states=np.int32(format.states),
+        bits=np.int32(format.bits),
+    )
 
 
 @ft.cache

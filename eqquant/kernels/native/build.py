@@ -322,7 +322,8 @@ def array_units(machine: str | None = None) -> list[Unit]:
     machines that have kernels have."""
     sets = _sets if machine is None else _all_sets[machine]
     flags = _of_set(sets, next(iter(sets)), "_arrays")
-    return [Unit(name, f"arrays/{name}.cpp", flags) for name in ("encode", "rearrange")]
+    names = ("encode", "trellis", "rearrange")
+    return [Unit(name, f"arrays/{name}.cpp", flags) for name in names]
 
 
 _xla_units = [

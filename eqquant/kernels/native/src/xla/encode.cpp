@@ -1,5 +1,6 @@
-// The function that XLA calls to encode numbers.
+// The functions that XLA calls to encode numbers.
 #include "arrays/encode.h"
+#include "arrays/trellis.h"
 
 #include <atomic>
 #include <cstdint>
@@ -73,7 +74,45 @@ auto bind_encode() {
       .Attr<ffi::Span<const int32_t>>("bits");
 }
 
+ffi::Error encode_tiles(ffi::ThreadPool pool, ffi::Buffer<ffi::S16> numbers,
+                        ffi::Buffer<ffi::S16> points,
+                        ffi::Result<ffi::Buffer<ffi::U32>> words, int64_t tile,
+                        int32_t states, int32_t bits) {
+  TrellisEncoding e = {};
+  const auto shape = numbers.dimensions();
+  const auto number = static_cast<int64_t>(numbers.element_count());
+  e.size = shape.size() == 0 ? 0 : shape[shape.size() - 1];
+  e.rows = e.size == 0 ? 0 : number / e.size;
+  e.tile = tile, e.states = states, e.bits = bits;
+  const bool known = 8 <= states && states <= 16 && 1 <= bits && bits <= 8;
+  if (!known || tile <= 0 || tile % 32 != 0 || e.size % 32 != 0 ||
+      static_cast<int64_t>(points.element_count()) != int64_t{1} << states ||
+      static_cast<int64_t>(words->element_count()) != number / 32 * bits)
+    return wrong("there should be as many words as the codes of the numbers take");
+  e.numbers = numbers.typed_data();
+  e.points = points.typed_data();
+  e.words = words->typed_data();
+  std::atomic<bool> done{true};
+  on(pool)(trellis_tasks(e), [&](int64_t i, int64_t) {
+    if (!encode_trellis(e, i)) done = false;
+  });
+  return done ? ffi::Error::Success() : no_memory();
+}
+
+auto bind_encode_tiles() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::S16>>()
+      .Arg<ffi::Buffer<ffi::S16>>()
+      .Ret<ffi::Buffer<ffi::U32>>()
+      .Attr<int64_t>("tile")
+      .Attr<int32_t>("states")
+      .Attr<int32_t>("bits");
+}
+
 }  // namespace
 }  // namespace eqquant
 
+EQQUANT_HANDLER(eqquant_encode_tiles, eqquant::encode_tiles,
+                eqquant::bind_encode_tiles());
 EQQUANT_HANDLER(eqquant_encode, eqquant::encode_numbers, eqquant::bind_encode());

@@ -1,0 +1,59 @@
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ...formats import AbstractFormat, round_trip, Stored, Trellis
+from .._problem import Problem
+from .._table import register_kernel
+from ._codes import refuse_layout
+from ._tiles import after, number_of_tiles
+
+
+# Of so many rows, or multiples, XLA decodes as many at once as a vector has numbers.
+_together = 64
+
+
+def _seconds(problem: Problem) -> float:
+    # (On one core of an AMD EPYC with AVX512. There is no other kernel to choose.)
+    rows = 64 if problem.rows is None else problem.rows
+    return 1e-12 * problem.numbers * (300 + 23 * rows)
+
+
+@register_kernel(
+    ("matmul", "matmul_transposed"),
+    Trellis,
+    activation=(None, AbstractFormat),
+    supports=refuse_layout,
+    seconds=_seconds,
+)
+def trellis_tiles(
+    x: Float[Array, "m _"], stored: Stored, problem: Problem
+) -> Float[Array, "m _"]:
+    """Decodes some rows of the weight at a time to float32, and multiplies in
+    float32."""
+    format, k = problem.format, problem.k
+    assert isinstance(format, Trellis)
+    x = x.astype(jnp.float32)
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    forward = problem.product == "matmul"
+    number = number_of_tiles(problem.n * k * problem.stack, 4)
+    size = -(-problem.n // (number * _together)) * _together
+    later, parts = stored, []
+    for start in range(0, problem.n, size):
+        rows = slice(start, start + size)
+        some = {name: a[:, rows] for name, a in later.items()}
+        scale = format.scales(some, problem.tail)
+        w = format.to_points(some["codes"])[:k] * scale
+        part = _dot(x, w, 0) if forward else _dot(x[:, rows], w, 1)
+        if parts and not forward:
+            part = parts.pop() + part
+        # In order, so that one tile is in memory at a time.
+        later, part = after(stored, part)
+        parts.append(part)
+    return jnp.concatenate(parts, axis=1).astype(problem.dtype)
+
+
+def _dot(x, w, axis):
+    contract = (((1,), (axis,)), ((), ()))
+    return lax.dot_general(x, w, contract, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,267 @@
+// The algorithm of Viterbi, tile by tile, for as many states at once as a vector has
+// numbers. All is done as in `formats/_viterbi.py`: see there what a key is, and why
+// they fit into 32 bits. Backwards, since a state has the bits of the codes after it
+// above its own.
+#include "arrays/trellis.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "isa/basics.h"
+
+namespace eqquant {
+namespace {
+
+using V = EQQUANT_SET;
+using Ints = V::Ints;
+
+constexpr int64_t kLanes = V::width;
+// So many tiles share the memory that is allocated for a task.
+constexpr int64_t kTiles = 8;
+// The numbers before and after a seam that are looked at to choose its state.
+constexpr int64_t kAround = 48;
+constexpr int32_t kMostNumber = 600, kMostPoint = 510;
+constexpr int32_t kNoSeam = -1;
+// A table is loaded from any group on.
+constexpr int64_t kMore = 8;
+
+// Memory for some numbers, aligned to 64 bytes.
+template <class T>
+class Array {
+ public:
+  explicit Array(int64_t number)
+      : data_(static_cast<T*>(::operator new(static_cast<size_t>(number) * sizeof(T),
+                                             std::align_val_t(64), std::nothrow))) {}
+  ~Array() { ::operator delete(data_, std::align_val_t(64)); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  bool failed() const { return data_ == nullptr; }
+  T& operator[](int64_t i) const { return data_[i]; }
+  T* get() const { return data_; }
+
+ private:
+  T* const data_;
+};
+
+int64_t tiles_of_row(const TrellisEncoding& e) { return divided_up(e.size, e.tile); }
+
+class Search {
+ public:
+  explicit Search(const TrellisEncoding& e)
+      : e_(e),
+        states_(int64_t{1} << e.states),
+        groups_(states_ >> e.bits),
+        codes_(int64_t{1} << e.bits),
+        squares_(states_),
+        factors_(states_),
+        best_{Array<float>(groups_ + kMore), Array<float>(groups_ + kMore)},
+        found_(e.tile * groups_),
+        numbers_(e.tile),
+        path_(e.tile) {
+    if (failed()) return;
+    for (int64_t s = 0; s < states_; ++s) {
+      const int32_t point = e.points[s] + kMostPoint;
+      const auto last = static_cast<int32_t>(s >> (e.states - e.bits));
+      squares_[s] = ((point * point) << e.bits) + last;
+      factors_[s] = point << above();
+    }
+    for (const auto& best : best_)
+      for (int64_t g = 0; g < groups_ + kMore; ++g) best[g] = 0;
+  }
+
+  bool failed() const {
+    return squares_.failed() || factors_.failed() || best_[0].failed() ||
+           best_[1].failed() || found_.failed() || numbers_.failed() || path_.failed();
+  }
+
+  void encode(int64_t tile) {
+    const int64_t row = tile / tiles_of_row(e_), at = tile % tiles_of_row(e_) * e_.tile;
+    const int64_t size = smaller(e_.tile, e_.size - at);
+    const int16_t* const from = e_.numbers + row * e_.size + at;
+    const int64_t half = smaller(kAround, size / 2);
+    for (int64_t i = 0; i < 2 * half; ++i)
+      numbers_[i] = from[i < half ? half - 1 - i : size - 1 - (i - half)] + kMostPoint;
+    search(2 * half, kNoSeam);
+    const auto seam = static_cast<int32_t>(path_[half - 1] & (groups_ - 1));
+    for (int64_t i = 0; i < size; ++i) numbers_[i] = from[size - 1 - i] + kMostPoint;
+    search(size, seam);
+    write(size, e_.words + (row * e_.size + at) * e_.bits / 32);
+  }
+
+ private:
+  // Of the bits that costs are shifted by, those that points are: so that their
+  // products with numbers are of 16 bits each.
+  int above() const { return std::min(e_.bits, 5); }
+
+  // The best path for the first `size` of the numbers. After each of them, the least
+  // key is known for each group of states with the same successors: the codes that lead
+  // to the others are not looked at again. (No key of a single state is stored.)
+  void search(int64_t size, int32_t seam) {
+    int32_t lowest = first(seam);
+    for (int64_t t = 1; t + 1 < size; ++t) {
+      const float* const from = best_[(t - 1) % 2].get();
+      float* const to = best_[t % 2].get();
+      uint8_t* const found = found_.get() + t * groups_;
+      if (groups_ < kLanes)
+        lowest = few_groups(numbers_[t], lowest, from, to, found);
+      else if (e_.bits == 1)
+        lowest = step<1>(numbers_[t], lowest, from, to, found);
+      else if (e_.bits == 2)
+        lowest = step<2>(numbers_[t], lowest, from, to, found);
+      else
+        lowest = step<3>(numbers_[t], lowest, from, to, found);
+    }
+    trace(size, last(size - 1, seam));
+  }
+
+  // The square of the difference, as a part of a key.
+  int32_t cost(int32_t x, int64_t state) const {
+    return ((x * x) << e_.bits) + squares_[state] -
+           factors_[state] * (2 * x * (1 << (e_.bits - above())));
+  }
+
+  // The keys after the first number.
+  int32_t first(int32_t seam) {
+    const auto steps = static_cast<int32_t>(divided_up(e_.states, e_.bits));
+    const int32_t most = kMostNumber + kMostPoint;
+    const int32_t never = (steps * most * most) << e_.bits;
+    const auto key = [&](int64_t s) {
+      const bool allowed = seam == kNoSeam || s >> e_.bits == seam;
+      return cost(numbers_[0], s) + (allowed ? 0 : never);
+    };
+    return each_group(key, best_[0].get(), found_.get());
+  }
+
+  // The least key of each group, without what it tells of the state: which is `found`.
+  template <class Key>
+  int32_t each_group(const Key& key, float* to, uint8_t* found) const {
+    int32_t lowest = INT32_MAX;
+    for (int64_t g = 0; g < groups_; ++g) {
+      int32_t best = key(g);
+      for (int64_t s = g + groups_; s < states_; s += groups_)
+        best = std::min(best, key(s));
+      found[g] = static_cast<uint8_t>(best & (codes_ - 1));
+      best -= found[g];
+      set(to + g, best);
+      lowest = std::min(lowest, best);
+    }
+    return lowest;
+  }
+
+  // The keys of the states after another number. Those before it were at least `less`.
+  int32_t key(int32_t x, int32_t less, const float* from, int64_t state) const {
+    return get(from + (state >> e_.bits)) - less + cost(x, state);
+  }
+
+  // A step, where there are fewer groups than numbers in a vector.
+  int32_t few_groups(int32_t x, int32_t less, const float* from, float* to,
+                     uint8_t* found) const {
+    return each_group([&](int64_t s) { return key(x, less, from, s); }, to, found);
+  }
+
+  // The same, where there are more of them. `bits` is 3 if there are more bits.
+  template <int bits>
+  int32_t step(int32_t x, int32_t less, const float* from, float* to,
+               uint8_t* found) const {
+    const int32_t factor = -2 * x * (1 << (e_.bits - above()));
+    const Ints more = V::ints(((x * x) << e_.bits) - less);
+    const auto mask = static_cast<int32_t>(codes_ - 1);
+    const int shift = bits < 3 ? bits : e_.bits;
+    alignas(64) int32_t each[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) each[i] = static_cast<int32_t>(i >> bits);
+    const Ints order = V::load(each);
+    const auto keys = [&](int64_t s) EQQUANT_INLINE {
+      const float* const before = from + (s >> shift);
+      Ints key;
+      if constexpr (kLanes >> bits > 1)
+        key = V::as_ints(typename V::Table8(before)[order]);
+      else
+        key = V::as_ints(V::all(*before));
+      key = V::add(key, V::load(squares_.get() + s));
+      return V::add(key, V::times(V::load(factors_.get() + s), factor));
+    };
+    Ints lowest = V::ints(INT32_MAX);
+    for (int64_t g = 0; g < groups_; g += kLanes) {
+      Ints best = keys(g);
+      for (int64_t s = g + groups_; s < states_; s += groups_)
+        best = V::min(best, keys(s));
+      const Ints code = V::both(best, mask);
+      V::store_low_bytes(found + g, code);
+      best = V::add(V::minus(best, code), more);
+      lowest = V::min(lowest, best);
+      V::store(to + g, V::as_floats(best));
+    }
+    V::store(each, lowest);
+    return *std::min_element(each, each + kLanes);
+  }
+
+  // The best state after number `t`, the last one.
+  int64_t last(int64_t t, int32_t seam) const {
+    const float* const from = best_[(t - 1) % 2].get();
+    const int64_t step = seam == kNoSeam ? 1 : groups_;
+    int64_t state = seam == kNoSeam ? 0 : seam;
+    int32_t least = key(numbers_[t], 0, from, state);
+    for (int64_t s = state + step; s < states_; s += step) {
+      const int32_t other = key(numbers_[t], 0, from, s);
+      if (other < least) least = other, state = s;
+    }
+    return state;
+  }
+
+  void trace(int64_t size, int64_t state) {
+    for (int64_t t = size - 1;; --t) {
+      path_[t] = static_cast<uint16_t>(state);
+      if (t == 0) return;
+      const int64_t group = state >> e_.bits;
+      state = group | int64_t{found_[(t - 1) * groups_ + group]} * groups_;
+    }
+  }
+
+  // Integers in the place of floats.
+  static int32_t get(const float* p) {
+    int32_t found;
+    std::memcpy(&found, p, sizeof(found));
+    return found;
+  }
+  static void set(float* p, int32_t x) { std::memcpy(p, &x, sizeof(x)); }
+
+  void write(int64_t size, uint32_t* words) const {
+    std::memset(words, 0, static_cast<size_t>(size * e_.bits / 8));
+    for (int64_t i = 0; i < size; ++i) {
+      const uint64_t code = path_[size - 1 - i] & (codes_ - 1);
+      const int64_t word = i * e_.bits / 32, bit = i * e_.bits % 32;
+      words[word] |= static_cast<uint32_t>(code << bit);
+      if (bit + e_.bits > 32) words[word + 1] |= static_cast<uint32_t>(code >> (32 - bit));
+    }
+  }
+
+  const TrellisEncoding& e_;
+  const int64_t states_, groups_, codes_;
+  // Of the points of states, which are made positive: their squares, with the bits that
+  // tell predecessors apart; and what numbers are multiplied with.
+  const Array<int32_t> squares_, factors_;
+  // (Integers, but for lookups.)
+  const Array<float> best_[2];
+  const Array<uint8_t> found_;
+  const Array<int32_t> numbers_;
+  const Array<uint16_t> path_;
+};
+
+}  // namespace
+
+int64_t trellis_tasks(const TrellisEncoding& e) {
+  return divided_up(e.rows * tiles_of_row(e), kTiles);
+}
+
+bool encode_trellis(const TrellisEncoding& e, int64_t task) {
+  Search search(e);
+  if (search.failed()) return false;
+  const int64_t tiles = e.rows * tiles_of_row(e);
+  for (int64_t i = task * kTiles; i < smaller(tiles, (task + 1) * kTiles); ++i)
+    search.encode(i);
+  return true;
+}
+
+}  // namespace eqquant
