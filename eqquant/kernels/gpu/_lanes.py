@@ -20,6 +20,7 @@ from ...formats import (
     stream_fields,
 )
 from .._problem import Problem
+from ._words import points_of
 
 
 # XLA fuses what is computed element by element with the sum that it goes into, unless
@@ -64,7 +65,7 @@ def lanes(stored: Stored, problem: Problem, most: int) -> Lanes:
         code = _code(byte, fields[place], grid, place)
         # (Where a lookup writes its results in rows, it should write them as the bytes
         # lie in memory. Nothing is moved.)
-        points = swapped(grid.to_points(swapped(code)))
+        points = swapped(_points(grid, swapped(code)))
         zero = _zeros(bytes[:, :, 0], copy)
         scale, offset = _scaling(rows, problem, number, i, zero)
         return grid.numbers(points, scale, offset)
@@ -131,6 +132,14 @@ def _code(byte, fields, grid, place):
         return (found & np.uint8(2**field.number - 1)) << np.uint8(field.at)
 
     return ft.reduce(operator.or_, map(bits, fields))
+
+
+def _points(grid, code):
+    found = points_of(grid)
+    if found is None or found.table is None:
+        return grid.to_points(code)
+    table = jnp.asarray(found.table, jnp.float32)
+    return table.at[code].get(mode="promise_in_bounds")
 
 
 def _zeros(bytes: Integer[Array, "n u"], copy: int) -> Integer[Array, "n u"]:
