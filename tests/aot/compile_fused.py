@@ -74,11 +74,12 @@ def _compile(x, q, mesh):
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         kernel = table.choose(problem).kernel
         compiled = jax.jit(lambda x, q: x @ q).trace(x, q).lower().compile()
-    fusions = _fusions(compiled.as_text())
+    memory, fusions = compiled.memory_analysis(), _fusions(compiled.as_text())
+    assert memory is not None
     stored = [name for name, _ in fusions["parameters"] if "stored" in name]
     return {
         "kernel": kernel.name,
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
         "stored_bytes": q.nbytes,
         "fusions": len(fusions["reads"]),
         "reads": {
