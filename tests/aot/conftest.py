@@ -12,4 +12,4 @@ collect_ignore = []
 if "libtpu" not in _installed:
     collect_ignore.append("test_tpu.py")
 if not _cuda <= _installed or jax.__version_info__ < (0, 11, 2):
-    collect_ignore.append("test_cuda.py")
+    collect_ignore += ["test_cuda.py", "test_fused.py"]

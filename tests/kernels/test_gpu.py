@@ -111,7 +111,7 @@ def test_errors_are_as_declared(m, n, k, format, dtype):
     "format", (eqq.Int(4, 64, "zero_point"), eqq.Ternary(), eqq.MXFP4()), ids=str
 )
 def test_contracted_axis_first(format):
-    q, x = eqq.quantize(normal(256, 70), format), normal(3, 256, seed=1)
+    q, x = eqq.quantize(normal(256, 70), format), normal(9, 256, seed=1)
     assert q.layout.row_axis == -1
     y, kernel = product(x, q.mT)
     assert kernel.name == "swapped_wgmma"
@@ -217,10 +217,10 @@ def refusals(x, q, product="matmul"):
 
 @pytest.mark.skipif(runs, reason="is for older JAX")
 def test_older_jax():
-    name, reasons = refusals(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
+    name, reasons = refusals(normal(9, 128), prepacked(64, 128, eqq.NF4(64)))
     assert name == "decoded"
     reason = f"needs JAX 0.11.2 or newer, got {jax.__version__}"
-    assert reasons == {"bfloat16_wgmma": reason, "swapped_wgmma": reason}
+    assert reasons["bfloat16_wgmma"] == reasons["swapped_wgmma"] == reason
     q = prepacked(64, 128, eqq.Int8(), eqq.Int8())
     name, reasons = refusals(normal(1, 128), q)
     assert name == "int8_dot" and reasons["int8_wgmma"] == reason
@@ -232,11 +232,11 @@ def test_older_jax():
     (
         (1025, 128, eqq.NF4(64), "is for at most 1024 rows, got 1025"),
         (0, 128, eqq.NF4(64), "is for operands that are not empty"),
-        (1, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
-        (1, 128, eqq.NF4(16), "in blocks whose size is a power of two up to 256"),
-        (1, 192, eqq.Int4(96), "or a multiple of 256, got Int4(96)"),
-        (1, 128, eqq.Dynamic8(), "needs integers, 8-bit floats or a table of 16"),
-        (1, 128, eqq.Int(4, ordered=True), "needs blocks that are runs of positions"),
+        (9, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
+        (9, 128, eqq.NF4(16), "in blocks whose size is a power of two up to 256"),
+        (9, 192, eqq.Int4(96), "or a multiple of 256, got Int4(96)"),
+        (9, 128, eqq.Dynamic8(), "needs integers, 8-bit floats or a table of 16"),
+        (9, 128, eqq.Int(4, ordered=True), "needs blocks that are runs of positions"),
     ),
 )
 def test_refused(m, k, format, reason):
@@ -249,7 +249,7 @@ def test_refused(m, k, format, reason):
 def test_refused_layouts():
     hint = '`eqq.tree_prepack(model, platform="gpu")`'
     q = eqq.quantize(normal(128, 64), "nf4")
-    name, reasons = refusals(normal(1, 128), q)
+    name, reasons = refusals(normal(9, 128), q)
     assert name == "swapped_wgmma"
     assert "contracted axis last" in reasons["bfloat16_wgmma"]
     assert hint in reasons["bfloat16_wgmma"]
@@ -259,19 +259,24 @@ def test_refused_layouts():
 
 @interpreted
 def test_refused_weights_of_few_rows():
-    name, reasons = refusals(normal(1, 128), prepacked(7, 128, eqq.NF4(64)))
+    name, reasons = refusals(normal(9, 128), prepacked(7, 128, eqq.NF4(64)))
     assert name == "decoded"
     assert "is for weights of 8 rows or more, got 7" in reasons["bfloat16_wgmma"]
 
 
 def test_products_across_the_blocks_are_decoded():
     q = prepacked(64, 128, eqq.NF4(64))
-    assert refusals(normal(3, 64), q, "matmul_transposed") == ("decoded", {})
+    name, reasons = refusals(normal(9, 64), q, "matmul_transposed")
+    assert name == "decoded"
+    assert reasons == {"fused_sums": "is for at most 8 rows, got 9"}
+    assert refusals(normal(8, 64), q, "matmul_transposed") == ("fused_sums", {})
 
 
 def test_precision():
     found = problem(normal(1, 128), prepacked(64, 128, eqq.NF4(64)))
     found = dataclasses.replace(found, precision="highest")
+    assert choose(found).kernel.name == "fused_sums"
+    found = dataclasses.replace(found, rows=9)
     assert choose(found).kernel.name == "reference"
 
 
@@ -283,8 +288,8 @@ def test_precision():
         ("NVIDIA H200", "bfloat16_wgmma"),
         ("NVIDIA H100 80GB HBM3", "bfloat16_wgmma"),
         ("NVIDIA GH200 480GB", "bfloat16_wgmma"),
-        ("NVIDIA A100-SXM4-80GB", "decoded"),
-        ("NVIDIA B200", "decoded"),
+        ("NVIDIA A100-SXM4-80GB", "fused_sums"),
+        ("NVIDIA B200", "fused_sums"),
     ),
 )
 def test_devices(kind, chosen):
@@ -296,7 +301,7 @@ def test_devices(kind, chosen):
     with jax.sharding.use_abstract_mesh(mesh):
         kernel, refused, _ = choose(found)
     assert kernel.name == chosen
-    if chosen == "decoded":
+    if chosen == "fused_sums":
         reasons = {reason for _, reason in refused}
         assert reasons.pop().endswith(f"9.0, such as an H100, got {kind}")
         assert not reasons
