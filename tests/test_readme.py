@@ -123,7 +123,7 @@ def _anchor(title):
 
 # The figure shows the ratios that the page prints.
 def test_figure_of_speed():
-    text = texts["notebooks/speed.md"]
+    text = texts["notebooks/measurements.md"]
     table = (root / "notebooks/figures/speed.csv").read_text().splitlines()
     for row in csv.DictReader(table):
         (part,) = re.findall(rf"^x\[{row['rows']}, 4096\].*?\n\n", text, re.M | re.S)

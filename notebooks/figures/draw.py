@@ -1,8 +1,8 @@
 """Draws `loss.svg` and `speed.svg` from the tables beside this file.
 
 `python -m tests.real_models table --csv` wrote `loss.csv`. `speed.csv` holds the ratios
-of medians that `eqquant bench` printed, which are in `../speed.md`. The figures have no
-background, and one grey that can be read on white and on black.
+of medians that `eqquant bench` printed, which are in `../measurements.md`. The figures
+have no background, and one grey that can be read on white and on black.
 """
 
 import csv
@@ -55,6 +55,14 @@ labels = {
 }
 
 
+def _without_rotation(row):
+    """A row of a rotated format in sequence, as one of the inner format."""
+    format = row["format"]
+    if not format.startswith("Rotated(") or row["method"] != "Sequential":
+        return row
+    return row | {"format": format[len("Rotated(") : -1], "method": "rotated"}
+
+
 def draw_loss():
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = _axes(figure.subplots())
@@ -64,8 +72,9 @@ def draw_loss():
         "nearest": dict(label="rounded to nearest", marker="o", color="#e5534b"),
         "GPTQ": dict(label="GPTQ", marker="^", color="#2ea043"),
         "Sequential": dict(label="GPTQ, Sequential", marker="D", color="#4184e4"),
+        "rotated": dict(label="GPTQ, Sequential, rotated", marker="s", color="#986ee2"),
     }
-    rows = _read("loss.csv")
+    rows = [_without_rotation(row) for row in _read("loss.csv")]
     for method, style in styles.items():
         points = [
             [float(row[key]) for key in ("bits_per_weight", "change", "error")]

@@ -1,4 +1,4 @@
-"""The table of kernels for CPUs on the page about speed, from the registry:
+"""The table of kernels for CPUs on the page about them, from the registry:
 
     python -m tests.kernels.page
 
@@ -17,7 +17,7 @@ from eqquant.formats import Layout
 from ..helpers import formats
 
 
-page = pathlib.Path(__file__).parents[2] / "notebooks/speed.md"
+page = pathlib.Path(__file__).parents[2] / "notebooks/kernels.md"
 _begin, _end = "<!-- kernels -->\n", "<!-- end of kernels -->\n"
 
 
