@@ -91,6 +91,12 @@ def _rotated(case):
     return eqq.Rotated(families[inner](case), block, case.integer(0, 9))
 
 
+def _trellis(case):
+    return eqq.Trellis(
+        case.integer(1, 8), case.integer(8, 10), scale_dtype=_dtype(case)
+    )
+
+
 _plain = (
     eqq.MXFP8,
     eqq.formats.IQ4_NL,
@@ -125,6 +131,7 @@ families: dict[type, Callable[[Case], eqq.AbstractFormat]] = {
     eqq.FP8: _fp8,
     eqq.Nested: _nested,
     eqq.Rotated: _rotated,
+    eqq.Trellis: _trellis,
     eqq.formats.BnbScale: lambda case: eqq.formats.BnbScale(case.pick((32, 64, 256))),
     eqq.MXFP4: lambda case: eqq.MXFP4(case.pick(("even", "zero"))),
     eqq.NVFP4: lambda case: eqq.NVFP4(case.chance(0.5)),

@@ -14,7 +14,7 @@ from eqquant.bench._candidate import (
     quantized,
     without_native,
 )
-from eqquant.kernels.native import _decoded, _kernels, _library as library
+from eqquant.kernels.native import _kernels, _library as library, _weight
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def called(monkeypatch):
 
         return record
 
-    for module in (_kernels, _decoded):
+    for module in (_kernels, _weight):
         monkeypatch.setattr(module, "call", recorded(module.call))
     return names
 

@@ -191,5 +191,6 @@ def test_what_is_decoded(format):
     problem = problem_of(x, q)
     names = [kernel.name for kernel in table.supporting(problem)]
     # (The scales of bitsandbytes go on from one row to the next.)
-    decoded = isinstance(format, AbstractGGUFBytes) or format == formats["bnb-double"]
+    decoded = isinstance(format, AbstractGGUFBytes | eqq.Trellis)
+    decoded = decoded or format == formats["bnb-double"]
     assert ("fused_sums" in names) != decoded

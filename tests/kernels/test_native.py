@@ -232,6 +232,7 @@ def test_same_bits_each_time_and_in_threads():
     assert not wrong
 
 
+_of_few_rows = dict(product="int8_few_rows")
 # What the library calls the numbers of attributes.
 _kinds = {"scale_type": "scale", "offset_type": "offset", "point_type": "points"}
 
@@ -250,17 +251,35 @@ _kinds = {"scale_type": "scale", "offset_type": "offset", "point_type": "points"
         (dict(scale_type=np.int32(6)), "unknown type of scales"),
         (dict(factor=jnp.zeros((1, 1), jnp.uint32)), "0 factors of the scales"),
         (dict(offset_type="zero_point"), "zero-points for each row"),
+        (
+            dict(offset_type="zero_point", offset=jnp.zeros((2, 16), jnp.uint8)),
+            "zero-points for 1 blocks",
+        ),
+        (dict(offset_type="zero_point", base=np.int32(1)), "integers from 0 on"),
         (dict(offset_type="minimum"), "minima"),
         (dict(points=jnp.zeros((1, 255))), "256 points"),
         (dict(x=jnp.zeros((2, 63))), "64 columns"),
         (dict(x=jnp.zeros((2, 64), jnp.int8)), "inputs should be of float32"),
         (dict(x=jnp.zeros((2, 64), jnp.uint32)), "of float32 or int8"),
         (dict(packing=np.int32(99)), "unknown packing"),
+        (
+            dict(packing="IQ2_XS", codes=jnp.zeros((74, 16), jnp.uint8)),
+            "codebook of 512 points",
+        ),
+        (dict(point_type="e4m3"), "should have 8 bits"),
         (dict(packing="3"), "bytes of whole codes"),
         (dict(packing="Q4_K", k=np.int64(1)), "room for 1 codes"),
         (dict(product=np.int32(99)), "no such kernel"),
         (dict(product="bfloat16_nibbles", packing="2"), "no such kernel|for nibbles"),
         (dict(product="int8"), "no such kernel|consecutive"),
+        (_of_few_rows | dict(x=jnp.zeros((17, 64))), "no such kernel|at most 16 rows"),
+        (_of_few_rows | dict(packing="trits"), "no such kernel|at most 16 rows"),
+        (
+            _of_few_rows
+            | dict(packing="3", codes=jnp.zeros((24, 16), jnp.uint8))
+            | dict(block=np.int64(16), scale=jnp.zeros((4, 16), jnp.uint32)),
+            "no such kernel|at most 16 rows",
+        ),
         (dict(block=np.int64(0)), "not be empty"),
         (dict(block=np.int64(24)), "multiple of 16 codes"),
         (dict(k=np.int64(65)), "room for 65 codes"),
@@ -297,7 +316,7 @@ def test_checks_what_it_is_given(changed, message):
         if isinstance(value, str):
             kind = _kinds.get(name, name)
             given[name] = np.int32(library.number(f"{kind}.{value}"))
-    result = jax.ShapeDtypeStruct((2, 16), jnp.float32)
+    result = jax.ShapeDtypeStruct((len(operands[0]), 16), jnp.float32)
     with pytest.raises(Exception, match=message):
         jax.block_until_ready(
             jax.ffi.ffi_call("eqquant_product", result)(*operands, **given)

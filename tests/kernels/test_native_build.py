@@ -71,8 +71,8 @@ int main() {
     const Kernels& table = set.kernels;
     const Feature own = set.features == kSmall ? kSmall : kLessSmall;
     std::printf("%s: %u %d, ", set.names, set.features, &table == &table_of(own));
-    std::printf("%ld %ld %d ", table.forward_scratch({}, 0),
-                table.decoded_scratch({}, 0, 0), table.bytes != nullptr);
+    std::printf("%ld %ld %d ", table.lookup_tables_scratch({}, 0),
+                table.float32_scratch({}, 0, 0), table.int8_matrices != nullptr);
   }
 }
 """
@@ -91,7 +91,7 @@ def test_a_set_is_a_header_and_a_line(tmp_path, monkeypatch):
     for name, text in files.items():
         text = f"#pragma once\nnamespace eqquant {{\n{text}\n}}\n"
         (copy / name).write_text(text)
-    for name, kernel in (("one", "forward_scratch"), ("two", "decoded_scratch")):
+    for name, kernel in (("one", "lookup_tables_scratch"), ("two", "float32_scratch")):
         text = product.format(name=name, kernel=kernel)
         (copy / f"products/{name}.h").write_text(text)
     sets = {
