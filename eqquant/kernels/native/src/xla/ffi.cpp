@@ -36,7 +36,9 @@ bool has(const Kernels& kernels, Product product) {
 // apart.
 bool are_consecutive(const Blocks& w) {
   if (w.packing == Packing::kBits8) return true;
-  const int codes = w.packing == Packing::kTrits ? 3 : 1 << bits_of(w.packing);
+  int codes = w.packing == Packing::kTrits ? 3 : 1 << bits_of(w.packing);
+  // (Points of digits that are no codes are zeros.)
+  while (codes > 2 && w.points[codes - 1] == 0) --codes;
   const float step = w.packing == Packing::kBits1 ? 2 : 1;
   for (int i = 0; i < codes; ++i)
     if (w.points[i] != w.points[0] + step * static_cast<float>(i)) return false;
