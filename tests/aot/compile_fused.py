@@ -30,9 +30,9 @@ from ..helpers import formats, kinds_of_formats
 
 
 def is_fused(format):
-    return not isinstance(format, eqq.formats.AbstractGGUFBytes) and (
-        format != formats["bnb-double"]
-    )
+    format = format.format if isinstance(format, eqq.Rotated) else format
+    decoded = isinstance(format, eqq.formats.AbstractGGUFBytes | eqq.Trellis)
+    return not decoded and format != formats["bnb-double"]
 
 
 # Along the blocks and across them, with the contracted axis first in memory or last.

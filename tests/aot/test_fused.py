@@ -17,7 +17,7 @@ def _label(case):
     return f"{name}-{m}{'-first' * first}{'-across' * across}"
 
 
-each = pytest.mark.parametrize("case", map(_label, cases))
+each = pytest.mark.parametrize("case", [*map(_label, cases)])
 
 
 @pytest.fixture(scope="module")
