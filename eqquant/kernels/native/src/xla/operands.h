@@ -162,17 +162,15 @@ class Weights {
     if (is_gguf(packing())) return "";
     if (o_.block < o_.k && o_.block % 16 != 0)
       return "blocks should have a multiple of 16 codes";
-    const int64_t blocks = divided_up(o_.k, o_.block);
     const ffi::DataType floats = scale_.element_type();
-    const std::string scales =
-        of_blocks("scales", o_.scale, scale_.shape, blocks, floats);
+    const std::string scales = of_blocks("scales", o_.scale, scale_.shape, floats);
     if (!scales.empty() || o_.offset_type == 0) return scales;
     if (o_.offset_type == 2) {
       if (floats == ffi::U8) return "minima should have 32 bits, or 16";
-      return of_blocks("minima", o_.offset, offset_, blocks, floats);
+      return of_blocks("minima", o_.offset, offset_, floats);
     }
     if (offset_.columns != n()) return "there should be zero-points for each row";
-    return of_blocks("zero-points", o_.offset, offset_, blocks, ffi::U8);
+    return of_blocks("zero-points", o_.offset, offset_, ffi::U8);
   }
 
   Blocks operator[](int64_t i) const {
@@ -211,10 +209,14 @@ class Weights {
   Packing packing() const { return static_cast<Packing>(o_.packing); }
 
   std::string of_blocks(const std::string& what, const ffi::AnyBuffer& buffer,
-                        const Matrices& shape, int64_t blocks,
-                        ffi::DataType type) const {
+                        const Matrices& shape, ffi::DataType type) const {
     if (buffer.element_type() != type) return what + " are of another type";
-    if (shape.rows != blocks || (shape.columns != n() && shape.columns != 1))
+    // Bytes may have room for more codes than a row has, and so may blocks.
+    const Together unit = Together::of(packing());
+    const int64_t room = codes_.rows / unit.bytes * unit.codes;
+    const int64_t blocks = divided_up(o_.k, o_.block);
+    const bool fits = blocks <= shape.rows && shape.rows <= divided_up(room, o_.block);
+    if (!fits || (shape.columns != n() && shape.columns != 1))
       return "there should be " + what + " for " + std::to_string(blocks) +
              " blocks of each row or of all, got " + std::to_string(shape.rows) +
              " x " + std::to_string(shape.columns);
