@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int8
@@ -66,10 +67,9 @@ class Rotated(AbstractFormat):
         q = eqquant.quantize(w, eqquant.Rotated("int8"), activation="int8")
         ```
 
-    !!! Warning
-
-        A `jax.shard_map` that splits the contracted axis should split it between such
-        blocks. (`with_sharding` and `eqquant.tree_shard` check that.)
+    Shards of the contracted axis should be of whole blocks. Within a `jax.shard_map`,
+    what is not rotated in blocks of `block` is an error, since it may have been split
+    through one: there, pass a `block` that divides the axis.
 
     ??? cite "Reference"
 
@@ -165,6 +165,12 @@ class Rotated(AbstractFormat):
         # transform, of whose logarithmically many steps each goes through memory.
         *lead, k = x.shape
         size = self.size(k)
+        if size != self.block and jax.sharding.get_abstract_mesh().manual_axes:
+            raise ValueError(
+                "Within `jax.shard_map`, the contracted axis should have a multiple of "
+                f"{self.block} numbers, as {self} rotates so many together. Got {k}. "
+                "Pass a smaller `block` when you quantize."
+            )
         dtype = x.dtype if x.dtype.itemsize > 4 else jnp.float32
         # (XLA computes what is constant beforehand. Bytes keep the program small.)
         r = fn(_signs(size, self.seed)).astype(dtype) / math.sqrt(size)

@@ -50,6 +50,20 @@ def test_shard_map(case, name):
     np.testing.assert_allclose(gradient(fn, sharded), expected, atol=1e-5)
 
 
+# A shard cannot tell that its numbers were rotated together with those of others.
+def test_a_split_through_a_rotated_block():
+    on = mesh("auto", 8)
+    product = lambda x, q: lax.psum(x @ q, "a")
+    split = jax.shard_map(
+        product, mesh=on, in_specs=(P(None, "a"), P("a")), out_specs=P()
+    )
+    x, q = normal(m, k), eqq.quantize(normal(k, n), eqq.Rotated(eqq.Int8(32), 128))
+    with pytest.raises(ValueError, match="multiple of 128 numbers.*Got 64"):
+        split(x, q)
+    whole = eqq.quantize(normal(k, n), eqq.Rotated(eqq.Int8(32), 64))
+    assert error(jax.jit(split)(x, whole), x, whole.dequantize()) < 1e-6
+
+
 # Over some axes of the mesh only: the others are split as was declared.
 @pytest.mark.parametrize("spec, sums", (((None, "b"), 0), (("b",), 1)))
 def test_shard_map_over_some_axes(spec, sums):
