@@ -227,6 +227,13 @@ class Case {
     else
       for (int64_t i = 0; i < blocks() * n_; ++i)
         put(offsets_, i, -3 * std::abs(normal()));
+    // Nearly all numbers are zero, so that what is not is small beside the codes.
+    if (in_bytes_ && offset_ == Offset::kZeroPoint && chance(0.5))
+      for (int64_t i = 0; i < units_ * n_; ++i)
+        if (chance(0.9)) {
+          const int64_t g = 2 * (i / n_) / smaller(block_, k_);
+          codes_[i] = static_cast<uint8_t>(17 * (offsets_[g * n_ + i % n_] & 15));
+        }
     if (!is_long()) return;
     // Numbers that are all the same.
     const size_t size = offset_ == Offset::kZeroPoint ? 1 : bytes_of(scale_type_);

@@ -1,6 +1,7 @@
 // Compares products of random weights with plain sums in double precision.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -18,24 +19,73 @@ namespace {
 using Round = double (*)(float);
 double not_rounded(float x) { return x; }
 
-// Whether `y` is the product of rounded inputs and numbers. Inputs may be off by
-// `share` of the largest that is no outlier.
-bool is_product(const Case& c, bool across, const float* x, const float* y, Round of_x,
-                Round of_w, double share) {
+// Rows of inputs, what those of each row may be off by, and how numbers of the weight
+// are rounded.
+struct Given {
+  std::vector<double> x;
+  std::vector<double> unit;
+  Round of_w = not_rounded;
+};
+
+// Rounded inputs, which may be off by `share` of the largest that is no outlier.
+Given given(const Case& c, const float* x, int64_t columns, Round round,
+            double share = 0) {
+  Given found;
+  for (int64_t m = 0; m < c.rows(); ++m) {
+    const float* const row = x + m * columns;
+    for (int64_t i = 0; i < columns; ++i) found.x.push_back(round(row[i]));
+    found.unit.push_back(share == 0 ? 0 : 65 * share * mean_size(row, columns));
+  }
+  return found;
+}
+
+// Whether each of `y` is the product of any of what is given.
+bool is_product(const Case& c, bool across, const std::vector<Given>& any,
+                const float* y) {
   const int64_t summed = across ? c.n() : c.k(), columns = across ? c.k() : c.n();
-  std::vector<double> w(static_cast<size_t>(summed)), mine(w.size());
+  std::vector<double> w(static_cast<size_t>(summed));
   for (int64_t i = 0; i < columns; ++i) {
-    for (int64_t j = 0; j < summed; ++j)
-      w[static_cast<size_t>(j)] =
-          of_w(static_cast<float>(across ? c.number(j, i) : c.number(i, j)));
-    for (int64_t m = 0; m < c.rows(); ++m) {
+    std::vector<char> found(static_cast<size_t>(c.rows()));
+    for (const Given& some : any) {
       for (int64_t j = 0; j < summed; ++j)
-        mine[static_cast<size_t>(j)] = of_x(x[m * summed + j]);
-      const double unit = 65 * share * mean_size(x + m * summed, summed);
-      if (!close(y[m * columns + i], mine.data(), w, unit)) return false;
+        w[static_cast<size_t>(j)] =
+            some.of_w(static_cast<float>(across ? c.number(j, i) : c.number(i, j)));
+      for (size_t m = 0; m < found.size(); ++m)
+        found[m] = found[m] || close(y[static_cast<int64_t>(m) * columns + i],
+                                     some.x.data() + m * w.size(), w, some.unit[m]);
     }
+    for (const char each : found)
+      if (!each) return false;
   }
   return true;
+}
+
+// What two digits and outliers make of a row `x`, or nothing if that is not close to
+// it.
+std::vector<double> from_digits(const Digits& digits, int64_t m, const float* x,
+                                int64_t k) {
+  std::vector<double> found;
+  const double unit = digits.unit[m], mean = mean_size(x, k);
+  if (mean != 0 && unit * 127 > 64 * mean) return found;
+  const Outlier* outlier = digits.outlier + m * digits.most;
+  const Outlier* const last = outlier + digits.outliers[m];
+  for (int64_t i = 0; i < k; ++i) {
+    const int64_t at = m * digits.stride + i;
+    const double second = digits.digit[digits.rows * digits.stride + at] / 254.0;
+    found.push_back(unit * (digits.digit[at] + second));
+    if (outlier < last && outlier->k == i) {
+      const float same = outlier->x * digits.unit[m];
+      const bool near = std::isfinite(same)
+                            ? std::abs(same - x[i]) <= 1e-6 * std::abs(x[i])
+                            : !(std::abs(x[i]) < 1e20 * unit);
+      if (found.back() != 0 || !near) return {};
+      found.back() = x[i];
+      ++outlier;
+    } else if (!(std::abs(x[i] - found.back()) <= 0.51 * unit / 254 + 1e-38)) {
+      return {};
+    }
+  }
+  return found;
 }
 
 // The products of a case by the kernels of a set.
@@ -105,8 +155,8 @@ class Checks {
     const auto y =
         run(kernels_, w_, across ? c_.k() : c_.n(),
             [&](const auto& whole, float* y) { product(whole, x.data(), y); });
-    if (!is_product(c_, across, x.data(), y.data(), not_rounded, not_rounded, 0))
-      fail(what);
+    const auto exact = given(c_, x.data(), across ? c_.n() : c_.k(), not_rounded);
+    if (!is_product(c_, across, {exact}, y.data())) fail(what);
   }
 
   template <class Product>
@@ -120,9 +170,10 @@ class Checks {
     double share = has_factor(w_.scales.scale_type) ? 1.0 / (65 * 8192) : 0;
     // (Nor are sums of so many terms as exact as those of floats.)
     if (c_.is_long()) share = 1e-3 / 65;
-    if (!is_product(c_, false, x.data(), y.data(), rounded_to_bfloat16, of_w, share) &&
-        !is_product(c_, false, x.data(), y.data(), not_rounded, not_rounded, 0))
-      fail(what);
+    Given rounded = given(c_, x.data(), c_.k(), rounded_to_bfloat16, share);
+    rounded.of_w = of_w;
+    const Given exact = given(c_, x.data(), c_.k(), not_rounded);
+    if (!is_product(c_, false, {rounded, exact}, y.data())) fail(what);
   }
 
   // Products of integers of 16 bits, and of 8, of weights for which there are some.
@@ -138,8 +189,8 @@ class Checks {
     // `share`: what inputs may be off by, of the largest that is no outlier.
     const auto check = [&](const char* what, double share, auto product) {
       const auto y = run(kernels_, w, c_.n(), product);
-      if (!is_product(c_, false, x.data(), y.data(), not_rounded, not_rounded, share))
-        fail(what);
+      const auto near = given(c_, x.data(), c_.k(), not_rounded, share);
+      if (!is_product(c_, false, {near}, y.data())) fail(what);
     };
     if (kernels_.int16 != nullptr)
       check("int16", 0.51 / kMostWord,
@@ -156,14 +207,33 @@ class Checks {
     return w_.point_type == PointType::kSigned || w_.point_type == PointType::kIntegers;
   }
 
-  // Of two digits.
+  // Of inputs in two digits, which should be close to them.
   void digits() const {
     const auto x = c_.inputs(c_.k());
-    const auto product = [&](const auto& whole, float* y) { whole.int8(x.data(), y); };
-    const auto y = run(kernels_, w_, c_.n(), product);
-    if (!is_product(c_, false, x.data(), y.data(), not_rounded, not_rounded,
-                    0.51 / (127.0 * 254)))
-      fail("int8");
+    const int64_t stride = codes_of(w_.packing, w_.in_bytes.row);
+    const int64_t most = c_.k() / kOutlierShare;
+    const Guarded<int8_t> digit(2 * c_.rows() * stride);
+    const Guarded<float> unit(c_.rows());
+    const Guarded<int32_t> outliers(c_.rows());
+    const Guarded<Outlier> outlier(c_.rows() * most);
+    const Digits two = {2,          c_.rows(), stride,         digit.get(),
+                        unit.get(), most,      outliers.get(), outlier.get()};
+    kernels_.to_digits(x.data(), c_.k(), two, digit.get(), unit.get(), outliers.get(),
+                       outlier.get(), pool_.parallel());
+    const Given exact = given(c_, x.data(), c_.k(), not_rounded);
+    Given near = {{}, exact.unit};
+    bool ordinary = true;
+    for (int64_t m = 0; m < c_.rows(); ++m) {
+      const float* const mine = x.data() + m * c_.k();
+      ordinary = ordinary && outliers.get()[m] <= 0;
+      const auto row = outliers.get()[m] == kNoDigits
+                           ? std::vector<double>(mine, mine + c_.k())
+                           : from_digits(two, m, mine, c_.k());
+      if (row.empty()) return fail("digits");
+      near.x.insert(near.x.end(), row.begin(), row.end());
+    }
+    check_int8("int8", {near, exact}, ordinary,
+               [&](const auto& whole, float* y) { whole.int8(x.data(), y); });
   }
 
   // Of one digit.
@@ -177,17 +247,23 @@ class Checks {
         x[i] = unit[m] * digit[i];
       }
     }
-    const auto product = [&](const auto& whole, float* y) {
-      whole.int8(digit.data(), unit.data(), y);
-    };
+    check_int8(
+        "int8, rounded", {given(c_, x.data(), c_.k(), not_rounded)}, true,
+        [&](const auto& whole, float* y) { whole.int8(digit.data(), unit.data(), y); });
+  }
+
+  // `same`: whether tiles find the same bits as registers.
+  template <class Product>
+  void check_int8(const char* what, const std::vector<Given>& any, bool same,
+                  Product product) const {
     const auto y = run(kernels_, w_, c_.n(), product);
-    if (!is_product(c_, false, x.data(), y.data(), not_rounded, not_rounded, 0))
-      fail("int8, rounded");
+    if (!is_product(c_, false, any, y.data())) fail(what);
 #ifdef __x86_64__
     // (Squares of tiles scale sums over whole rows, once.)
-    if (!tiles_ || (w_.in_bytes.blocks == 1 && c_.rows() >= 64)) return;
-    const auto same = run(table_of(kAvx512), w_, c_.n(), product);
-    if (std::memcmp(same.data(), y.data(), y.size() * sizeof(float)) != 0)
+    const bool squares = w_.in_bytes.blocks == 1 && c_.rows() >= 32;
+    if (!tiles_ || !same || squares) return;
+    const auto other = run(table_of(kAvx512), w_, c_.n(), product);
+    if (std::memcmp(other.data(), y.data(), y.size() * sizeof(float)) != 0)
       fail("not the same bits as in registers");
 #endif
   }
