@@ -113,7 +113,9 @@ def test_the_compiled_program_multiplies_8_bits():
     model = low(w, backward=Stochastic("int8"))
     loss = lambda m, x: jnp.sum(jax.vmap(lambda x: m @ x)(x) ** 2)
     program = jax.jit(jax.grad(loss, (0, 1))).lower(model, jnp.asarray(x)).compile()
-    integers = r"= s32\[[\d,]*\]\S* dot\(|target=\"eqquant_\w+\""
+    # The library takes them as 8-bit inputs.
+    library = r"target=\"eqquant_\w+\", operand_layout_constraints=\{s8\["
+    integers = rf"= s32\[[\d,]*\]\S* dot\(|{library}"
     assert len(re.findall(integers, program.as_text())) == 3
 
 
