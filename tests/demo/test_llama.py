@@ -113,6 +113,8 @@ def test_formats_that_differ_between_layers(format, tmp_path):
     assert kinds[0] == kinds[2] != kinds[1] == eqq.formats.Q5_0()
     tokens = np.random.default_rng(0).integers(0, len(tiny.tokens()), 20)
     wanted = by_numpy(path, tokens)
+    with pytest.raises(ValueError, match="another format in some layers"):
+        model.stacked()
     dense = eqq.tree_dequantize(model).stacked()
     assert dense.layers.self_attn.v_proj.weight.shape == (tiny.depth, 32, 64)
     for each in (model, dense):

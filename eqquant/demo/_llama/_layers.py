@@ -34,6 +34,11 @@ def stacked(layers: _Layer | list[_Layer]) -> _Layer:
     """A stack of layers that are alike."""
     if not isinstance(layers, list):
         return layers
+    if len({jax.tree.structure(layer) for layer in layers}) > 1:
+        raise ValueError(
+            "Layers should be alike to be a stack. Some arrays have another format in "
+            "some layers: `eqquant.tree_dequantize(model).stacked()`."
+        )
     arrays, static = zip(*(eqx.partition(layer, eqx.is_array) for layer in layers))
     return eqx.combine(jax.tree.map(lambda *a: jnp.stack(a), *arrays), static[0])
 

@@ -55,7 +55,7 @@ class Llama(eqx.Module):
         return jnp.zeros((c.depth, 2, c.key_heads, size, c.head_size))
 
     def stacked(self) -> "Llama":
-        """The same model, whose layers are alike, as a stack of them."""
+        """The same model, with its layers in a stack. They should be alike."""
         return eqx.tree_at(lambda m: m.layers, self, stacked(self.layers))
 
 
