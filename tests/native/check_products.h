@@ -254,8 +254,8 @@ class Checks {
 
   // `same`: whether tiles find the same bits as registers.
   template <class Product>
-  void check_int8(const char* what, const std::vector<Given>& any, bool same,
-                  Product product) const {
+  void check_int8(const char* what, const std::vector<Given>& any,
+                  [[maybe_unused]] bool same, Product product) const {
     const auto y = run(kernels_, w_, c_.n(), product);
     if (!is_product(c_, false, any, y.data())) fail(what);
 #ifdef __x86_64__
