@@ -2,8 +2,8 @@
 
 `_owners` knows which leaves of a PyTree are weights of matrix products by the modules
 that they belong to, and `_example` by tracing a call. `_requests` knows what a filter
-(`_rules`, or a prefix of the tree) requests for each leaf, and `_decide` what becomes
-of each leaf and why.
+(`_rules`, or a prefix of the tree) requests for each leaf, and `_decide` makes the
+`_decision` what becomes of each leaf and why.
 
 This room imports `_trace` and the rooms below it.
 
@@ -13,10 +13,10 @@ To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 from ._decide import (
     check_unsupported as check_unsupported,
     decide as decide,
-    Decision as Decision,
     FilterSpec as FilterSpec,
     Unsupported as Unsupported,
 )
+from ._decision import Decision as Decision
 from ._example import (
     Example as Example,
     modules_on_call as modules_on_call,

@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import identity, is_quantized
+from ._decision import Decision
 from ._jitted import closed
 from ._on_call import methods_of, put_on_call, rebuilt
 from ._owners import LeafInfo
@@ -13,7 +14,6 @@ from ._owners import LeafInfo
 
 if TYPE_CHECKING:
     from .._trace import Use
-    from ._decide import Decision
 
 
 class Example:
@@ -72,7 +72,7 @@ def _call(model, *args):
 
 def modules_on_call(
     model: PyTree,
-    decisions: "Sequence[Decision]",
+    decisions: Sequence[Decision],
     new: Sequence[Any],
     example: Example | None,
     is_leaf: Callable[[Any], bool] = is_quantized,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from .._array import identity
 from ..formats import AbstractFormat
-from ._decide import Decision
+from ._decision import Decision
 from ._rounding import check, contracted_axes
 
 

@@ -7,7 +7,7 @@ import jax
 from .._array import identity, quantize, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
 from ..formats import AbstractFormat
-from ._decide import Decision
+from ._decision import Decision
 from ._owners import LeafInfo
 
 

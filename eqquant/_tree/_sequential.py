@@ -13,7 +13,7 @@ from .._array import identity, QuantizedArray
 from .._product import Axis
 from .._progress import Watched
 from ..formats import AbstractFormat
-from ._decide import Decision
+from ._decision import Decision
 from ._rounding import (
     check_method,
     contracted_axes,

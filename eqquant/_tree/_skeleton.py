@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from .._array import quantize, QuantizedArray
 from .._product import Axis, full_spec
 from ..formats import AbstractFormat
-from ._decide import Decision
+from ._decision import Decision
 
 
 def skeleton(

@@ -1,17 +1,14 @@
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from .._array import is_quantized
 from ..formats import AbstractFormat, as_format
+from ._decision import Decision
 from ._requests import Request
 from ._rules import is_every, matches, Rules
-
-
-if TYPE_CHECKING:
-    from ._decide import Decision
 
 
 # A filter names arrays with a format by
@@ -39,7 +36,7 @@ _no_matrices = ("vector", "bias", "norm", "state", "dtype", "not an array")
 def check_unmet(
     spec: Any,
     requests: Sequence[Request],
-    decisions: "Sequence[Decision]",
+    decisions: Sequence[Decision],
     strict: bool | None,
     goal: str,
 ) -> None:
@@ -85,7 +82,7 @@ def _is_met(decision):
     return kind is None or (kind in _by_choice and kind != "not requested")
 
 
-def _named(spec, requests, decisions) -> "Iterator[tuple[str, Any, list[Decision]]]":
+def _named(spec, requests, decisions) -> Iterator[tuple[str, Any, list[Decision]]]:
     # What asks for a format, which, and of which arrays.
     if isinstance(spec, Rules):
         for rule in spec.rules:

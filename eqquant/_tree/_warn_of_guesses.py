@@ -2,7 +2,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ._decide import Decision
+from ._decision import Decision
 
 
 # With fewer numbers along the contracted axis, most formats store about as many bits in

@@ -6,7 +6,8 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..formats import AbstractFormat
-from ._decide import Decision, FilterSpec
+from ._decide import FilterSpec
+from ._decision import Decision
 from ._unmet import by_use
 
 

@@ -13,7 +13,7 @@ from .._array import quantize, QuantizedArray, tree_prepack
 from .._ops import qmatmul
 from .._report import explain
 from ..formats import AbstractExact, Dynamic8, Int, Int4, Int8, NF4, Ternary
-from ..kernels import describe_features, Kind, kind_of, Problem, supporting
+from ..kernels import describe_processor, Kind, kind_of, Problem, supporting
 from ._entries import Show
 from ._error import normal
 from ._formats import all_formats, Quantization
@@ -145,11 +145,12 @@ def measure_costs(show: Show | None = None) -> dict[str, Any]:
             continue
         for kind, of_kernels in _costs(quantization, across, panels):
             costs.setdefault(kind, of_kernels)
-    vendor, features = describe_features()
+    processor = describe_processor()
     return {
         "name": describe_machine(),
-        "vendor": vendor,
-        "features": sorted(features),
+        "vendor": processor.vendor,
+        "family": processor.family,
+        "features": sorted(processor.features),
         "fuses": jax.__version_info__ >= (0, 11),
         "costs": [[kind, of_kernels] for kind, of_kernels in costs.items()],
     }

@@ -43,7 +43,7 @@ from ._table import (
     supporting as supporting,
 )
 from .cpu import (
-    describe_features as describe_features,
+    describe_processor as describe_processor,
     Kind as Kind,
     kind_of as kind_of,
     measured_machine as measured_machine,

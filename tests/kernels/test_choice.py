@@ -31,8 +31,8 @@ def on(monkeypatch):
         if features[-1] not in available:
             pytest.skip(f"needs {features[-1]}")
         monkeypatch.setenv("EQQUANT_NATIVE_LEVEL", features[-1])
-        found = vendor, frozenset(features)
-        monkeypatch.setattr(costs, "_features", lambda level: found)
+        found = costs.Processor(vendor, None, frozenset(features))
+        monkeypatch.setattr(costs, "_processor", lambda level: found)
         forget()
 
     yield on
@@ -147,9 +147,23 @@ def test_what_explain_tells():
     ),
 )
 def test_the_nearest_machine(vendor, features, taken, monkeypatch):
-    monkeypatch.setattr(costs, "_features", lambda level: (vendor, features))
+    here = costs.Processor(vendor, None, frozenset(features))
+    monkeypatch.setattr(costs, "_processor", lambda level: here)
     found = costs._machine.__wrapped__(None)
-    assert found.features == taken
+    assert found.processor.features == taken
+
+
+# Families of AMD have the same instruction sets, and other costs.
+@pytest.mark.parametrize(
+    "vendor, family, taken",
+    ((amd, 25, 25), (amd, 26, 26), (amd, 27, 26), (intel, 6, None), (None, None, None)),
+)
+def test_the_nearest_family(vendor, family, taken, monkeypatch):
+    features = frozenset(_avx512 | {"avx512_bf16"})
+    here = costs.Processor(vendor, family, features)
+    monkeypatch.setattr(costs, "_processor", lambda level: here)
+    found = costs._machine.__wrapped__(None)
+    assert found.processor.family == taken and found.fuses == fuses
 
 
 # Nor was any ARM processor: they take those of x86, and say so.
@@ -167,10 +181,10 @@ def test_the_nearest_machine(vendor, features, taken, monkeypatch):
 )
 def test_on_arm(flags, features, like, monkeypatch):
     monkeypatch.setattr(costs, "processor", lambda: {"Features": flags})
-    assert costs._features(None) == (None, features)
-    assert costs._features("neon") == (None, {"neon"})
+    assert costs._processor(None) == (None, None, features)
+    assert costs._processor("neon") == (None, None, {"neon"})
     found = costs._machine.__wrapped__(None)
-    assert found.features == like
+    assert found.processor.features == like
     assert found.name.endswith("since no ARM processor was measured")
 
 

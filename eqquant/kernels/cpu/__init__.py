@@ -19,7 +19,7 @@ from . import (
     _unit_tiles as _unit_tiles,
 )
 from ._costs import (
-    describe_features as describe_features,
+    describe_processor as describe_processor,
     Kind as Kind,
     kind_of as kind_of,
     measured_machine as measured_machine,

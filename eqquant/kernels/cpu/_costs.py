@@ -96,19 +96,31 @@ def kind_of(
     return Kind(product, "", bits, points, format.offset, short, rounds, panels)
 
 
+class Processor(NamedTuple):
+    """What is known of a processor.
+
+    - `vendor`, `family`: as Linux tells them. (Families of AMD have their own costs
+      where instruction sets are the same.) `None` if they are not known, or if costs
+      are those of any.
+    - `features`: the instruction sets that kernels use there.
+    """
+
+    vendor: str | None
+    family: int | None
+    features: frozenset[str]
+
+
 class Machine(NamedTuple):
     """The costs of kernels on a machine.
 
     - `name`: of the machine and of the version of JAX, in words.
-    - `features`: the instruction sets that kernels use there.
-    - `vendor`: of the processor, if it matters.
+    - `processor`: what it has.
     - `fuses`: whether JAX is 0.11 or newer.
     - `costs`: for each kind, `[a, b, c]` of kernels.
     """
 
     name: str
-    features: frozenset[str]
-    vendor: str | None
+    processor: Processor
     fuses: bool
     costs: Mapping[Kind, Mapping[str, list[float]]]
 
@@ -117,8 +129,8 @@ class Machine(NamedTuple):
         found = json.loads(path.read_text("utf-8"))
         costs = {Kind(*kind): of_kernels for kind, of_kernels in found["costs"]}
         features = frozenset(found["features"])
-        vendor, newer = found["vendor"], found["fuses"]
-        return cls(found["name"], features, vendor, newer, costs)
+        processor = Processor(found["vendor"], found["family"], features)
+        return cls(found["name"], processor, found["fuses"], costs)
 
     def of(self, kind: Kind) -> Mapping[str, list[float]]:
         """The costs for the nearest kind that was measured."""
@@ -160,12 +172,12 @@ _flags = {
 }
 
 
-def describe_features() -> tuple[str | None, frozenset[str]]:
-    """The vendor of this processor, and the instruction sets that kernels use here."""
-    return _features(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+def describe_processor() -> Processor:
+    """This processor, with the instruction sets that kernels use here."""
+    return _processor(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
-def _features(level):
+def _processor(level):
     info = processor()
     flags = info.get("flags") or info.get("Features") or ""
     found = {_flags[flag] for flag in flags.split() if flag in _flags}
@@ -176,20 +188,25 @@ def _features(level):
             found &= set(levels[: levels.index(level) + 1])
     if "avx512" in found:
         found.discard("avx_vnni")  # The same products, of half the width.
-    return info.get("vendor_id"), frozenset(found)
+    family = info.get("cpu family")
+    family = None if family is None else int(family)
+    return Processor(info.get("vendor_id"), family, frozenset(found))
 
 
 @ft.cache
 def _machine(level: str | None) -> Machine:
-    vendor, features = _features(level)
+    vendor, family, features = _processor(level)
     arm = features & set(_arm_levels)
     features = frozenset(_like_arm.get(feature, feature) for feature in features)
 
     def far(found):
+        its = found.processor
+        families = None not in (its.family, family)
         return (
-            len(found.features - features),
-            found.vendor not in (None, vendor),
-            len(features - found.features),
+            len(its.features - features),
+            its.vendor not in (None, vendor),
+            len(features - its.features),
+            abs(its.family - family) if families else 0,
             found.fuses != fuses,
         )
 
