@@ -1,20 +1,20 @@
-"""What a program does with its operands: which products they enter, and what these
-multiply them with.
+"""Traces how a program uses its operands: which products each of them enters, and the
+inputs that these products multiply it with.
 
-`_view` says which values of a program are an operand but for the order of its axes,
-`_follow` what primitives make of such a value, and `_meeting` how it enters a product.
-`_walk` goes through a program and finds the `_site` of each product, and `_uses` tells
-of a function what a walk finds. `_capture` runs a program and adds up what the products
-multiply operands with (`_moments`), for `calibrate` and `Sequential`, which read off a
-walk what there is to be summed (`_plan`). For `Sequential`, `_unrolled` makes one list
-of equations of a program, `_program` tells where it is cut, and a `_segment` is what
-runs from one cut to the next. `_calls` traces and compiles what they run, and `_folds`
-finds which arrays could take a scale of the inputs of others.
+A view (`_view`) describes a value of a program that is an operand up to the order of
+its axes. `_follow` maps a view through a primitive, and `_meeting` describes how a view
+enters a product. `_walk` goes through a program and finds the `_site` of each product;
+`_uses` returns the result of a walk for a function. `_capture` runs a program and sums
+the moments (`_moments`) of the inputs, for `calibrate` and `Sequential`; `_plan`
+chooses the sums from a walk. For `Sequential`, `_unrolled` flattens a program into one
+list of equations, `_program` decides where to cut it, and a `_segment` runs from one
+cut to the next. `_calls` traces and compiles the calls, and `_folds` finds the arrays
+that can absorb a scale of the inputs of other arrays.
 
 May import `_implicit` and the rooms below it.
 
-To follow a leaf through another primitive, say in `_moves.py` of `_implicit` what it
-does.
+To follow a leaf through another primitive, describe the primitive in `_moves.py` of
+`_implicit`.
 """
 
 from ._calibrate import calibrate as calibrate

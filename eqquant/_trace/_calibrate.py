@@ -17,16 +17,17 @@ def calibrate(
     *,
     diagonal_above: int = 8192,
 ) -> Statistics:
-    """Sums what each weight of a model is multiplied with, over batches of data: the
-    Gram matrix `x^T x` of the inputs `x` of each matrix.
+    """Sums the Gram matrix `x^T x` of the inputs `x` of each weight of a model, over
+    batches of data.
 
-    `fn` is traced, and its program is run with the sums as further values, compiled
-    once for batches of one shape. The model needs no changes: products are found in
-    loops, branches, mapped and rematerialised functions. Sums are taken in float32.
+    `fn` is traced, and its program is run with the sums as further values. It is
+    compiled once for batches of one shape. The model needs no changes: products are
+    found in loops, branches, mapped and rematerialised functions. Sums are taken in
+    float32.
 
-    If the numbers of a weight are changed one by one before its products, such as by a
-    mask or a softplus, only the diagonal of its Gram is kept. It tells how much each
-    input matters.
+    If elementwise functions such as a mask or a softplus change a weight before its
+    products, only the diagonal of its Gram is kept. It measures how much each input
+    matters.
 
     !!! Example
 

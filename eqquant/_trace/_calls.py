@@ -19,19 +19,20 @@ from ._view import whole
 from ._walk import walk
 
 
-# Of the value of a sum, and of its rows.
+# The shape of the value of a sum, and the shape of its rows.
 Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Traced(NamedTuple):
-    """The program of a call, whose operands are the leaves of the model, and then those
-    of the batch.
+    """The program of a call, whose operands are the leaves of the model, followed by
+    the leaves of the batch.
 
-    - `shapes`: those of all operands.
+    - `shapes`: the shapes of all operands.
     - `sites`: the products that each leaf of the model enters.
-    - `changing`: by leaf, the equations that change its numbers before.
-    - `folds`: which leaves could take a scale of the inputs of weights.
-    - `sharding`: where the sums belong.
+    - `changing`: for each leaf, the equations that change its numbers before its
+        products.
+    - `folds`: the leaves that can absorb a scale of the inputs of weights.
+    - `sharding`: the sharding of the sums.
     """
 
     jaxpr: ClosedJaxpr
@@ -47,7 +48,7 @@ class Calls:
     """Calls `fn(model, batch)`, traced once for batches of one shape.
 
     - `leaves`, `paths`: the arrays of the model, and their paths.
-    - `compile`: makes of a traced call what runs it.
+    - `compile`: compiles a traced call.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Calls:
     ):
         dynamic, self._static = eqx.partition(model, eqx.is_array)
         self._fn = fn
-        self._dynamic = jtu.tree_map(jnp.asarray, dynamic)  # of NumPy's
+        self._dynamic = jtu.tree_map(jnp.asarray, dynamic)  # may be NumPy arrays
         self._compile = compile
         self._compiled: dict[Any, Any] = {}
         self._structure: Any = None
@@ -80,13 +81,13 @@ class Calls:
         return self._traced
 
     def __call__(self, i: int, batch: PyTree) -> tuple[Any, list[Array]]:
-        """What runs the call with batch number `i`, and the arrays of the batch.
+        """Returns the compiled call for batch number `i`, and the arrays of the batch.
 
         **Raises:**
 
         A `ValueError` if the batch has another structure than the first, if no product
-        has an array of the model as an operand, or if the products are others than with
-        the first batch.
+        has an array of the model as an operand, or if the products differ from the
+        products of the first batch.
         """
         batch = jtu.tree_map(
             lambda x: jnp.asarray(x) if eqx.is_array_like(x) else x, batch
@@ -144,8 +145,8 @@ class Calls:
         return traced
 
     def shapes(self, diagonal_above: int) -> dict[Slot, Shapes]:
-        """The shapes of all sums. Of products that contract more inputs than
-        `diagonal_above`, these are diagonals."""
+        """Returns the shapes of all sums. Products that contract more inputs than
+        `diagonal_above` have diagonals only."""
         shapes = {}
         for slot, lead in self.traced.plan.lead.items():
             leaf, contracted = slot
@@ -156,12 +157,13 @@ class Calls:
         return shapes
 
     def zeros(self, shapes: Shapes) -> Sums:
-        """Sums of no rows."""
+        """Returns sums of no rows."""
         make = lambda shape: np.zeros(shape, np.float32)
         return Sums(*jax.device_put(list(map(make, shapes)), self.traced.sharding))
 
     def places(self, slot: Slot) -> list[tuple[str, tuple[int, ...]]]:
-        """The path and the contracted axes of each leaf whose sum is that of a slot."""
+        """Returns the path and the contracted axes of each leaf that shares the sum of
+        a slot."""
         return [
             (self.paths[leaf], axes)
             for (leaf, axes), owner in self.traced.plan.shared.items()
@@ -184,7 +186,7 @@ class Calls:
 
 
 def tracked(traced: Traced) -> list[Views]:
-    """The views that operands are: the leaves that there are sums for."""
+    """Returns the views of all operands: the leaves that have sums are views."""
     leaves = {leaf for leaf, _ in traced.plan.lead}
     return [
         (whole(i, shape),) if i in leaves else ()
@@ -193,7 +195,7 @@ def tracked(traced: Traced) -> list[Views]:
 
 
 def check_batches(batches: Any) -> None:
-    """Raises a `ValueError` if these are a single batch."""
+    """Raises a `ValueError` if `batches` is a single batch."""
     if isinstance(batches, jax.Array | np.ndarray):
         got = f"one array, of shape {batches.shape}"
     elif isinstance(batches, dict):
@@ -213,7 +215,7 @@ def _used(paths, others, incomplete):
 
 
 def _sharding(operands):
-    # The sums are on all devices of the mesh that the model or the batch is on.
+    # The sums are replicated over the mesh of the model or of the batch.
     for x in operands:
         if isinstance(x.sharding, NamedSharding):
             return NamedSharding(x.sharding.mesh, PartitionSpec())

@@ -33,14 +33,15 @@ class Sums(NamedTuple):
 
 
 class Capture:
-    """Evaluates a program, and adds to the sums of each slot what its products multiply
-    the leaf with. The sums are carried through loops and branches.
+    """Evaluates a program, and adds the moments of the inputs of its products to the
+    sums of each slot. The sums are carried through loops and branches.
 
-    `lanes` names a mapped axis of size two, of two lanes that run the program with
-    different leaves. Then, `x^T y` is summed, where `y` is `x` of the second lane.
-    Integers, such as the choice of an expert, are those of the first lane, so that rows
-    of both correspond. `turn` are steps of scans by the axes of the leaf that they
-    choose along: only at these are products summed."""
+    `lanes` names a mapped axis of size two, whose two lanes run the program with
+    different leaves. Then `x^T y` is summed, where `x` is the input in the first lane
+    and `y` the input in the second. Both lanes use the integers of the first, such as
+    the choice of an expert, so that their rows correspond. `turn` maps axes of the leaf
+    to steps of the scans that choose along them: only products at these steps are
+    summed."""
 
     def __init__(
         self,
@@ -57,7 +58,8 @@ class Capture:
         self.sums = dict(sums)
         self._lanes = lanes
         self._turn = turn
-        # By leaf, the equations that change its numbers, as `walk` found them.
+        # For each leaf, the `id`s of the equations that change its numbers (see
+        # `walk`).
         self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
         self._manual = manual
@@ -65,11 +67,11 @@ class Capture:
         self._sharded = sharded
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any], views: Sequence[Views]):
-        """The results of a program, and which views they are."""
+        """Returns the results of a program, and their views."""
         return evaluate(jaxpr, values, views, self.apply)
 
     def apply(self, eqn: JaxprEqn, values: list[Any], views: list[Views]):
-        """The results of an equation, and which views they are."""
+        """Returns the results of an equation, and their views."""
         if self._lanes is not None and eqn.primitive.name.startswith("ragged_dot"):
             values = [self._mapped(a) for a in values]
         outs, found = self._applied(eqn, values, views)
@@ -112,7 +114,7 @@ class Capture:
         return jnp.where(lax.axis_index(self._lanes) < 0, jnp.zeros_like(a), a)
 
     def _same(self, a):
-        # Integers are the same in both lanes.
+        # Both lanes use the integers of the first.
         if self._lanes is None or not jnp.issubdtype(a.dtype, jnp.integer):
             return a
         return lax.all_gather(a, self._lanes)[0]
@@ -159,7 +161,7 @@ class Capture:
         order = [places[i] for i in others if i in places]
         again = tuple(j for j in range(len(met.over)) if j not in order)
         leads = dict(zip(others, total.rows.shape, strict=True))
-        # (The sum may be that of one index alone, whichever it is.)
+        # (The sum may have one index only, at any step.)
         indices = {i.factor.axis: i for i in view.at if not i.many}
         indices = {i: index for i, index in indices.items() if leads.get(i, 1) > 1}
         starts = [_scalar(indices[i]) if i in indices else 0 for i in others]
@@ -186,14 +188,14 @@ class Capture:
         return Sums(*map(added, total, new))
 
     def _once(self, a):
-        # What is the same on several devices is summed on one of them.
+        # A value that is the same on several devices is summed on one of them.
         for name in self._manual:
             if name not in jax.typeof(a).manual_axis_type.varying:
                 first = lax.axis_index(name) == 0
                 a = jnp.where(first, a, jnp.zeros_like(a))
         return a
 
-    # What has programs inside: the sums of the leaves that enter it go through it.
+    # Primitives that contain programs: the sums of the leaves that enter go through.
 
     def _live(self, views):
         leaves = {view.leaf for each in views for view in each}

@@ -14,18 +14,18 @@ from ._meeting import meeting
 from ._view import chosen, Factor, repeated, View, whole
 
 
-# Inputs may be divided by a scale for each channel, and the weights that they are
-# multiplied with multiplied by it, if something before divides the inputs at no cost: a
-# leaf whose numbers are factors of them, such as the weight of a norm.
+# Inputs can be divided by a scale for each channel, and their weights multiplied by it,
+# if an earlier leaf, such as the weight of a norm, is a factor of the inputs: dividing
+# this leaf costs nothing.
 
 
 class Fold(NamedTuple):
-    """Leaves that scale what some weights are multiplied with. If all `factors` are
-    divided by a scale for each channel, and the weights of all `slots` multiplied by
-    it, then the program computes what it did.
+    """Leaves that scale the inputs of some weights. If all `factors` are divided by a
+    scale for each channel, and the weights of all `slots` are multiplied by it, the
+    results of the program do not change.
 
-    - `factors`: leaves, each with the axes that the channels are.
-    - `slots`: weights, each with the axes that are contracted, which the channels are.
+    - `factors`: leaves, each with its axes of channels.
+    - `slots`: weights, each with its contracted axes, which are the channels.
     """
 
     factors: tuple[Slot, ...]
@@ -35,8 +35,8 @@ class Fold(NamedTuple):
 def folds(
     jaxpr: ClosedJaxpr, shapes: Sequence[Sequence[int]], number: int
 ) -> list[Fold]:
-    """What may be folded in a program, among the first `number` of its operands. The
-    others are not known, and neither is what a branch does."""
+    """Returns the folds of a program among the first `number` of its operands. Other
+    operands and branches are not followed."""
     walk = _Walk(shapes)
     ins = [
         _Value((whole(i, shape),) if i < number else (), None)
@@ -50,7 +50,7 @@ def folds(
 class _Scaled(NamedTuple):
     """A value that leaves scale along some channels.
 
-    - `birth`: the number of what has scaled it.
+    - `birth`: the number of the product or sum that scaled it first.
     - `view`: the view of an array whose first axis is the channels, and whose others
         are the other axes of the value.
     - `shape`: the shape of that array.
@@ -80,7 +80,7 @@ class _Walk:
         self._uses: list[int] = []  # leaves, once for each product
 
     def found(self) -> list[Fold]:
-        """All folds that are proved."""
+        """Returns all folds that are proved."""
         groups: dict[int, tuple[list, list]] = {}
         for birth, slot in self._factors:
             groups.setdefault(self._root(birth), ([], []))[0].append(slot)
@@ -97,7 +97,7 @@ class _Walk:
     def _is_proved(self, factors, slots, every):
         weights = {leaf for leaf, _ in slots}
         return (
-            # Nothing else is done with the factors, and with the weights.
+            # Nothing else uses the factors or the weights.
             all(every.count(leaf) == 1 for leaf, _ in factors)
             and not self._lost_leaves & {leaf for leaf, _ in factors}
             and not self._lost_leaves & weights
@@ -118,7 +118,7 @@ class _Walk:
         return scaled is not None and scaled.birth not in self._lost_births
 
     def lose(self, value: _Value) -> None:
-        """Something is done with a value that cannot be followed."""
+        """Marks a value whose further use cannot be followed."""
         self._lost_leaves.update(view.leaf for view in value.views)
         if value.scaled is not None:
             self._lost_births.add(value.scaled.birth)
@@ -153,7 +153,7 @@ class _Walk:
         return self._follow(eqn, values)
 
     def _follow(self, eqn, values):
-        # Where nothing but the shape changes.
+        # Primitives that change nothing but the shape.
         outs = [_nothing] * len(eqn.outvars)
         names = list(range(len(values)))
         for place, value in enumerate(values):
@@ -181,7 +181,7 @@ class _Walk:
         return outs
 
     def _born(self, leaf, axes, dims):
-        # `dims`: of each axis of the value, the factors of the leaf, or its size.
+        # `dims`: for each axis of the value, the factors of the leaf, or its size.
         birth = len(self._parent)
         self._parent.append(birth)
         self._factors.append((birth, (leaf, axes)))
@@ -192,7 +192,7 @@ class _Walk:
         return _as_scaled(birth, math.prod(sizes), new)
 
     def _vector(self, eqn, value):
-        # The view and the axes of a leaf that has one number for each channel.
+        # The view and the axes of a leaf with one number for each channel.
         if len(value.views) != 1 or value.scaled is not None:
             return None
         (view,) = value.views
@@ -264,7 +264,7 @@ class _Walk:
             if born is not None or mixed or any(channels[i] for i in contracted[place]):
                 self.lose(value)
                 continue
-            # What is mixed is not the channels.
+            # Axes that are mixed with others are not channels.
             dims: list[Any] = _sizes(eqn.outvars[0].aval.shape)
             at = len(batch[0]) + (len(_free(eqn, 0)) if place == 1 else 0)
             for i, j in (*enumerate(batch[place]), *enumerate(free, at)):
@@ -304,7 +304,7 @@ class _Walk:
                 self._met.append((scaled.birth, (view.leaf, met.contracted)))
             else:
                 self.lose(other)
-        # And what comes out is scaled by the rows of the leaf.
+        # The rows of the leaf scale the result.
         contracted, batch = eqn.params["dimension_numbers"]
         free = [view.dims[i] for i in _free(eqn, place)]
         axes = tuple(sorted({f.axis for dim in free for f in dim}))
@@ -340,7 +340,7 @@ class _Walk:
 
 
 def _stays_scaled(eqn):
-    # Whether what is scaled before is scaled after. (A concatenation has further
+    # Whether a scaled operand gives a scaled result. (A concatenation adds other
     # numbers, and integers are rounded.)
     floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
     return floats and eqn.primitive.name != "concatenate"
@@ -367,7 +367,7 @@ def _free(eqn, place):
 
 
 def _channels(scaled):
-    # Of each axis of a value.
+    # For each axis of a value, the factors that are channels.
     return [tuple(f for f in dim if f.axis == 0) for dim in scaled.view.dims]
 
 
@@ -376,7 +376,7 @@ def _is_mixed(scaled):
 
 
 def _as_scaled(birth, channels, dims):
-    # `dims`: of each axis of the value, factors of the channels, or its size.
+    # `dims`: for each axis of the value, factors of the channels, or its size.
     shape, new = [channels], []
     for dim in dims:
         if isinstance(dim, int):

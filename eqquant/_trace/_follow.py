@@ -31,7 +31,7 @@ from ._view import (
 def follow(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int], operands: Sequence[Any]
 ) -> Sequence[View | None]:
-    """What the results of an equation are, if one of its operands is a view.
+    """Returns the views of the results of an equation, one of whose operands is a view.
 
     **Arguments:**
 
@@ -39,11 +39,11 @@ def follow(
     - `place`: which operand is the view.
     - `view`: the view.
     - `shape`: the shape of the leaf.
-    - `operands`: the values of all operands, of which the view keeps some as indices.
+    - `operands`: the values of all operands. The view keeps some of them as indices.
 
     **Returns:**
 
-    A view for each result, or `None` for what is no view any more.
+    A view for each result, or `None` for a result that is not a view.
     """
     return [
         None if moves is None else _moved(view, moves, shape)
@@ -139,14 +139,15 @@ def _is_whole(dim, shape):
 
 
 def _chosen(view, axis, index):
-    # The view at one index along a whole axis, which stays, of size one.
+    # The view at one index along a whole axis, which stays with size one.
     found = chosen(view, axis, index)
     assert found is not None
     dims = (*found.dims[:axis], (), *found.dims[axis:])
     return found._replace(dims=dims)
 
 
-# Of a matrix, an index chooses a row of a table. Of a stack, it chooses a matrix.
+# An index into a matrix looks up a row of a table. An index into a stack chooses a
+# matrix, which can enter a product.
 def _enough(view):
     if view is None or not view.at:
         return view
@@ -154,7 +155,8 @@ def _enough(view):
     return view if len(left) >= 2 else None
 
 
-# Each number of the result depends on that in the same place of each operand.
+# Each number of the result depends only on the numbers in the same place of the
+# operands.
 _elementwise = {
     *("abs", "add", "add_any", "and", "atan2", "ceil", "clamp", "complex", "cos"),
     *("cosh", "div", "erf", "erf_inv", "exp", "exp2", "expm1", "floor", "imag"),
@@ -165,8 +167,8 @@ _elementwise = {
 
 
 def changed(eqn: JaxprEqn, place: int, view: View) -> View | None:
-    """The view whose numbers an equation changes one by one; `None` if it does
-    otherwise, or if these are no numbers, but a mask."""
+    """Returns the view after an elementwise equation has changed its numbers. `None`
+    if the equation is not elementwise, or if the view is a boolean mask."""
     given: Any = eqn.invars[place].aval
     elementwise = eqn.primitive.name in _elementwise and given.dtype != bool
     out: Any = eqn.outvars[0].aval

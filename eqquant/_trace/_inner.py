@@ -5,7 +5,7 @@ from jax.extend.core import JaxprEqn
 from .._implicit import opened
 
 
-# The primitives that run a program once, on their operands.
+# Primitives that run a program once, on their operands.
 calls = {
     "checkpoint",
     "closed_call",
@@ -23,7 +23,7 @@ calls = {
 
 
 def body_of(eqn: JaxprEqn) -> Any:
-    """The jaxpr that a call runs."""
+    """Returns the jaxpr that a call runs."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next(eqn.params[name] for name in names if name in eqn.params)
 

@@ -14,14 +14,14 @@ class Meeting(NamedTuple):
     - `other`: the place of the other operand.
     - `contracted`: the axes of the leaf that are contracted, in order.
     - `columns`, `batch`: the axes of the other operand that are contracted with these,
-        and those that are batch axes.
-    - `over`: the factors of the leaf that each of `batch` meets.
-    - `rows`: how many rows of the other operand meet one matrix.
-    - `free`: of a plain product, the factors of the axes of the view that are neither
+        and its batch axes.
+    - `over`: for each axis of `batch`, the factors of the leaf on the other side.
+    - `rows`: the number of rows of the other operand that meet one matrix.
+    - `free`: for a plain product, the factors of the axes of the view that are neither
         contracted nor batch axes.
-    - `piece`: what of these axes is contracted, if not all.
-    - `windows`: of axes of the other operand that are contracted, the first index that
-        meets the leaf, and how many do.
+    - `piece`: the contracted part of these axes, if not all of them are contracted.
+    - `windows`: `(axis, start, size)` of each contracted axis of the other operand of
+        which only `size` indices from `start` on meet the leaf.
     """
 
     other: int
@@ -36,7 +36,7 @@ class Meeting(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what is contracted."""
+        """Whether the contracted part is known."""
         return self.piece is None or self.piece.is_known
 
 
@@ -46,12 +46,12 @@ products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged
 def meeting(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int]
 ) -> Meeting | None:
-    """How a view enters a product, or `None` if the product is not one over axes of
-    the leaf, or parts of them.
+    """Returns how a view enters a product, or `None` if the product does not contract
+    axes of the leaf, or parts of them.
 
     **Arguments:**
 
-    - `eqn`: the equation, of one of `products`.
+    - `eqn`: the equation; its primitive is one of `products`.
     - `place`: which operand is the view.
     - `view`: the view.
     - `shape`: the shape of the leaf.
@@ -82,7 +82,7 @@ def _dot(eqn, place, view, shape):
     x = eqn.invars[1 - place].aval.shape
     rows = [n for i, n in enumerate(x) if i not in (*columns, *over)]
     found = tuple(view.dims[i] for i in batch[place])
-    # Along a repeated axis, it is the same matrix that meets more rows.
+    # Along a repeated axis, the same matrix meets more rows.
     again = [f.size for dim in found for f in dim if f.axis in (repeated, picked)]
     columns = tuple(int(columns[i]) for i in order)
     over = tuple(int(i) for i in over)
@@ -96,7 +96,7 @@ def _dot(eqn, place, view, shape):
 
 
 def _dim(view, i, column, windows):
-    # The factors of an axis. Of a concatenation, those of the leaf.
+    # The factors of an axis. A concatenation contributes the factors of the leaf.
     dim = view.dims[i]
     joint = dim[0] if len(dim) == 1 and dim[0].axis == joined else None
     if joint is None or joint.inner is None or joint.start is None:
@@ -112,7 +112,7 @@ def _conv(eqn, view, shape):
     axes = _axes([f for i in numbers.rhs_spec[1:] for f in view.dims[i]], shape)
     out = eqn.outvars[0].aval.shape
     rows = math.prod(n for i, n in enumerate(out) if i != numbers.out_spec[1])
-    # With groups, each group of filters meets channels of its own.
+    # With groups, each group of filters meets its own channels.
     groups = eqn.params["feature_group_count"]
     out_dim = view.dims[numbers.rhs_spec[0]]
     over = ()
@@ -138,7 +138,7 @@ def _ragged(eqn, view, shape):
 
 
 def _axes(factors, shape):
-    # Each of them has to be the whole of an axis.
+    # Each axis has to be contracted as a whole.
     factors = merged(factors)
     if any(f.axis < 0 or f.size != shape[f.axis] for f in factors):
         return None
@@ -146,12 +146,12 @@ def _axes(factors, shape):
 
 
 def _of_size_one(shape):
-    # What contracts nothing but axes of size one: it makes no difference which.
+    # If only axes of size one are contracted, any of them will do.
     return tuple(i for i, n in enumerate(shape) if n == 1)[-1:]
 
 
 def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes of the leaf of which each index meets inputs of its own."""
+    """Returns the axes of the leaf along which each index meets its own inputs."""
     each = [f for dim in met.over for f in dim if f.axis >= 0]
     over = {f.axis for f in each if f.size == shape[f.axis]}
     left = {f.axis for dim in view.dims for f in dim}
@@ -160,9 +160,9 @@ def stacked(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """How many different inputs meet the leaf along each of its axes that is not
-    contracted. A number between one and the size of the axis belongs to as many equal
-    parts of it. `None` if the inputs cannot be told apart in this way."""
+    """Returns the number of different inputs that meet the leaf along each axis that is
+    not contracted. A number between one and the size of the axis divides the axis into
+    equal parts. `None` if the inputs cannot be told apart in this way."""
     sizes = {}
     over = met.over
     if met.piece is not None:
@@ -188,6 +188,7 @@ def lead(met: Meeting, view: View, shape: Sequence[int]) -> tuple[int, ...] | No
 
 
 def _each_picked(met):
-    # Whether each row of the other operand meets what was picked for it, or repeated.
+    # Whether each row of the other operand meets the matrix picked for it, or repeated
+    # matrices.
     kinds = [{f.axis for f in dim} for dim in met.over]
     return met.free is not None and all(k <= {repeated} or k == {picked} for k in kinds)

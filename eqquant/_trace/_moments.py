@@ -14,8 +14,8 @@ from ._meeting import Meeting
 from ._view import Index, picked
 
 
-# Sums over the rows of what enters a product: `x^T x`, or its diagonal. They are taken
-# in float32, of factors that are not rounded.
+# Sums of the inputs of a product over their rows: `x^T x`, or its diagonal. Sums are in
+# float32, and their factors are not rounded.
 
 
 def moments(
@@ -27,17 +27,18 @@ def moments(
     pick: Index | None = None,
     sharded: bool = False,
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """What a product adds to the Gram of a leaf, with one matrix for each index of the
-    axes `met.over`, and the number of rows of each. It is `x^T y`, where `y` is
-    `second`, or `x` if that is `None`. If rows `pick` their matrices, there is one for
-    each index of the axis along which they do. The axes of the rows are joined; but if
-    the arrays are `sharded`, only where types tell how. XLA would gather what is split
-    along other axes than the first."""
+    """Returns the term that a product adds to the Gram of a leaf, with one matrix for
+    each index of the axes `met.over`, and the number of rows of each matrix. The term
+    is `x^T y`, where `y` is `second`, or `x` if `second` is `None`. If rows `pick`
+    their matrices, there is one matrix for each index of the axis along which they
+    pick. The axes of the rows are joined; if the arrays are `sharded`, only where their
+    types prove that this keeps them split: XLA would gather an array that is split
+    along another axis than the first."""
     x = _within(jnp.asarray(operands[met.other]), met)
     y = x if second is None else _within(second, met)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return _moments(eqn, operands, met, diagonal, x, y, pick, sharded)
-    # The weight is real, so that both parts are rows that it meets.
+    # The weight is real, so the real and the imaginary part are rows that it meets.
     (real, rows), (imaginary, _) = (
         _moments(eqn, operands, met, diagonal, part(x), part(y), pick, sharded)
         for part in (jnp.real, jnp.imag)
@@ -85,19 +86,20 @@ def _moments(eqn, operands, met, diagonal, x, y, pick, sharded):
     lead = gram.shape[: len(met.over)]
     again = _repeats(gram, met)
     rows = jnp.full(lead, met.rows // again, jnp.float32)
-    # Under `shard_map`, devices that have rows of their own have numbers of their own.
+    # Under `shard_map`, devices with their own rows have their own numbers of rows.
     varying = tuple(jax.typeof(gram).manual_axis_type.varying)
     return gram, lax.pcast(rows, varying, to="varying") if varying else rows
 
 
 def _repeats(gram, met):
-    # The rows of repeated axes are summed by who adds this to a Gram.
+    # The caller sums the rows of repeated axes when it adds this to a Gram.
     sizes = zip(gram.shape, met.over)
     return math.prod(n for n, dim in sizes if any(f.axis < 0 for f in dim))
 
 
 def _is_split_first(x, met):
-    # Whether rows, and columns, are known to be split along the first of their axes.
+    # Whether the types say that rows and columns are split along the first of their
+    # axes.
     sharding = jax.typeof(x).sharding
     if sharding.mesh.empty or sharding.mesh.auto_axes:
         return False
@@ -107,9 +109,9 @@ def _is_split_first(x, met):
 
 
 def _as_matrices(x, met):
-    """The other operand of a product as `*batch rows k`, or as `*batch k rows` if it is
-    the second. XLA:CPU brings the operands of products into this order. Of one axis of
-    rows, it then needs no copy in another order for `x^T x`."""
+    """Returns the other operand of a product as `*batch rows k`, or as `*batch k rows`
+    if it is the second. XLA:CPU brings the operands of products into this order. With
+    one axis of rows, it then needs no copy in another order for `x^T x`."""
     rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
     axes = (met.columns, rest) if met.other else (rest, met.columns)
     groups = [*([i] for i in met.batch), *axes]
@@ -145,7 +147,7 @@ def _gram(x, y, columns, batch, diagonal):
 
 
 def _patches(eqn, x):
-    # The rows that a convolution multiplies its filters with, of each group.
+    # The rows that a convolution multiplies its filters with, for each group.
     params = eqn.params
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     window = [eqn.invars[1].aval.shape[i] for i in numbers.rhs_spec[2:]]
@@ -163,7 +165,7 @@ def _patches(eqn, x):
 
 
 def _rows_of_picks(x, met):
-    """The rows of the inputs, each as often as it meets something that was picked."""
+    """Returns the rows of the inputs, each repeated for every matrix picked for it."""
     rest = [i for i in range(x.ndim) if i not in (*met.columns, *met.batch)]
     x = lax.transpose(x, (*met.batch, *rest, *met.columns))
     lead = x.shape[: len(met.batch)]
@@ -174,16 +176,16 @@ def _rows_of_picks(x, met):
 
 
 def _by_pick(met, pick, x):
-    """The order in which these rows are sorted by what they picked, and how many rows
-    picked each."""
-    # The indices, in the order of the axes that they have become.
+    """Returns the order that sorts these rows by their picks, and the number of rows
+    for each pick."""
+    # The indices, in the order of the axes of the gathered array.
     over = [f for dim in met.over for f in dim]
     factors = [f for f in (*over, *met.free) if f.axis == picked]
     strides = np.argsort([-f.stride for f in factors])
     chosen = _gathered(jnp.asarray(pick.value))[..., pick.column]
     chosen = chosen.reshape([factors[i].size for i in strides])
     chosen = lax.transpose(chosen, np.argsort(strides).tolist())
-    # Along batch axes where the same was picked again, and for all rows.
+    # Broadcast over batch axes that repeat the same pick, and over all rows.
     of_batch = iter(chosen.shape)
     shape = [next(of_batch) if f.axis == picked else 1 for f in over]
     again = math.prod(of_batch)
@@ -221,15 +223,15 @@ def _ragged(x, y, sizes, column, diagonal):
 
 
 def _whole(x, rank):
-    # Where axes are sharded explicitly, JAX asks where those of a result should be.
-    # (Its maps want an entry for each axis.)
+    # With explicit sharding, JAX asks for the sharding of a result. (Mapped functions
+    # need a spec with an entry for each axis.)
     mesh = jax.typeof(x).sharding.mesh
     spec = PartitionSpec(*[None] * rank)
     return NamedSharding(mesh, spec) if mesh.explicit_axes else None
 
 
 def _placed(x, axes):
-    # Where an array is whose axes are split as these are of `x`.
+    # The sharding of an array whose axes are split like these axes of `x`.
     sharding = jax.typeof(x).sharding
     spec = PartitionSpec(*[None if i is None else sharding.spec[i] for i in axes])
     return sharding.update(spec=spec) if sharding.mesh.explicit_axes else None

@@ -9,19 +9,19 @@ from jaxtyping import Array, Shaped
 from ._view import Factor, Index, merged
 
 
-# Where a product contracts parts of axes of a leaf, such as half of one, or each of
-# several groups of one with inputs of its own.
+# Products that contract parts of axes of a leaf, such as half of an axis, or each of
+# several groups of an axis with its own inputs.
 
 
 class Piece(NamedTuple):
     """The part of the contracted axes that a product contracts.
 
-    - `factors`: that of each axis, in order.
-    - `across`: what is left of one of these axes, each index of which makes a piece of
-        its own; `None` if there is nothing left.
-    - `batch`: which batch axis of the product `across` is; `None` if all these pieces
-        meet the same inputs.
-    - `is_known`: whether this tells which pieces they are.
+    - `factors`: the contracted factor of each axis, in order.
+    - `across`: the rest of one of these axes, each index of which makes a piece of its
+        own; `None` if there is no rest.
+    - `batch`: the batch axis of the product that `across` is; `None` if all these
+        pieces meet the same inputs.
+    - `is_known`: whether the pieces are known.
     """
 
     factors: tuple[Factor, ...]
@@ -37,14 +37,14 @@ def piece_of(
     free: Sequence[Factor],
     at: Sequence[Index],
 ) -> Piece | None:
-    """The piece that a product contracts; `None` if it contracts whole axes.
+    """Returns the piece that a product contracts; `None` if it contracts whole axes.
 
     **Arguments:**
 
-    - `factors`: what is contracted, one factor of each axis.
-    - `shape`: that of the leaf.
-    - `over`, `free`: what the axes of the view are that are batch axes, and neither
-        these nor contracted.
+    - `factors`: the contracted factors, one for each axis.
+    - `shape`: the shape of the leaf.
+    - `over`, `free`: the factors of the batch axes of the view, and the factors of its
+        axes that are neither batch axes nor contracted.
     - `at`: the indices of the view.
     """
     if all(f.size == shape[f.axis] for f in factors):
@@ -64,7 +64,7 @@ def piece_of(
 
 
 def _joint(a, b):
-    # The factor that two make up, and whether `b` is the outer one.
+    # The joint factor of two, and whether `b` is the outer one.
     for outer, inner in ((a, b), (b, a)):
         both = merged((outer, inner))
         if len(both) == 1:
@@ -78,16 +78,16 @@ def placed(
     piece: Piece,
     shape: Sequence[int],
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """The sums of all inputs, which are zero for pairs that never are in one piece.
+    """Returns the sums of all inputs. They are zero for pairs that share no piece.
 
     **Arguments:**
 
-    - `value`: the sums of the inputs of a piece: `*over k k`, or the diagonal `*over k`
-        of each. If there are several pieces, they are along `piece.batch`, which goes.
-    - `rows`: the number of rows of each. Each counts by the part of all inputs that the
-        piece has.
-    - `piece`: which it is.
-    - `shape`: that of the leaf.
+    - `value`: the sums of the inputs of a piece: `*over k k`, or the diagonal
+        `*over k`. Several pieces lie along `piece.batch`, which is removed.
+    - `rows`: the number of rows of each. A row counts by the share of all inputs that
+        are in the piece.
+    - `piece`: the piece.
+    - `shape`: the shape of the leaf.
     """
     again = value.ndim - rows.ndim
     factors, across = [*piece.factors], piece.across
@@ -116,8 +116,8 @@ def placed(
 
 
 def _diagonal(value, lead, axes, place, again):
-    # The first axis of `value` becomes one of each group of axes, in this place: the
-    # diagonal of both, if there are two.
+    # Moves the first axis of `value` into each group of axes, at this place. With two
+    # groups, other entries than the diagonal of both are zero.
     n = value.shape[0]
     value = jnp.moveaxis(value, 0, lead - 1 + place)
     if again == 1:

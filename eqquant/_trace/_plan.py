@@ -10,10 +10,10 @@ class Plan(NamedTuple):
     """Which sums to make.
 
     - `lead`: the leading axes of each sum.
-    - `shared`: the slots of leaves, each with the one whose sum is also theirs.
-    - `incomplete`: for leaves of which some products cannot be summed, why.
+    - `shared`: the slots of leaves, each with the slot whose sum it shares.
+    - `incomplete`: for leaves with products that cannot be summed, the reason.
     - `changed`: the leaves whose numbers are changed before their products. Only the
-        diagonal is summed: what is said of pairs of inputs would not hold for them.
+        diagonal is summed: off-diagonal entries would be meaningless for them.
     """
 
     lead: dict[Slot, tuple[int, ...]]
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
 
 
 def plan(walked: Walked, number: int) -> Plan:
-    """Plans the sums for the first `number` leaves, from what was found of them."""
+    """Plans the sums for the first `number` leaves, from the result of a walk."""
     leads, shared, incomplete, known, changed = {}, {}, {}, {}, set()
     for leaf in range(number):
         found, names = walked.sites[leaf], walked.others[leaf]
@@ -47,7 +47,7 @@ def plan(walked: Walked, number: int) -> Plan:
                 incomplete[leaf] = "which inputs meet which matrix is not known"
                 continue
             slot = leaf, contracted
-            # One sum for all that meet the same inputs, at the same times.
+            # One sum for all slots that meet the same inputs at the same times.
             key = tuple(
                 (s.product.input, s.lead, tuple(i.value for i in s.at), s.inside)
                 for s in some

@@ -13,13 +13,13 @@ from ._walk import walk
 
 
 class Cut(NamedTuple):
-    """What is run of a program at a turn.
+    """The part of a program that runs at one turn.
 
     - `weights`: the equations that depend on the leaves of the model alone.
     - `eqns`: the others, in order.
-    - `views`: the places among these of those in which the leaf is followed, up to the
-        products that are summed.
-    - `outs`: their variables that are needed after it.
+    - `views`: the places in `eqns` where the leaf is followed, up to the products that
+        are summed.
+    - `outs`: their variables that are needed later.
     """
 
     weights: list[JaxprEqn]
@@ -29,22 +29,25 @@ class Cut(NamedTuple):
 
 
 class Program:
-    """A traced call as one list of equations, which is cut where weights are used.
+    """A traced call as one list of equations, cut where weights are used.
 
-    What depends on the leaves of the model alone is evaluated in each piece that needs
-    it, of the weights as they then are. So is what chooses a part of a leaf. The rest
-    is evaluated once, in order: but for what lies between the first and the last
-    product of a weight, which is evaluated up to the last before it is the weight's
-    turn, and again after it. So is a loop that contains products of several weights.
+    Values that depend on the leaves of the model alone are evaluated in each piece that
+    needs them, from the current weights. So are equations that choose a part of a leaf.
+    All others are evaluated once, in order. The exceptions are equations between the
+    first and the last product of a weight: these are evaluated up to the last product
+    before the weight's turn, and again after it. So is a loop that contains products of
+    several weights.
 
     - `leaves`: the variables of the arrays of the model.
-    - `numbers`: by variable, the number of each operand: after the arrays of the model,
-        these are those of the batch, and the indices of the steps of scans.
+    - `numbers`: maps each variable to the number of its operand. The arrays of the
+        model come first, then the arrays of the batch and the indices of the steps of
+        scans.
     - `constants`: the values of other variables that no equation computes.
     - `free`: the variables that depend on the leaves of the model alone.
-    - `double`: those of which there are two, since they depend on leaves that are
+    - `double`: the variables that have two values, since they depend on leaves that are
         quantized.
-    - `changing`: by leaf, the equations that change its numbers before its products.
+    - `changing`: for each leaf, the equations that change its numbers before its
+        products.
     """
 
     def __init__(self, traced: Traced, new: Collection[int]):
@@ -82,8 +85,8 @@ class Program:
         self._schedule()
 
     def sites(self, slot: Slot, steps: Mapping[int, int]) -> list[Site]:
-        """The products of a slot in which these steps were chosen along axes of the
-        leaf."""
+        """Returns the products of a slot for which these steps were chosen along axes
+        of the leaf."""
         leaf, contracted = slot
         return [
             site
@@ -94,7 +97,7 @@ class Program:
         ]
 
     def order(self, slot: Slot, steps: Mapping[int, int]) -> list[int]:
-        """What orders products as the program runs: in a scan, by its steps first."""
+        """Returns a sort key in the order of execution: steps of a scan come first."""
         site = min(self.sites(slot, steps), key=lambda site: site.order)
         step_of = {index.value: index.factor.axis for index in site.at}
         order = [site.place]
@@ -107,9 +110,9 @@ class Program:
         return [*order, site.order]
 
     def cut(self, start: int, first: int, sites: Sequence[Site]) -> Cut:
-        """What is to be run from the equation in place `start` on to sum these
-        products, of which none is before the place `first`. What comes after that is
-        run again."""
+        """Cuts out the equations from place `start` on that are needed to sum these
+        products, none of which is before the place `first`. Equations from `first` on
+        run again later."""
         places = {site.place for site in sites}
         chosen = [i for i in range(start, first) if self._is_run(i)]
         outs = [
@@ -130,7 +133,7 @@ class Program:
         return Cut([self._eqns[i] for i in of_leaves], eqns, views, outs)
 
     def name(self, place: int) -> str:
-        """The name of an equation's primitive."""
+        """Returns the name of an equation's primitive."""
         return self._eqns[place].primitive.name
 
     def is_needed(self, var: Var, place: int) -> bool:
@@ -138,14 +141,14 @@ class Program:
         return self._last.get(var, -1) >= place
 
     def is_stale(self, leaf: int, steps: Mapping[int, int], place: int) -> bool:
-        """Whether an equation before this place has used some steps of a leaf."""
+        """Whether an equation before this place has used these steps of a leaf."""
         return any(
             i < place and _agree(chosen, steps)
             for i, chosen in self._uses.get(leaf, ())
         )
 
     def _is_run(self, i):
-        # Whether an equation is needed, and is evaluated in its turn.
+        # Whether an equation is needed and evaluated in its turn.
         return self._needed[i] and i not in self._lazy
 
     def _classify(self, new):
@@ -161,7 +164,7 @@ class Program:
                 self._lazy.add(i)
                 self._maker.update(dict.fromkeys(eqn.outvars, i))
             if not self.double.isdisjoint(operands):
-                # (Integers are the same in both.)
+                # (Integers are the same in both lanes.)
                 self.double.update(v for v in eqn.outvars if not _is_integer(v))
 
     def _schedule(self):
@@ -176,7 +179,8 @@ class Program:
                 until = max(last) if last and i in self._lazy else i
                 for v in variables(eqn):
                     self._last[v] = max(until, self._last.get(v, -1))
-        # Which steps of which leaves enter what is evaluated in order, and where.
+        # The steps of leaves that enter equations evaluated in order, with their
+        # places.
         self._uses, known = {}, {}
         for i, eqn in enumerate(self._eqns):
             if self._is_run(i):
@@ -185,8 +189,8 @@ class Program:
                         self._uses.setdefault(leaf, []).append((i, chosen))
 
     def _leaves_of(self, var, known):
-        # The leaves that a variable depends on, but for what is evaluated in its turn,
-        # each with the steps that were chosen along its axes.
+        # The leaves that a variable depends on through equations that are not evaluated
+        # in their turn, each with the steps that were chosen along its axes.
         maker = self._maker.get(var)
         if var not in self.double or (maker is None and var not in self.free):
             return {}
@@ -204,8 +208,8 @@ class Program:
         return known[var]
 
     def _late(self, chosen):
-        # The equations that these need which are evaluated wherever they are needed,
-        # and what all these read.
+        # The equations that these need and that are evaluated wherever they are needed,
+        # and the variables that all of them read.
         found, read = set(), set()
         todo = [v for i in chosen for v in variables(self._eqns[i])]
         while todo:
@@ -220,13 +224,13 @@ class Program:
 
 
 def known_steps(at: Sequence[Index]) -> dict[int, int]:
-    """The steps that were chosen along axes of a leaf."""
+    """Returns the steps that were chosen along axes of a leaf."""
     known = [index for index in at if isinstance(index.value, Known)]
     return {index.factor.axis: index.value.index for index in known}
 
 
 def variables(eqn: JaxprEqn) -> list[Var]:
-    """The variables among the operands of an equation."""
+    """Returns the variables among the operands of an equation."""
     return [a for a in eqn.invars if not isinstance(a, Literal)]
 
 

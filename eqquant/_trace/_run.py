@@ -8,11 +8,11 @@ from .._implicit import opened
 from ._view import View
 
 
-# The views that a value is: none, one, or several in a concatenation.
+# The views of a value: none, one, or several in a concatenation.
 Views: TypeAlias = tuple[View, ...]
 
 
-# What an equation makes of its operands and of their views: results, and their views.
+# Maps an equation, its operands and their views to its results and their views.
 Apply: TypeAlias = Callable[
     [JaxprEqn, list[Any], list[Views]], tuple[Sequence[Any], Sequence[Views]]
 ]
@@ -21,8 +21,8 @@ Apply: TypeAlias = Callable[
 def run(
     eqns: Iterable[JaxprEqn], env: dict[Any, Any], seen: dict[Any, Views], apply: Apply
 ) -> None:
-    """Runs equations, and adds the values of their variables to `env`, and the views
-    that these are to `seen`."""
+    """Runs equations. Adds the values of their variables to `env`, and their views to
+    `seen`."""
     for eqn in eqns:
         values = [a.val if isinstance(a, Literal) else env[a] for a in eqn.invars]
         views = [() if isinstance(a, Literal) else seen.get(a, ()) for a in eqn.invars]
@@ -34,7 +34,7 @@ def run(
 def evaluate(
     jaxpr: Any, values: Sequence[Any], views: Sequence[Views], apply: Apply
 ) -> tuple[list[Any], list[Views]]:
-    """The results of a program, and which views they are."""
+    """Returns the results of a program, and their views."""
     jaxpr, constants = opened(jaxpr)
     env = dict(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))

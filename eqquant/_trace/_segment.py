@@ -14,13 +14,13 @@ from ._signature import Signature
 from ._view import whole
 
 
-# The values of variables: of leaves of which there are two, both.
+# The value of a variable; two values if it depends on quantized leaves.
 Value = Array | tuple[Array, Array]
 
 
 class Segment(NamedTuple):
-    """A segment of a program that sums what some products multiply a leaf with, in two
-    lanes: of the model as it was, and as it is quantized so far.
+    """A segment of a program that sums the inputs of some products of a leaf, in two
+    lanes: of the original model, and of the model as quantized so far.
 
     - `program`, `cut`: its equations.
     - `slot`: the leaf, and the axes that are contracted.
@@ -39,14 +39,15 @@ class Segment(NamedTuple):
     def compiled(
         self, dtype: Any, sharding: Sharding | None
     ) -> Callable[[Sums, Sequence[Value], list[int]], tuple[Sums, list[Array]]]:
-        """A function of the sums of both lanes, of the values of `inputs`, and of the
-        steps along the axes of `turn`. It adds to the sums, and returns them and the
-        values of `cut.outs`.
+        """Returns a function of the sums of both lanes, of the values of `inputs`, and
+        of the steps along the axes of `turn`. It returns the sums with the new terms,
+        and the values of `cut.outs`.
 
         **Arguments:**
 
-        - `dtype`: that of floating-point values between segments, if it is the shorter.
-        - `sharding`: where the sums belong.
+        - `dtype`: the dtype of floating-point values between segments, if it is shorter
+            than their own.
+        - `sharding`: the sharding of the sums.
         """
         program, cut, (leaf, contracted) = self.program, self.cut, self.slot
         double = program.double
@@ -102,7 +103,7 @@ _lanes = "eqquant lane"
 
 
 def segment(program: Program, cut: Cut, slot: Slot, turn: tuple[int, ...]) -> Segment:
-    """The segment of a program that is cut out of it at the turn of a slot."""
+    """Returns the segment of a program that a cut gives, at the turn of a slot."""
     signature = Signature(program.changing.get(slot[0], frozenset()))
     eqns = signature.of(cut.weights), signature.of(cut.eqns)
     leaf = program.leaves[slot[0]]

@@ -22,25 +22,24 @@ from ._store import places, Store
 
 class Sequential(eqx.Module):
     """Statistics that are taken while a model is quantized: one weight after another,
-    in the order in which `fn` uses them. What a weight is multiplied with then comes
-    from the weights before it as they are quantized, so it can make up for their
-    errors. Pass this to [`eqquant.tree_quantize`][] in place of what
-    [`eqquant.calibrate`][] returns.
+    in the order in which `fn` uses them. The inputs of a weight then include the errors
+    of the quantized weights before it, so it can make up for these errors. Pass this to
+    [`eqquant.tree_quantize`][] in place of the result of [`eqquant.calibrate`][].
 
-    All batches go through the model once, as it was and as it is quantized so far, up
-    to one group of weights that share their inputs after another. What is computed so
-    far is kept in between. The layers of a stack, in a scan, come one after another,
-    too. (Of the experts of a layer, each meets the inputs that it met in the model as
-    it was. Weights in a `shard_map` are an error.)
+    All batches go through the original model and the model as quantized so far, once,
+    from one group of weights that share their inputs to the next. Intermediate values
+    are kept. The layers of a stack, in a scan, come one after another, too. (Each
+    expert of a layer meets the inputs that it met in the original model. Weights in a
+    `shard_map` are an error.)
 
-    What comes between the first and the last use of a weight is run twice. So is a loop
-    with several groups of weights in it, such as the steps of a recurrent network: once
+    Equations between the first and the last use of a weight run twice. A loop with
+    several groups of weights in it, such as the steps of a recurrent network, runs once
     for each group.
 
-    For all batches together, the arrays are kept which the rest of the model needs: the
-    residual stream, and what the next product is computed from. There are two of each,
-    so that a model of width `n` whose widest layer has `k` inputs takes
-    `2 * (n + k)` numbers for each token.
+    For all batches together, the arrays that the rest of the model needs are kept: the
+    residual stream, and the operands of the next product. There are two of each, so a
+    model of width `n` whose widest layer has `k` inputs takes `2 * (n + k)` numbers for
+    each token.
 
     !!! Example
 
@@ -52,13 +51,13 @@ class Sequential(eqx.Module):
         ```
 
     - `fn`, `batches`, `diagonal_above`: as the arguments of [`eqquant.calibrate`][].
-    - `mix`: which products a weight should come near to. At 1, those of the model as it
-        was. At 0, its own with the inputs that it meets now. What is in between is
-        safer where there are few rows.
+    - `mix`: the target of each weight's products. At 1, the products of the original
+        model. At 0, the weight's own products with its current inputs. Values in
+        between are safer if there are few rows.
     - `keep`: where arrays are kept: on the `"device"`, in the memory of the `"host"`,
         or on `"disk"`, in files of a temporary folder.
-    - `keep_dtype`: what floating-point numbers are rounded to to be kept, if it is
-        shorter than what they are, such as `jnp.bfloat16`.
+    - `keep_dtype`: the dtype in which floating-point numbers are kept, such as
+        `jnp.bfloat16`, if it is shorter than their own.
 
     ??? cite "Reference"
 
@@ -92,11 +91,11 @@ def _as_list(batches: Iterable[PyTree]) -> list[PyTree]:
 
 
 class Group(NamedTuple):
-    """Weights that share their inputs, whose turn is the same.
+    """Weights that share their inputs, and have the same turn.
 
     - `slot`: one of them, and the axes that are contracted.
     - `sums`: the slot whose sums they share.
-    - `steps`: the indices along leading axes of the weights, along which scans choose.
+    - `steps`: the indices along leading axes of the weights that scans choose.
     - `weights`: their paths, and the axes that are contracted.
     """
 
@@ -107,18 +106,18 @@ class Group(NamedTuple):
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What of each weight belongs to the group. Axes of `steps` become of size
-        one."""
+        """The index of the part of each weight that belongs to the group. Axes of
+        `steps` become of size one."""
         return tuple(slice(i, i + 1) for i in self.steps)
 
     @property
     def name(self) -> str:
-        """The path of the first weight, and the step of it."""
+        """The path of the first weight, and its step."""
         return "".join([self.weights[0][0], *(f"[{i}]" for i in self.steps)])
 
     @property
     def chosen(self) -> dict[int, int]:
-        """The steps by axes."""
+        """Maps axes to their steps."""
         return dict(enumerate(self.steps))
 
 
@@ -127,7 +126,7 @@ class InSequence:
 
     - `contracted`: the axes along which products contract each weight, by its path.
     - `groups`: the groups, in the order of their turns.
-    - `segments`: what was compiled so far.
+    - `segments`: the segments compiled so far.
     """
 
     def __init__(self, sequential: Sequential, model: PyTree, paths: Collection[str]):
@@ -152,8 +151,8 @@ class InSequence:
 
     @property
     def again(self) -> list[tuple[str, str]]:
-        """The paths of weights at whose turn something is evaluated which is evaluated
-        again later, each with the reason."""
+        """The paths of weights at whose turn some equations run that run again later,
+        each with the reason."""
         found, program = {}, self._runs[0].program
         for group in self.groups:
             sites = program.sites(group.slot, group.chosen)
@@ -167,9 +166,9 @@ class InSequence:
     def measure(
         self, group: Group, note: Callable[[str], None] = lambda _: None
     ) -> tuple[Gram, Gram]:
-        """The Gram of a group, of the model as it is quantized so far; and one with the
-        sum of `x^T y`, where `x` are the inputs in the model as it was, and `y` these.
-        `note` is told what else takes time.
+        """Returns the Gram of a group in the model as quantized so far, and one with
+        the sum of `x^T y`, where `x` are the inputs in the original model, and `y` the
+        current ones. Calls `note` before other steps that take time.
         """
         steps = len(group.steps)
         value, rows = self._shapes[group.sums]
@@ -195,7 +194,7 @@ class InSequence:
         return gram, cross
 
     def put(self, path: str, group: Group, numbers: Float[Array, "..."]) -> None:
-        """Sets what a weight, or a step of it, is from now on."""
+        """Sets the current value of a weight, or of a step of it."""
         leaf = self._number[path]
         old, new = self._old[leaf], self._new[leaf]
         if group.steps:
@@ -248,7 +247,7 @@ class InSequence:
 
 
 class _Run:
-    # A batch on its way through the program, up to some place.
+    # A batch on its way through the program, up to the current place.
 
     def __init__(self, program, batch, store):
         self.program = program
@@ -290,7 +289,7 @@ def _set(a, part, at):
 
 
 def _axes(traced: Traced, slot: Slot) -> tuple[int, ...]:
-    # The leading axes along which scans choose a step, wherever the weight is used.
+    # The leading axes along which scans choose a step at every use of the weight.
     shape = traced.shapes[slot[0]]
     each = [
         {

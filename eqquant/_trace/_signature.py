@@ -8,20 +8,20 @@ from .._implicit import opened
 
 
 class Signature:
-    """Names equations such that those which compute the same have the same name.
+    """Names equations. Equations that compute the same have the same name.
 
     - `inputs`: the variables that no equation so far computes, in order.
     - `numbers`: a number for each variable.
     """
 
     def __init__(self, marked: Collection[int]):
-        """`marked` are the `id`s of equations that are to be told from others."""
+        """`marked` are the `id`s of equations to distinguish from others."""
         self.inputs: list[Var] = []
         self.numbers: dict[Var, int] = {}
         self._marked = marked
 
     def of(self, eqns: Sequence[JaxprEqn]) -> Hashable:
-        """The name of some equations, which follow those before."""
+        """Returns the name of some equations, which follow the equations before."""
         return tuple(map(self._equation, eqns))
 
     def _equation(self, eqn):

@@ -14,8 +14,8 @@ class Product:
     - `rows`: the number of rows of the other operand that meet one matrix at a time.
     - `input`: equal for products whose other operand is the same value, contracted
         along the same axes.
-    - `stacked`: the axes of the leaf that are no axes of the matrix: an index was
-        chosen along them, or each index meets inputs of its own.
+    - `stacked`: the axes of the leaf that are not axes of the matrix: an index was
+        chosen along them, or each index meets its own inputs.
     - `sources`: the numbers of the arguments that the other operand depends on.
     """
 
@@ -34,7 +34,7 @@ class Product:
 
 
 class Step(NamedTuple):
-    """The index of a step of a scan, whichever it is. `number` is the scan's."""
+    """The index of an unknown step of a scan. `number` is the number of the scan."""
 
     number: int
     reverse: bool
@@ -49,15 +49,16 @@ class Known(NamedTuple):
 class Site(NamedTuple):
     """A product in a program, as one leaf enters it.
 
-    - `product`: what is told of it.
-    - `place`: the number of the equation of the program that it is, or is inside of.
+    - `product`: the product.
+    - `place`: the number of the equation of the program that is the product, or
+        contains it.
     - `order`: grows along the program.
-    - `lead`: how many different inputs meet the leaf along each axis that is not
+    - `lead`: the number of different inputs along each axis of the leaf that is not
         contracted; `None` if they cannot be told apart.
-    - `at`: the indices that were chosen along axes of the leaf. One that a scan chose
-        is a `Step`, or `Known`.
-    - `inside`: the loops and branches that it is in. A scan is its `Step`.
-    - `is_known`: whether it is known what is contracted.
+    - `at`: the indices that were chosen along axes of the leaf. An index that a scan
+        chose is a `Step`, or `Known`.
+    - `inside`: the loops and branches around it. A scan is its `Step`.
+    - `is_known`: whether the contracted part is known.
     """
 
     product: Product

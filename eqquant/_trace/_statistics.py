@@ -8,13 +8,13 @@ from jaxtyping import Array, Float
 
 
 class Gram(eqx.Module):
-    """What the products of a weight multiply it with.
+    """The Gram matrix of the inputs of a weight.
 
     - `value`: `x^T x`, summed over the rows `x` that meet the weight: `*lead k k`; or
         its diagonal, `*lead k`. `lead` has an axis for each axis of the weight that is
         not contracted, of size one if the rows are the same all along it. A size in
-        between belongs to as many equal parts of the axis.
-    - `rows`: how many rows there were.
+        between divides the axis into equal parts.
+    - `rows`: the number of rows.
     - `contracted`: the axes of the weight that the products contract. `k` runs over
         them in this order.
     """
@@ -25,19 +25,19 @@ class Gram(eqx.Module):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether this is the diagonal alone."""
+        """Whether only the diagonal is stored."""
         return self.value.ndim == self.rows.ndim + 1
 
     @property
     def diagonal(self) -> Float[Array, "*lead k"]:
-        """The diagonal: the sum of squares of each input."""
+        """The sum of squares of each input."""
         if self.is_diagonal:
             return self.value
         return jnp.diagonal(self.value, axis1=-2, axis2=-1)
 
     def along(self, axes: tuple[int, ...], shape: tuple[int, ...]) -> "Gram":
-        """The Gram of a weight of this shape along some axes, which may differ from
-        those that are contracted in axes of size one, and in their order."""
+        """Returns the Gram of a weight of this shape along some axes, which may differ
+        from the contracted axes in axes of size one, and in their order."""
         if self.contracted == axes:
             return self
         others = lambda axes: [i for i in range(len(shape)) if i not in axes]
@@ -51,8 +51,8 @@ class Gram(eqx.Module):
         return Gram(value, self.rows.reshape(lead), axes)
 
     def scaled(self, scales: Float[Array, "*steps k"]) -> "Gram":
-        """The Gram if the inputs were multiplied by some scales. `steps` are those of
-        the first axes of `lead`; along the others, the scales are the same."""
+        """Returns the Gram of the inputs multiplied by scales. `steps` are the first
+        axes of `lead`; along the others, the scales are the same."""
         after = [1] * (self.rows.ndim - scales.ndim + 1)
         scales = scales.reshape(*scales.shape[:-1], *after, scales.shape[-1])
         square = scales**2
@@ -62,7 +62,7 @@ class Gram(eqx.Module):
 
 
 def _reordered(value, lead, axes, order, shape):
-    # The parts of each index over the inputs, in another order.
+    # Splits each index over the inputs by axes, and permutes these.
     inner = value.shape[lead:]
     sizes = [shape[i] for i in axes] * len(inner)
     places = [lead + n * len(order) + i for n in range(len(inner)) for i in order]
@@ -74,25 +74,25 @@ def _reordered(value, lead, axes, order, shape):
 def is_along(
     axes: tuple[int, ...], others: tuple[int, ...], shape: tuple[int, ...]
 ) -> bool:
-    """Whether axes are the same, but for axes of size one."""
+    """Whether `axes` and `others` are the same, except for axes of size one."""
     first, second = ({i for i in each if shape[i] != 1} for each in (axes, others))
     return first == second
 
 
-# A weight and the axes that are contracted: the number of its Gram.
+# A weight, its contracted axes, and the number of its Gram.
 Places = tuple[tuple[str, tuple[int, ...], int], ...]
 
 
-# Leaves with the axes that channels are, and weights with the axes that are contracted.
+# Leaves with their axes of channels, or weights with their contracted axes.
 Paths: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Statistics(eqx.Module):
-    """What the weights of a model are multiplied with, as [`eqquant.calibrate`][] sums
-    it: `stats["layers.0.weight"]` is a [`eqquant.Gram`][].
+    """Sums of the inputs of the weights of a model, as made by [`eqquant.calibrate`][]:
+    `stats["layers.0.weight"]` is a [`eqquant.Gram`][].
 
-    Weights that meet the same inputs share one array. The sum of two `Statistics` of
-    the same model is that of all their batches.
+    Weights that meet the same inputs share one array. `+` adds two `Statistics` of the
+    same model, and gives the statistics of all their batches.
 
     !!! Example
 
@@ -105,12 +105,12 @@ class Statistics(eqx.Module):
         stats = eqquant.Statistics.from_tree(eqquant.load("stats.safetensors"))
         ```
 
-    - `incomplete`: the paths of weights of which some products could not be summed,
-        each with the reason.
+    - `incomplete`: the paths of weights with products that could not be summed, each
+        with the reason.
     - `folds`: arrays that scale the inputs of some weights, such as the weight of a
-        norm, and these weights. Each has its path, and the axes that the channels are:
-        if the former were divided by a scale for each channel, and the latter
-        multiplied by it, then the model would compute what it did.
+        norm, and these weights. Each has its path and its axes of channels. Dividing
+        the former by a scale for each channel, and multiplying the latter by it, does
+        not change the outputs of the model.
     """
 
     _values: tuple[Array | np.ndarray, ...]
@@ -141,14 +141,14 @@ class Statistics(eqx.Module):
         return Gram(jnp.asarray(self._values[i]), self._rows[i], axes)
 
     def along(self, path: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> Gram:
-        """The Gram of a weight of this shape along some axes. Whether those of size one
-        count as contracted makes no difference."""
+        """Returns the Gram of a weight of this shape along some axes, which may differ
+        from the contracted axes in axes of size one."""
         kinds = self.contracted(path)
         same = [each for each in kinds if is_along(each, axes, shape)]
         return self[path, same[0] if same else axes].along(axes, shape)
 
     def contracted(self, path: str) -> list[tuple[int, ...]]:
-        """The axes along which products contract a weight, as often as these differ."""
+        """Returns the distinct axes along which products contract a weight."""
         return [axes for name, axes, _ in self._places if name == path]
 
     def __contains__(self, path: str) -> bool:
@@ -161,7 +161,7 @@ class Statistics(eqx.Module):
         return len(list(iter(self)))
 
     def scaled(self, weights: Paths, scales: Float[Array, "*steps k"]) -> "Statistics":
-        """The statistics if the inputs of some weights were multiplied by scales."""
+        """Returns the statistics of inputs of some weights multiplied by scales."""
         each = {i for *place, i in self._places if tuple(place) in weights}
         of = lambda i: self._gram(i, ()).scaled(scales).value
         values = (of(i) if i in each else a for i, a in enumerate(self._values))
@@ -171,8 +171,8 @@ class Statistics(eqx.Module):
 
     @property
     def few_rows(self) -> tuple[str, ...]:
-        """The weights of which some matrix met fewer rows than it has inputs, so that
-        its Gram is singular."""
+        """The weights that have a matrix with fewer rows than inputs, so that its Gram
+        is singular."""
         few = {
             i
             for i, (value, rows) in enumerate(zip(self._values, self._rows))
@@ -204,7 +204,7 @@ class Statistics(eqx.Module):
         )
 
     def as_tree(self) -> dict[str, Any]:
-        """The same as a tree of dicts, lists, arrays and integers, for
+        """Returns the same as a tree of dicts, lists, arrays and integers, for
         [`eqquant.save`][]."""
         weights: dict[str, Any] = {path: [] for path in self}
         for path, contracted, i in self._places:
@@ -223,7 +223,7 @@ class Statistics(eqx.Module):
     @staticmethod
     def from_tree(tree: Any) -> "Statistics":
         """The inverse of `as_tree`. Sums that are NumPy arrays, such as memory maps of
-        a file, become JAX arrays one at a time, as they are asked for."""
+        a file, become JAX arrays one at a time, when they are read."""
         kinds = {"values": list, "rows": list, "weights": dict}
         if not isinstance(tree, dict) or not all(
             isinstance(tree.get(key), kind) for key, kind in kinds.items()

@@ -12,16 +12,16 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 
-# Where values are kept: where they are computed, in the memory of the host, or in files
-# of a temporary folder.
+# Where values are kept: on their device, in the memory of the host, or in files of a
+# temporary folder.
 places = ("device", "host", "disk")
 
 
 class Stored(NamedTuple):
     """An array that is not on a device.
 
-    - `read`: its numbers.
-    - `sharding`: where it was.
+    - `read`: returns its numbers.
+    - `sharding`: its sharding on the device.
     """
 
     read: Callable[[], np.ndarray]
@@ -29,7 +29,8 @@ class Stored(NamedTuple):
 
 
 class Store:
-    """Keeps arrays in one of `places`. Files go with the store and their arrays."""
+    """Keeps arrays in one of `places`. Files are deleted with the store and its
+    arrays."""
 
     def __init__(self, place: str):
         self._place = place
@@ -40,7 +41,7 @@ class Store:
         self._number = 0
 
     def put(self, a: Array) -> Array | Stored:
-        """Keeps an array. (Keys of random numbers stay where they are.)"""
+        """Keeps an array. (Random keys stay on their device.)"""
         if self._place == "device" or jnp.issubdtype(a.dtype, jax.dtypes.extended):
             return a
         values = np.asarray(a)
@@ -51,7 +52,7 @@ class Store:
         return Stored(_File(self._folder, self._number, values).read, sharding)
 
     def get(self, kept: Array | Stored) -> Array:
-        """An array that was kept."""
+        """Returns an array that was kept."""
         if isinstance(kept, Stored):
             return jax.device_put(kept.read(), kept.sharding)
         return kept

@@ -21,20 +21,20 @@ def unrolled(
     leaves: Collection[int],
     steps: int,
 ) -> ClosedJaxpr:
-    """A program as one list of equations: what it calls is inlined, and scans along an
+    """Returns a program as one list of equations: calls are inlined, and scans along an
     axis of some operands are unrolled.
 
     **Arguments:**
 
     - `jaxpr`: the program.
-    - `shapes`: those of its operands.
+    - `shapes`: the shapes of its operands.
     - `leaves`: the numbers of these operands.
     - `steps`: the length of the longest of these scans.
 
     **Returns:**
 
-    The program, with an operand more for each index of a step, all in `uint32`. So the
-    equations of one step are those of another, but for this operand.
+    The program, with a further operand in `uint32` for the index of each step. So the
+    equations of different steps differ in this operand alone.
     """
 
     def call(*operands):
@@ -78,7 +78,7 @@ class _Unroll:
         return bind(eqn, values), found
 
     def _along(self, eqn, views):
-        # The views that a step has of what the scan goes along.
+        # The views of one step along the scanned axis.
         return [
             tuple(new for v in each if (new := chosen(v, 0, None)) is not None)
             for each in views[sum(sizes_of_scan(eqn)) :]

@@ -12,10 +12,10 @@ from ._walk import walk
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What a program does with a leaf.
+    """How a program uses a leaf.
 
     - `products`: the products that it enters, in order.
-    - `others`: the names of the primitives that it enters and leaves as something else.
+    - `others`: the names of the other primitives that it enters.
     - `changed`: the products that it enters after elementwise functions have changed
         its numbers, such as the softplus of a weight, or a weight times a mask. The
         other operands of these functions depend on no other argument than the leaf's.
@@ -27,8 +27,8 @@ class Use:
 
 
 def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
-    """What a function does with each array among its arguments. It is traced, and not
-    run.
+    """Returns how a function uses each array among its arguments. The function is
+    traced, and not run.
 
     **Arguments:**
 

@@ -2,15 +2,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-# What a value of a program is, if its numbers are those of one of the program's
-# operands: which axes of the leaf each of its axes consists of.
+# A view describes a value of a program whose numbers are an operand's (the leaf's): it
+# has the axes of the leaf that make up each axis of the value.
 
 
 class Factor(NamedTuple):
-    """A part of an axis of a leaf: `size` indices, `stride` apart, of which the first
-    is `start`; `None` if that is not known. `axis` is negative for what is no axis of
-    the leaf: `repeated`, `joined` or `picked`. Of what is `joined`, the indices from
-    `start` on are the leaf's, and those of `inner`; `None` if that is not known."""
+    """A part of an axis of a leaf: `size` indices, `stride` apart, from `start` on;
+    `start` is `None` if it is unknown. `axis` is negative if it is not an axis of the
+    leaf: `repeated`, `joined` or `picked`. Of a `joined` axis, the indices from `start`
+    on belong to the leaf, and `inner` describes them; `None` if they are unknown."""
 
     axis: int
     size: int
@@ -27,9 +27,9 @@ picked = -3  # a gather, in which each index chose its own part of the leaf
 class Index(NamedTuple):
     """A choice along an axis of a leaf, or a part of one.
 
-    - `value`: the index, of a gather in an array with one index for each of several
-        axes, of which this is in the place `column`.
-    - `many`: whether there is one for each index along the axes that are `picked`.
+    - `value`: the index. A gather takes an array with an index for each of several
+        axes, and this one is in the place `column`.
+    - `many`: whether there is one for each index along the `picked` axes.
     """
 
     factor: Factor
@@ -39,14 +39,14 @@ class Index(NamedTuple):
 
 
 class View(NamedTuple):
-    """A leaf, but for the order of its axes, splits, merges, and choices along some.
+    """A leaf up to the order of its axes, splits, merges, and choices along axes.
 
     - `leaf`: the number of the leaf.
     - `dims`: for each axis of the value, the factors that it consists of, the outermost
         first.
     - `at`: the indices that were chosen along other axes.
-    - `changed`: whether the numbers are no longer those of the leaf, but each is a
-        function of one of them.
+    - `changed`: whether the numbers have changed, each to a function of one number of
+        the leaf.
     """
 
     leaf: int
@@ -56,17 +56,17 @@ class View(NamedTuple):
 
 
 def whole(leaf: int, shape: Sequence[int]) -> View:
-    """The view of a leaf that is the leaf itself."""
+    """Returns the view of a leaf as it is."""
     return View(leaf, tuple(dim_of(Factor(i, n, 1)) for i, n in enumerate(shape)))
 
 
 def dim_of(factor: Factor) -> tuple[Factor, ...]:
-    """The factors of an axis that consists of one."""
+    """Returns the factors of an axis that consists of one factor."""
     return () if factor.size == 1 else (factor,)
 
 
 def merged(factors: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The same factors, in which neighbours that make up one are one."""
+    """Returns the factors, with neighbours merged where they make up one factor."""
     out: list[Factor] = []
     for f in factors:
         if out and out[-1].axis == f.axis and out[-1].stride == f.size * f.stride:
@@ -82,7 +82,7 @@ def _sum(a, b):
 
 
 def reshaped(view: View, shape: Sequence[int]) -> View | None:
-    """The view in another shape. `None` if the new axes cut across the factors."""
+    """Returns the view in another shape, or `None` if the new axes split factors."""
     todo = [f for dim in view.dims for f in dim][::-1]
     dims = []
     for n in map(int, shape):
@@ -104,8 +104,8 @@ def reshaped(view: View, shape: Sequence[int]) -> View | None:
 
 
 def chosen(view: View, dim: int, index: Any) -> View | None:
-    """The view at an index along an axis of the value, which goes. `None` if that is a
-    part of an axis of the leaf."""
+    """Returns the view at an index along an axis of the value, which is removed. `None`
+    if the axis is a part of an axis of the leaf."""
     rest = (*view.dims[:dim], *view.dims[dim + 1 :])
     factors = [f for f in view.dims[dim] if f.axis != repeated]
     if not factors:
@@ -119,15 +119,15 @@ def chosen(view: View, dim: int, index: Any) -> View | None:
 def part(
     view: View, dim: int, size: int, start: int | None, step: int = 1
 ) -> View | None:
-    """The view of some of the indices along an axis of the value: `size` of them,
-    `step` apart, from `start` on, if that is known."""
+    """Returns the view of some indices along an axis of the value: `size` of them,
+    `step` apart, from `start` on, which is `None` if unknown."""
     factors = view.dims[dim]
     if len(factors) != 1 or factors[0].axis in (joined, picked):
         return None
     (f,) = factors
     rest = (*view.dims[:dim], *view.dims[dim + 1 :])
     if size == 1 and any(f.axis == other.axis for each in rest for other in each):
-        # Of an axis in several parts, it tells which of the others are left.
+        # If the axis has several parts, the index determines the others that are left.
         view = view._replace(at=(*view.at, Index(f, start)))
     first = None if start is None else start * f.stride
     new = Factor(f.axis, size, f.stride * step, _sum(f.start, first))
@@ -135,7 +135,7 @@ def part(
 
 
 def anywhere(view: View) -> View:
-    """The same view, of which it is not known where parts of axes start."""
+    """Returns the view with unknown starts of parts of axes."""
     return view._replace(dims=tuple(tuple(map(_anywhere, dim)) for dim in view.dims))
 
 
@@ -145,20 +145,19 @@ def _anywhere(f):
 
 
 def with_dim(view: View, dim: int, factors: tuple[Factor, ...]) -> View:
-    """The view with other factors of an axis of the value."""
+    """Returns the view with other factors for an axis of the value."""
     return view._replace(dims=(*view.dims[:dim], factors, *view.dims[dim + 1 :]))
 
 
 def with_view(views: tuple[View, ...], new: View | None) -> tuple[View, ...]:
-    """The views, and a new one if it is not `None`. A changed view may come by two
-    ways: once tells all."""
+    """Adds a view unless it is `None`, or changed and already present."""
     if new is None or (new.changed and any(_equal(view, new) for view in views)):
         return views
     return (*views, new)
 
 
 def _equal(a, b):
-    # (The indices of a program that runs are no numbers that compare.)
+    # (Indices of a running program are tracers, which do not compare.)
     a, b = anywhere(a), anywhere(b)
     same = a._replace(at=()) == b._replace(at=()) and len(a.at) == len(b.at)
     return same and all(
@@ -167,8 +166,8 @@ def _equal(a, b):
 
 
 def joint(branches: Sequence[tuple[View, ...]]) -> tuple[View, ...] | None:
-    """The views that a result of several branches is; `None` if they differ. (An index
-    that was chosen in a branch is not known outside.)"""
+    """Returns the views of a result of several branches; `None` if they differ. (An
+    index that was chosen inside a branch is unknown outside.)"""
     first, *rest = branches
     if any(view.at for views in branches for view in views):
         return None

@@ -13,14 +13,14 @@ from ._view import chosen, joint, View, whole, with_view
 
 
 class Walked(NamedTuple):
-    """What was found, for each operand of a program.
+    """The result of a walk, for each operand of a program.
 
     - `sites`: the products that it enters.
     - `others`: see `Use`.
     - `changed`: the products that it enters with its numbers changed, see `Use`.
-    - `changing`: for each such operand, the `id`s of the equations that change it, and
-        of these products.
-    - `views`: the views that each variable of the program is, of those that are any.
+    - `changing`: for each such operand, the `id`s of these products, and of the
+        equations that change it.
+    - `views`: the views of each variable of the program that has any.
     """
 
     sites: list[list[Site]]
@@ -36,8 +36,8 @@ def walk(
     argument: Sequence[int],
     steps: int = 0,
 ) -> Walked:
-    """Follows the operands of a program, of these shapes, each of which belongs to an
-    argument. After them, it has the index of each of a number of steps."""
+    """Follows the operands of a program. Each belongs to an argument. Further operands
+    are the indices of `steps` steps."""
     walk = _Walk(shapes, argument)
     views = [(whole(i, shape),) for i, shape in enumerate(shapes)] + [()] * steps
     numbers = [walk.new(1, frozenset((i,)))[0] for i in argument]
@@ -46,7 +46,7 @@ def walk(
     return Walked(walk.sites, walk.others, walk.changed, walk.changing, seen)
 
 
-# Of the same operands, these make the same value.
+# Primitives that give equal values for equal operands.
 _determined = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -57,8 +57,8 @@ _determined = {
 
 
 class _Walk:
-    # Each variable has the views that it is (several, if it is a concatenation), and a
-    # number, which is equal for equal values. A number has the arguments that its value
+    # Each variable has its views (several, if it is a concatenation), and a number.
+    # Equal numbers mean equal values. Each number has the arguments that its value
     # depends on.
 
     def __init__(self, shapes, argument):
@@ -80,7 +80,7 @@ class _Walk:
         return numbers
 
     def known(self, i):
-        # (It says nothing of inputs.)
+        # (It depends on no input.)
         self._sources[Known(i)] = frozenset()
         return Known(i)
 
@@ -95,7 +95,7 @@ class _Walk:
         return {var: views for var, (views, _) in seen.items() if views}
 
     def walk(self, jaxpr, views, numbers):
-        """The views of the results, and their numbers."""
+        """Returns the views of the results, and their numbers."""
         seen = self._start(jaxpr, views, numbers)
         jaxpr, _ = opened(jaxpr)
         for eqn in jaxpr.eqns:
@@ -197,7 +197,7 @@ class _Walk:
         )
 
     def _within(self, label, *args):
-        # `None` is where inputs cannot be summed.
+        # The label `None` means that inputs cannot be summed inside.
         before, self._inside = self._inside, (*self._inside, label)
         found = self.walk(*args)
         self._inside = before
@@ -210,7 +210,7 @@ class _Walk:
         return [()] * len(views)
 
     def _shard_map(self, eqn, views, numbers):
-        # Inside, axes that are split are shorter.
+        # Inside, split axes are shorter.
         outer, inner = eqn.invars, opened(body_of(eqn))[0].invars
         views = [
             each
@@ -218,7 +218,7 @@ class _Walk:
             else self._leave([each], "shard_map")[0]
             for a, b, each in zip(outer, inner, views, strict=True)
         ]
-        # Without `check_vma`, it is not known what is the same on several devices.
+        # Without `check_vma`, JAX does not track which values devices share.
         label = next(self._fresh) if eqn.params["check_vma"] else None
         within = [self.new(1, self._sources[i])[0] for i in numbers]
         outs, _ = self._within(label, body_of(eqn), views, within)
@@ -244,7 +244,7 @@ class _Walk:
                     if new is None and length > 1:
                         self._lost(view, "scan")
                 inside.append(tuple(new for new in found if new is not None))
-        # What is carried comes to depend on all operands.
+        # Carried values may come to depend on all operands.
         every = self._all_sources(numbers)
         sources = [every] * carried + [self._sources[i] for i in numbers[first:]]
         new = [*numbers[:consts], *(self.new(1, each)[0] for each in sources)]
