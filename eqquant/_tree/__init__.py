@@ -1,9 +1,10 @@
 """`tree_quantize`, `tree_dequantize` and `tree_shard`: functions of whole models.
 
-`_owners` knows which leaves of a PyTree are weights of matrix products by the modules
-that they belong to, and `_example` by tracing a call. `_requests` knows what a filter
-(`_rules`, or a prefix of the tree) requests for each leaf, and `_decide` makes the
-`_decision` what becomes of each leaf and why.
+`_owners` finds the weights of matrix products among the leaves of a PyTree from the
+modules that own them, and `_example` finds them by tracing a call. `_requests`
+evaluates a filter (`_rules`, or a prefix of the tree) for each leaf, and `_decide`
+turns the requests into decisions (`_decision`): the outcome for each leaf, with the
+reason.
 
 This room imports `_trace` and the rooms below it.
 

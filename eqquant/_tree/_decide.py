@@ -51,16 +51,17 @@ def decide(
     known: Sequence[Axis | None] = (),
     goal: str = "quantized",
 ) -> list[Decision]:
-    """What [`eqquant.tree_quantize`][] would do with each leaf, in order.
+    """Decides what [`eqquant.tree_quantize`][] does with each leaf, in order.
 
     **Arguments:**
 
-    - `strict`: as of `tree_quantize`, which warns of what a filter names in vain if it
-        is false. `None` to say nothing of that.
+    - `strict`: as in `tree_quantize`. If false, a filter that names arrays in vain is a
+        warning. `None` to skip the check.
     - `is_done`: which nodes of `model` are leaves that count as quantized already. The
-        others are as of `tree_quantize`.
-    - `known`: for each leaf, the axis along which it is known to be a weight, if it is.
-    - `goal`: what weights are to be, for messages.
+        other arguments are as in `tree_quantize`.
+    - `known`: for each leaf, the axis along which it is known to be a weight, or
+        `None`.
+    - `goal`: what weights should become, for messages.
     """
     format = as_format(format)
     check_unsupported(unsupported, get_args(Unsupported))
@@ -111,9 +112,11 @@ def decide(
 
 
 def check_unsupported(unsupported: str, allowed: tuple[str, ...]) -> None:
-    """**Raises:**
+    """Checks the argument `unsupported`.
 
-    A `ValueError` unless the argument of this name is one that is allowed.
+    **Raises:**
+
+    A `ValueError` unless it is one of the allowed values.
     """
     if unsupported not in allowed:
         raise ValueError(
@@ -126,7 +129,8 @@ _done = Skip("quantized", "quantized already")
 
 
 def _requested(request: Request, leaf: Any, format: AbstractFormat):
-    """The format that is requested, or `Skip`; and whether for this leaf alone."""
+    """Returns the requested format, or a `Skip`; and whether it is for this leaf
+    alone."""
     value, named = request.value, request.named
     if _is_function(value):
         value = value(leaf)
@@ -140,7 +144,7 @@ _pass_on_call = "Pass `unsupported='on_call'`"
 
 
 def _obstacle(info, requested, caller) -> Skip | None:
-    """What no request overrides."""
+    """Returns the reason to skip a leaf that no request overrides, if any."""
     if not jnp.issubdtype(info.dtype, jnp.floating):
         return Skip("dtype", f"{info.dtype.name}, not floating-point")
     if isinstance(requested, Skip):
@@ -167,7 +171,7 @@ def _obstacle(info, requested, caller) -> Skip | None:
 
 
 def _exception(info, format, min_size, embeddings) -> Skip | None:
-    """What a request for this leaf alone overrides."""
+    """Returns the reason to skip a leaf that only a request for this leaf overrides."""
     owner = type(info.owner).__name__
     if isinstance(info.owner, AbstractArrayLike):
         return Skip("adapter", f"held by a {owner}, which stands for a weight")
@@ -185,7 +189,7 @@ def _exception(info, format, min_size, embeddings) -> Skip | None:
     if not info.known:
         hint = f'`register_owner({owner}, "{info.field}", axis)`, or {rule}'
         cls = type(info.owner)
-        # (Other packages have a `Linear`, too.)
+        # (Other packages have a class `Linear`, too.)
         name = f"{cls.__module__}.{owner}" if owner in vars(eqx.nn) else owner
         return Skip("unknown owner", f"{name} is not a known owner of weights", hint)
     return None
@@ -202,7 +206,7 @@ def _not_multiplied(info):
 
 
 def _tied_to_embeddings(decisions, named):
-    # An array that stays dense for an embedding takes no more memory elsewhere.
+    # An array that stays dense for an embedding takes no memory for its other uses.
     paths = {
         identity(decision.leaf): decision.info.path
         for decision in decisions
@@ -220,7 +224,8 @@ def _tied_to_embeddings(decisions, named):
 
 
 def _caller(info: LeafInfo | None) -> Owner | None:
-    """The module that passes this weight to functions which may need dense arrays."""
+    """Returns the module that passes this weight to functions that may need dense
+    arrays."""
     if info is None:
         return None
     layer = needing_dense(info)
@@ -232,8 +237,8 @@ def _caller(info: LeafInfo | None) -> Owner | None:
 
 
 def _readers(info, caller):
-    """The modules that may read a weight: `caller`, and those around the layer that it
-    belongs to, which may bypass the layer's call. Equinox's own layers do not."""
+    """Returns the modules that may read a weight: `caller`, and the modules around the
+    layer, which may bypass its call. Equinox's own modules do not."""
     modules = info.ancestors if info.owner is None else info.ancestors[:-1]
     readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
     return tuple(readers) if caller is None else (*readers, caller)
@@ -247,7 +252,7 @@ def _as_used(info, use):
         known = as_tuple(normalise_axis(info.axis, info.shape))
     axes = contracted(use, info.shape, known)
     if axes is None:
-        # (Without an example, all matrices outside of modules are taken for weights.)
+        # (Without an example, all matrices outside of modules count as weights.)
         known = info.known and info.owner is not None
         among = bool(use.products or use.changed)
         looked_up = not among and use.others == ("gather",)

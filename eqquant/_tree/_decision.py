@@ -7,11 +7,11 @@ from ._owners import LeafInfo, Owner
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-    """Why a leaf is left as it is.
+    """The reason why a leaf is not quantized.
 
     - `kind`: the reason as a word, to branch on.
     - `reason`: the reason as text, to print.
-    - `hint`: what would change that, or nothing.
+    - `hint`: how to have it quantized, or an empty string.
     """
 
     kind: Literal[
@@ -36,14 +36,14 @@ class Skip:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What becomes of a leaf.
+    """The outcome for a leaf.
 
-    - `leaf`, `info`: the leaf, and what is known of it. `info` is `None` for a leaf
-        that is not an array.
-    - `outcome`: the format to quantize it in, or why it is left as it is.
-    - `on_call`: the modules whose calls then have to run as by `implicit`.
-    - `named`: whether the filter is about this leaf in particular: by a place of a
-        prefix, or by a rule other than `*`, which asks for whatever can be had.
+    - `leaf`, `info`: the leaf, and its description. `info` is `None` for a leaf that is
+        not an array.
+    - `outcome`: the format to quantize it in, or the reason why it is not quantized.
+    - `on_call`: the modules whose calls then have to run through `implicit`.
+    - `named`: whether the filter names this leaf in particular: by a place of a prefix,
+        or by a rule other than `*`, which selects all weights that can be quantized.
     """
 
     leaf: Any

@@ -30,8 +30,8 @@ class Example:
         self.args: tuple[Any, ...] = args
 
     def uses(self, model: PyTree, leaves: Sequence[Any]) -> "list[Use | None]":
-        """What the call does with each leaf; `None` for what is not an array. An array
-        in several places has the uses of all of them."""
+        """Returns how the call uses each leaf; `None` for a leaf that is not an array.
+        An array in several places has the uses of all of them."""
         # (Imported here, so that `import eqquant` is quick.)
         from .._trace import is_array, Use, uses
 
@@ -57,8 +57,8 @@ class Example:
         return self.fn(closed(model), *args)
 
     def error(self, model: PyTree) -> Exception | None:
-        """What the call of a model raises, if anything, as tracing it tells."""
-        # No function says whether it takes a quantized array: it does, or it raises.
+        """Traces the call of a model, and returns the error that it raises, if any."""
+        # No function declares whether it takes a quantized array, so this tries it.
         try:
             eqx.filter_eval_shape(self.run, model, *self.args)
         except Exception as e:
@@ -77,19 +77,20 @@ def modules_on_call(
     example: Example | None,
     is_leaf: Callable[[Any], bool] = is_quantized,
 ) -> dict[int, bool]:
-    """The modules that have to run as by [`eqquant.implicit`][], by `id`, so that a
-    model runs with new leaves; and whether that goes for every method, or only for the
-    call: those of the decisions, and with an `example`, the smallest that do.
+    """Returns the modules that have to run through [`eqquant.implicit`][], so that a
+    model runs with new leaves. It maps their `id` to whether every method has to, or
+    only the call. These are the modules of the decisions; with an `example`, the
+    smallest modules that suffice.
 
     **Arguments:**
 
-    - `decisions`: on each leaf of `model`.
-    - `new`, `is_leaf`: as of `smallest_on_call`.
-    - `example`: a call of the model, if one is given.
+    - `decisions`: the decision on each leaf of `model`.
+    - `new`, `is_leaf`: as in `smallest_on_call`.
+    - `example`: a call of the model, if given.
 
     **Raises:**
 
-    A `ValueError` for a weight that no module around it makes run.
+    A `ValueError` for a weight that the call cannot take, whichever module runs so.
     """
     given = {id(module): False for d in decisions for module in d.on_call}
     if example is None:
@@ -107,16 +108,17 @@ def smallest_on_call(
     is_leaf: Callable[[Any], bool],
     goal: str = "quantized",
 ) -> dict[int, bool]:
-    """The smallest modules that make the call of a model run with new leaves.
+    """Returns the smallest modules that have to run through `implicit` so that the call
+    of a model takes new leaves.
 
     **Arguments:**
 
-    - `found`: the leaves of `model`, and what is known of each.
-    - `new`: what takes the place of each leaf, or its skeleton.
-    - `given`: modules that are to run so anyway.
+    - `found`: the leaves of `model`, each with its description.
+    - `new`: the replacement of each leaf, or its skeleton.
+    - `given`: modules that run so in any case.
     - `example`: a call of the model.
     - `is_leaf`: which nodes of `model` are leaves.
-    - `goal`: what weights are to be, for messages.
+    - `goal`: what weights should become, for messages.
     """
     pairs = [*zip(found, new, strict=True)]
     infos = {
@@ -141,7 +143,7 @@ def smallest_on_call(
                 callers |= more
                 break
         else:
-            # Of what is alike, the first that fails alone.
+            # Among weights that are alike, name the first that fails alone.
             alone = ((i, error((i,), callers)) for i in numbers)
             first, why = next((x for x in alone if x[1]), (numbers[0], why))
             raise _cannot(infos[first], why, goal, example.fn) from why
@@ -156,7 +158,7 @@ def smallest_on_call(
 
 
 def _alike(infos):
-    # What is alike, such as the weights of the layers of a stack, is tried at once.
+    # Weights that are alike, such as in the layers of a stack, are tried at once.
     groups = {}
     for i, info in infos.items():
         key = tuple(map(type, info.ancestors)), info.path.split(".")[-1]
@@ -190,14 +192,14 @@ def _cannot(info, why, goal, fn):
 def contracted(
     use: "Use", shape: tuple[int, ...], known: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """The axes of a leaf that its products with inputs contract; `None` if it enters
-    none.
+    """Returns the axes of a leaf that its products with inputs contract; `None` if it
+    enters no such product.
 
     **Arguments:**
 
-    - `use`: what the call does with it. The model is its first argument.
+    - `use`: how the call uses it. The model is the first argument.
     - `shape`: its shape.
-    - `known`: the axes that are contracted by the class that it belongs to, if known.
+    - `known`: the axes that its class is registered to contract, if any.
     """
     found = [p for p in (*use.products, *use.changed) if p.is_by_inputs]
     if not found:

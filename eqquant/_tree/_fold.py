@@ -25,10 +25,9 @@ def folded(
     stats: "Statistics | None",
     method: "AbstractMethod | None",
 ) -> "tuple[Sequence[Decision], Statistics | None]":
-    """If the method is `AWQ`, scales the channels of the weights that are to be
-    quantized, and divides by the same scales what their inputs are multiplied with
-    before. Returns the decisions with the leaves that this gives, and the statistics of
-    what the weights meet then."""
+    """If the method is `AWQ`, scales the channels of the weights to quantize, and
+    divides an earlier factor of their inputs by the same scales. Returns the decisions
+    with the new leaves, and the statistics of the new inputs."""
     if stats is None or method is None:
         return decisions, stats
     from .._solvers import AWQ
@@ -87,7 +86,8 @@ class _Part(NamedTuple):
     format: AbstractFormat | None
 
     def along(self, scales: Float[Array, "*steps k"]) -> Float[Array, "..."]:
-        """Scales with the axes of the leaf, of size one where they are the same."""
+        """Returns the scales with the axes of the leaf, of size one where they
+        repeat."""
         steps = range(scales.ndim - 1)
         shape = enumerate(self.leaf.shape)
         sizes = [n if i in steps or i in self.axes else 1 for i, n in shape]
@@ -100,8 +100,8 @@ def _put(decisions, places, part, leaf):
 
 
 def _steps(gram: "Gram", parts: Sequence[_Part]) -> tuple[int, ...] | None:
-    # The leading axes along which each index has inputs, and scales, of its own. `None`
-    # if not all have these, or if the statistics are of other sizes.
+    # The leading axes along which each index has its own inputs and scales. `None` if
+    # not all weights have these axes, or if the statistics have other sizes.
     lead, k = gram.rows.shape, gram.value.shape[-1]
     number = max((i + 1 for i, n in enumerate(lead) if n > 1), default=0)
     for part in parts:
@@ -116,7 +116,7 @@ def _steps(gram: "Gram", parts: Sequence[_Part]) -> tuple[int, ...] | None:
 def _best(method, weights, gram, steps):
     from .._solvers import ScaleSearch, solved, squared_errors
 
-    # (Others, such as `GPTQ`, would take too long for so many trials.)
+    # (Methods such as `GPTQ` are too slow for a trial with each candidate.)
     search = method.then if isinstance(method.then, ScaleSearch) else ScaleSearch()
     candidates = method.candidates(gram.diagonal.reshape(*steps, -1))
     best, least = candidates[0], jnp.full(steps, jnp.inf)

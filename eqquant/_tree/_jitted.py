@@ -14,8 +14,8 @@ class _Opened(eqx.Module):
 
 
 def opened(tree: PyTree) -> PyTree:
-    """The same tree, in which functions made by `eqx.filter_jit` are replaced by nodes
-    that contain the modules they were made from."""
+    """Replaces functions made by `eqx.filter_jit` by nodes that contain the modules
+    they were made from."""
     return _replaced(tree, _is_jitted, lambda x: _Opened(x.__wrapped__, _donate(x)))
 
 

@@ -12,9 +12,9 @@ from ._owners import leaves_with_info, needing_dense
 def layers_on_call(
     model: PyTree, is_weight: Callable[[Any], bool] = is_quantized
 ) -> PyTree:
-    """The same model, in which the layers of Equinox that need dense arrays, such as
-    convolutions, run as by [`eqquant.implicit`][] where their weights are quantized, or
-    what `is_weight` is true of, unless a module around them does."""
+    """Makes Equinox layers that need dense arrays, such as convolutions, run through
+    [`eqquant.implicit`][] if their weights are quantized, or satisfy `is_weight`. A
+    layer inside a module that runs so stays as it is."""
     callers = {}
     for leaf, info in leaves_with_info(model, is_weight):
         if not is_weight(leaf) or info is None:

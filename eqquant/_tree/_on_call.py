@@ -15,16 +15,16 @@ _Module = TypeVar("_Module", bound=eqx.Module)
 
 
 def on_call(module: _Module, every_method: bool = False) -> _Module:
-    """The same module, whose `__call__` runs through [`eqquant.implicit`][], so that
-    its weights may be quantized; or each of its methods does. It stays an instance of
-    its class."""
+    """Makes the `__call__` of a module run through [`eqquant.implicit`][], so that its
+    weights may be quantized. With `every_method`, all of its methods run so. The result
+    is an instance of the same class."""
     if is_on_call(module):
         return module
     return _with_class(module, _class_on_call(type(module), every_method))
 
 
 def methods_of(cls: type) -> tuple[str, ...]:
-    """The names of the methods of a class of modules, but for those of Python."""
+    """Returns the names of the methods of a class of modules, without Python's own."""
     names = {
         name
         for base in cls.__mro__
@@ -47,12 +47,12 @@ def is_on_call(x: Any) -> bool:
 
 
 def not_on_call(module: eqx.Module) -> eqx.Module:
-    """The module that `on_call` was given."""
+    """Returns the module that `on_call` was applied to."""
     return _with_class(module, _classes[type(module)][0])
 
 
 def runs_every_method(module: eqx.Module) -> bool:
-    """Whether `on_call` was asked to make every method run as by `implicit`."""
+    """Whether every method of a module made by `on_call` runs through `implicit`."""
     return _classes[type(module)][1]
 
 
@@ -62,8 +62,8 @@ def rebuilt(
     change: Callable[[Any, Any], Any],
     is_leaf: Callable[[Any], bool] = is_quantized,
 ) -> PyTree:
-    """Rebuilds a tree with new leaves, and puts `change(node, new)` in the place of
-    each `node`, which is `new` with the new leaves."""
+    """Rebuilds a tree with new leaves. Each `node` is replaced by `change(node, new)`,
+    where `new` is the node with its new leaves."""
     leaves = iter(leaves)
 
     def rebuild(node):
@@ -79,8 +79,9 @@ def rebuilt(
 
 
 def put_on_call(callers: dict[int, bool]) -> Callable[[Any, Any], Any]:
-    """For `rebuilt`: modules by their `id`, and whether every method of them is to run
-    as by `implicit`, or only the call."""
+    """Returns the `change` for `rebuilt` that puts modules on call. `callers` maps the
+    `id` of a module to whether every method runs through `implicit`, or only the
+    call."""
 
     def change(node, new):
         return on_call(new, callers[id(node)]) if id(node) in callers else new
@@ -88,14 +89,14 @@ def put_on_call(callers: dict[int, bool]) -> Callable[[Any, Any], Any]:
     return change
 
 
-# By each class that `on_call` made: the class of the module that it was given, and
-# whether every method runs as by `implicit`.
+# Maps each class that `on_call` made to the class of the original module, and to
+# whether every method runs through `implicit`.
 _classes: dict[type, tuple[type, bool]] = {}
 
 
 @ft.cache
 def _class_on_call(cls, every_method):
-    # By its name, `pickle` would find the original class.
+    # `pickle` would look the class up by its name, and find the original one.
     def reduce(self):
         return on_call, (not_on_call(self), every_method)
 

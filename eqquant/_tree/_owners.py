@@ -56,12 +56,12 @@ def _all_but_first(shape):
     return tuple(range(1 - len(shape), 0))
 
 
-# These pass their weights to `lax.conv_general_dilated`, which needs dense arrays.
+# These layers call `lax.conv_general_dilated`, which needs dense arrays.
 convolutions = (eqx.nn.Conv, eqx.nn.ConvTranspose)
 reparametrisations = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm)
 norms = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
 activations = (eqx.nn.PReLU,)
-# (A `State` is no module, though it owns arrays as one does.)
+# (A `State` owns arrays like a module, but is not one.)
 Owner: TypeAlias = eqx.Module | eqx.nn.State
 states = (eqx.nn.State, eqx.nn.StateIndex)
 
@@ -82,17 +82,17 @@ class LeafInfo:
     - `path`: its path from the root, such as `"layers.0.attention.query_proj.weight"`.
     - `owner`: the innermost module that contains it. `None` outside of any module.
     - `field`: the field of the owner that is the array, or contains it.
-    - `shape`, `dtype`: those of the array.
+    - `shape`, `dtype`: its shape and dtype.
     - `axis`: the axis that a matrix product contracts.
-    - `known`: whether `axis` is known, because the field is registered or there is no
-        owner. Otherwise it is a guess.
+    - `known`: whether `axis` is known, because the field is registered or the array
+        has no owner. Otherwise it is a guess.
     - `ancestors`: all modules that contain it, from the root to the owner.
     - `multiplied`: whether an example multiplies inputs with it. `None` if there is no
         example.
-    - `others`: the names of what else an example does with it.
+    - `others`: the names of the other primitives of an example that use it.
     - `among_arrays`: whether an example multiplies it, but only with other arrays of
         the model.
-    - `looked_up`: whether all that an example does with it is to look up rows.
+    - `looked_up`: whether an example only looks up its rows.
     """
 
     path: str
@@ -153,8 +153,8 @@ def _info(leaf, keys, ancestors, field):
 
 
 def needing_dense(info: LeafInfo) -> Owner | None:
-    """The layer of Equinox that passes a weight to functions which need dense arrays,
-    if one does."""
+    """Returns the Equinox layer that passes a weight to functions that need dense
+    arrays, if there is one."""
     for module in info.ancestors:
         if isinstance(module, reparametrisations):
             return module
@@ -162,8 +162,8 @@ def needing_dense(info: LeafInfo) -> Owner | None:
 
 
 def calls_as_registered(owner: Owner, field: str) -> bool:
-    """Whether a module has the `__call__` of the class that its weight is registered
-    for, so that the use of the weight is known."""
+    """Whether a module's `__call__` is the one of the class that its weight is
+    registered for, so that the use of the weight is known."""
     cls = _registered(type(owner), field)
     return cls is not None and _call_of(type(owner)) is _call_of(cls)
 

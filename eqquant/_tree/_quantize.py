@@ -44,7 +44,7 @@ def tree_quantize(
     stats: "Statistics | Sequential | None" = None,
     method: "AbstractMethod | None" = None,
 ) -> PyTree:
-    """Quantizes the weights of a model, which is then used as before.
+    """Quantizes the weights of a model. The result is used like the model.
 
     !!! Example
 
@@ -61,9 +61,9 @@ def tree_quantize(
         made by `eqx.filter_jit` of a module is quantized too.
     - `filter_spec`: what to quantize. One of
 
-        - omitted: every known weight of a matrix product. These are the weights of the
-            layers of `eqx.nn`, those that [`eqquant.register_owner`][] registered, and
-            matrices in plain dicts, lists and tuples outside of any module.
+        - omitted: every known weight of a matrix product: the weights of `eqx.nn`
+            layers, fields registered by [`eqquant.register_owner`][], and matrices in
+            plain dicts, lists and tuples outside of any module.
         - a format or its name: the same weights, in this format.
         - a PyTree that is a prefix of `model`, as for `eqx.partition`, whose leaves are
             formats, names of formats, booleans (`True` means `format`), `None`, or
@@ -78,50 +78,50 @@ def tree_quantize(
         never quantized.
     - `format`: what `True` means in `filter_spec`.
     - `axis`: the axis that matrix products contract. `"auto"` depends on the module
-        that owns each array: -1 in `eqx.nn.Linear`, which computes `weight @ x`, and -2
-        for arrays outside of any module, of `x @ weight`. That is a guess, of which a
-        warning tells where it may well be wrong: of an array with more than two axes,
-        or one that has few numbers along it. An `example` tells the axes.
+        that owns the array: -1 in `eqx.nn.Linear`, which computes `weight @ x`, and -2
+        outside of any module, for `x @ weight`. The latter is a guess. A warning lists
+        arrays for which it may be wrong: those with more than two axes, or with few
+        numbers along the axis. Pass an `example` to find the axes by tracing.
     - `min_size`: arrays with fewer elements are left as they are.
-    - `embeddings`: whether to quantize `eqx.nn.Embedding`s too, and arrays whose rows
-        are all that an `example` looks up.
+    - `embeddings`: whether to quantize `eqx.nn.Embedding`s too, and arrays of which an
+        `example` only looks up rows.
     - `unsupported`: what to do with layers that pass their weights to functions which
         need dense arrays: convolutions, `WeightNorm` and `SpectralNorm`.
 
         - `"skip"` leaves their weights as they are.
+        - `"skip"` leaves their weights as they are.
         - `"on_call"` quantizes them, and runs the call of each such layer through
-            [`eqquant.implicit`][]. So does each module around a quantized weight that
-            is not Equinox's own, since it may read the weight itself, as in
+            [`eqquant.implicit`][]. Modules around a quantized weight run so, too,
+            unless they are Equinox's own: they may read the weight themselves, as in
             `jax.lax.ragged_dot(x, self.experts.weight, sizes)`. All stay instances of
-            their classes. (Which arrays of an unknown class are weights, it does not
-            tell: pass `example`, name them by a rule, or register them.)
+            their classes. (This does not find the weights of unknown classes: pass
+            `example`, name them by a rule, or register them.)
         - `"error"` raises an error for a convolution.
-    - `strict`: whether a rule that matches no leaf is an error, and also one that asks
-        for a format where nothing that it matches can be quantized, such as the filter
-        of a convolution; or a format at such a place of a prefix. Otherwise the latter
-        is a warning. (The rule `"*"` is about all weights that can be quantized.)
+    - `strict`: whether a rule that matches no leaf is an error, and also a rule, or a
+        format at a place of a prefix, that selects no array that can be quantized, such
+        as the filter of a convolution. If false, the latter is a warning. (The rule
+        `"*"` selects all weights that can be quantized, so it is exempt.)
     - `example`: arguments that the model may be called with: a tuple, or a single one
         that is not a tuple. Or `(fn, args)`, where `fn(model, *args)` uses the model.
-        Arrays may be `jax.ShapeDtypeStruct`s. The call is traced, and not run. It tells
-        which arrays inputs are multiplied with and along which axes, so that weights of
-        layers of any class are quantized, also of convolutions and of layers that make
-        their weight of an array first, such as `WeightNorm`. Where a quantized weight
-        is passed to a function that takes ordinary arrays only, the smallest module
-        around it runs as by [`eqquant.implicit`][], whatever `unsupported` is.
+        Arrays may be `jax.ShapeDtypeStruct`s. The call is traced, and not run. The
+        trace shows which arrays are multiplied with inputs and along which axes, so
+        weights of any class of layers are quantized, including convolutions and layers
+        such as `WeightNorm` that compute their weight from an array. If a quantized
+        weight is passed to a function that needs dense arrays, the smallest module
 
         ```python
         eqquant.tree_quantize(model, example=x)
         eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
         ```
-    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. Or
-        [`eqquant.Sequential`][], which finds this out while it quantizes one weight
-        after another.
+    - `stats`: statistics of the inputs of the weights, from [`eqquant.calibrate`][]. Or
+        [`eqquant.Sequential`][], which takes them while it quantizes one weight after
+        another.
     - `method`: how numbers are rounded: [`eqquant.GPTQ`][], [`eqquant.AWQ`][],
-        [`eqquant.ScaleSearch`][] or [`eqquant.HQQ`][]. By default to nearest, and by
-        `GPTQ()` if there are `stats`. Weights that `stats` does not know are rounded by
-        `ScaleSearch()`, with a warning, if the method needs statistics. Of several
-        formats, one that has no scales to choose is rounded to nearest, with a warning.
-        Skeletons have nothing to round.
+        [`eqquant.ScaleSearch`][] or [`eqquant.HQQ`][]. The default is `GPTQ()` if there
+        are `stats`, and rounding to nearest otherwise. If the method needs statistics,
+        weights without any are rounded by `ScaleSearch()`, with a warning. If only some
+        formats have scales to choose, the others are rounded to nearest, with a
+        warning. Skeletons are not rounded.
 
         ```python
         stats = eqquant.calibrate(fn, model, batches)
@@ -135,18 +135,18 @@ def tree_quantize(
     another format, pass `eqquant.tree_dequantize(model)`.)
     [`eqquant.report`][] lists all arrays, and why some are not quantized.
 
-    All is computed when this returns. A bar on a terminal shows how far it is, and a
-    line tells the time if that is more than a minute.
+    All arrays are computed when this returns. A terminal shows a progress bar, and the
+    total time if it exceeds a minute.
 
     **Raises:**
 
-    A `ValueError` if a weight is not finite, if a rule matches no leaf or none that can
-    be quantized, or for an unsupported layer; with `example`, for a weight that the
-    call of the quantized model could not take; with `stats` or `method`, for statistics
-    of another model, and if the method cannot round to any of the formats. Warns if it
-    cannot round to one of several; if less than half of the model's matrices are
-    quantized because their use is unknown or not supported; if the axis of an array is
-    a doubtful guess; and if `stats` are of too few rows.
+    A `ValueError` if a weight is not finite; if a rule matches no leaf, or none that
+    can be quantized; for an unsupported layer; with `example`, for a weight that the
+    call of the quantized model cannot take; with `stats` or `method`, for statistics of
+    another model, or if the method applies to none of the formats. Warns if the method
+    does not apply to one of several formats; if less than half of the model's matrices
+    are quantized because their use is unknown or not supported; if the axis of an array
+    is a doubtful guess; and if `stats` are from too few rows.
     """
     model = opened(model)
     called = None if example is None else Example(example)
@@ -191,7 +191,7 @@ def tree_quantize(
             leaves[i] = quantize_once(leaves[i], format, info.axis)
         except ValueError as e:
             raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
-        # (So that the bar tells what is done, not what is to be done.)
+        # (So that the bar shows finished work, not work that was only dispatched.)
         _wait(leaves[i])
     return closed(rebuilt(model, leaves, put_on_call(callers)))
 

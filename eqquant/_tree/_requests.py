@@ -9,12 +9,12 @@ from ._rules import is_every, Rule, Rules
 
 
 class Request(NamedTuple):
-    """What a filter requests for one leaf.
+    """The request of a filter for one leaf.
 
     - `value`: a leaf of a prefix tree, or the action of a rule. `None` if no rule
         matches.
     - `named`: whether it is about this leaf alone, not about a subtree.
-    - `otherwise`: why the leaf is not quantized, if that is what `value` requests.
+    - `otherwise`: if `value` requests not to quantize the leaf, the reason.
     - `rule`: the rule that matches, if any.
     """
 
@@ -24,8 +24,8 @@ class Request(NamedTuple):
     rule: Rule | None = None
 
     def names(self, spec: Any) -> bool:
-        """Whether the filter is about this in particular: by a place of a prefix, or by
-        a rule other than `*`, which asks for whatever can be had."""
+        """Whether the filter names the leaf in particular: by a place of a prefix, or
+        by a rule other than `*`, which selects all weights that can be quantized."""
         return self.value is not spec if self.rule is None else not is_every(self.rule)
 
 
@@ -39,13 +39,13 @@ def requests(
     is_spec_leaf: Callable[[Any], bool],
     strict: bool,
 ) -> list[Request]:
-    """What the argument of a function that takes a filter requests for each leaf.
+    """Evaluates a filter for each leaf.
 
     **Arguments:**
 
     - `spec`: the filter: [`eqquant.Rules`][], or a prefix of `tree`.
-    - `tree`, `infos`: the tree, and what is known of each of its leaves.
-    - `argument`: the name of the argument, for errors.
+    - `tree`, `infos`: the tree, and the description of each of its leaves.
+    - `argument`: the name of the filter's argument, for errors.
     - `is_leaf`, `is_spec_leaf`: which nodes of `tree` and of a prefix are leaves.
     - `strict`: whether a rule that matches no leaf is an error.
     """

@@ -24,14 +24,14 @@ def rounding(
     stats: "Statistics | None",
     method: "AbstractMethod | None",
 ) -> Round:
-    """How the leaves that are to be quantized are rounded: `(leaf, format, axis)` to a
-    quantized array.
+    """Returns a function that rounds the leaves to quantize: it maps `(leaf, format,
+    axis)` to a quantized array.
 
     **Raises:**
 
     A `ValueError` if the method needs statistics and there are none, or if they are of
     another model. Warns of leaves in a format that the method does not apply to, if it
-    does to the format of another.
+    applies to another format.
     """
     if stats is None and method is None:
         return lambda leaf, format, axis: quantize(leaf, format, axis=axis)
@@ -54,8 +54,8 @@ def rounding(
 def refused_formats(
     decisions: Sequence[Decision], method: "AbstractMethod", stacklevel: int
 ) -> frozenset[AbstractFormat]:
-    """The formats that the method does not apply to, with a warning. None if it applies
-    to no format at all: what is asked for cannot be done, and that is an error."""
+    """Returns the formats that the method does not apply to, with a warning. Returns
+    none if it applies to no format at all: then the request is an error."""
     chosen = [(d.info, d.format) for d in decisions]
     chosen = [(info, f) for info, f in chosen if info is not None and f is not None]
     left = [(info, f) for info, f in chosen if not method.applies(f)]
@@ -71,8 +71,9 @@ def refused_formats(
 
 
 def check(stats: Any, method: Any) -> None:
-    """Raises a `TypeError` if these are not statistics or not a method, nor `None`; and
-    a `ValueError` for a method that needs statistics, if there are none."""
+    """Raises a `TypeError` if `stats` are not statistics or `method` is not a method,
+    unless they are `None`; and a `ValueError` for a method that needs statistics, if
+    there are none."""
     from .._trace import Statistics
 
     if stats is not None and not isinstance(stats, Statistics):
@@ -101,7 +102,7 @@ def check_method(method: Any) -> None:
 
 def check_alone(method: Any) -> None:
     """Raises a `ValueError` for a method that changes other arrays of the model, too,
-    where weights are rounded one at a time."""
+    in a call that rounds weights one at a time."""
     from .._solvers import AWQ
 
     if isinstance(method, AWQ):
@@ -136,13 +137,13 @@ def grams_of(
     otherwise: str | None,
     stacklevel: int,
 ) -> "dict[Any, Gram]":
-    """The Grams of the leaves that are to be quantized, by their identities.
+    """Returns the Grams of the leaves to quantize, by their identities.
 
     **Arguments:**
 
-    - `otherwise`: what becomes of a leaf that the statistics do not know, for the
-        warning. `None` to warn of nothing.
-    - `stacklevel`: whose call the warnings are about, as of `warnings.warn`.
+    - `otherwise`: how leaves without statistics are rounded, for the warning. `None`
+        for no warning.
+    - `stacklevel`: as in `warnings.warn`.
 
     **Raises:**
 
@@ -178,7 +179,8 @@ def grams_of(
 
 
 def contracted_axes(info: LeafInfo) -> tuple[int, ...]:
-    """The axes that a leaf is quantized along, from the first one on, in order."""
+    """Returns the axes that a leaf is quantized along, in ascending order, counted from
+    the front."""
     axes = as_tuple(normalise_axis(info.axis, info.shape))
     return tuple(sorted(i + len(info.shape) for i in axes))
 
@@ -189,7 +191,7 @@ def not_along(
     known: Sequence[tuple[int, ...]],
     shape: tuple[int, ...],
 ) -> ValueError:
-    """The error that statistics of a weight are of other axes."""
+    """Returns the error for statistics of a weight along other axes."""
     first = [i - len(shape) for i in known[0]]
     axis = first[0] if len(first) == 1 else tuple(first)
     return ValueError(
@@ -201,15 +203,16 @@ def not_along(
 
 
 def otherwise(method: "AbstractMethod") -> str | None:
-    """What becomes of a leaf whose inputs are not known, if that is worth a warning."""
+    """Returns how leaves with unknown inputs are rounded, for a warning, if they are
+    rounded by another method."""
     return "`ScaleSearch()` rounds it" if method.needs_gram else None
 
 
 def warn(
     few: Sequence[str], unknown: Sequence[str], otherwise: str | None, stacklevel: int
 ) -> None:
-    """Warns of weights that met few rows, and of those whose inputs are not known, if
-    `otherwise` says what becomes of these."""
+    """Warns of weights that met few rows, and of weights with unknown inputs, unless
+    `otherwise` is `None`."""
     if otherwise is None:
         return
     _warn(

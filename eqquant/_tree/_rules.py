@@ -16,8 +16,8 @@ Rule: TypeAlias = tuple[Condition, Action]
 
 
 class Rules(eqx.Module):
-    """Selects leaves of a PyTree by their paths, and says how to quantize or to shard
-    each. The first rule that matches a leaf decides.
+    """Selects leaves of a PyTree by their paths, to quantize or to shard each. The
+    first rule that matches a leaf decides.
 
     !!! Example
 
@@ -44,8 +44,9 @@ class Rules(eqx.Module):
 
         The action is a format or its name, `None` or `False` to leave the leaf as it
         is, or `True` for the `format` of [`eqquant.tree_quantize`][]. A format
-        overrides `min_size`, `embeddings` and unknown owners; where nothing that the
-        pattern matches can be quantized, it is an error, except for the pattern `"*"`.
+        overrides `min_size`, `embeddings` and unknown owners. It is an error if none of
+        the arrays that the pattern matches can be quantized, except for the pattern
+        `"*"`.
         For [`eqquant.tree_shard`][], the action is a sharding.
         """
         self.rules = tuple(_check(rule) for rule in rules)
@@ -73,7 +74,7 @@ class Rules(eqx.Module):
 
 
 def matches(rule: Rule, info: LeafInfo) -> bool:
-    """Whether a rule is about a leaf, if no earlier one is."""
+    """Whether a rule matches a leaf, unless an earlier rule does."""
     condition, _ = rule
     if isinstance(condition, str):
         return fnmatch.fnmatchcase(info.path, condition)
@@ -81,7 +82,7 @@ def matches(rule: Rule, info: LeafInfo) -> bool:
 
 
 def is_every(rule: Rule) -> bool:
-    """Whether a rule is about every leaf."""
+    """Whether a rule matches every leaf."""
     condition, _ = rule
     return not str(condition).strip("*")
 

@@ -46,8 +46,8 @@ def rounding_in_sequence(
     sequential: "Sequential",
     method: "AbstractMethod | None",
 ) -> Round:
-    """As `rounding`, with statistics that are taken while the model is quantized: here,
-    of each weight after those that the model uses before it.
+    """Returns the same as `rounding`, with statistics that are taken while the model is
+    quantized: each weight is rounded after the weights that the model uses before it.
 
     **Raises:**
 
@@ -148,7 +148,7 @@ def _weights(decisions: Sequence[Decision]) -> dict[str, _Weight]:
 
 
 def _joined(parts: dict[tuple[int, ...], QuantizedArray]) -> QuantizedArray:
-    # Each has leading axes of size one, for its step along them.
+    # Each part has leading axes of size one, for its steps.
     steps = sorted(parts)
     sizes = [i + 1 for i in steps[-1]]
     each = [dataclasses.replace(parts[i], sharding=None) for i in steps]

@@ -40,7 +40,7 @@ def tree_shard(
         - a PyTree that is a prefix of `model`, whose leaves are each a `PartitionSpec`,
           a `NamedSharding`, or `None` to leave an array where it is. For a weight with
           an adapter of [`eqquant.train.lora`][], or of
-          [`eqquant.train.tree_fake_quantize`][], the spec is about the weight.
+          [`eqquant.train.tree_fake_quantize`][], the spec refers to the weight.
         - [`eqquant.Rules`][] from paths to these. The first that matches decides, and
           an array that no rule matches stays where it is.
 

@@ -14,7 +14,8 @@ from ._decision import Decision
 def skeleton(
     leaf: jax.ShapeDtypeStruct, format: AbstractFormat, axis: Axis
 ) -> QuantizedArray:
-    """What a leaf of this shape becomes, with structs in place of stored arrays."""
+    """Returns the quantized form of a leaf of this shape, with structs in place of
+    stored arrays."""
     q = jax.eval_shape(lambda w: quantize(w, format, axis=axis), leaf)
     if not isinstance(leaf.sharding, NamedSharding):
         return q
@@ -24,7 +25,7 @@ def skeleton(
 
 
 def skeletons(decisions: Sequence[Decision]) -> list[Any]:
-    """The skeleton of each leaf that is to be quantized; the others as they are."""
+    """Returns the skeleton of each leaf to quantize, and the other leaves unchanged."""
     found = []
     for decision in decisions:
         leaf, info = decision.leaf, decision.info

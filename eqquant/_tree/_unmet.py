@@ -13,23 +13,23 @@ from ._rules import is_every, matches, Rules
 
 # A filter names arrays with a format by
 #
-# - a rule, whose pattern is not `*` alone: that is "every weight", of which those that
-#   cannot be quantized are skipped;
+# - a rule whose pattern is not `*` alone: `*` means "every weight", and skips the
+# arrays   that cannot be quantized;
 # - a format at a place of a prefix tree that has matrices. (Booleans and functions
 #   there filter, as for `eqx.partition`.)
 #
-# It does so in vain if nothing of what it names can be quantized, or is quantized in
-# this format already. Where a rule shares its arrays with earlier rules, what these do
-# with them counts, too.
+# It does so in vain if none of these arrays can be quantized, or is quantized in this
+# format already. If a rule shares its arrays with earlier rules, the outcomes of these
+# count, too.
 
-# What a `Skip` may say of an array that could be quantized, or need not be.
+# The kinds of `Skip` for an array that could be quantized, or need not be.
 _by_choice = (
     *("not an array", "quantized", "not requested"),
     *("adapter", "small", "embedding"),
 )
-# How the model uses the array is unknown, or not supported.
+# The kinds for an array whose use is unknown or not supported.
 by_use = ("unknown owner", "convolution", "reparametrised")
-# What no one takes for a matrix to quantize.
+# The kinds for an array that is not a matrix to quantize.
 _no_matrices = ("vector", "bias", "norm", "state", "dtype", "not an array")
 
 
@@ -40,13 +40,13 @@ def check_unmet(
     strict: bool | None,
     goal: str,
 ) -> None:
-    """Looks for what a filter names with a format in vain.
+    """Checks whether a filter names arrays with a format in vain.
 
     **Arguments:**
 
-    - `strict`: whether that is an error, or else a warning to the caller of the caller
-        of `decide`. `None` for neither.
-    - `goal`: as of `decide`.
+    - `strict`: whether that is an error; if false, it is a warning to the caller of the
+        caller of `decide`. `None` for neither.
+    - `goal`: as in `decide`.
     """
     if strict is None:
         return
@@ -66,7 +66,7 @@ def check_unmet(
 
 
 def _is_other(decision, asked):
-    # What is quantized stays in the format that it has.
+    # A quantized array keeps its format.
     is_done = decision.skip is not None and decision.skip.kind == "quantized"
     if not is_done or not is_quantized(decision.leaf) or _is_true(asked):
         return False
@@ -83,14 +83,14 @@ def _is_met(decision):
 
 
 def _named(spec, requests, decisions) -> Iterator[tuple[str, Any, list[Decision]]]:
-    # What asks for a format, which, and of which arrays.
+    # Yields each part of the filter that asks for a format, the format, and its arrays.
     if isinstance(spec, Rules):
         for rule in spec.rules:
             condition, action = rule
             if action is None or action is False or is_every(rule):
                 continue
             if any(request.rule is rule for request in requests):
-                # (A function is asked of what no earlier rule has taken.)
+                # (A function is called only on leaves that no earlier rule has taken.)
                 shared = isinstance(condition, str)
                 found = [
                     d

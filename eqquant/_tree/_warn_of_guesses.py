@@ -11,13 +11,12 @@ _few = 16
 
 
 def warn_of_guesses(decisions: Sequence[Decision], axis: Any) -> None:
-    """Warns the caller of `tree_quantize`, or of a function like it, of arrays outside
-    of modules, or of fields that are not registered, whose contracted axis is a guess
-    that may well be wrong.
+    """Warns the caller of `tree_quantize`, or of a similar function, of arrays outside
+    of modules, or in unregistered fields, whose contracted axis is a doubtful guess.
 
     **Arguments:**
 
-    - `axis`: what the caller was given as `axis`.
+    - `axis`: the argument `axis` of the caller.
     """
     if axis != "auto":
         return

@@ -17,12 +17,12 @@ def warn_of_little(
     decisions: Sequence[Decision],
     traceable: bool,
 ) -> None:
-    """Warns the caller of `tree_quantize`, or of a function like it, if less than half
+    """Warns the caller of `tree_quantize`, or of a similar function, if less than half
     of a model's matrices are quantized because their use is unknown or not supported.
 
     **Arguments:**
 
-    - `traceable`: whether an `example` could show how it uses them.
+    - `traceable`: whether an `example` could show how the model uses them.
     """
     every = filter_spec is True or isinstance(filter_spec, AbstractFormat | str)
     if every and callable(model) and jtu.all_leaves([model]):
