@@ -1,9 +1,9 @@
-"""`QuantizedArray`, which takes the place of an array (`_array`), with the members that
-any such class shares (`_array_like`): how it is made (`_quantize`), indexed (`_index`),
-reshaped along leading axes (`_leading`) and repacked for the kernels of a platform
-(`_prepack`); which mapped axes are errors (`_stored`), how functions are fields of
-modules (`_held`), how implicit dequantization is traced and warned about
-(`_provenance`), and how `jax.export` writes it (`_exported`).
+"""`QuantizedArray`, which takes the place of an array (`_array`), and its base class
+with the members of an array (`_array_like`). It is made in `_quantize`, indexed in
+`_index`, reshaped along leading axes in `_leading`, and repacked for the kernels of a
+platform in `_prepack`. `_stored` raises errors for mapped axes that are not leading
+axes, `_held` makes functions fields of modules, `_provenance` traces and warns of
+implicit dequantization, and `_exported` registers the class with `jax.export`.
 
 This room imports `_product` and the rooms below it.
 """

@@ -39,8 +39,8 @@ class QuantizedArray(AbstractArrayLike):
     """Takes the place of an array, in fewer bits. Make one with [`eqquant.quantize`][].
 
     It is multiplied, transposed, stacked, mapped, scanned and indexed like the array
-    that it stands for. Products read the packed codes and never build that array;
-    arithmetic builds it, and returns ordinary arrays.
+    that it stands for. Products read the packed codes and never build that array.
+    Arithmetic builds it, and returns ordinary arrays.
 
     **Fields:**
 
@@ -56,18 +56,18 @@ class QuantizedArray(AbstractArrayLike):
         weight-only products.
     - `dtype`: the dtype that it dequantizes to.
     - `inner`: the sizes of all contracted axes but the first.
-    - `writable`: whether [`eqquant.implicit`][] rounds to the format what a function
-        writes into the array, as into a cache. Otherwise such a function gets the
-        ordinary array.
+    - `writable`: whether [`eqquant.implicit`][] rounds to the format the numbers that a
+        function writes into the array, as into a cache. If false, such a function gets
+        the ordinary array.
 
     **Invariants:**
 
     - All leaves are integers, the bits of the scales included, so that gradients,
         optimizers and casts of the inexact leaves of a model do not change it.
     - The shape is derived from the shapes of the stored arrays. It is therefore right
-        for whatever `vmap`, `scan` or `tree_map` makes of them along leading axes, and
-        `axis`, `inner` and `sharding` are counted from the end for the same reason.
-    - The declared sharding is a hint. `placement` reads the real one off the arrays.
+        after `vmap`, `scan` or `tree_map` have changed them along leading axes. `axis`,
+        `inner` and `sharding` are counted from the end for the same reason.
+    - The declared sharding is a hint. `placement` reads the actual one off the arrays.
     - It is immutable, and no operation pads, drops or rounds anything silently.
     """
 
@@ -109,8 +109,8 @@ class QuantizedArray(AbstractArrayLike):
 
     @property
     def scale(self) -> Float[Array, "*b g"]:
-        """The scale of each block, with the contracted axis last. (Of the numbers that
-        are rotated, in [`eqquant.Rotated`][].)"""
+        """The scale of each block, with the contracted axis last. (In
+        [`eqquant.Rotated`][], the scale of the rotated numbers.)"""
         format = self.format
         format = format.format if isinstance(format, Rotated) else format
         if not isinstance(format, AbstractScaled):
@@ -129,7 +129,7 @@ class QuantizedArray(AbstractArrayLike):
             )
         sharding = self.sharding
         if sharding is not None:
-            # (Of the last axes: a vector that was stacked has one entry.)
+            # (A stacked vector has one entry.)
             *lead, a, b = (*[None] * self.ndim, *spec_of(sharding))[-self.ndim :]
             sharding = with_spec(sharding, PartitionSpec(*lead, b, a))
         return dataclasses.replace(self, axis=-3 - self.axis, sharding=sharding)
@@ -165,8 +165,8 @@ class QuantizedArray(AbstractArrayLike):
         return dequantize_for(self, reason)
 
     def astype(self, dtype: Any) -> "QuantizedArray":
-        """The same codes, for an array of another floating-point dtype, which is also
-        the dtype of products with integers."""
+        """Returns the same codes for an array of another floating-point dtype, which is
+        also the dtype of products with integers."""
         dtype = jax.dtypes.canonicalize_dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
@@ -187,9 +187,9 @@ class QuantizedArray(AbstractArrayLike):
 
     @property
     def placement(self) -> Sharding | None:
-        """The sharding that the array really has, whatever was declared: it is read off
-        the codes. `None` inside `jit` if the mesh has no explicit axes, for NumPy
-        arrays, which are on no device, and if panels of rows are cut: see `Layout`."""
+        """The actual sharding of the array, which is read off the codes. `None` inside
+        `jit` if the mesh has no explicit axes, for NumPy arrays, which are on no
+        device, and if panels of rows are cut (see `Layout`)."""
         codes = codes_of(self.stored)
         if isinstance(codes, Tracer):
             return typed_sharding(self.stored, self.layout, self.axis)
@@ -199,7 +199,7 @@ class QuantizedArray(AbstractArrayLike):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the array is really split over devices, as `placement` says."""
+        """Whether `placement` splits the array over devices."""
         codes = codes_of(self.stored)
         on_devices = isinstance(codes, jax.Array) and not isinstance(codes, Tracer)
         placement = codes.sharding if on_devices else self.placement
@@ -228,11 +228,11 @@ class QuantizedArray(AbstractArrayLike):
         !!! Warning
 
             JAX's functions that place a PyTree (`jax.device_put`, the `in_shardings`
-            of `jax.jit`, `eqx.filter_shard`) apply the spec that they are given to each
-            stored array, whose axes may be in another order: `q` and `q.T` share them.
-            Results stay right, and `placement` tells how the array is placed then. What
-            comes out is the same as of another `with_sharding`, so it is no error; but
-            JAX refuses to split scales that all rows, or a whole row, share.
+            of `jax.jit`, `eqx.filter_shard`) apply the given spec to each stored array,
+            whose axes may be in another order: `q` and `q.T` share them. Results stay
+            right, and `placement` shows the actual sharding. This cannot be told from
+            another `with_sharding`, so it is no error; but JAX refuses to split scales
+            that all rows, or a whole row, share.
         """
         if sharding is None:
             return dataclasses.replace(self, sharding=None)
@@ -321,8 +321,8 @@ def as_dense(x: Any) -> Any:
 
 
 def dequantize_for(q: QuantizedArray, reason: str) -> Float[Array, "..."]:
-    """`q.dequantize()`, under a name in the jaxpr that tells which operation needs
-    it."""
+    """Returns `q.dequantize()`, under a name in the jaxpr that records which operation
+    needs it."""
     return _decoder(reason)(as_mapped(q))
 
 
@@ -343,7 +343,7 @@ def _dequantize(q):
 
 
 def _as_the_result_lies(q):
-    # To transpose the codes takes a fraction of the time that the numbers would take.
+    # Transposing the codes takes a fraction of the time of transposing the numbers.
     if q.layout.panels is not None:
         layout = dataclasses.replace(q.layout.side_by_side, row_axis=-2)
         return q.layout.to_rows(q.stored), layout

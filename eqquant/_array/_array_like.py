@@ -35,7 +35,7 @@ def _reflected(op: Callable) -> Callable:
 
 
 def _of_dense(name: str) -> Callable:
-    # The method of this name of the dense array.
+    # Returns the method of this name, applied to the dense array.
     def method(self, *args, **kwargs):
         args = [dense_for(x, name) for x in args]
         return getattr(self._dense_for(name), name)(*args, **kwargs)
@@ -46,8 +46,8 @@ def _of_dense(name: str) -> Callable:
 
 
 class AbstractArrayLike(eqx.Module):
-    """Takes the place of a dense array of the same shape and dtype, and has the members
-    of one. Arithmetic and methods dequantize, and return ordinary arrays. Subclasses
+    """Takes the place of a dense array of the same shape and dtype, and has its
+    members. Arithmetic and methods dequantize, and return ordinary arrays. Subclasses
     define products, transposes and indexing."""
 
     # NumPy's operators then return `NotImplemented`, so that `numpy_array @ w` reaches
@@ -71,16 +71,16 @@ class AbstractArrayLike(eqx.Module):
     @property
     @abc.abstractmethod
     def _held(self) -> Any:
-        """The array that this was made of, with the same shape, dtype and placement; or
-        its skeleton, or this itself."""
+        """The original array, with the same shape, dtype and placement; or its
+        skeleton, or the array-like itself."""
 
     @abc.abstractmethod
     def _dense_for(self, reason: str) -> Float[Array, "..."]:
-        """`dequantize`, implicitly, for an operation with the name `reason`."""
+        """Dequantizes implicitly, for an operation with the name `reason`."""
 
     @abc.abstractmethod
     def with_sharding(self: _Same, sharding: Any) -> _Same:
-        """Places the arrays that it holds so that it is sharded in this way."""
+        """Places the stored arrays so that the array is sharded in this way."""
 
     @abc.abstractmethod
     def __matmul__(self, x: Any) -> Array: ...
@@ -145,8 +145,8 @@ class AbstractArrayLike(eqx.Module):
 
     # JAX's own error for a value that is not an array names neither the value nor a
     # remedy. Just before raising it, JAX looks up this attribute or formats the value,
-    # and both raise a better error for that caller. For all other callers there is no
-    # `__jax_array__`: with one, JAX's operators would dequantize in `x @ q`.
+    # and both raise a better error for that caller. Other callers get an
+    # `AttributeError`: JAX's operators would otherwise dequantize in `x @ q`.
     @property
     def __jax_array__(self):
         if _asked_by_jax("_arraylike"):
@@ -155,7 +155,7 @@ class AbstractArrayLike(eqx.Module):
 
     def __str__(self) -> str:
         if _asked_by_jax("bind", "typeof", "asarray"):
-            # (Not a `TypeError`, which JAX would replace by its own.)
+            # (JAX would replace a `TypeError` by its own.)
             raise ValueError(self._not_an_array())
         return repr(self)
 
@@ -228,8 +228,7 @@ class AbstractArrayLike(eqx.Module):
     __pos__ = _arithmetic(operator.pos)
     __abs__ = _arithmetic(operator.abs)
 
-    # Between two of these, `==` compares them as Equinox compares modules; with
-    # anything else, it is elementwise.
+    # Two array-likes compare as modules do in Equinox. Otherwise `==` is elementwise.
     def __eq__(self, other: object) -> Any:
         if isinstance(other, AbstractArrayLike):
             return eqx.Module.__eq__(self, other)
@@ -250,7 +249,7 @@ class AbstractArrayLike(eqx.Module):
     __round__ = _of_dense("__round__")
 
 
-# Frames of these packages may lie between a method and its real caller: Equinox wraps
+# Packages whose frames may lie between a method and its actual caller: Equinox wraps
 # the methods of modules, and type checkers wrap functions.
 _between = (__name__.split(".")[0], "equinox", "jaxtyping", "beartype")
 
@@ -267,9 +266,9 @@ def _module(frame):
 
 
 def _place(array):
-    """Says where an array is in the innermost of the user's modules that is running and
-    has it, for an error. Inside a `jit`, such as that of `jnp.dot`, only the shapes of
-    the stored arrays tell, and there may be several such places."""
+    """Returns where an array is in the innermost running module of the user that
+    contains it, for an error. Inside a `jit`, such as in `jnp.dot`, it is found only by
+    the shapes of its stored arrays, so there may be several such places."""
     frame, is_leaf = sys._getframe(1), lambda x: isinstance(x, AbstractArrayLike)
     while frame := frame.f_back:
         module = frame.f_locals.get("self")
@@ -292,6 +291,6 @@ def _shapes(x):
 
 
 def dense_for(x: Any, reason: str) -> Any:
-    """Dequantizes `x` implicitly, if it stands for an array, for an operation with the
-    name `reason`."""
+    """Dequantizes `x` implicitly, for an operation with the name `reason`, if `x`
+    stands for an array."""
     return x._dense_for(reason) if isinstance(x, AbstractArrayLike) else x

@@ -16,13 +16,13 @@ from ._json import spec_from_json, spec_to_json, tuple_from_json
 
 
 # `jax.export` writes the static fields of quantized arguments and results as JSON. The
-# stored arrays are children of the tree. Version 1 has no panels, and version 2 had
-# others.
+# stored arrays are children of the tree. Version 1 has no panels, and version 2 has
+# other panels.
 _name, _version = "eqquant.QuantizedArray", 3
 
 
 def _to_json(aux: Any) -> bytes:
-    # Equinox's `aux` is private: the fields are those of an array that it makes.
+    # Equinox's `aux` is private, so the fields are read off an array that it makes.
     leaf = jtu.tree_structure(0)
     treedef = jtu.PyTreeDef.from_node_data_and_children(
         jtu.default_registry, (QuantizedArray, aux), [leaf]
@@ -142,9 +142,9 @@ jax.export.register_pytree_node_serialization(
 )
 
 # A compiled program goes to another process with the pickled tree structures of its
-# arguments and results. In those of modules, Equinox marks missing fields by a constant
-# that it compares by identity. So it is pickled by its name, which finds the constant
-# itself; a copy would look like a field.
+# arguments and results. In structures of modules, Equinox marks missing fields by a
+# constant that it compares by identity. It is therefore pickled by its name, which
+# finds the constant itself; a copy would look like a field.
 _, (_nothing, *_) = jtu.tree_structure(eqx.nn.Identity()).node_data()
 if type(_nothing).__module__.startswith("equinox."):
     copyreg.pickle(type(_nothing), lambda _: "MISSING")

@@ -6,9 +6,9 @@ import equinox as eqx
 
 
 def held(fn: Callable[..., Any]) -> Any:
-    """The function, as a field of a module that transforms it. (Equinox warns of fields
-    such as `jax.vmap(layer)`, which are no trees, since the arrays in them would not
-    train. Here they are those of the caller, who transformed it so.)"""
+    """Wraps a function as a field of a module that transforms it. (Equinox warns of
+    fields such as `jax.vmap(layer)`: these are not trees, so the arrays in them would
+    not train. Here the caller has transformed the function deliberately.)"""
     if isinstance(fn, eqx.Module) or not hasattr(fn, "__wrapped__"):
         return fn
     return ft.update_wrapper(ft.partial(fn), fn)

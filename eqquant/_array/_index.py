@@ -25,9 +25,9 @@ from ._stored import check_stored, side_by_side
 
 
 def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
-    """`q[index]`. Indexing leading axes of a stack leaves it packed, and indexing the
-    rows of a matrix with `axis=-1` decodes those rows only. Any other index goes to the
-    ordinary array, `dense()`."""
+    """Returns `q[index]`. Indexing leading axes of a stack leaves it packed, and
+    indexing the rows of a matrix with `axis=-1` decodes those rows only. Any other
+    index goes to the ordinary array, `dense()`."""
     index = index if isinstance(index, tuple) else (index,)
     stack = min(q.ndim - 2, q.ndim + as_tuple(q.axis)[0])
     if len(index) == 0 or not all(map(_is_of_one_axis, index)):
@@ -36,7 +36,7 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
         picked = _pick(q, index)
         if q.sharding is None:
             return picked
-        # The declared sharding is that of the last axes.
+        # The declared sharding counts axes from the last.
         spec = PartitionSpec(*spec_of(q.sharding)[-picked.ndim :])
         sharding = with_spec(q.sharding, spec)
         return dataclasses.replace(picked, sharding=sharding)
@@ -58,8 +58,8 @@ def _pick(q, index):
         return dataclasses.replace(q, stored=stored)
     q = side_by_side(q)
 
-    # The index includes the rows, as for the first axis of the filters of a
-    # convolution. What all rows share is given to each of them first.
+    # The index includes the rows, as in the first axis of the filters of a convolution.
+    # Arrays that all rows share are broadcast to each row first.
     def pick(a):
         return jnp.broadcast_to(a, (*a.shape[:-2], n, a.shape[-1]))[index]
 

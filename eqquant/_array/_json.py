@@ -3,13 +3,13 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 
-# What is static about an array, apart from its formats, as it is written in JSON.
+# The static fields of an array, apart from its formats, as JSON.
 
 
 def spec_to_json(
     sharding: NamedSharding | PartitionSpec | None,
 ) -> list[Any] | None:
-    """The names of mesh axes in a declared sharding.
+    """Returns the names of mesh axes in a declared sharding.
 
     **Raises:**
 
@@ -38,5 +38,6 @@ def spec_from_json(json: Any) -> Any:
 
 
 def tuple_from_json(json: Any) -> Any:
-    """A tuple that JSON has made a list. Other values are returned unchanged."""
+    """Converts a list back to the tuple that JSON made a list of. Other values are
+    returned unchanged."""
     return tuple(json) if isinstance(json, list) else json

@@ -59,8 +59,8 @@ def along(
 
 
 def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> QuantizedArray:
-    """A slice of a leading axis, whose `start` may be traced. A negative `start` is
-    clamped to zero: it does not count from the end."""
+    """Returns a slice of a leading axis, whose `start` may be traced. A negative
+    `start` is clamped to zero: it does not count from the end."""
 
     def take(a, index):
         return lax.dynamic_slice_in_dim(
@@ -71,8 +71,8 @@ def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> Quantized
 
 
 def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
-    """`q.transpose(order)`, or `None` if that changes the order of the contracted axes:
-    the codes would have to be packed again."""
+    """Returns `q.transpose(order)`, or `None` if that changes the order of the
+    contracted axes: the codes would have to be packed again."""
     blocked = blocked_axes(q)
     axes = [order.index(i) for i in blocked]
     if axes != sorted(axes):
@@ -82,7 +82,7 @@ def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
     moved = _reordered(q, [lead.index(i) for i in new])
     sharding = q.sharding
     if sharding is not None:
-        # The declared sharding is that of the last axes.
+        # The declared sharding counts axes from the last.
         spec = (*[None] * q.ndim, *spec_of(sharding))[-q.ndim :]
         sharding = with_spec(sharding, PartitionSpec(*[spec[i] for i in order]))
     return dataclasses.replace(
@@ -91,7 +91,7 @@ def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
 
 
 def _reordered(q, order):
-    # With the leading axes in another order. The caller has to set `axis`.
+    # Permutes the leading axes. The caller has to set `axis`.
     number = len(order)
     if list(order) == [*range(number)]:
         return q
@@ -103,7 +103,7 @@ def _reordered(q, order):
 
 
 def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray:
-    """`q` with its leading axes reshaped. The caller has to set the `axis` of the
+    """Reshapes the leading axes of `q`. The caller has to set the `axis` of the
     result."""
     *old, _ = q.layout.shape(q.stored)
     if lead == tuple(old):
@@ -121,8 +121,8 @@ def reshaped_leading(q: QuantizedArray, lead: tuple[int, ...]) -> QuantizedArray
 def broadcast_leading(
     q: QuantizedArray, lead: tuple[int, ...], dims: tuple[int, ...]
 ) -> QuantizedArray:
-    """`q` broadcast to leading axes of these sizes. Its own leading axes become those
-    at `dims`."""
+    """Broadcasts `q` to leading axes of these sizes. Its own leading axes become the
+    axes `dims`."""
     *old, _ = q.layout.shape(q.stored)
 
     def broadcast(a, number):
@@ -137,7 +137,7 @@ def broadcast_leading(
 
 def _restacked(q, fn, keeps_rows):
     # `fn(a, number)` changes the first axes of a stored array, and keeps the others. If
-    # it keeps the rows then it applies to the arrays as they lie.
+    # it keeps the rows, it applies to the stored arrays without a change of layout.
     *lead, _ = q.layout.shape(q.stored)
     if keeps_rows:
         stored = jtu.tree_map(lambda a: fn(a, len(lead) - 1), q.stored)
@@ -154,6 +154,6 @@ def _restacked(q, fn, keeps_rows):
 
 
 def undeclared(q: QuantizedArray, **changes) -> QuantizedArray:
-    """`q` with other fields and without its declared sharding, which is that of other
+    """Replaces fields of `q`, and removes its declared sharding, which belongs to other
     axes."""
     return dataclasses.replace(q, sharding=None, **changes)

@@ -37,7 +37,7 @@ def left_matmul(
 
 
 def _as_placed(q):
-    # With its real placement as the declared sharding, where that is known.
+    # Declares the actual placement of the array as its sharding, if it is known.
     placement = q.placement
     if not isinstance(placement, NamedSharding) or placement == q.sharding:
         return q

@@ -11,8 +11,8 @@ def identity(x: Any) -> Hashable:
 
 
 def once_per_array(fn: Callable) -> Callable:
-    """`fn(x, *args)`, called once for the same array and the same further arguments, so
-    that an array in two places of a tree is still the same array in both."""
+    """Returns `fn(x, *args)`, called once for the same array and the same further
+    arguments, so that an array in two places of a tree stays one array."""
     results = {}
 
     def call(x, *args):

@@ -25,18 +25,18 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
     platform read. Nothing is rounded: the arrays stand for the same numbers, bit for
     bit.
 
-    - For CPUs and TPUs, the contracted axis comes first, as [`eqquant.quantize`][]
-      lays it.
+    - For CPUs and TPUs, the contracted axis comes first, as in the results of
+        [`eqquant.quantize`][].
     - For GPUs, the rows come first.
     - For TPUs and GPUs, [`eqquant.Ternary`][] takes 2 bits instead of 1.6.
-    - For the CPU of this machine, if no `platform` is named: if it has AVX512 and the
-      native library was built, 64 rows at a time lie together, in panels. Products with
-      one row of inputs, as in decoding, then read memory in order, and take from two
-      thirds of the time to as long as before. It is for matrices whose number of rows
-      is a multiple of 64, that are not split over devices, and whose format gains by
-      it: most do. A matrix in panels stays whole: a function that takes part of its
-      stored arrays, or a `shard_map` that splits them, raises an error. Split first,
-      and prepack then.
+    - For the CPU of this machine, if no `platform` is named: 64 rows at a time lie
+        together, in panels, if the CPU has AVX512 and the native library is built.
+        Products with one row of inputs, as in decoding, then read memory in order, and
+        take between two thirds of the time and the same time as before. This applies to
+        matrices whose number of rows is a multiple of 64, that are not split over
+        devices, and whose format gains by it: most do. A matrix in panels cannot be
+        split: a function that takes a part of its stored arrays, or a `shard_map` that
+        splits them, raises an error. Split it first, then prepack.
 
     !!! Example
 
@@ -49,13 +49,13 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 
     - `model`: any PyTree.
     - `platform`: `"cpu"`, `"tpu"` or `"gpu"` (`"cuda"` and `"rocm"` are synonyms). By
-        default, the platform of JAX's default backend, as it is on this machine.
+        default, the platform of JAX's default backend on this machine.
 
     **Returns:**
 
     `model`, with its quantized arrays in that layout. Products with other layouts are
-    also right on every platform, but slower; see [`eqquant.explain`][]. What is saved
-    does not depend on panels.
+    also right on every platform, but slower; see [`eqquant.explain`][]. Saved files do
+    not depend on panels.
 
     **Raises:**
 
@@ -76,7 +76,7 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         format = x.format.prepacked(kind)
         row_axis = -2 if kind == "gpu" else format.row_axis
         layout = Layout(format, row_axis=row_axis)
-        # (Arrays that are split over devices, or written into, stay as they are.)
+        # (Panels are not for arrays that are split over devices, or written into.)
         alone = x.sharding is None and not x.is_sharded and not x.writable
         here = platform is None and kind == "cpu" and row_axis == -1 and x.ndim > 1
         if here and alone and gains_by_panels(_inner(format), x.activation):
@@ -87,8 +87,8 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
 
 
 def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
-    """The same array in another layout, whose format may pack the same codes
-    differently. The `tail` of the result is computed here; that of `layout` is
+    """Returns the same array in another layout, whose format may pack the same codes
+    differently. The `tail` of the result is computed here; the `tail` of `layout` is
     ignored."""
     leaves = jtu.tree_leaves(q.stored)
     vector = all(q.layout.ndim(a) < 2 for a in leaves)
@@ -96,7 +96,7 @@ def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
     layout = Layout(layout.format, q.layout.tail, row_axis, layout.panels)
     if layout == q.layout:
         return q
-    # (A skeleton has shapes alone.)
+    # (A skeleton has shapes, but no numbers.)
     skeleton = any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves)
     relay = lambda stored: _relaid(stored, q.layout, layout)
     stored = jax.eval_shape(relay, q.stored) if skeleton else relay(q.stored)
@@ -108,8 +108,8 @@ def relaid(q: QuantizedArray, layout: Layout) -> QuantizedArray:
 
 @ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _relaid(stored, old, new):
-    # Codes are unpacked and packed again only if the format changes: then all else that
-    # is stored, such as scales, is the same in both formats.
+    # Codes are unpacked and packed again only if the format changes. All other stored
+    # arrays, such as scales, are the same in both formats.
     rows = old.to_rows(stored)
     if old.format != new.format:
         codes = _grid(old.format).unpack(rows["codes"], old.tail)

@@ -12,14 +12,13 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 
-# Outside of the primitive, stored arrays are only read by functions that are jitted
-# under a name with this prefix. `audit` looks for the name in jaxprs; XLA inlines the
-# function.
+# Outside of the primitive, only functions that are jitted under a name with this prefix
+# read stored arrays. `audit` looks for the name in jaxprs; XLA inlines the function.
 prefix = "eqquant_"
 
 
 def marked(name: str, fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callable:
-    """`fn`, jitted under a name that [`name_of`][] finds in jaxprs."""
+    """Jits `fn` under a name that [`name_of`][] finds in jaxprs."""
 
     def call(*args):
         return fn(*args)
@@ -29,21 +28,22 @@ def marked(name: str, fn: Callable, static_argnums: tuple[int, ...] = ()) -> Cal
 
 
 def name_of(eqn: JaxprEqn) -> str | None:
-    """The name of the marked function that an equation calls, or `None`."""
+    """Returns the name of the marked function that an equation calls, or `None`."""
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
     if isinstance(name, str) and name.startswith(prefix):
         return name.removeprefix(prefix)
     return None
 
 
-# Frames from these directories are not the user's.
+# Frames from these directories do not belong to the user.
 _hidden = tuple(
     str(pathlib.Path(str(module.__file__)).parent) for module in (jax, eqx, np)
 ) + (str(pathlib.Path(__file__).parents[1]),)
 
 
 def source_of(eqn: JaxprEqn) -> str:
-    """The line of the user's code that an equation was traced from, as `file:line`."""
+    """Returns the line of the user's code that an equation was traced from, as
+    `file:line`."""
     traceback = eqn.source_info.traceback
     for frame in [] if traceback is None else traceback.frames:
         if not frame.file_name.startswith(_hidden):
@@ -66,7 +66,7 @@ def muted() -> Iterator[None]:
 
 
 def policy() -> str:
-    """What an implicit dequantization does: `"allow"`, `"warn"` or `"raise"`.
+    """Returns the policy for implicit dequantization: `"allow"`, `"warn"` or `"raise"`.
 
     **Raises:**
 
@@ -82,8 +82,8 @@ def policy() -> str:
 
 
 def warn_dequantized(array: Any, nbytes: int, reason: str) -> None:
-    """Warns, or raises, if the policy asks for it: an operation named by `reason`
-    dequantizes `array`, to this number of bytes."""
+    """Warns or raises, according to the policy, of an operation named `reason` that
+    dequantizes `array` to this number of bytes."""
     wanted = policy()
     if wanted == "allow":
         return

@@ -67,15 +67,15 @@ def quantize(
         as for the filters of a convolution.
     - `activation`: the format in which products quantize the other operand, row by row
         (dynamic activation quantization). Weight-only by default.
-    - `writable`: whether [`eqquant.implicit`][] rounds to the format what a function
-        writes into the array, so that a cache stays packed. `axis` should be one that
-        is always written as a whole, such as the last one of keys and values. NaN or
-        infinity in what is written makes its whole block NaN.
+    - `writable`: whether [`eqquant.implicit`][] rounds to the format the numbers that a
+        function writes into the array, so that a cache stays packed. `axis` should be
+        an axis that is always written as a whole, such as the last axis of keys and
+        values. NaN or infinity in the written numbers makes their whole block NaN.
 
     **Returns:**
 
     A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`. If `w` holds
-    integers or booleans, with the `dtype` of the format, or float32.
+    integers or booleans, its dtype is the `dtype` of the format, or float32.
 
     **Raises:**
 
@@ -83,9 +83,9 @@ def quantize(
     `ValueError` if `w` has no axes, is not finite, has numbers too large for the scales
     of the format, or numbers that a format of a few integers cannot store.
 
-    If `w` is traced then its numbers are not known yet. Each block with a number that
-    is not finite, or too large, becomes NaN, and a format of a few integers raises at
-    run time.
+    If `w` is traced, its numbers are not known yet. Each block with a number that is
+    not finite, or too large, becomes NaN, and a format of a few integers raises at run
+    time.
     """
     q = quantized(w, format, encode_held, axis=axis, activation=activation)
     return dataclasses.replace(q, writable=True) if writable else q
@@ -100,8 +100,8 @@ def quantized(
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
-    """As `quantize`, with `encode(format, w, *operands)` in place of `format.encode`.
-    Equal functions with equal hashes are compiled once."""
+    """Quantizes like `quantize`, with `encode(format, w, *operands)` in place of
+    `format.encode`. Equal functions with equal hashes are compiled once."""
     format = as_format(format)
     if activation is not None:
         activation = as_format(activation)
@@ -122,7 +122,7 @@ def quantized(
     w = jnp.asarray(w)
     if traced and isinstance(format, AbstractExact):
         w = _check_when_run(w, format)
-    # (In float64, which all formats round, XLA would compile some for minutes.)
+    # (XLA would compile some formats for minutes in float64, which all of them round.)
     if w.dtype == jnp.float64 or (
         format.takes_integers and jnp.issubdtype(w.dtype, jnp.integer)
     ):
@@ -133,7 +133,8 @@ def quantized(
     if native is None:
         stored = _encode(w, layout, axis, encode, operands)
     else:
-        # (The program of a surrounding trace may run where there is no such library.)
+        # (This must not be traced: the program of a surrounding trace may run
+        # elsewhere, without this library.)
         with jax.ensure_compile_time_eval():
             stored = _encode_natively(w, layout, axis, native)
     q = QuantizedArray(
@@ -165,7 +166,8 @@ def _encode_natively(w, layout, axis, encode):
 
 
 def _native(w, format, axis):
-    # A faster function than `encode_held`, for ordinary numbers on a CPU.
+    # Returns a faster function than `encode_held` for ordinary numbers on a CPU, if
+    # any.
     if isinstance(w, Tracer) or not isinstance(w.sharding, SingleDeviceSharding):
         return None
     if w.ndim == len(as_tuple(axis)) or next(iter(w.devices())).platform != "cpu":
@@ -191,7 +193,7 @@ def _is_outside(w, format):
     return format.is_outside(w)
 
 
-# So few numbers are looked through by NumPy, for which nothing is compiled.
+# NumPy checks up to this many numbers, without compilation.
 _few = 2**16
 
 
@@ -259,8 +261,8 @@ def check_activation(format: AbstractFormat) -> None:
 
 
 def _check_numbers(w, format, axis):
-    # Whether all are ordinary: every dtype of scales can hold numbers up to
-    # `most_encoded`. Only for larger ones does `_number_lost` quantize and decode the
+    # Checks that all numbers are ordinary: every dtype of scales can hold numbers up to
+    # `most_encoded`. Only larger numbers make `_number_lost` quantize and decode the
     # array once more, to look for overflow.
     if isinstance(format, AbstractExact):
         _check_domain(w, format)
@@ -270,7 +272,7 @@ def _check_numbers(w, format, axis):
 
 def _check_domain(w, format):
     if isinstance(w, np.ndarray):
-        # Not converted to JAX arrays first: that would wrap 64-bit integers.
+        # NumPy compares these: a JAX array would wrap 64-bit integers.
         outside = np.all([w != number for number in format.domain], axis=0)
     else:
         outside = _is_outside(w, format)
@@ -288,7 +290,7 @@ def _check_when_run(w, format):
     outside = jnp.any(format.is_outside(w)).astype(jnp.int32)
     shards = tuple(sorted(jax.typeof(w).manual_axis_type.varying))
     outside = lax.psum(outside, shards) if shards else outside
-    # On a scalar, since `eqx.error_if` gathers what it checks on one device.
+    # Checks a scalar, since `eqx.error_if` gathers its argument on one device.
     ok = eqx.error_if(jnp.asarray(True), outside > 0, _wanted(format))
     return jnp.where(ok, w, jnp.zeros_like(w))
 

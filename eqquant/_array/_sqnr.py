@@ -35,8 +35,8 @@ def sqnr(w: Float[ArrayLike, "..."], approximation: Float[ArrayLike, "..."]) -> 
 
 
 def unit_of(w: Float[Array, "..."]) -> Float[Array, ""]:
-    """A power of two. Squares of numbers times this stay within float32, and the
-    numbers keep their digits."""
+    """Returns a power of two by which to scale `w`: squares of the products stay within
+    float32, and the numbers keep their digits."""
     _, exponent = jnp.frexp(jnp.max(jnp.abs(w.astype(jnp.float32)), initial=0))
     return jnp.ldexp(jnp.float32(1), jnp.clip(-exponent, -126, 126))
 
@@ -44,8 +44,8 @@ def unit_of(w: Float[Array, "..."]) -> Float[Array, ""]:
 def squares_of_rows(
     w: Float[Array, "..."], other: Float[Array, "..."], unit: Float[Array, ""]
 ) -> Float[Array, "..."]:
-    """The sum of the squares of `(w - other) * unit` over each row, which is short
-    enough to be summed in float32."""
+    """Returns the sum of the squares of `(w - other) * unit` over each row, which is
+    short enough to be summed in float32."""
     wide = jnp.float64 if w.dtype == jnp.float64 else jnp.float32
     unit = unit.astype(wide)
     difference = jnp.atleast_1d(w.astype(wide) * unit - other.astype(wide) * unit)
@@ -58,7 +58,7 @@ _unit, _squares = jax.jit(unit_of), jax.jit(squares_of_rows)
 def total(
     signal: Float[ArrayLike, "..."], noise: Float[ArrayLike, "..."], unit: ArrayLike
 ) -> SquareSums:
-    """The sums over all rows."""
+    """Returns the sums over all rows."""
     square = float(np.asarray(unit)) ** 2
     sums = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (signal, noise))
     return SquareSums(*(x / square for x in sums))

@@ -16,7 +16,7 @@ from ..formats import AbstractGrid, Layout, Stored
 def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
     """Raises a `TypeError` if the stored arrays were treated as parameters, and a
     `ValueError` if `jax.vmap` maps them along an axis that is not a leading axis of the
-    array that they stand for: now, or later, when the traced function is mapped."""
+    array: now, or later, when the traced function is mapped."""
 
     leaves = jtu.tree_leaves(stored)
     for a in leaves:
@@ -28,7 +28,7 @@ def check_stored(stored: Stored, layout: Layout, axis: Axis) -> None:
             )
         check_axes(a, layout, axis)
     checked_p.bind(*leaves, layout=layout, axis=axis)
-    # An array that all rows share has size one there.
+    # An array that all rows share has size one along the rows.
     shapes = [layout.shape_by_row(a) for a in leaves if layout.ndim(a) > 1]
     if len({shape[-2] for shape in shapes} - {1}) > 1:
         raise ValueError(_sentence)
@@ -67,10 +67,9 @@ _sentence = (
 )
 
 
-# `vmap` maps the leaves of a PyTree without asking the class they belong to. This
-# primitive does nothing but have a batching rule, which sees the axes that are mapped
-# and raises. (Its results are not used: a scan would keep a copy of them for the
-# backward pass.)
+# `vmap` maps the leaves of a PyTree without asking their class. This primitive only has
+# a batching rule, which sees the mapped axes and raises. (Its results are not used: a
+# scan would keep a copy of them for the backward pass.)
 checked_p = Primitive("checked")
 checked_p.multiple_results = True
 checked_p.def_impl(lambda *stored, **_: stored)
@@ -94,25 +93,25 @@ batching.primitive_batchers[checked_p] = _batch_checked
 
 
 def as_mapped(q: Any) -> Any:
-    """A `QuantizedArray`, after a check that `jax.vmap` maps it along leading axes
-    only. Call this before its shape is read."""
+    """Returns a `QuantizedArray` after a check that `jax.vmap` maps it along leading
+    axes only. Call this before its shape is read."""
     return checked(q) if isinstance(first_of(q.stored), Tracer) else q
 
 
 def checked(q: Any) -> Any:
-    """`q`, after `check_stored`."""
+    """Returns `q` after `check_stored`."""
     check_stored(q.stored, q.layout, q.axis)
     return q
 
 
 def first_of(stored: Stored) -> Any:
-    """The first stored array."""
+    """Returns the first stored array."""
     a = next(iter(stored.values()))
     return first_of(a) if isinstance(a, dict) else a
 
 
 def side_by_side(q: Any) -> Any:
-    """`q`, whose rows are not in panels: see `Layout`."""
+    """Returns `q` with its rows outside of panels (see `Layout`)."""
     if q.layout.panels is None:
         return q
     stored, layout = q.stored, q.layout
@@ -127,8 +126,9 @@ def side_by_side(q: Any) -> Any:
 
 
 def settled(stored: Stored) -> Stored:
-    """Freshly computed stored arrays. Under `vmap` their mapped axis becomes the first,
-    whichever axis of the operands was mapped, so that it is a leading one."""
+    """Prepares freshly computed stored arrays. Under `vmap`, their mapped axis becomes
+    the first, whichever axis of the operands was mapped, so that it is a leading
+    axis."""
     return jtu.tree_map(settled_p.bind, stored)
 
 
@@ -146,7 +146,7 @@ def _batch_settled(operands, dims):
 batching.primitive_batchers[settled_p] = _batch_settled
 
 
-# Integers have no derivatives, but what differentiates twice asks for them.
+# Integers have no derivatives, but second derivatives ask for them.
 def _jvp_checked(stored, tangents, **params):
     out = checked_p.bind(*stored, **params)
     return out, [ad.Zero(jax.typeof(a).to_tangent_aval()) for a in out]

@@ -5,15 +5,14 @@ primitive that has no rule is dequantized.
 
 May import `_ops` and the rooms below it.
 
-What primitives that only move numbers do stands in `_moves`, once for this room and for
-`_trace`, in a few terms. `_structure` does that to packed arrays.
+`_moves` describes, in a few terms, the primitives that only move numbers, for this room
+and for `_trace`. `_structure` applies these moves to packed arrays.
 
 To add a rule, write a function `(interpreter, eqn, values) -> results` and decorate it
-with `add_rule(primitive, parameter=...)`, in the file of its kind (`_products`,
-`_structure`, `_writes`, ...), with all parameters that it heeds. If the primitive only
-moves numbers, add it to the table in `_moves`.
-Code outside the package uses `eqquant.register_rule`, whose functions see the operands
-and parameters alone.
+with `add_rule(primitive, parameter=...)`, naming all parameters that it heeds, in the
+file of its kind (`_products`, `_structure`, `_writes`, ...). If the primitive only
+moves numbers, add it to the table in `_moves`. Code outside the package uses
+`eqquant.register_rule`, whose functions see only the operands and parameters.
 """
 
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake

@@ -16,8 +16,7 @@ from ._table import add_rule, is_operand
 from ._trace import trace
 
 
-# Rules for inner functions, which stay functions, with their own derivatives if they
-# have any.
+# Rules for inner functions. These stay functions, with their custom derivatives.
 
 
 # (Hints, and layouts in memory, change no numbers.)
@@ -47,8 +46,8 @@ def _jit(interpreter, eqn, values):
         return interpreter.call(run, values)
 
 
-# One jitted function per jaxpr, so that each is traced and compiled once for the same
-# types of operands. It lives as long as the jaxpr.
+# Holds one jitted function per jaxpr, so that each is traced and compiled once for the
+# same types of operands. An entry lives as long as its jaxpr.
 _functions: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
 
 
@@ -97,8 +96,8 @@ def _checkpoint(interpreter, eqn, values):
     fn = jax.checkpoint(call, prevent_cse=eqn.params["prevent_cse"], policy=policy)
     if not differentiated:
         return fn(values)
-    # It is part of a derivative already: set `differentiated` in the new equation, too,
-    # so that XLA does not merge it with the computation that it repeats.
+    # This is part of a derivative already: set `differentiated` in the new equation,
+    # too, so that XLA does not merge it with the computation that it repeats.
     jaxpr, out = jax.make_jaxpr(fn, return_shape=True)(values)
     leaves = jtu.tree_leaves(values)
     env = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
@@ -111,7 +110,7 @@ def _checkpoint(interpreter, eqn, values):
     return jtu.tree_unflatten(jtu.tree_structure(out), found)
 
 
-# (Derivatives bind the primitive with all of these.)
+# (Derivatives bind the primitive with all of these parameters.)
 @add_rule(
     "custom_jvp_call",
     of=AbstractArrayLike,
@@ -211,7 +210,8 @@ def _custom_vjp(interpreter, eqn, values):
 
 
 def _without_trained(interpreter, eqn, values):
-    # Operands that are differentiated are ordinary arrays in derivatives of its own.
+    # A custom derivative sees ordinary arrays in the place of operands that it
+    # differentiates.
     if interpreter.final:
         return values
     trains = lambda x: is_operand(x) and not is_quantized(x)
@@ -219,7 +219,7 @@ def _without_trained(interpreter, eqn, values):
 
 
 def _of(eqn, values: Sequence[Any], places: Sequence[int]) -> Callable:
-    # The primitive as a function of some operands, with the others fixed.
+    # Returns the primitive as a function of some operands, with the others fixed.
     def fn(*some):
         new = list(values)
         for i, value in zip(places, some, strict=True):

@@ -31,15 +31,15 @@ def qdot_general(
     **Arguments:**
 
     - `x`, `w`: the operands. The product reads the packed codes if it contracts all the
-        axes along which blocks lie, or none of them but another axis. Otherwise the
+        axes along which blocks lie, or none of these but another axis. Otherwise the
         operand is dequantized.
     - Others: as in `jax.lax.dot_general`.
 
     **Returns:**
 
     The product, in the dtype of the dense operand unless `preferred_element_type` is
-    given. (In the dtype of the quantized one, if the dense one is an integer.) It is
-    accumulated in float32.
+    given. (In the dtype of the quantized operand, if the dense one is an integer.) It
+    is accumulated in float32.
 
     **Raises:**
 
@@ -51,7 +51,7 @@ def qdot_general(
     return _dot_general(x, w, numbers, precision, preferred_element_type)
 
 
-# Jitted so that eager calls compile once for each shape; so are those below.
+# Jitted so that eager calls compile once for each shape, like the functions below.
 @ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _dot_general(x, w, *params):
     return implicit(lambda x, w: lax.dot_general(x, w, *params))(x, w)
@@ -80,7 +80,7 @@ def qeinsum(
     **Returns:**
 
     An array, in the dtype of the dense operands unless `preferred_element_type` is
-    given. (In the dtype of the quantized ones, if the dense ones are integers.)
+    given. (In the dtype of the quantized operands, if the dense ones are integers.)
 
     **Raises:**
 
@@ -103,7 +103,7 @@ def qtake(
     *,
     mode: str | None = None,
 ) -> Shaped[Array, "..."] | QuantizedArray:
-    """`jnp.take` from an array that may be quantized. It reads only the selected
+    """`jnp.take` for an array that may be quantized. It reads only the selected
     entries.
 
     !!! Example

@@ -12,8 +12,9 @@ from ._moves import Gather
 
 
 def gathered(q: QuantizedArray, move: Gather) -> QuantizedArray | Array | None:
-    """The selected entries of a leading axis; only these are read. Rows of a matrix are
-    decoded; weights of a stack stay packed. `None` if neither is possible."""
+    """Returns the selected entries of a leading axis, and reads no others. Rows of a
+    matrix are decoded; matrices of a stack stay packed. `None` if neither is
+    possible."""
     axis, size = move.axis, q.shape[move.axis]
     fills = move.mode == lax.GatherScatterMode.FILL_OR_DROP
     if axis not in leading_axes(q) or (fills and move.indices.shape[-1] != 1):

@@ -22,8 +22,8 @@ from ._program import has_jaxprs, Program, program_of
 from ._table import is_operand, rules_of
 
 
-# The value of a variable of a jaxpr: an array, or what `is_operand` of `_table.py`
-# says, such as a quantized array.
+# The value of a variable of a jaxpr: an array, or a value for which `is_operand` of
+# `_table.py` is true, such as a quantized array.
 Value: TypeAlias = Any
 
 
@@ -90,12 +90,12 @@ class Interpreter:
 
     def call(self, fn: Callable[..., Any], values: Sequence[Value]) -> list[Value]:
         """Calls a compiled function `(wanted, values, known) -> (results, decoded)`.
-        `known` are the dense arrays of values that were decoded before; `wanted` says
-        for which others `decoded` should have the dense array, if the function makes
-        it."""
+        `known` are the dense arrays of values that were decoded before. `wanted` marks
+        the other values whose dense arrays `decoded` should contain, if the function
+        makes them."""
         known = self.decoded(values)
-        # (Under a trace, request all: XLA removes those that are unused, and fewer
-        # variants of the function are compiled.)
+        # (Under a trace, request all: XLA removes unused ones, and fewer variants of
+        # the function are compiled.)
         traced = any(isinstance(a, Tracer) for a in jtu.tree_leaves(values))
         wanted = tuple(
             dense is None and (traced or self.is_read_later(value))
@@ -112,8 +112,8 @@ class Interpreter:
         values: Sequence[Value],
         dense: Sequence[bool] | bool = True,
     ) -> list[Value]:
-        """Evaluates a jaxpr inside a transformation. `dense` says which results should
-        be dequantized."""
+        """Evaluates a jaxpr inside a transformation. `dense` marks the results to
+        dequantize."""
         inside = Interpreter(final=self.final, given=self._given)
         outputs = inside.evaluate(jaxpr, values)
         dense = [dense] * len(outputs) if isinstance(dense, bool) else dense
@@ -123,7 +123,7 @@ class Interpreter:
         ]
 
     def dequantize(self, value: Value, eqn: JaxprEqn) -> Value:
-        """The dense array of a value. It is decoded once."""
+        """Returns the dense array of a value, which is decoded only once."""
         if not is_operand(value):
             return value
         if not is_quantized(value):
@@ -149,7 +149,8 @@ class Interpreter:
         return inside.evaluate(jaxpr, values)
 
     def decoded(self, values: Sequence[Value]) -> list[Array | None]:
-        """The dense array of each value that was decoded, `None` for the others."""
+        """Returns the dense array of each value that was decoded, `None` for the
+        others."""
         pairs = [self._decoded.get(id(value)) for value in values]
         return [None if pair is None else pair[1] for pair in pairs]
 
@@ -166,14 +167,14 @@ class Interpreter:
         return any(value is other for other in self._later)
 
     def constant(self, atom: Any) -> Any:
-        """The scalar that an operand is, if it is a constant of the program, with
-        respect to which nothing is differentiated. `None` otherwise."""
+        """Returns the scalar value of an operand, if it is a constant of the program
+        that is not differentiated. `None` otherwise."""
         value = atom.val if isinstance(atom, Literal) else self._constants.get(atom)
         is_number = value is not None and np.ndim(value) == 0
         return value if is_number and not isinstance(value, Tracer) else None
 
     def given(self, constants: Sequence[Any]) -> list[Any]:
-        """The constants of a jaxpr, or their replacements."""
+        """Returns the constants of a jaxpr, or their replacements."""
         return [self._given.get(id(constant), constant) for constant in constants]
 
     def _note(self, eqn):
@@ -185,7 +186,7 @@ class Interpreter:
     def _apply(self, eqn, inputs):
         kinds = {type(value) for value in inputs if is_operand(value)}
         if len(kinds) > 1 and not has_jaxprs(eqn):
-            # Rules are for operands of one class.
+            # Rules are for operands of one class, so other operands are dequantized.
             inputs = [
                 self.dequantize(value, eqn) if is_quantized(value) else value
                 for value in inputs
@@ -212,7 +213,7 @@ def inside(
     final: bool,
     given: dict[int, Any],
 ) -> tuple[list[Value], list[Array | None]]:
-    """The body of a function for `Interpreter.call`: `evaluate`s within a new
+    """Runs the body of a function for `Interpreter.call`: `evaluate` within a new
     interpreter."""
     kept = [v for v, is_wanted in zip(values, wanted) if is_wanted]
     interpreter = Interpreter(kept, final, given)
@@ -232,7 +233,7 @@ def _run(program: Program, wanted, values, known, given):
 
 
 def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants."""
+    """Returns a jaxpr without its constants, and the constants."""
     if isinstance(jaxpr, ClosedJaxpr):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, ()
@@ -248,7 +249,7 @@ def bind(eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def as_arrays(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """The operands of an equation, with its scalar literals as arrays."""
+    """Returns the operands of an equation, with its scalar literals as arrays."""
     return [
         _as_array(atom, value) for atom, value in zip(eqn.invars, values, strict=True)
     ]

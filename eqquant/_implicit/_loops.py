@@ -24,7 +24,7 @@ from ._table import add_rule, is_operand
     length=...,
     reverse=...,
     unroll=...,
-    # Until JAX 0.10, and after it:
+    # The names in JAX up to 0.10, and in later versions:
     num_consts=...,
     num_carry=...,
     ft_in=...,
@@ -63,7 +63,7 @@ def _scan(interpreter, eqn, values):
 
 
 def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """The number of constants and of carried values of a `scan`."""
+    """Returns the numbers of constants and of carried values of a `scan`."""
     params = eqn.params
     if "ft_in" in params:
         consts, number, _ = map(len, params["ft_in"].unpack())
@@ -72,7 +72,7 @@ def sizes_of_scan(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def _is_stack(x: Value) -> bool:
-    # Whether axis 0 stacks arrays that have rows of their own.
+    # Whether axis 0 stacks arrays that have their own rows.
     if x.axis is None:
         return x.ndim > 2
     lead = [i for i in range(x.ndim) if i - x.ndim not in as_tuple(x.axis)]
@@ -111,7 +111,7 @@ def _while(interpreter, eqn, values):
 
 
 def _while_any(interpreter, eqn, cond, body, carry):
-    # A batch of loops, as `vmap` makes them, each of which stops on its own.
+    # A batch of loops, as made by `vmap`, each of which stops on its own.
     def step(carry):
         go_on = cond(carry)
 

@@ -7,13 +7,13 @@ from jax.extend.core import JaxprEqn
 from ._table import heeds
 
 
-# What primitives that only move numbers do to an array, in few terms: the one place
-# that knows which these are. `implicit` does the same to packed arrays, and `_trace` to
-# views of the leaves of a model.
+# Describes, in few terms, how primitives that only move numbers change an array. This
+# is the only list of such primitives: `implicit` applies the moves to packed arrays,
+# and `_trace` to views of the leaves of a model.
 #
-# Axes of primitives may be NumPy's integers; those of moves are not.
+# Axes of primitives may be NumPy's integers; axes of moves are Python's.
 #
-# An index that is no constant is an operand of the equation: whatever stands for it.
+# An index that is not a constant is an operand of the equation, as given by the caller.
 
 
 class Transpose(NamedTuple):
@@ -54,13 +54,13 @@ class DynamicSlice(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Arbitrary indices along an axis, whose place the axes of the indices take.
+    """Selects arbitrary indices along an axis. The axes of the indices take its place.
 
     - `axis`: the axis.
-    - `indices`: the operand that has the indices, along with those of other axes: they
-        are in the place `column` of its last axis.
+    - `indices`: the operand that has the indices, along with the indices of other axes:
+        these are in the place `column` of its last axis.
     - `shape`: the shape of the indices in the result.
-    - `mode`, `fill_value`: what is read outside of the array.
+    - `mode`, `fill_value`: how to read outside of the array.
     """
 
     axis: int
@@ -72,8 +72,8 @@ class Gather(NamedTuple):
 
 
 class Concatenate(NamedTuple):
-    """The array is a part of the result, from `start` on, of `size` indices along an
-    axis."""
+    """Makes the array a part of the result: `size` indices along an axis, from `start`
+    on."""
 
     axis: int
     start: int
@@ -89,18 +89,18 @@ Moves: TypeAlias = tuple[Move, ...]
 def moves_of(
     eqn: JaxprEqn, place: int, operands: Sequence[Any]
 ) -> Sequence[Moves | None]:
-    """What an equation does to one of its operands.
+    """Returns the moves that an equation applies to one of its operands.
 
     **Arguments:**
 
     - `eqn`: the equation.
-    - `place`: which operand it is.
-    - `operands`: what stands for each operand. Moves may hold some of these.
+    - `place`: the place of the operand.
+    - `operands`: the representation of each operand. Moves may hold some of these.
 
     **Returns:**
 
-    For each result, how it is made of the operand: moves, one after the other (none, if
-    it is the same array but for its dtype and placement), or `None` if it is not.
+    For each result, the moves that make it of the operand, in order (none, if it is the
+    same array up to its dtype and placement), or `None` if it is not made by moves.
     """
     name = eqn.primitive.name
     if name == "optimization_barrier":
@@ -178,8 +178,8 @@ def _gather(eqn, operands):
         eqn.params["mode"],
         eqn.params["fill_value"],
     )
-    # The axes of the indices are in the place of the axis now. The gather has them in
-    # places of its own.
+    # The axes of the indices now take the place of the axis. The gather may have them
+    # in other places.
     offsets = iter(sorted(numbers.offset_dims))
     places = []
     for i in range(len(before)):
@@ -202,8 +202,8 @@ def _stack(eqn, place):
     return expanded, Concatenate(axis, place, number)
 
 
-# By primitive. Code that runs programs may have rules of its own for those in `same`,
-# which change the dtype or the placement of an array.
+# Primitives that change only the dtype or the placement of an array. Code that runs
+# programs may have its own rules for them.
 same = {
     *("convert_element_type", "copy", "mesh_cast", "name", "pvary"),
     *("reduce_precision", "reshard", "sharding_constraint", "stop_gradient"),
@@ -222,8 +222,8 @@ def _known(moves, **parameters):
     return Known(moves, parameters)
 
 
-# From the equation and what stands for its operands: moves for each result. (A sharding
-# is a placement, and that of a result is its own.)
+# Functions of the equation and the representations of its operands, which return moves
+# for each result. (Parameters for shardings only concern the placement of the result.)
 moving: dict[str, Known] = {
     "broadcast_in_dim": _known(
         _broadcast, shape=..., broadcast_dimensions=..., sharding=...
@@ -246,7 +246,7 @@ moving: dict[str, Known] = {
     "unstack": _known(_unstack, axis=...),
 }
 
-# From the equation and which operand it is: the moves of that.
+# Functions of the equation and the place of the operand, which return its moves.
 joining: dict[str, Known] = {
     "concatenate": _known(_concatenate, dimension=...),
     "stack": _known(_stack, axis=...),

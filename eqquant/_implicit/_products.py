@@ -16,7 +16,7 @@ from ._table import add_rule
     out_sharding=None,
 )
 def _dot_general(interpreter, eqn, values):
-    # Of two quantized operands, keep the larger one packed if possible.
+    # If both operands are quantized, keep the larger one packed if possible.
     first, second = values
     both = is_quantized(first) and is_quantized(second)
     orders = [True, False] if both and first.size > second.size else [False, True]

@@ -26,7 +26,7 @@ from ._table import rules_of
 
 class Program:
     """An equation with inner jaxprs, as the static argument of a compiled function. It
-    equals any program with the same content. It holds the equation only until that is
+    equals any program with the same content. It holds the equation only until it is
     traced.
     """
 
@@ -48,7 +48,8 @@ class Program:
 
 
 def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
-    """The program of an equation, if it has inner jaxprs and no operand is traced."""
+    """Returns the program of an equation, if it has inner jaxprs and no operand is
+    traced."""
     if not has_jaxprs(eqn) or not rules_of(eqn):
         return None
     constants = _constants_of_eqn(eqn)
@@ -73,8 +74,8 @@ def has_jaxprs(eqn: JaxprEqn) -> bool:
 
 
 def constants_of(jaxpr: ClosedJaxpr | Jaxpr) -> list[Any]:
-    """The arrays that are constants of a jaxpr or of its inner jaxprs. Scalars are left
-    out, since rules may depend on their values."""
+    """Returns the arrays that are constants of a jaxpr or of its inner jaxprs. Scalars
+    are left out, since rules may depend on their values."""
     found: dict[int, Any] = {}
     _collect(jaxpr, found)
     return list(found.values())

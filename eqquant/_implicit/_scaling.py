@@ -62,8 +62,8 @@ def _multiple(q: QuantizedArray, factor: float):
 
 
 def _base(format: AbstractFormat):
-    # The least precise dtype of the scales. `None` if decoded numbers may not be
-    # proportional to them.
+    # Returns the least precise dtype of the scales. `None` if decoded numbers may not
+    # be proportional to them.
     if isinstance(format, Rotated):
         return _base(format.format)
     if isinstance(format, Nested):
@@ -88,6 +88,7 @@ def _scaled(stored, format, factor):
     dtype = format.scale_dtype
     scale = from_bits(stored["scale"], dtype) * np.float32(factor)
     bits = to_bits(scale, dtype)
-    # `to_bits` makes NaN of an infinite scale. Here, as in the dense array, it is one.
+    # `to_bits` turns an infinite scale into NaN. Here it stays infinite, as in the
+    # dense array.
     infinite = lax.bitcast_convert_type(scale.astype(dtype), bits.dtype)
     return stored | {"scale": jnp.where(jnp.isinf(scale), infinite, bits)}

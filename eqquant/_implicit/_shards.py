@@ -18,7 +18,7 @@ from ._interpreter import as_arrays
 from ._table import add_rule, is_operand
 
 
-# Rules for sharding: stored arrays are split as the array is, unless that would cut
+# Rules for sharding: stored arrays are split like the array, unless that would cut
 # through a block or a byte.
 
 
@@ -63,7 +63,7 @@ def _shard_map(interpreter, eqn, values):
                 value = dataclasses.replace(value, sharding=None)
                 spec = dataclasses.replace(value, stored=specs)
         elif is_operand(value):
-            # (A single array has the spec of what it stands for.)
+            # (A single stored array has the spec of the array itself.)
             value = value.without_blocks()
             if len(jtu.tree_leaves(value)) > 1:
                 value = interpreter.dequantize(value, eqn)
@@ -85,7 +85,8 @@ def _shard_map(interpreter, eqn, values):
 
 
 def _specs(q: QuantizedArray, spec: PartitionSpec, mesh: Any) -> Any:
-    """The spec of each stored array, or `None` if `spec` cuts blocks or bytes."""
+    """Returns the spec of each stored array, or `None` if `spec` cuts blocks or
+    bytes."""
     entries = tuple(full_spec(spec, q.ndim))
     first, *others = blocked_axes(q)
     *lead, k = q.layout.shape(q.stored)

@@ -92,7 +92,7 @@ def _moved(q, moves):
 
 
 def _transpose(q, move):
-    # (What was gathered may be dense.)
+    # (A gathered array may be dense.)
     return permuted(q, move.order) if is_quantized(q) else q.transpose(move.order)
 
 
@@ -105,8 +105,8 @@ def _reshape(q, move):
     before, inside = math.prod(q.shape[:start]), math.prod(q.shape[start:stop])
     if stop - start != len(blocked) or q.size == 0:
         return None
-    # The blocked axes must keep the number of elements before them and among them. Axes
-    # of size one next to them become leading axes where possible.
+    # The blocked axes must keep the number of elements before them and among them.
+    # Neighbouring axes of size one become leading axes where possible.
     ends = np.cumprod([1, *shape])
     starts = np.flatnonzero(ends == before)
     stops = np.flatnonzero(ends == before * inside)
@@ -197,7 +197,7 @@ def _kind(q):
 
 
 def _with_all_rows(q: QuantizedArray) -> QuantizedArray:
-    # Repeats stored arrays that all rows share, once for each row.
+    # Repeats the stored arrays that all rows share, once for each row.
     *lead, _ = q.layout.shape(q.stored)
 
     def spread(a):

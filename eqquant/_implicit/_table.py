@@ -12,8 +12,8 @@ Rule = Callable[[Any, JaxprEqn, list], Any]
 
 
 class _Entry(NamedTuple):
-    # A rule, the class of the operands that it is for, and the parameters that it
-    # heeds. `None` if these are whatever the equation has.
+    # A rule, the class of its operands, and the parameters that it heeds. `None` for
+    # any parameters.
     rule: Rule
     of: type
     parameters: Mapping[str, Any] | None
@@ -26,7 +26,7 @@ _operands: set[type] = {QuantizedArray}
 
 
 def is_operand(x: Any) -> bool:
-    """Whether the interpreter has rules for a value, which is no ordinary array."""
+    """Whether the interpreter has rules for the class of a value."""
     return type(x) in _operands
 
 
@@ -56,8 +56,8 @@ def register_rule(primitive: Primitive | str) -> Callable[[Callable], Callable]:
     least one operand is a [`eqquant.QuantizedArray`][]; the others are JAX arrays,
     NumPy arrays or scalars. It should return the result of the primitive for the
     dequantized operands, as an array or a `QuantizedArray` (a list, if the primitive
-    has several results). It may return `NotImplemented`: then the rule that was
-    registered before it is tried, and after the last one the operands are dequantized.
+    has several results). It may return `NotImplemented`: then the rules that were
+    registered before it are tried, and finally the operands are dequantized.
 
     **Raises:**
 
@@ -95,13 +95,13 @@ def add_rule(
 
     **Arguments:**
 
-    - `of`: the class of the operands that it is for, a subclass of `AbstractArrayLike`;
-        with `AbstractArrayLike` itself, for all.
-    - `parameters`: the parameters of the primitives that it heeds: `...` if it is for
-        any value of it, or else the one value that it is for. It is not for equations
-        with other parameters, such as a newer JAX may have.
-    - `passes_all`: whether it is for any parameters, since it binds the primitive with
-        all of them.
+    - `of`: the class of its operands, a subclass of `AbstractArrayLike`; or
+        `AbstractArrayLike` itself, for all of them.
+    - `parameters`: the parameters of the primitives that it heeds: `...` if it applies
+        to any value of the parameter, or else the only value to which it applies. It
+        does not apply to equations with other parameters, such as a newer JAX may have.
+    - `passes_all`: whether it applies to any parameters, because it binds the primitive
+        with all of them.
     """
     if of is not AbstractArrayLike:
         _operands.add(of)
@@ -116,8 +116,8 @@ def add_rule(
 
 
 def rules_of(eqn: JaxprEqn, values: Sequence[Any] = ()) -> list[Rule]:
-    """The rules that are for an equation and its operands, in the order in which they
-    are tried."""
+    """Returns the rules that apply to an equation and its operands, in the order in
+    which to try them."""
     primitive = eqn.primitive
     entries = [*_rules.get(primitive, ()), *_rules.get(primitive.name, ())]
     operands = [value for value in values if is_operand(value)]
@@ -130,8 +130,8 @@ def rules_of(eqn: JaxprEqn, values: Sequence[Any] = ()) -> list[Rule]:
 
 
 def heeds(parameters: Mapping[str, Any], eqn: JaxprEqn) -> bool:
-    """Whether an equation has only these parameters, with these values. (`...` stands
-    for any.)"""
+    """Whether an equation has only these parameters, with these values. (`...` means
+    any value.)"""
     for name, value in eqn.params.items():
         wanted = parameters.get(name, _unknown)
         if wanted is not ... and not (value is wanted or _equal(value, wanted)):
@@ -143,5 +143,5 @@ _unknown = object()
 
 
 def _equal(a, b):
-    # (Not of arrays, whose comparison is one of their elements.)
+    # (Not for arrays, which compare elementwise.)
     return type(a) is type(b) and isinstance(a, int | str | tuple) and a == b

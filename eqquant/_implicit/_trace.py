@@ -12,14 +12,14 @@ from ._table import is_operand
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Value]) -> ClosedJaxpr:
-    """The jaxpr of a function, traced with dense arrays in place of quantized
+    """Returns the jaxpr of a function, traced with dense arrays in place of quantized
     `values`."""
     return jax.make_jaxpr(fn)(*[as_operand(value) for value in values])
 
 
 def as_operand(value: Value) -> Any:
-    """The abstract dense array by which to trace a quantized one; other values as they
-    are."""
+    """Returns the abstract dense array that stands for a quantized one in a trace;
+    other values are returned unchanged."""
     if not is_operand(value):
         return value
     if not is_quantized(value):

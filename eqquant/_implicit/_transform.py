@@ -26,17 +26,17 @@ def implicit(fn: Callable) -> Callable:
 
     `fn` is traced with dense arrays, and the resulting jaxpr is evaluated on the
     quantized ones: products read the packed codes; transposing, reshaping and indexing
-    of leading axes keep arrays packed. An operand of an operation without such a rule
-    is dequantized, once and as late as possible. The result equals that of `fn` on
+    of leading axes keep arrays packed. If an operation has no such rule, its operand is
+    dequantized, once and as late as possible. The result equals that of `fn` on
     dequantized arrays, up to rounding.
 
-    Writing into an array makes it dense, too, unless it is `writable`: then what is
-    written is rounded to its format, by `lax.dynamic_update_slice`, `.at[].set` and
-    `jnp.concatenate`. So a cache of keys and values stays packed, also in the carry of
-    a loop and within `jax.checkpoint`, of a model that knows nothing of this. NaN or
-    infinity in what is written makes its whole block NaN. What computes with the
-    numbers that were there gives a dense array: `.at[].add` and `.at[].apply`,
-    `jnp.pad`, and a `lax.cond` of which one branch computes.
+    Writing into an array makes it dense, too, unless it is `writable`: then
+    `lax.dynamic_update_slice`, `.at[].set` and `jnp.concatenate` round the written
+    numbers to its format. So a cache of keys and values stays packed, also in the carry
+    of a loop and within `jax.checkpoint`, without changes to the model. NaN or infinity
+    in the written numbers makes their whole block NaN. Operations that compute with the
+    previous numbers give a dense array: `.at[].add` and `.at[].apply`, `jnp.pad`, and a
+    `lax.cond` with a branch that computes.
 
     !!! Example
 
@@ -66,18 +66,17 @@ def implicit(fn: Callable) -> Callable:
     A function of the same arguments. All of JAX's transformations may be applied to it,
     and within `fn`.
 
-    Weights of [`eqquant.train.tree_compute`][] are taken, too: products and
-    convolutions with them round their operands. So are those of
-    [`eqquant.train.tree_fake_quantize`][], which everything sees rounded, and weights
-    with adapters of [`eqquant.train.lora`][]: products multiply by the thin matrices.
-    Functions with derivatives of their own (`jax.custom_vjp`) see ordinary arrays
+    Weights of [`eqquant.train.tree_compute`][] are also taken: products and
+    convolutions with them round their operands. So are weights of
+    [`eqquant.train.tree_fake_quantize`][], which all operations see rounded, and
+    weights with adapters of [`eqquant.train.lora`][]: products multiply by the thin
+    matrices. Functions with custom derivatives (`jax.custom_vjp`) see ordinary arrays
     instead.
 
-    Results are dense arrays, with this exception: where `fn` returns one of its
-    arguments, or its transpose, a cast, a constant multiple, a part, or a reshape of
-    it, as in `implicit(lambda w: 2 * w.T)(q)`, or one that it has written into, the
-    result is a [`eqquant.QuantizedArray`][]. (Rows of a matrix are dense, as those of
-    `q[i]`.)
+    Results are dense arrays, with one exception: if `fn` returns one of its arguments,
+    or its transpose, a cast, a constant multiple, a part, or a reshape of it, as in
+    `implicit(lambda w: 2 * w.T)(q)`, or an argument that it has written into, the
+    result is a [`eqquant.QuantizedArray`][]. (Rows of a matrix are dense, like `q[i]`.)
 
     **Raises:**
 

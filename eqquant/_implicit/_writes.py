@@ -23,8 +23,8 @@ from ._table import add_rule
 
 
 # Rules for writing ordinary numbers into a quantized array that is `writable`: they are
-# rounded to its format, and stored in place of the codes and scales that were there. So
-# whole blocks have to be written: every index of the axes that blocks lie along.
+# rounded to its format, and replace the previous codes and scales. So whole blocks have
+# to be written: every index of the axes along which blocks lie.
 
 
 @add_rule("dynamic_update_slice")
@@ -49,7 +49,7 @@ def _dynamic_update_slice(interpreter, eqn, values):
     return [undeclared(q, stored=jtu.tree_map(write, q.stored, new))]
 
 
-# (`update_jaxpr` is that of `.at[].apply`, which is given no numbers to write.)
+# (`update_jaxpr` belongs to `.at[].apply`, which gets no numbers to write.)
 @add_rule(
     "scatter",
     dimension_numbers=...,
@@ -76,7 +76,8 @@ def _scatter(interpreter, eqn, values):
     places = dict(zip(window, map(int, numbers.update_window_dims), strict=True))
     if any(i not in places or new.shape[places[i]] != q.shape[i] for i in blocked):
         return NotImplemented
-    # An index of a whole axis has to be zero. Others are clipped to that, or dropped.
+    # An index of a whole axis has to be zero. Other indices are clipped to zero, or
+    # dropped.
     indexed = numbers.scatter_dims_to_operand_dims
     columns = [j for j, i in enumerate(indexed) if i not in blocked]
     drops = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
@@ -86,7 +87,7 @@ def _scatter(interpreter, eqn, values):
     if rows is None:
         return NotImplemented
 
-    # Where the axes of the array, and of the update, are in what is stored of them.
+    # The places of the axes of the array, and of the update, in the stored arrays.
     lead = leading_axes(q)
     order = q.layout.by_row((*range(len(lead) + 1),))
     stored_at = {i: order.index(j) for j, i in enumerate(lead)}
@@ -144,8 +145,9 @@ def _is_writable(x: Any) -> bool:
 
 
 def _encoded(new: Array, q: QuantizedArray, axes: Sequence[int]) -> Stored | None:
-    """Some numbers in the format of `q`, in rows, with blocks along these axes. `None`
-    if rows of `q` share anything, which cannot change with some of them."""
+    """Encodes numbers in the format of `q`, in rows, with blocks along these axes.
+    `None` if rows of `q` share stored numbers, which cannot change for some rows
+    alone."""
     *lead, _ = q.layout.shape(q.stored)
     shapes = [a.shape[:-1] for a in jtu.tree_leaves(q.layout.to_rows(q.stored))]
     if any(shape != tuple(lead) for shape in shapes):
@@ -154,7 +156,7 @@ def _encoded(new: Array, q: QuantizedArray, axes: Sequence[int]) -> Stored | Non
     return found.layout.to_rows(found.stored)
 
 
-# Traced, so that numbers that are not finite are no error, but become NaN.
+# Traced, so that numbers that are not finite become NaN instead of an error.
 @ft.partial(jax.jit, static_argnums=(1, 2))
 def _quantize(new: Array, format: AbstractFormat, axis: Any) -> QuantizedArray:
     return quantize(new, format, axis=axis)

@@ -1,7 +1,7 @@
 """The product of a dense matrix with a quantized weight, as one JAX primitive
 (`_primitive`) with rules for `vmap` and derivatives, and its partitioning over devices
-(`_partition`); and the correspondence between an array's axes and those of its stored
-arrays: which axes are contracted (`_axes`), and how they are sharded (`_specs`).
+(`_partition`). `_axes` relates the contracted axes of an array to its stored arrays,
+and `_specs` relates their shardings.
 
 This room imports `formats` and `kernels`.
 """

@@ -72,8 +72,8 @@ def contracted_back(
 
 
 def logical(row: tuple, axis: Axis, contracted: tuple) -> tuple:
-    """From a tuple with one entry for each axis of `*b k` to one for each logical axis.
-    `contracted` holds the entries of the contracted axes."""
+    """Converts a tuple with one entry for each axis of `*b k` to one entry for each
+    logical axis. `contracted` holds the entries of the contracted axes."""
     axes = as_tuple(axis)
     ndim = len(row) - 1 + len(axes)
     entries = dict(zip([ndim + i for i in axes], contracted))

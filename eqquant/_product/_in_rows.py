@@ -8,9 +8,9 @@ from jaxtyping import Array, Shaped
 
 
 def in_rows(x: Shaped[Array, "*s"]) -> Shaped[Array, "*s"]:
-    """The same array, with its last axis contiguous in memory.
+    """Returns the same array, with its last axis contiguous in memory.
 
-    XLA would implement a transpose as a change of layout, and compute what follows in
+    XLA would implement a transpose as a change of layout, and run later operations in
     that layout; on a CPU, a reduction over a strided axis takes several times as long.
     (In a program that is partitioned over devices this does nothing: XLA would gather
     the array before it applies the constraint.)
@@ -19,10 +19,10 @@ def in_rows(x: Shaped[Array, "*s"]) -> Shaped[Array, "*s"]:
 
 
 def transposed(x: Shaped[Array, "*b m n"]) -> Shaped[Array, "*b n m"]:
-    """The same array with its last two axes swapped, in memory too.
+    """Returns the same array with its last two axes swapped, in memory too.
 
-    On a CPU, XLA reads from as many rows at once as there are, and their places in its
-    caches are often the same. So this swaps 16 rows at a time.
+    On a CPU, XLA would read from all rows in turn, and these often fall into the same
+    places of its caches. So this swaps 16 rows at a time.
     """
     *lead, m, n = x.shape
     step = math.gcd(m, 16)

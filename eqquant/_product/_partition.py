@@ -17,7 +17,7 @@ from ..kernels import Product
 from ._specs import as_entry, full_spec, names_of, splits_evenly
 
 
-# The mesh axes that one axis of an array is split over.
+# The mesh axes that split one axis of an array.
 Names = tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ class Split(NamedTuple):
         return _spec(*self.stack, *self.rows, out)
 
     def leaf(self, shape: Sequence[int], layout: Layout) -> PartitionSpec:
-        """The spec of a stored array of this shape."""
+        """Returns the spec of a stored array of this shape."""
         entries = layout.by_row((*self.stack, self.n, self.k))
         return _spec(*[() if i == 1 else names for i, names in zip(shape, entries)])
 
@@ -58,7 +58,7 @@ def _spec(*entries: Names) -> PartitionSpec:
 
 
 def without(spec: PartitionSpec, entry: Any) -> PartitionSpec:
-    """A spec without the mesh axes of `entry`."""
+    """Returns a spec without the mesh axes of `entry`."""
     names = names_of(entry)
     return _spec(*[tuple(i for i in names_of(e) if i not in names) for e in spec])
 
@@ -71,13 +71,14 @@ def split(
     sizes: Mapping[str, int],
     format: AbstractFormat,
 ) -> Split:
-    """How to split a product, from the specs of `x[*b, *rows, _]` and `W[*b, n, k]`.
+    """Decides how to split a product, from the specs of `x[*b, *rows, _]` and of
+    `W[*b, n, k]`.
 
-    The rows of `x` stay where they are: if the weight is split over the same mesh axes
-    then its codes are gathered. The other axes are split as the weight is. Mesh axes
-    that would give parts of different sizes, or cut through a block, are dropped.
+    The rows of `x` stay in place: if the weight is split over the same mesh axes, its
+    codes are gathered. The other axes are split like the weight. Mesh axes that would
+    give parts of different sizes, or cut through a block, are dropped.
     """
-    # No mesh axis can split two axes of a product: `used` holds those that are taken.
+    # No mesh axis can split two axes of a product: `used` holds the axes already taken.
     used = set()
 
     def take(entry, size, fits=lambda shards: True):
@@ -112,7 +113,7 @@ class Partition:
     its part of the weight; if the contracted axis is split, the results are summed over
     devices. Codes may be sent between devices, but never decoded weights.
 
-    - `product`, `layout`, `activation`: as of a `Problem`.
+    - `product`, `layout`, `activation`: as in a `Problem`.
     - `w_shape`: `*b n k`.
     """
 
@@ -127,9 +128,10 @@ class Partition:
         shapes: Sequence[tuple[int, ...]],
         sizes: Mapping[str, int],
     ) -> Split:
-        """The split of the product, from the specs of `x` and of the stored arrays."""
+        """Returns the split of the product, from the specs of `x` and of the stored
+        arrays."""
         x, *leaves = [full_spec(spec, len(s)) for spec, s in zip(specs, shapes)]
-        # The codes, the largest of the stored arrays, tell how the weight is split.
+        # The spec of the codes, the largest stored array, is the spec of the weight.
         codes = max(range(len(leaves)), key=lambda i: math.prod(shapes[1 + i]))
         w = self.layout.by_row(tuple(leaves[codes]))
         return split(tuple(x), w, shapes[0], self.w_shape, sizes, self.layout.format)
@@ -137,7 +139,7 @@ class Partition:
     def specs(
         self, parts: Split, shapes: Sequence[tuple[int, ...]]
     ) -> list[PartitionSpec]:
-        """The specs that the operands should have."""
+        """Returns the specs that the operands should have."""
         x = parts.x(self.product)
         if self._by_whole_rows(parts):
             x = PartitionSpec(*x[:-1], None)
@@ -146,8 +148,8 @@ class Partition:
     def on_device(
         self, fn: Fn, parts: Split, scattered: int | None = None
     ) -> Callable[..., Array]:
-        """The function that each device applies to its parts of the operands. A sum
-        over devices may leave its result `scattered` over them along an axis."""
+        """Returns the function that each device applies to its parts of the operands. A
+        sum over devices may leave its result `scattered` over them along an axis."""
         names = parts.contracted(self.product)
         by_whole_rows = self._by_whole_rows(parts)
 
@@ -178,13 +180,13 @@ class Partition:
 
 
 def explicit_mesh(avals: Sequence[Any]) -> Any:
-    """The mesh in Explicit mode that the types of arrays carry, or `None`."""
+    """Returns the mesh in Explicit mode that the types of arrays carry, or `None`."""
     meshes = [a.sharding.mesh for a in avals if a.sharding.mesh.explicit_axes]
     return meshes[0] if meshes else None
 
 
 def split_of_types(partition: Partition, mesh: Any, avals: Sequence[Any]) -> Split:
-    """The split of the product, from the shardings that types carry."""
+    """Returns the split of the product, from the shardings that types carry."""
     placed = [a.sharding.spec for a in avals]
     return partition.split(placed, [a.shape for a in avals], mesh.shape)
 
@@ -198,8 +200,9 @@ def over_types(partition: Partition, fn: Fn, mesh: Any, operands: list[Array]) -
 def within_manual(
     avals: Sequence[Any], declared: NamedSharding
 ) -> NamedSharding | None:
-    """The declared sharding over the Auto mesh axes that are left inside a `shard_map`
-    over the others. `None` outside of one, or if no axes are left."""
+    """Returns the declared sharding over the Auto mesh axes that are left inside a
+    `shard_map` over the others. `None` outside of a `shard_map`, or if no axes are
+    left."""
     mesh = avals[0].sharding.mesh
     if not mesh.manual_axes or not mesh.auto_axes:
         return None
@@ -211,9 +214,9 @@ def within_manual(
 def as_declared(
     partition: Partition, fn: Fn, declared: NamedSharding, operands: list[Array]
 ) -> Array:
-    """Runs the product under `shard_map`, split as was declared for the weight, if
-    nothing else is known. The rows of `x` are split over the other mesh axes as far as
-    their number can be divided."""
+    """Runs the product under `shard_map`, split as declared for the weight, for
+    operands of otherwise unknown sharding. The rows of `x` are split over the other
+    mesh axes as far as these divide their number."""
     x, *_ = operands
     mesh, number = declared.mesh, len(partition.w_shape)
     spec = (*[None] * number, *declared.spec)[-number:]
@@ -245,8 +248,8 @@ def _on_mesh(partition, fn, mesh, operands, parts, axes):
 
 
 def known_to_compiler(ctx: mlir.LoweringRuleContext, mesh: Any) -> Any:
-    """The context of a lowering, with the devices of a mesh filled in. `None` if the
-    program is for other devices, for one device, or for export."""
+    """Returns the context of a lowering, with the devices of a mesh filled in. `None`
+    if the program is for other devices, for one device, or for export."""
     module = ctx.module_context
     context = module.axis_context
     if not isinstance(context, mlir.ShardingContext):
@@ -281,8 +284,8 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
         shapes = [a.shape for a in arguments]
         specs = [a.sharding.spec for a in arguments]
         to = full_spec(result.sharding.spec, len(result.shape))
-        # Mesh axes that the result's last axis is split over are not used for the rows
-        # of `x`: XLA found that these are cheaper to send than the weight.
+        # Mesh axes that split the result's last axis are not used for the rows of `x`:
+        # XLA found that sending the rows is cheaper than sending the weight.
         specs[0] = without(specs[0], to[-1])
         parts = partition.split(specs, shapes, mesh.shape)
         place = ft.partial(NamedSharding, mesh)
@@ -290,7 +293,7 @@ def by_compiler(partition: Partition, fn: Fn, operands: list[Array]) -> Array:
         y = parts.y(partition.product)
         names = parts.contracted(partition.product)
         scattered = None
-        # If the result is wanted split over the axes that are summed over, then a
+        # If the result should be split over the axes that are summed over, a
         # reduce-scatter gives each device its part of the sum.
         for i, entry in enumerate(to):
             if names and names_of(entry) == (*names_of(y[i]), *names):

@@ -45,14 +45,14 @@ def qmatmul_rows(
     kernel: str | None = None,
     precision: str | None = None,
 ) -> Shaped[Array, "*d _"]:
-    """The product of rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or
-    `x[*c, m, n] @ W[*b, n, k]`. Leading axes broadcast as in `jnp.matmul`.
+    """Multiplies rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or `x[*c, m,
+    n] @ W[*b, n, k]`. Leading axes broadcast as in `jnp.matmul`.
 
     **Arguments:**
 
     - `row_axes`: the number of axes of `x` in the place of `m`, which may be zero.
     - `sharding`: the declared sharding of `W[*b, n, k]`.
-    - Otherwise as in [`eqquant.Problem`][].
+    - Others: as in [`eqquant.Problem`][].
     """
     if isinstance(layout.format, Rotated):
         others = dict(row_axes=row_axes, sharding=sharding, activation=activation)
@@ -81,11 +81,11 @@ def qmatmul_rows(
 
 
 def _rotated(x, stored, product, layout, rotation, others):
-    # The product with what is stored of the rotated weight. The rotations stand outside
-    # of it, so that products that share an input share its rotation, too.
+    # The product with the stored rotated weight. The rotations are outside of it, so
+    # that products that share an input share its rotation, too.
     layout = dataclasses.replace(layout, format=rotation.format)
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
-    # (What is rotated may be too large for float16.)
+    # (Rotated numbers may be too large for float16.)
     narrow = x.dtype == jnp.bfloat16 and not is_highest(others["precision"])
     dtype = x.dtype if narrow else wide
 
@@ -104,8 +104,8 @@ def _turned(turn, x):
 
 
 def _broadcast(x, leaves, stack, row_axes, params):
-    # Leading axes that the weight has (not of size one) batch the weight; any other
-    # leading axis of `x` only adds rows.
+    # Leading axes that the weight has with another size than one batch the weight; any
+    # other leading axis of `x` only adds rows.
     number = x.ndim - row_axes - 1
     batch, matrix = x.shape[:number], x.shape[number:]
     lead = jnp.broadcast_shapes(batch, stack)
@@ -173,8 +173,8 @@ def problem_of(
     portable=False,
     **params,
 ) -> Problem:
-    """The problem that a kernel has to solve, from the operands of a product or their
-    avals, and the parameters of the primitive."""
+    """Returns the problem that a kernel has to solve, from the operands of a product or
+    their avals, and the parameters of the primitive."""
     del params
     *stack, n, k = layout.shape(treedef.unflatten(leaves))
     rows = math.prod(x.shape[len(stack) : -1])
@@ -214,7 +214,7 @@ def _lowering(platform):
             mesh = explicit_mesh(ctx.avals_in)
             rows = layout
             if layout.panels and (inner is not None or found is not None):
-                # The axes of panels are not those that a weight is split along.
+                # A weight is not split along the axes of panels.
                 rows = layout.side_by_side
                 stored = layout.without_panels(treedef.unflatten(leaves))
                 leaves = treedef.flatten_up_to(stored)
@@ -295,12 +295,12 @@ def _batch(operands, axes, **params):
     x, *leaves = operands
     x_axis, *leaf_axes = axes
     if all(axis is None for axis in leaf_axes):
-        # Only `x` is mapped: that means more rows.
+        # Only `x` is mapped: the mapped axis adds rows.
         layout, treedef = params["layout"], params["treedef"]
         number = len(layout.shape(treedef.unflatten(leaves))) - 2
         x = jnp.moveaxis(x, x_axis, number)
         return qmatmul_p.bind(x, *leaves, **params), number
-    # The weight is mapped: that means one more stacked axis.
+    # The weight is mapped: the mapped axis is one more stacked axis.
     size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
     operands = [
         jnp.broadcast_to(a, (size, *a.shape))

@@ -14,7 +14,7 @@ from ._variants import nearest_format
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
-    """The spec with one entry for each axis."""
+    """Returns the spec with one entry for each axis."""
     if len(spec) > ndim:
         raise ValueError(
             f"`sharding` should have at most {ndim} entries, one for each axis. Got "
@@ -24,7 +24,7 @@ def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
 
 
 def spec_of(sharding: NamedSharding | PartitionSpec) -> PartitionSpec:
-    """The spec of a sharding."""
+    """Returns the spec of a sharding."""
     return sharding.spec if isinstance(sharding, NamedSharding) else sharding
 
 
@@ -39,9 +39,9 @@ def with_spec(
 def declared_by_row(
     sharding: NamedSharding | PartitionSpec | None, axis: Axis, ndim: int
 ) -> NamedSharding | None:
-    """The declared sharding over `*b n k`, on its own mesh or on the one that is set.
-    `None` if there is no such mesh, or if it has Explicit axes, since types then carry
-    the sharding."""
+    """Returns the declared sharding over `*b n k`, on its own mesh or on the current
+    one. `None` if there is no such mesh, or if it has Explicit axes, since types then
+    carry the sharding."""
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
     else:
@@ -58,8 +58,8 @@ def declared_by_row(
 
 
 def by_types(fn: Callable, out_sharding: Any) -> Callable:
-    """`fn` under `jax.sharding.auto_axes`, with this sharding of its results. `fn`
-    itself if `out_sharding` is `None`."""
+    """Runs `fn` under `jax.sharding.auto_axes`, with this sharding of its results.
+    Returns `fn` itself if `out_sharding` is `None`."""
     if out_sharding is None:
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_sharding)
@@ -68,7 +68,7 @@ def by_types(fn: Callable, out_sharding: Any) -> Callable:
 def place(
     stored: Stored, sharding: NamedSharding, layout: Layout, axis: Axis
 ) -> Stored:
-    """Places stored arrays such that the array is sharded in this way.
+    """Places stored arrays so that the array is sharded in this way.
 
     **Raises:**
 
@@ -87,13 +87,12 @@ def place(
 def checked_by_row(
     sharding: NamedSharding, format: AbstractFormat, shape: Sequence[int], axis: Axis
 ) -> tuple[Any, ...]:
-    """The entries of a spec for the axes `*b n k`, which have this `shape`.
+    """Returns the entries of a spec for the axes `*b n k`, which have this `shape`.
 
     **Raises:**
 
-    A `ValueError` if an axis cannot be split evenly, or if that would cut through a
-    block or a byte. It names the nearest specs that are possible, and a format, if
-    there is one.
+    A `ValueError` if an axis cannot be split evenly, or only through a block or a byte.
+    It names the nearest possible specs, and a possible format, if there is one.
     """
     *lead, k = shape
     ndim = len(lead) + len(as_tuple(axis))
@@ -113,7 +112,7 @@ def checked_by_row(
 
 
 def by_row_of(spec: PartitionSpec | tuple[Any, ...], axis: Axis) -> tuple[Any, ...]:
-    """From one entry for each logical axis to one for each of `*b n k`."""
+    """Converts one entry for each logical axis to one for each of `*b n k`."""
     axes = [len(spec) + i for i in as_tuple(axis)]
     lead = [entry for i, entry in enumerate(spec) if i not in axes]
     return (*lead, spec[axes[0]])
@@ -122,14 +121,14 @@ def by_row_of(spec: PartitionSpec | tuple[Any, ...], axis: Axis) -> tuple[Any, .
 def stored_spec(
     shape: Sequence[int], entries: tuple[Any, ...], layout: Layout
 ) -> PartitionSpec:
-    """The spec of a stored array of this shape. An array that all rows share is
-    replicated over the devices that the rows are split over."""
+    """Returns the spec of a stored array of this shape. An array that all rows share is
+    replicated over the devices that split the rows."""
     wanted = layout.by_row(entries)
     return PartitionSpec(*[None if i == 1 else e for i, e in zip(shape, wanted)])
 
 
 def _refusal(spec, mesh, format, lead, k, axis):
-    # Why a spec does not fit, or `None`.
+    # Returns why a spec does not fit, or `None`.
     first, *inner = [len(spec) + i for i in as_tuple(axis)]
     for i in inner:
         if spec[i] is not None:
@@ -151,8 +150,8 @@ def _refusal(spec, mesh, format, lead, k, axis):
 def nearest_specs(
     spec: PartitionSpec, fits: Callable[[PartitionSpec], bool]
 ) -> list[PartitionSpec]:
-    """Up to three specs that fit, the nearest to `spec` first: some mesh axes are moved
-    to another axis of the array, or removed."""
+    """Returns up to three specs that fit, the nearest to `spec` first: some mesh axes
+    are moved to another axis of the array, or removed."""
 
     def changed(i, kept, j=None):
         entries = list(spec)
@@ -179,21 +178,21 @@ def nearest_specs(
 
 
 def names_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes in an entry of a spec."""
+    """Returns the mesh axes in an entry of a spec."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
 
 
 def as_entry(names: tuple[str, ...]) -> Any:
-    """The entry of a spec with these mesh axes: the inverse of `names_of`."""
+    """Returns the entry of a spec with these mesh axes: the inverse of `names_of`."""
     return None if len(names) == 0 else names[0] if len(names) == 1 else names
 
 
 def logical_sharding(
     sharding: Sharding | None, layout: Layout, axis: Axis, codes_ndim: int
 ) -> Sharding | None:
-    """The sharding of the array itself, from the sharding of its codes."""
+    """Returns the sharding of the array itself, from the sharding of its codes."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     spec = tuple(full_spec(sharding.spec, codes_ndim))
@@ -213,12 +212,12 @@ def logical_sharding(
 
 
 def codes_of(stored: Stored) -> Any:
-    """The largest stored array: its sharding is that of the array itself."""
+    """Returns the largest stored array: its sharding is the sharding of the array."""
     return max(jtu.tree_leaves(stored), key=lambda a: a.size)
 
 
 def typed_sharding(stored: Stored, layout: Layout, axis: Axis) -> NamedSharding | None:
-    """The sharding of an array, if the types of its stored arrays carry it."""
+    """Returns the sharding of an array, if the types of its stored arrays carry it."""
     sharding = jax.typeof(codes_of(stored)).sharding
     if not sharding.mesh.explicit_axes:
         return None
@@ -227,7 +226,7 @@ def typed_sharding(stored: Stored, layout: Layout, axis: Axis) -> NamedSharding 
 
 
 def placed(a: Any, sharding: NamedSharding) -> Any:
-    """An array, or a `jax.ShapeDtypeStruct`, with this sharding."""
+    """Places an array, or a `jax.ShapeDtypeStruct`, with this sharding."""
     if isinstance(a, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
     if not isinstance(a, Tracer):
@@ -238,9 +237,9 @@ def placed(a: Any, sharding: NamedSharding) -> Any:
 
 
 def vary_together(*operands: Any) -> list[Any]:
-    """The operands, each marked as varying over every mesh axis that any of them varies
-    over, as one function under `shard_map` requires. (The transpose of marking is the
-    sum over shards that the cotangent needs.)"""
+    """Marks each operand as varying over every mesh axis that any operand varies over,
+    as one function under `shard_map` requires. (The transpose of the mark is the sum
+    over shards that the cotangent needs.)"""
     varying = [jax.typeof(a).manual_axis_type.varying for a in operands]
     every = frozenset().union(*varying)
     return [
@@ -252,7 +251,7 @@ def vary_together(*operands: Any) -> list[Any]:
 
 
 def number_of_shards(mesh: Any, entry: Any) -> int:
-    """The number of parts that an axis with this entry of a spec is split into."""
+    """Returns the number of parts into which an entry of a spec splits an axis."""
     return math.prod(mesh.shape[name] for name in names_of(entry))
 
 

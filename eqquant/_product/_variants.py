@@ -7,8 +7,8 @@ from ..formats import AbstractFormat
 def nearest_format(
     format: AbstractFormat, fits: Callable[[AbstractFormat], bool]
 ) -> AbstractFormat | None:
-    """The same format with codes packed otherwise, or with smaller blocks, that fits.
-    `None` if there is no such one."""
+    """Returns the same format with another packing of codes, or with smaller blocks,
+    that fits. `None` if there is none."""
     names = {field.name for field in dataclasses.fields(format)}
     variants = [format]
     if "radix" in names:
