@@ -2,10 +2,10 @@
 
 `_table` is the dispatch table of kernels (`_kernel`), `_problem` describes one product
 (all that is known when a kernel is chosen), and `_reference` is the product that every
-format has on every platform. `_adapted` has the kernels for weights that are stored
-otherwise than a kernel reads them. `_finite` and `_digits` hold what kernels of several
-backends share: exact results where a fast kernel overflows, and the splitting of inputs
-into 8-bit digits. `_eager` is how primitives run outside of `jax.jit`.
+format has on every platform. `_adapted` converts stored arrays for kernels that read
+them otherwise. `_finite` and `_digits` are shared by kernels of several backends: exact
+results where a fast kernel overflows, and the splitting of inputs into 8-bit digits.
+`_eager` runs primitives outside of `jax.jit`.
 
 Each backend is a folder: `cpu` (compiled by XLA), `native` (C++), `gpu` and
 `tpu` (Pallas). The table knows no backend: a backend registers its kernels when it is
@@ -22,8 +22,8 @@ CPUs, `measured(name)`). Import the file in the folder's `__init__.py`. Measure 
 kernel to its bound. Code outside of the package decorates with
 `eqquant.register_kernel` in the same way.
 
-What is stored differently than most kernels read it is converted before they run,
-unless they declare in `_adapted` that they read it: scales of one byte
+Weights that are stored otherwise than most kernels read them are converted before these
+run, unless a kernel declares in `_adapted` that it reads them: scales of one byte
 (`reads_byte_scales`), and rows in panels (`reads_panels`).
 """
 

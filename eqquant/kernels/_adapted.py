@@ -11,47 +11,49 @@ from ._kernel import Kernel
 from ._problem import Problem
 
 
-# Kernels for weights that are stored otherwise than the kernel reads them.
+# Runs kernels for weights that are stored otherwise than the kernel reads them.
 
 
 # A composite format has the codes of its base, and so it has the kernels of its base.
-# Most run on the scales that `flat` computes; these read scales of one byte as they are
-# stored.
+# Most of these get scales that `flat` computes. The following read scales of one byte
+# directly.
 _of_bytes: set[Callable] = set()
 
 
 def reads_byte_scales(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Declares that a kernel for grids reads scales as `problem.byte_scales` says."""
+    """Declares that a kernel for grids reads scales as `problem.byte_scales`
+    describes."""
     _of_bytes.add(fn)
     return fn
 
 
-# Rows in panels are for these. All others get rows that lie side by side.
+# These kernels read rows in panels. All others get rows side by side.
 _of_panels: set[Callable] = set()
 
 
 def reads_panels(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """Declares that a kernel reads rows in panels, too: see `Layout`. It gets each
-    stored array as `_ n`, as if rows lay side by side, but its elements are those of
-    `n/64 _ 64`."""
+    """Declares that a kernel reads rows in panels, too (see `Layout`). It gets each
+    stored array as `_ n`, like an array of rows side by side, but the elements are in
+    the order of `n/64 _ 64`."""
     _of_panels.add(inspect.unwrap(fn))
     return fn
 
 
 def is_for_panels(fn: Callable[..., Array]) -> bool:
-    """Whether that was declared."""
+    """Whether a kernel is declared to read rows in panels."""
     return inspect.unwrap(fn) in _of_panels
 
 
 def of_base(problem: Problem) -> Problem:
-    """The same product with the codes of a composite format, as those of its base."""
+    """Returns the problem of a product with a composite format as a problem of its
+    base."""
     assert isinstance(problem.format, AbstractComposite)
     layout = dataclasses.replace(problem.layout, format=problem.format.base)
     return dataclasses.replace(problem, layout=layout, composite=True)
 
 
 def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
-    """A kernel for a composite format, of one for its base."""
+    """Makes a kernel for a composite format from a kernel for its base."""
 
     @ft.wraps(fn)
     def of_composite(
@@ -67,14 +69,14 @@ def on_base(fn: Callable[..., Array]) -> Callable[..., Array]:
     return of_composite
 
 
-# How long it takes to unpack a block of a file to codes and scales, for each number of
-# a weight, on one core: about as long as to decode it, for which Zen 5 takes 2.6e-9
+# The time to unpack a block of a file to codes and scales, in seconds for each number
+# of a weight, on one core: about the time to decode it, for which Zen 5 takes 2.6e-9
 # with 4 bits and scales of 6. (Other composite formats compute scales only.)
 _seconds_to_unpack = 2000e-12
 
 
 def of_composite_format(kernel: Kernel, format: AbstractComposite) -> Kernel:
-    """The kernel for a composite format, of one for its base."""
+    """Returns the kernel for a composite format, from a kernel for its base."""
     found = _on(of_base, kernel, on_base(kernel.fn))
     found = found._replace(reads_panels=kernel.reads_panels and format.by_element)
     if isinstance(format, AbstractGGUFBytes):
@@ -83,7 +85,8 @@ def of_composite_format(kernel: Kernel, format: AbstractComposite) -> Kernel:
 
 
 def _later(kernel: Kernel, each: float) -> Kernel:
-    """A kernel that takes longer: so many seconds for each number of the weight."""
+    """Returns a kernel that takes `each` seconds longer for each number of the
+    weight."""
     if (seconds := kernel.seconds) is None:
         return kernel
     return kernel._replace(seconds=lambda p: seconds(p) + p.numbers * each)
@@ -92,7 +95,7 @@ def _later(kernel: Kernel, each: float) -> Kernel:
 def _on(
     other: Callable[[Problem], Problem], kernel: Kernel, fn: Callable[..., Array]
 ) -> Kernel:
-    """`fn`, which runs a kernel for another problem."""
+    """Returns `fn`, which runs a kernel for another problem, as a kernel."""
     seconds, error = kernel.seconds, kernel.error
     return kernel._replace(
         fn=fn,
@@ -103,8 +106,8 @@ def _on(
 
 
 def of_rows_in_panels(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels for rows in panels, of those for the same weight."""
-    # Those that read panels come first.
+    """Returns the kernels for rows in panels, from the kernels for the same weight."""
+    # Kernels that read panels come first.
     reads = [_of_matrices(kernel) for kernel in kernels if kernel.reads_panels]
     return [*reads, *map(_of_rows_side_by_side, kernels)]
 
@@ -119,8 +122,9 @@ def _of_matrices(kernel):
     return kernel._replace(fn=fn)
 
 
-# How long it takes, for each number of a weight, on one core. (On Zen 5, products of
-# one row take 20e-12 longer with codes of 4 bits, and 40 to 50 with those of 8.)
+# The time to lay rows side by side, in seconds for each number of a weight, on one
+# core. (On Zen 5, products of one row take 20e-12 longer with codes of 4 bits, and
+# 40e-12 to 50e-12 with codes of 8.)
 _seconds_to_lay = 40e-12
 
 
@@ -143,6 +147,6 @@ def _side_by_side(problem):
 def _flat(stored, problem):
     layout, format = problem.layout, problem.format
     if format.by_element:
-        # (From swapped axes and back, XLA would write transposed copies.)
+        # (Swapping axes back and forth would make XLA write transposed copies.)
         return format.flat(stored, layout.tail)
     return layout.from_rows(format.flat(layout.to_rows(stored), layout.tail))

@@ -15,7 +15,7 @@ from ._reference import reference
 def once(
     wanted: Array, step: Callable[[Float[Array, "m _"]], Array], y: Float[Array, "m _"]
 ) -> Float[Array, "m _"]:
-    """`step(y)` if `wanted`, and otherwise `y`.
+    """Returns `step(y)` if `wanted`, and otherwise `y`.
 
     (It is a loop of at most one step. Under `vmap`, `lax.cond` would become a `select`
     that always computes both branches; a loop stays conditional.)
@@ -29,17 +29,17 @@ def once(
 
 
 def infinite_as_nan(scale: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Scales with NaN in the place of infinity, for kernels without branches that apply
-    scales after the sum. (With the decoded weight, an infinite scale gives an infinity
-    or NaN, depending on the signs and zeros of the numbers that it multiplies.)"""
+    """Replaces infinite scales by NaN, for kernels without branches that apply scales
+    after the sum. (With the decoded weight, an infinite scale gives an infinity or NaN,
+    depending on the signs and zeros of the numbers that it multiplies.)"""
     return scale + (scale - scale)
 
 
 def exact_where_not_finite(kernel: Callable[..., Array]) -> Callable[..., Array]:
-    """A kernel whose results that are not finite are replaced by those of the reference
+    """Replaces the results of a kernel that are not finite by results of the reference
     product. The kernel may then apply scales after the sum, for example, where an
-    infinite scale gives an infinity in the place of `inf - inf`. Whatever is not finite
-    in the operands must not give a finite result, since only the others are replaced.
+    infinite scale gives an infinity in the place of `inf - inf`. Operands that are not
+    finite must not give a finite result, since finite results are kept.
     """
 
     @ft.wraps(kernel)

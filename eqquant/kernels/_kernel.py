@@ -17,11 +17,11 @@ class Kernel(NamedTuple):
     - `supports`: `None` for a problem that the kernel can compute, or the reason why it
       cannot.
     - `error`: a bound on its error, relative to `|x| |W|`, for sums of up to 128 terms;
-      or such a bound for each problem.
+        or a function that returns such a bound for a problem.
     - `provided`: the condition under which the bound holds. Empty if it always holds.
     - `any_length`: whether the bound holds for sums of any number of terms.
     - `seconds`: predicts how long the kernel takes for a problem that it supports.
-      `None` if that was not measured.
+        `None` if it was not measured.
     - `reads_panels`: whether it reads rows in panels, too.
     """
 

@@ -7,9 +7,9 @@ from jaxtyping import Array, Float
 from ..formats import AbstractFormat, ByteScales, Layout, Stored
 
 
-# "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`: it contracts the axis that blocks lie
-# along. "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`: it contracts the other.
-# Each is the other's derivative with respect to `x`.
+# "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`: it contracts the axis along which blocks
+# lie. "matmul_transposed" is `y[m, k] = x[m, n] @ W[n, k]`: it contracts the other
+# axis. Each is the other's derivative with respect to `x`.
 Product: TypeAlias = Literal["matmul", "matmul_transposed"]
 
 
@@ -35,7 +35,7 @@ class Problem:
 
     - `product`: `"matmul"` for `x[m, k] @ W[n, k].T`, or `"matmul_transposed"` for
       `x[m, n] @ W[n, k]`. The blocks of `W` lie along `k`.
-    - `platform`: the platform that is compiled for: `"cpu"`, `"cuda"`, `"rocm"` or
+    - `platform`: the target platform of the compilation: `"cpu"`, `"cuda"`, `"rocm"` or
       `"tpu"`.
     - `layout`: how `W` lies in its stored arrays: its `format`, `tail` and `row_axis`,
       which are also properties of the problem.
@@ -47,12 +47,12 @@ class Problem:
     - `dtype`: the dtype of `x` and of the result.
     - `precision`: the name of a precision, as in `jax.default_matmul_precision`.
     - `portable`: whether the compiled program may run where eqquant is not installed,
-      as one that `jax.export` writes.
+        as in an export of `jax.export`.
     - `composite`: whether `W` is stored in a composite format, such as
-      [`eqquant.Nested`][]. The problem is then that of its `base`, whose scales are
-      computed before the kernel runs.
+        [`eqquant.Nested`][]. The problem then has the format's `base`, whose scales are
+        computed before the kernel runs.
     - `byte_scales`: how `stored["scale"]` holds scales of one byte each, for a kernel
-      that reads them as they are stored. `None` for all others.
+        that reads them directly. `None` for all others.
     """
 
     product: Product

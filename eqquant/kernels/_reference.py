@@ -8,7 +8,7 @@ from ._problem import Problem
 
 
 # The number of elements of a weight that are decoded at a time: 512 kB of float32. A
-# weight of at most half as many is decoded at once.
+# weight of at most half this size is decoded at once.
 _tile = 2**17
 
 
@@ -23,7 +23,7 @@ def reference(
     """
     n = problem.n
     forward = problem.product == "matmul"
-    # In float32 even for narrow inputs, and in float64 for inputs in float64.
+    # Uses float32 even for narrow inputs, and float64 for inputs in float64.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     x = x.astype(wide)
     if problem.activation is not None:
@@ -62,7 +62,7 @@ def reference(
 
 
 def _rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
-    """The part of a stored array that belongs to some rows of the weight."""
+    """Returns the part of a stored array that belongs to some rows of the weight."""
     if a.shape[problem.row_axis] != problem.n:
         return a  # shared by all rows
     return lax.dynamic_slice_in_dim(a, start, size, problem.row_axis)

@@ -19,9 +19,9 @@ class Choice(NamedTuple):
     """The kernel for a problem.
 
     - `kernel`: the kernel.
-    - `refused`: the kernels that cannot compute it, and would have been considered
-      with this one or before it, each with the reason.
-    - `others`: the kernels that can, too, and were considered with this one.
+    - `refused`: the kernels that were tried with or before this one and cannot compute
+        the product, each with the reason.
+    - `others`: the other kernels that were tried with this one and can compute it.
     """
 
     kernel: Kernel
@@ -33,7 +33,7 @@ _Activation: TypeAlias = type[AbstractFormat] | None
 
 
 class _Entry(NamedTuple):
-    # What a kernel is for.
+    # The products, formats, platforms and activations of the kernel.
     products: tuple[Product, ...]
     formats: tuple[type[AbstractFormat], ...]
     platforms: tuple[str, ...]
@@ -41,10 +41,11 @@ class _Entry(NamedTuple):
     priority: float
 
 
-# Not in the table: it applies to every problem, after all kernels that are.
+# Not in the table: it is the last choice for every problem.
 _reference = Kernel("reference", reference, lambda problem: None, 1e-5)
 _table: list[tuple[_Entry, Kernel]] = []
-# The platforms for which a kernel has been chosen, so that programs hold that choice.
+# The platforms for which a kernel was chosen, so that compiled programs contain the
+# choice.
 _chosen: set[str] = set()
 
 
@@ -66,12 +67,12 @@ def register_kernel(
     is the weight.
 
     Of the kernels that support a problem, the one with the highest priority runs. At
-    the same priority, kernels without `seconds` come first, those for the most specific
-    class of formats before others; then the kernel that is predicted to be the fastest.
-    The library's own kernels have the priority zero, and predict their times. So a
-    kernel with a priority above zero runs before all of them, whatever its class, and
-    one below zero runs where none of them can. The reference product is always the
-    last.
+    the same priority, kernels without `seconds` come first, in the order of their
+    classes of formats, the most specific first; then the kernel with the shortest
+    predicted time. The library's own kernels have the priority zero and predict their
+    times. So a kernel with a priority above zero runs before all of them, whatever its
+    class, and a kernel with a negative priority runs only where none of them applies.
+    The reference product is always last.
 
     !!! Example
 
@@ -89,7 +90,7 @@ def register_kernel(
     - `product`: `"matmul"` for `y[m, n] = x[m, k] @ W[n, k].T`, or
         `"matmul_transposed"` for `y[m, k] = x[m, n] @ W[n, k]`. This, and each of the
         next three, may be a tuple.
-    - `format_type`: the class of formats whose stored arrays the kernel reads.
+    - `format_type`: the class of formats that the kernel reads.
     - `platform`: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`.
     - `activation`: the class of formats in which the kernel quantizes `x`. `None` for a
         weight-only kernel.
@@ -120,8 +121,8 @@ def register_kernel(
 
     A `TypeError` if `format_type` or `activation` is not a class of formats. A
     `ValueError` for an unknown `product` or `platform`, and if another kernel without
-    `seconds` is for the same at the same `priority`, since the choice between them
-    would be ambiguous.
+    `seconds` has the same types and the same `priority`, since the choice between the
+    two would be ambiguous.
     """
     products, types = _each(product), _each(format_type)
     where, activations = _each(platform), _each(activation)
@@ -172,12 +173,12 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     _chosen.add(problem.platform)
     table = id(_table), len(_table)
     if problem.platform == "cpu" and _has_none_from_outside(table):
-        # (Layers of a model often have products alike.)
+        # (Layers of a model often have the same products.)
         return _choose_once(problem, name, table, *map(os.environ.get, _environment))
     return _choose(problem, name)
 
 
-# What the library's kernels for CPUs support depends on these, too.
+# The library's kernels for CPUs also depend on these variables.
 _environment = ("EQQUANT_NATIVE", "EQQUANT_NATIVE_LEVEL")
 
 
@@ -212,7 +213,8 @@ def _choose(problem, name):
     raise AssertionError("The reference product supports every problem.")
 
 
-# Of kernels that take as long, but for so much, one runs whose error is less than half.
+# Kernels whose times differ by less than this factor count as equally fast: one with
+# less than half the error is preferred.
 _alike = 1.08
 
 
@@ -248,14 +250,14 @@ def _by_name(problem, groups, name):
 
 
 def supporting(problem: Problem) -> list[Kernel]:
-    """All kernels that can compute a problem."""
+    """Returns all kernels that can compute a problem."""
     every = [kernel for group in _groups(problem) for kernel in group]
     return [kernel for kernel in every if _refusal(kernel, problem) is None]
 
 
 def _groups(problem: Problem) -> list[list[Kernel]]:
-    """The kernels for the types of a problem, in the order in which they are tried.
-    Within a group, their predicted times decide."""
+    """Returns the kernels for the types of a problem, in groups that are tried in
+    order. Within a group, their predicted times decide."""
     groups: dict[tuple, list[Kernel]] = {}
     for rank, kernel in _of_types(problem):
         groups.setdefault(rank, []).append(kernel)
@@ -280,7 +282,7 @@ def _of_types(problem):
             found.append(((-entry.priority, measured, *distance), kernel))
     if isinstance(format, AbstractComposite):
         for (priority, measured, *distance), kernel in _of_types(of_base(problem)):
-            # (Its own kernels are nearer.)
+            # (Kernels for the composite format itself come first.)
             far = () if measured else (len(type(format).__mro__), *distance)
             found.append(
                 ((priority, measured, *far), of_composite_format(kernel, format))
@@ -289,8 +291,8 @@ def _of_types(problem):
 
 
 def _distance(entry, problem):
-    # The nearer a class in the method resolution order, the more specific it is. The
-    # class of the format decides first, then that of the activation.
+    # Classes that come earlier in the method resolution order are more specific. The
+    # class of the format decides first, then the class of the activation.
     def of(value, classes):
         order = type(value).__mro__
         return min(order.index(cls) for cls in classes if cls in order)

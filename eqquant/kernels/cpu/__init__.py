@@ -3,10 +3,10 @@ not.
 
 `_sweep` multiplies one or two rows, `_float_tiles` and `_integer_tiles` multiply many
 rows by tiles of the weight (`_tiles`), and `_rsr` multiplies by RSR's formats.
-`_unit_sweep` and `_unit_tiles` do the same for codes packed in any way, among them
-GGUF's, which `_units` reads; `_trellis` is for those of trellises. `_codes` reads other
-stored arrays. `_costs` predicts how long kernels take, the native ones, too, by the
-measurements in `costs`; `_xla` is what depends on the version of XLA.
+`_unit_sweep` and `_unit_tiles` do the same for codes of any packing, such as GGUF's,
+which `_units` reads; `_trellis` multiplies by trellis codes. `_codes` reads other
+stored arrays. `_costs` predicts the times of kernels, including the native ones, from
+the measurements in `costs`. `_xla` collects differences between versions of XLA.
 """
 
 from . import (

@@ -11,29 +11,29 @@ from ...formats import AbstractFormat, AbstractGrid, as_product, FP4, FP8, per_b
 from .._problem import Problem
 
 
-# The kernels here are for grids. Their codes lie with the contracted axis first, `j n`,
-# several to a byte; their scales and offsets `g n`.
+# These kernels are for grids. Codes lie with the contracted axis first, `j n`, several
+# to a byte; scales and offsets are `g n`.
 
 
 def grid(problem: Problem) -> AbstractGrid:
-    """The format, which is a grid."""
+    """Returns the format, after a check that it is a grid."""
     assert isinstance(problem.format, AbstractGrid)
     return problem.format
 
 
 def radix(format: AbstractGrid) -> int:
-    """The base whose digits the codes of a byte are."""
+    """Returns the base in which the codes of a byte are digits."""
     assert format.radix is not None
     return format.radix
 
 
 def per(format: AbstractGrid) -> int:
-    """The number of codes in a byte."""
+    """Returns the number of codes in a byte."""
     return per_byte(radix(format))
 
 
 def scales(stored: dict[str, Array], problem: Problem) -> Float[Array, "g n"]:
-    """The scale of each block of each row."""
+    """Returns the scale of each block of each row."""
     scale = grid(problem).scales(stored, problem.tail)
     return jnp.broadcast_to(scale, (scale.shape[0], problem.n))
 
@@ -41,8 +41,8 @@ def scales(stored: dict[str, Array], problem: Problem) -> Float[Array, "g n"]:
 def codes_of(
     packed: Integer[Array, "j n"], radix: int, p: int
 ) -> Integer[Array, "_ n"]:
-    """The codes of some bytes, one in each row: the first `p` digits of each byte base
-    `radix`, the least significant digit first.
+    """Returns the codes of some bytes, one in each row: the first `p` digits of each
+    byte base `radix`, the least significant digit first.
 
     (This is one expression for all digits of a byte, so that XLA compiles it once.)
     """
@@ -71,7 +71,7 @@ def _divided(x, factor, more, shift):
 
 
 def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
-    """Inputs grouped by the byte of the weight that multiplies them, `p` to a byte."""
+    """Groups inputs by the byte of the weight that multiplies them, `p` to a byte."""
     m, k = x.shape
     return jnp.pad(x, ((0, 0), (0, j * p - k))).reshape(m, j, p)
 
@@ -79,11 +79,11 @@ def to_bytes(x: Shaped[Array, "m k"], p: int, j: int) -> Shaped[Array, "m j p"]:
 def points(
     format: AbstractGrid, codes: Integer[Array, "*s"]
 ) -> tuple[Float[Array, "*s"], float]:
-    """The point of each code, and what it is to be multiplied by: as
-    `format.to_points`, or what is faster on a CPU."""
+    """Returns the point of each code, up to a factor, and the factor: by
+    `format.to_points`, or by a method that is faster on a CPU."""
     if isinstance(format, FP8):
-        # As numbers of float16, which have room for these, with another exponent. (XLA
-        # converts from others one after another, and looks up in tables likewise.)
+        # Shifts these codes into float16 and corrects the exponent. (XLA converts other
+        # types one element after another, and looks up in tables likewise.)
         high = lax.bitcast_convert_type(codes.astype(jnp.uint8), jnp.int8)
         high = high.astype(jnp.int16) << np.int16(8)
         if format.dtype == jnp.float8_e5m2:
@@ -104,14 +104,14 @@ def _from_half(bits):
 
 @ft.cache
 def point_table(format: AbstractGrid) -> Float[np.ndarray, " r"]:
-    """The point of each code, for a format with several codes to a byte."""
+    """Returns the point of each code, for a format with several codes to a byte."""
     codes = np.arange(radix(format), dtype=np.uint8)
     return compute_now(lambda: format.to_points(jnp.asarray(codes)))
 
 
 def compute_now(fn: Callable[[], Array]) -> np.ndarray:
-    """What a function computes, also while a program is being traced."""
-    # Concretely, even while a function under `shard_map` is being traced.
+    """Computes the result of a function, also while a program is being traced."""
+    # Concretely, even during the trace of a function under `shard_map`.
     here = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), here:
         return np.asarray(fn())
@@ -119,9 +119,9 @@ def compute_now(fn: Callable[[], Array]) -> np.ndarray:
 
 @ft.cache
 def integer_step(format: AbstractFormat, most: int = 127) -> tuple[int, int] | None:
-    """The integers `a` and `b` such that each code `c` stands for the point `a c + b`,
-    if all points are integers of at most `most` in magnitude. `None` if there are
-    none."""
+    """Returns the integers `a` and `b` such that each code `c` stands for the point
+    `a c + b`, if all points are integers of at most `most` in magnitude. `None` if
+    there are no such integers."""
     if not isinstance(format, AbstractGrid):
         return None
     if format.code_dtype == np.int8:
@@ -138,7 +138,7 @@ def integer_step(format: AbstractFormat, most: int = 127) -> tuple[int, int] | N
 
 
 def refuse_grid(problem: Problem) -> str | None:
-    """Why no kernel for grids on a CPU can compute a product."""
+    """Returns why no kernel for grids on a CPU can compute a product, or `None`."""
     format = grid(problem)
     if format.radix is None:
         return f"needs bytes that hold whole codes, got {format}"
@@ -150,7 +150,7 @@ def refuse_grid(problem: Problem) -> str | None:
 
 
 def refuse_layout(problem: Problem) -> str | None:
-    """Why no kernel for CPUs applies, if so."""
+    """Returns why no kernel for CPUs applies, or `None`."""
     if problem.n == 0 or problem.k == 0 or problem.rows == 0:
         return "is for operands that are not empty"
     if problem.row_axis != -1:

@@ -20,23 +20,23 @@ from ._codes import integer_step
 from ._xla import fuses
 
 
-# How long kernels take: `costs/*.json`, which `python -m eqquant.bench costs` writes.
-# (What was changed in a file by hand, its `note` tells.) A kernel takes
+# The times of kernels, from `costs/*.json`, which `python -m eqquant.bench costs`
+# writes. (The `note` of a file lists changes made by hand.) A kernel takes
 #
 #     a + b rows
 #
 # for each number of the weight, and `c` for each of the inputs, in picoseconds on one
-# core: for each kind of weight, by which products are grouped.
+# core. Each kind of weight has its own costs.
 
 
 class Kind(NamedTuple):
-    """What the time of a product depends on, beside its sizes.
+    """The properties of a product that determine its time, apart from its sizes.
 
     - `product`: as in `Problem`.
-    - `name`: the name of the format, where no other format is packed alike: of GGUF's
-      types and RSR's. Otherwise empty.
+    - `name`: the name of the format, if its packing is unique, as for GGUF's types and
+        RSR's formats. Otherwise empty.
     - `bits`: the bits of a code.
-    - `points`: what codes stand for: `"integers"`, or points of a `"table"`.
+    - `points`: the points of codes: `"integers"`, or entries of a `"table"`.
     - `offset`: as in `AbstractGrid`.
     - `short`: whether blocks have fewer than 64 codes.
     - `activation`: whether the inputs are quantized to 8 bits, with one scale for each
@@ -55,11 +55,11 @@ class Kind(NamedTuple):
 
     @property
     def family(self) -> str:
-        """What packs codes: `"RSR"`, `"GGUF"`, or `""` for grids."""
+        """The family of packings: `"RSR"`, `"GGUF"`, or `""` for grids."""
         return "RSR" if self.name.startswith("RSR") else "GGUF" if self.name else ""
 
     def far(self, other: "Kind") -> float:
-        """How unlike another kind it is: what matters more counts more."""
+        """Returns the distance to another kind, weighted by the influence on time."""
         return (
             1000 * (self.product != other.product)
             + 500 * (self.panels != other.panels)
@@ -80,7 +80,7 @@ def kind_of(
     activation: AbstractFormat | None,
     panels: bool,
 ) -> Kind:
-    """The kind of a product."""
+    """Returns the kind of a product."""
     while isinstance(format, AbstractComposite) and not isinstance(
         format, AbstractGGUFBytes
     ):
@@ -97,11 +97,11 @@ def kind_of(
 
 
 class Processor(NamedTuple):
-    """What is known of a processor.
+    """Describes a processor.
 
-    - `vendor`, `family`: as Linux tells them. (Families of AMD have their own costs
-      where instruction sets are the same.) `None` if they are not known, or if costs
-      are those of any.
+    - `vendor`, `family`: as reported by Linux. (AMD's families have their own costs,
+        even with the same instruction sets.) `None` if they are not known, or if costs
+        are for any processor.
     - `features`: the instruction sets that kernels use there.
     """
 
@@ -113,8 +113,8 @@ class Processor(NamedTuple):
 class Machine(NamedTuple):
     """The costs of kernels on a machine.
 
-    - `name`: of the machine and of the version of JAX, in words.
-    - `processor`: what it has.
+    - `name`: the machine and the version of JAX, in words.
+    - `processor`: its processor.
     - `fuses`: whether JAX is 0.11 or newer.
     - `costs`: for each kind, `[a, b, c]` of kernels.
     """
@@ -133,7 +133,7 @@ class Machine(NamedTuple):
         return cls(found["name"], processor, found["fuses"], costs)
 
     def of(self, kind: Kind) -> Mapping[str, list[float]]:
-        """The costs for the nearest kind that was measured."""
+        """Returns the costs of the nearest kind that was measured."""
         if kind in self.costs:
             return self.costs[kind]
         return self.costs[min(self.costs, key=kind.far)]
@@ -144,21 +144,21 @@ _folder = pathlib.Path(__file__).with_name("costs")
 
 @ft.cache
 def _machines() -> list[Machine]:
-    """The machines that were measured."""
+    """Returns the machines that were measured."""
     return [Machine.read(path) for path in sorted(_folder.glob("*.json"))]
 
 
 def measured_machine() -> Machine:
-    """The machine that was measured, or the one that is most like this one: with as
-    many as possible of its instruction sets, and none beside them."""
+    """Returns the measured machine that is most like this one: with as many as possible
+    of its instruction sets, and no others."""
     return _machine(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
-# The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them: those of
-# x86, and those of ARM.
+# The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them, on x86 and
+# on ARM.
 _levels = ("avx2", "avx_vnni", "avx512", "avx512_bf16", "amx")
 _arm_levels = ("neon", "neon_dot", "neon_i8mm")
-# No ARM processor was measured: those of x86 whose kernels are most like theirs.
+# No ARM processor was measured, so these take the costs of similar kernels for x86.
 _like_arm = {"neon": "avx2", "neon_dot": "avx_vnni", "neon_i8mm": "avx_vnni"}
 _flags = {
     "avx2": "avx2",
@@ -173,7 +173,7 @@ _flags = {
 
 
 def describe_processor() -> Processor:
-    """This processor, with the instruction sets that kernels use here."""
+    """Describes this processor, with the instruction sets that kernels use here."""
     return _processor(os.environ.get("EQQUANT_NATIVE_LEVEL"))
 
 
@@ -181,13 +181,13 @@ def _processor(level):
     info = processor()
     flags = info.get("flags") or info.get("Features") or ""
     found = {_flags[flag] for flag in flags.split() if flag in _flags}
-    if platform.machine() == "arm64":  # macOS, which does not tell them so.
+    if platform.machine() == "arm64":  # macOS has no such list.
         found = set(_arm_levels)
     for levels in (_levels, _arm_levels):
         if level in levels:
             found &= set(levels[: levels.index(level) + 1])
     if "avx512" in found:
-        found.discard("avx_vnni")  # The same products, of half the width.
+        found.discard("avx_vnni")  # AVX512 has the same products at twice the width.
     family = info.get("cpu family")
     family = None if family is None else int(family)
     return Processor(info.get("vendor_id"), family, frozenset(found))
@@ -217,7 +217,7 @@ def _machine(level: str | None) -> Machine:
 
 
 def processor() -> dict[str, str]:
-    """What Linux tells of the first processor; empty on other systems."""
+    """Returns Linux's description of the first processor; empty on other systems."""
     path = pathlib.Path("/proc/cpuinfo")
     if not path.exists():
         return {}
@@ -231,13 +231,14 @@ def _of_kernel(name, level, *of_kind):
     return _machine(level).of(kind_of(*of_kind)).get(name)
 
 
-# If the number of rows is not known when compiling, it is many.
+# The number of rows to assume if it is not known when compiling.
 _unknown = 64
 
 
 def measured(name: str) -> Callable[[Problem], float]:
-    """The time that a kernel is predicted to take, in seconds on one core, as measured
-    on the machine that is most like this one. Infinite if it was not measured there."""
+    """Returns a function that predicts the time of a kernel in seconds on one core,
+    from the measurements on the machine that is most like this one. Infinite if the
+    kernel was not measured there."""
 
     def seconds(problem: Problem) -> float:
         layout = problem.layout

@@ -42,11 +42,11 @@ def _float_tiles(x, stored, problem, dtype):
 
 
 def _by_code(a, format, j):
-    # From one value for each block to one for each code of all bytes.
+    # Repeats values of blocks for each code of all bytes.
     k = j * per(format)
     if a.shape[0] == 1:
         return jnp.broadcast_to(a, (k, a.shape[1]))
-    # (The last byte may have room for codes beyond the last block.)
+    # (The last byte may have places for codes beyond the last block.)
     missing = -(-k // format.block_size) - a.shape[0]
     a = jnp.pad(a, ((0, missing), (0, 0)))
     return jnp.repeat(a, format.block_size, axis=0)[:k]
@@ -76,7 +76,8 @@ def bfloat16_tiles(
 
 def _finite_tiles(x, stored, problem, dtype):
     kernel = ft.partial(_float_tiles, dtype=dtype)
-    # An infinite scale then multiplies a sum, or zeros that pad `x` to whole bytes.
+    # In these cases, an infinite scale multiplies a sum, or zeros that pad `x` to whole
+    # bytes.
     late = stored["scale"].shape[0] == 1 or problem.k % per(grid(problem)) != 0
     if problem.product == "matmul" and late:
         kernel = exact_where_not_finite(kernel)

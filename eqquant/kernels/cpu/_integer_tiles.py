@@ -39,7 +39,7 @@ def integer_tiles(
         large = outliers(x)
         rest = jnp.where(large, x, 0)
         x, unit = _two_digits(jnp.where(large, 0, x))
-        # Rows with outliers that are not apart become NaN here, and
+        # Rows with outliers that are not handled apart become NaN here, and
         # `exact_where_not_finite` computes them again.
         apart = _in_few_columns(rest) | (forward & _few_in_rows(rest))
         unit = jnp.where(apart | ~jnp.any(large, axis=1, keepdims=True), unit, jnp.nan)
@@ -51,7 +51,7 @@ def integer_tiles(
         rest, parts = None, (1,)
         if problem.rows == 1:
             # XLA would rewrite the product of one row as a sum, and convert the whole
-            # weight to wider integers. So there are two rows, which are averaged.
+            # weight to wider integers. So the row is doubled, and the results averaged.
             x, parts = jnp.concatenate([x, x]), (1 / 2, 1 / 2)
     number_of_digits, m, k = x.shape
     x = x.reshape(number_of_digits * m, k)
@@ -75,7 +75,7 @@ def integer_tiles(
 def _as_integers(
     codes: Integer[Array, "j n"], format: AbstractGrid
 ) -> Int8Array[Array, "_ n"]:
-    """The points of all codes, one in each row."""
+    """Returns the points of all codes, one in each row."""
     if codes.dtype != jnp.int8:
         codes = codes_of(codes, radix(format), per(format))
     return _points(codes, format)
@@ -102,8 +102,8 @@ def _two_digits(x: Float[Array, "m k"]):
 
 
 def _most_outliers(k: int) -> int:
-    """The largest number of columns with outliers, or of outliers in a row, which are
-    multiplied separately."""
+    """Returns the largest number of columns with outliers, or of outliers in a row,
+    that are multiplied separately."""
     return min(k, max(16, k // 64))
 
 
@@ -118,7 +118,7 @@ def _few_in_rows(x):
 def _of_columns(
     x: Float[Array, "m k"], codes: Integer[Array, "j n"], problem: Problem
 ) -> Float[Array, "m _"]:
-    """The product of inputs that are zero outside of a few columns, without scales."""
+    """Multiplies inputs that are zero outside of a few columns, without scales."""
     format, size = grid(problem), _most_outliers(x.shape[1])
     p, forward = per(format), problem.product == "matmul"
     filled = jnp.any(x != 0, axis=0)
@@ -142,11 +142,11 @@ _per_step = 4
 def _of_rows(
     x: Float[Array, "m _"], codes: Integer[Array, "j n"], problem: Problem
 ) -> Float[Array, "m n"]:
-    """The product of inputs that are zero but for a few in each row, anywhere, without
+    """Multiplies inputs that are zero but for a few in each row, anywhere, without
     scales."""
     format, (m, k) = grid(problem), x.shape
     p, most = per(format), _most_outliers(k)
-    # The first of those that are not zero.
+    # The places of the first inputs that are not zero.
     order = jnp.where(x != 0, jnp.arange(k, 0, -1, dtype=jnp.float32), 0)
     there, found = lax.top_k(order, most)
     numbers = jnp.where(there > 0, jnp.take_along_axis(x, found, 1, mode="clip"), 0)

@@ -23,7 +23,8 @@ _unroll = 8
 _largest = 2**12
 _entries = 2**18
 # The largest number of terms that are added up one after another, since each addition
-# in float32 may be off by a part in 2**24. Up to as many such sums are then added up.
+# in float32 may be off by a part in 2**24. Up to the same number of such sums are then
+# added up.
 _run = 2**9
 
 
@@ -52,7 +53,7 @@ def rsr_lookup(
     codes = stored["codes"]
     groups, n = codes.shape
     if fuses and codes.dtype == jnp.uint8 and x.dtype.itemsize <= 4:
-        # A code of one byte is looked up as a byte of any other format is.
+        # A one-byte code is looked up like a byte of any other format.
         every = jnp.arange(256, dtype=jnp.uint8)[None]
         points = codes_of(every, format.levels, format.k).astype(jnp.float32)
         points = points + format.domain[0]
@@ -163,7 +164,8 @@ def rsr_tiles(
         return found.astype(jnp.int8) + np.int8(format.domain[0])
 
     def rounded(x):
-        """The product of `x` rounded to three digits, and the remainder of `x`."""
+        """Returns the product of `x` rounded to three digits, and the remainder of
+        `x`."""
         whole, unit = _fixed_point(x)
 
         def finish(y):
@@ -195,15 +197,15 @@ register_kernel(
 )(rsr_tiles)
 
 
-# The largest number of three digits base 256, each from -128 to 127.
+# The largest number with three digits base 256, each from -128 to 127.
 _largest_whole = 127 * (256**2 + 256 + 1)
 
 
 def _fixed_point(
     x: Float[Array, "m k"],
 ) -> tuple[Integer[Array, "m k"], Float[Array, "m 1"]]:
-    """The inputs as integers of at most three digits, in units of a power of two for
-    each row."""
+    """Returns the inputs as integers of at most three digits, in units of a power of
+    two for each row."""
     largest = jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0)
     _, exponent = jnp.frexp(largest)
     # 23 bits and a sign; or 22, if the largest would not fit into three signed digits.
@@ -230,7 +232,7 @@ def _wide(x):
 
 def _pieces(format: AbstractRSR, limit: int) -> list[tuple[int, int]]:
     # The ranges of digits of a code that get a table each: all digits, or two halves.
-    # Halves measured faster if there are more possible codes than rows.
+    # Halves were faster in measurements if there are more possible codes than rows.
     if format.levels**format.k <= limit:
         return [(0, format.k)]
     half = format.k // 2
@@ -238,7 +240,7 @@ def _pieces(format: AbstractRSR, limit: int) -> list[tuple[int, int]]:
 
 
 def _part(codes: Integer[Array, "*s"], format: AbstractRSR, start: int, stop: int):
-    """Some digits of each code, as a code of their own."""
+    """Returns some digits of each code, as a code of their own."""
     codes = codes.astype(jnp.int32)
     if start > 0:
         codes = codes // np.int32(format.levels**start)
@@ -249,15 +251,15 @@ def _part(codes: Integer[Array, "*s"], format: AbstractRSR, start: int, stop: in
 
 @ft.cache
 def _digits(domain: tuple[int, ...], number: int) -> np.ndarray:
-    # The points that the digits of each code of this length stand for.
+    # The points of the digits of each code of this length.
     codes = np.arange(len(domain) ** number)[:, None]
     powers = len(domain) ** np.arange(number)[None]
     return np.array(domain, np.float32)[codes // powers % len(domain)]
 
 
 def _tables(x: Float[Array, "g s"], format: AbstractRSR) -> Float[Array, "g _"]:
-    """The partial sums of all codes of `s` digits: those of the low digits plus those
-    of the high digits."""
+    """Returns the partial sums of all codes of `s` digits: the sums for the low digits
+    plus the sums for the high digits."""
     half = x.shape[1] // 2
     low = _dot(x[:, :half], _digits(format.domain, half).T)
     high = _dot(x[:, half:], _digits(format.domain, x.shape[1] - half).T)
@@ -265,7 +267,7 @@ def _tables(x: Float[Array, "g s"], format: AbstractRSR) -> Float[Array, "g _"]:
 
 
 def _fold(sums: Float[Array, " _"], s: int, format: AbstractRSR) -> Float[Array, " s"]:
-    """From sums by code to sums by digit: the transpose of `_tables`."""
+    """Converts sums by code to sums by digit: the transpose of `_tables`."""
     low = _digits(format.domain, s // 2)
     high = _digits(format.domain, s - s // 2)
     sums = sums.reshape(len(high), len(low))

@@ -30,8 +30,8 @@ from ._xla import fuses
 # step reads some bytes of every row of the weight, and adds their terms to sums of the
 # size of the result. Nothing of the size of the weight is written.
 #
-# XLA runs a loop on one thread, but a large fusion on all of them. So this is a few
-# fusions, one after another; and a loop only before JAX 0.11.
+# XLA runs a loop on one thread, but a large fusion on all of them. So the product is a
+# few fusions, one after another; before JAX 0.11, it is a loop.
 
 # The number of sums that a fusion keeps side by side: 2 MB, which fit into a cache.
 _partial = 2**19
@@ -39,8 +39,8 @@ _unroll = 8
 # The largest number of terms that are added up one after another, to bound the error.
 _longest = 2**8
 
-# `term(t, c, z)`: the terms that bytes `c` add to a product, from the prepared inputs
-# `t` that they multiply, and their zero-points `z` if there are any.
+# `term(t, c, z)` returns the terms that bytes `c` add to a product, from the prepared
+# inputs `t` that they multiply, and their zero-points `z` if there are any.
 _Term = Callable[
     [Float[Array, "s t"], Integer[Array, "s n"], Float[Array, "s n"] | None],
     Float[Array, "s n"],
@@ -56,8 +56,8 @@ def swept(
     prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
     term: _Term,
 ) -> Float[Array, " n"]:
-    """The sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over all bytes
-    `i`. A byte that has codes of two blocks gets the scale of the first."""
+    """Returns the sum of `term(prepare(x[i]), codes[i]) * scale[p * i // block]` over
+    all bytes `i`. A byte that has codes of two blocks gets the scale of the first."""
     j, n = codes.shape
     p = x.shape[1]
     one = scale.shape[0] == 1
@@ -70,7 +70,7 @@ def swept(
     each = 1 if one or not whole else block // p // unroll  # groups in a block
 
     def of_blocks(a, start, number):
-        # For each of some groups, the row of `a` of the block that it is in.
+        # For each of these groups, the row of `a` of its block.
         if one:
             return a
         if number == 1:
@@ -80,7 +80,7 @@ def swept(
         return a.reshape(-1, n)[:number]
 
     def of_bytes(a, first, number, size):
-        # For the byte `first`, and every `size`-th byte after it.
+        # The rows for the byte `first`, and every `size`-th byte after it.
         start = p * first // block
         if number == 1:
             return lax.dynamic_slice_in_dim(a, start, 1)
@@ -108,7 +108,7 @@ def swept(
 
     y = lax.full_like(x, 0, shape=(n,))
     if fuses:
-        # Parts begin with a block. What is left is a smaller part of its own.
+        # Parts begin with a block. The rest is a smaller part of its own.
         size = groups // parts // each * each
         left = groups - parts * size
         if size > 0:
@@ -119,13 +119,13 @@ def swept(
         y = lax.fori_loop(0, groups, lambda i, y: y + sums(i, 1)[0], y)
     if rest > 0:
         y = y + sums(groups, 1, rest)[0]
-    # One scale for each channel comes after the sum.
+    # A scale of a whole channel is applied after the sum.
     return y * scale[0] if one else y
 
 
 def _begun(x: Float[Array, "j p"], block: int) -> Float[Array, "j p"]:
-    """The inputs that belong to the block in which their byte begins. The others are
-    zero."""
+    """Keeps the inputs that belong to the block in which their byte begins. The others
+    become zero."""
     j, p = x.shape
     of_input = np.arange(j * p).reshape(j, p) // block
     return jnp.where(of_input == of_input[:, :1], x, 0)
@@ -139,8 +139,8 @@ def _ended(
     prepare: Callable[[Float[Array, "s p"]], Float[Array, "s t"]],
     term: _Term,
 ) -> Float[Array, " n"]:
-    """The part of a product that `_begun` leaves out: the inputs of the second block,
-    for each byte that has codes of two blocks."""
+    """Returns the part of a product that `_begun` leaves out: the inputs of the second
+    block, for each byte that has codes of two blocks."""
     p = x.shape[1]
     blocks = np.arange(1, scale.shape[0])
     blocks = blocks[blocks * block % p != 0]
@@ -156,8 +156,8 @@ def one_by_one(
     x: Float[Array, "m j p"],
     codes: Integer[Array, "j n"],
 ) -> Float[Array, "m n"]:
-    """The product of each row, one after the other. (If all were one fusion, XLA would
-    share the codes between rows after it has converted them to 32 bits.)"""
+    """Multiplies one row after another. (In a single fusion, XLA would share the codes
+    between rows after converting them to 32 bits.)"""
     found = []
     for row in x:
         found.append(product(row, codes))
@@ -177,12 +177,13 @@ def _added(parts: Sequence[Callable[[], Float[Array, "s n"]]]) -> Float[Array, "
 
 
 def looked_up(points: Float[Array, "p 256"]) -> tuple[Callable, _Term]:
-    """`prepare` and `term` for `swept`: a table of the terms of all 256 bytes, and a
-    lookup in it. `points` holds the points of the `p` codes of each byte."""
+    """Returns `prepare` and `term` for `swept`: `prepare` makes a table of the terms of
+    all 256 bytes, and `term` looks bytes up in it. `points` holds the points of the `p`
+    codes of each byte."""
 
     def table(x):
         sums = jnp.matmul(x, points, precision=lax.Precision.HIGHEST)
-        # Without a barrier, XLA would compute each entry again where it is looked up.
+        # Without a barrier, XLA would compute each entry again at every lookup.
         return lax.optimization_barrier(sums)
 
     def term(table, codes, zero):
@@ -206,7 +207,7 @@ def _terms(format):
         low, high = (both << 28) >> 28, both >> 4
         return x[:, :1] * low.astype(jnp.float32) + x[:, 1:] * high.astype(jnp.float32)
 
-    # (A table holds sums of points, which zero-points are not part of.)
+    # (A table holds sums of points, without zero-points.)
     if per(format) == 1 or format.offset == "zero_point":
         return lambda x: x, by_digit
     if fuses and radix(format) == 16 and integer_step(format) == (1, -8):

@@ -12,9 +12,9 @@ from .._problem import Problem
 from ._xla import fuses
 
 
-# Products of many rows, by tiles of the weight: some columns of it are decoded, and
-# multiplied by all inputs, before the next. For a product across the blocks, a tile is
-# some bytes of all columns.
+# Products of many rows, by tiles of the weight: some columns of the weight are decoded,
+# and multiplied by all inputs, before the next. In a product across the blocks, a tile
+# is some bytes of all columns.
 #
 # The tiles are unrolled, and kept in order by optimization barriers. In a loop, XLA
 # would decode on one thread. (Before JAX 0.11 there is a loop: without one, XLA would
@@ -45,7 +45,7 @@ def tiled(
         x = jnp.pad(x, ((0, 0), (0, p * j - x.shape[1])))
     number = number_of_tiles(n * p * j * problem.stack, x.dtype.itemsize)
     if p == 1 and x.dtype == codes.dtype:
-        number = 1  # The codes are multiplied as they are.
+        number = 1  # The codes are multiplied directly.
     length = n if forward else j
 
     def tile(codes, start, size):
@@ -63,19 +63,19 @@ def tiled(
 
 
 def number_of_tiles(size: int, itemsize: int) -> int:
-    """In how many tiles a weight of so many elements is multiplied."""
-    # A tile takes a byte for every 8 elements of it, which is a 32nd of it in float32,
-    # but at least half a megabyte.
+    """Returns the number of tiles in which a weight of this size is multiplied."""
+    # A tile takes a byte for every 8 elements of the weight, which is a 32nd of the
+    # weight in float32, but at least half a megabyte.
     number = -(-size * itemsize // max(_least_bytes, size // 8))
     return min(_most_tiles, number)
 
 
 def after(stored: Stored, part: Float[Array, "_ _"]) -> tuple[Stored, Array]:
-    """The stored arrays, for what is to be computed after `part`; and that."""
+    """Returns the stored arrays, for computations after `part`; and `part`."""
     if fuses:
         return lax.optimization_barrier((stored, part))
-    # XLA drops barriers before it schedules. So this adds a zero that it cannot tell is
-    # one. (LLVM can.)
+    # XLA drops barriers before it schedules. So this adds a zero that XLA cannot
+    # recognize. (LLVM can.)
     bits = lax.bitcast_convert_type(part[0, 0], jnp.uint32)
     zero = (bits >> np.uint32(31)) >> np.uint32(1)
     return {n: a + zero.astype(a.dtype) for n, a in stored.items()}, part
@@ -118,12 +118,13 @@ def _dot(x, w, axis):
 
 
 # The least size of blocks whose composite scales fit in the memory that a product may
-# take, if XLA copies them all, as it does before JAX 0.11.
+# take if XLA copies all scales, as it does before JAX 0.11.
 _composite_block = 64
 
 
 def refuse_copied_scales(problem: Problem) -> str | None:
-    """Why many rows are not multiplied by tiles of a composite format, if so."""
+    """Returns why many rows are not multiplied by tiles of a composite format, or
+    `None`."""
     if fuses or not problem.composite:
         return None
     size = problem.format.block_size or problem.k
@@ -133,12 +134,13 @@ def refuse_copied_scales(problem: Problem) -> str | None:
 
 
 # The least number of elements of a weight for which inputs are rounded: products with
-# smaller ones take little time, and are exact.
+# smaller weights take little time, and are exact.
 _rounding_size = 2**18
 
 
 def refuse_small(problem: Problem) -> str | None:
-    """Why no kernel that rounds its inputs applies, if so: the weight is too small."""
+    """Returns why no kernel that rounds its inputs applies to a small weight, or
+    `None`."""
     size = problem.n * problem.k
     if size < _rounding_size:
         return f"is for weights of {_rounding_size} numbers or more, got {size}"

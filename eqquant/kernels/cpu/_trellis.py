@@ -11,12 +11,12 @@ from ._codes import refuse_layout
 from ._tiles import after, number_of_tiles
 
 
-# Of so many rows, or multiples, XLA decodes as many at once as a vector has numbers.
+# XLA decodes a full vector of rows at a time if their number is this, or a multiple.
 _together = 64
 
 
 def _not_measured(problem: Problem) -> float:
-    # (There is no other kernel to compare it with.)
+    # (No other kernel competes with it.)
     return math.inf
 
 
@@ -49,7 +49,7 @@ def trellis_tiles(
         part = _dot(x, w, 0) if forward else _dot(x[:, rows], w, 1)
         if parts and not forward:
             part = parts.pop() + part
-        # In order, so that one tile is in memory at a time.
+        # One after another, so that only one tile is in memory at a time.
         later, part = after(stored, part)
         parts.append(part)
     return jnp.concatenate(parts, axis=1).astype(problem.dtype)

@@ -29,15 +29,15 @@ from ._xla import fuses
 # float32. Nothing of the size of the weight is written: each fusion reads a few bytes
 # of all units, decodes their codes, and adds up the terms of each unit.
 
-# How many codes of a unit are expressions of their own, at most. (How long XLA takes to
-# compile goes with that.)
+# The largest number of codes of a unit that are separate expressions. (The compilation
+# time of XLA grows with it.)
 _codes = 32
-# The bytes of a unit that a fusion reads, and the rows of bytes and of scales, at most.
-# (Rows are side by side: if `n` is a power of two then a cache keeps few of them.)
+# The largest number of bytes of a unit that a fusion reads, and of rows of bytes and of
+# scales. (Rows are side by side: if `n` is a power of two, a cache keeps few of them.)
 _read = 8
 _rows = 12
-# Memory of more bytes than `_most` is mapped anew whenever it is asked for, which takes
-# longer than the product. Then columns are computed in pieces of `_piece` bytes.
+# Allocations of more than `_most` bytes are mapped anew each time, which takes longer
+# than the product. Then columns are computed in pieces of `_piece` bytes.
 _most = 2**25
 _piece = 2**24
 
@@ -54,7 +54,8 @@ def unit_sweep(
 
     if not base_of(problem).ordered:
         return _in_pieces(x, stored, problem).astype(problem.dtype)
-    # One row after another: XLA would keep the scale of each code for the next.
+    # One row after another: otherwise XLA would keep the scales of all codes for the
+    # next row.
     rows = []
     for row in x:
         rows.append(_product(row[None], stored, problem))
@@ -79,17 +80,17 @@ def _in_pieces(x, stored, problem):
 
 
 def _pieces(some: Units, problem: Problem) -> int:
-    """How many pieces the columns are computed in."""
+    """Returns the number of pieces in which columns are computed."""
     if not fuses:
         return 1  # XLA would copy each piece of the weight.
     halves = 1 if some.base.offset is None else 2
     scales = halves * sum(map(len, some.computed))
-    sums = 2 * -(-len(some.codes) // _codes)  # of the last fusion, and of the next
+    sums = 2 * -(-len(some.codes) // _codes)  # for the last fusion, and for the next
     rows = some.number * problem.stack * (scales + sums)
     nbytes = 4 * problem.n * rows
     if nbytes <= _most:
         return 1
-    # Whole lines of a cache.
+    # Pieces are whole lines of a cache.
     fits = (i for i in range(-(-nbytes // _piece), 65) if problem.n % (64 * i) == 0)
     return next(fits, 1)
 
@@ -104,7 +105,7 @@ def _sums(x: Float[Array, "m u s"], some: Units) -> Float[Array, "m n"]:
     scales = _scales(some)
 
     def terms(runs):
-        """The sums of some codes of each unit."""
+        """Returns the sums of some codes of each unit."""
         same = it.groupby(runs, lambda run: some.parts[run[0]])
         sums = [_of_part(x, some, list(runs), scales) for _, runs in same]
         return ft.reduce(operator.add, sums)
@@ -120,8 +121,9 @@ def _sums(x: Float[Array, "m u s"], some: Units) -> Float[Array, "m n"]:
 
 
 def _runs(some: Units) -> list[list[int]]:
-    """The codes of a unit in groups of one part that are decoded as one expression: the
-    same bits of bytes at even distances. All have one size."""
+    """Groups the codes of a unit, within its parts, so that each group is decoded as
+    one expression: the same bits of bytes at even distances. All groups have one
+    size."""
     size = -(-len(some.codes) // _codes)
     if size == 1:
         return [[i] for i in range(len(some.codes))]
@@ -137,7 +139,7 @@ def _runs(some: Units) -> list[list[int]]:
 
 
 def _fusions(some: Units, runs: list[list[int]]) -> list[list[list[int]]]:
-    """The runs that are decoded by one fusion: those of the next bytes."""
+    """Groups the runs by fusion: one fusion decodes the runs of neighbouring bytes."""
     found, read, rows = [[]], set(), set()
     for run in sorted(runs, key=lambda run: some.codes[run[0]][0].byte):
         first, *others = [field.byte for field in some.codes[run[0]]]
@@ -153,7 +155,8 @@ def _fusions(some: Units, runs: list[list[int]]) -> list[list[list[int]]]:
 
 
 def _scales(some: Units) -> Callable[[int], tuple[Array, Array | None]]:
-    """A function from a code to its scale and its offset in each unit: `u 1 n`."""
+    """Returns a function from a code to its scale and its offset in each unit:
+    `u 1 n`."""
     found = {}
     for group in some.computed:
         # The barrier keeps these, since several fusions read them.
@@ -181,8 +184,8 @@ def _of_part(x, some, runs, scales):
         if some.base.offset == "zero_point":
             point = point - offset
         elif offset is not None:
-            # (Terms of all minima would be sums of their own, in which digits get lost
-            # that most numbers of a block need if they are nearly zero.)
+            # (Summing the minima separately would lose digits in blocks whose numbers
+            # are nearly zero.)
             point = point * scale + offset
         step = run[1] - run[0] if len(run) > 1 else 1
         part = lax.slice_in_dim(x, run[0], run[-1] + 1, step, axis=2)

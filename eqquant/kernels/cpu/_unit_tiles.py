@@ -24,8 +24,8 @@ from ._units import refuse_units, spans, Units, units
 
 
 # Products of many rows with integers of any number of bits, packed in any way. A tile
-# is those codes of some units that are the same bits of bytes at even distances: each
-# is decoded like the next.
+# consists of the codes of some units that are the same bits of bytes at even distances,
+# so that all are decoded alike.
 
 # A tile takes a 20th of the weight in float32, but at least two megabytes.
 _most_tiles = 20
@@ -62,7 +62,7 @@ def _unit_tiles(x, stored, problem):
                 part = _dot(x, w, 1)
                 at = np.arange(some.number)[:, None] * len(some.codes) + np.array(run)
                 positions.append(some.first + at.reshape(-1))
-            # In order, so that one tile is in memory at a time.
+            # One after another, so that only one tile is in memory at a time.
             later, part = after(stored, part)
             parts.append(part)
     y = jnp.concatenate(parts, axis=1)
@@ -73,7 +73,7 @@ def _unit_tiles(x, stored, problem):
 
 
 def _number(stored, problem):
-    """How many units there are in a tile, at most."""
+    """Returns the largest number of units in a tile."""
     some = units(stored, problem, spans(problem, 0)[0])
     numbers = problem.n * problem.k * problem.stack // _most_tiles
     of_unit = len(some.codes) // len(_runs(some)) * problem.n * problem.stack
@@ -81,8 +81,8 @@ def _number(stored, problem):
 
 
 def _runs(some: Units) -> list[list[int]]:
-    """The codes of a unit, in groups of one part that are the same bits of bytes at
-    even distances."""
+    """Groups the codes of a unit, within its parts, by the same bits of bytes at even
+    distances."""
 
     def kind(i):
         part = 0 if some.base.ordered else some.parts[i]
@@ -110,7 +110,7 @@ def _decoded(some: Units, run: list[int]) -> Float[Array, "_ n"]:
     point, factor = some.points(run)
     scale, offset = some.scales(run)
     if not some.base.ordered:
-        # The barrier keeps these, since many codes have the same.
+        # The barrier keeps these, since many codes share them.
         scale, offset = lax.optimization_barrier((scale, offset))
     scale = scale if factor == 1 else scale * np.float32(factor)
     w = some.base.numbers(point, scale, offset)
@@ -126,7 +126,7 @@ def _supports(problem: Problem) -> str | None:
     reason = refuse_units(problem)
     if reason is not None or not problem.composite:
         return reason
-    # (XLA writes scales that it looks up or multiplies for each tile.)
+    # (XLA would write scales that are looked up or multiplied anew for each tile.)
     size = problem.format.block_size or problem.k
     if size < 64 and not isinstance(problem.format, Int | FP4 | FP8):
         return f"would copy composite scales of blocks of {size} again and again"

@@ -22,24 +22,24 @@ from ._codes import grid, points, refuse_layout
 
 # A weight as units of some bytes, side by side, each packed in the same way: the blocks
 # of a GGUF type, or a part of a stream of bits. The bytes at one place of all units are
-# then an array `u n`, and so is what is computed from them.
+# then an array `u n`, and so are the values computed from them.
 
 
 class Units(NamedTuple):
     """Some units of a weight.
 
-    - `number`: how many.
-    - `bytes`: `bytes(i, number, step)` are so many bytes of each unit, from byte `i`
-      on, at even distances.
-    - `codes`: where the codes of each unit are, in order.
-    - `parts`: which codes of a unit have one scale: those of the same number.
+    - `number`: the number of units.
+    - `bytes`: `bytes(i, number, step)` returns `number` bytes of each unit, from byte
+        `i` on, `step` apart.
+    - `codes`: the places of the codes of each unit, in order.
+    - `parts`: a number for each code of a unit. Codes with equal numbers share a scale.
     - `first`: the position of their first code in a row of the weight.
-    - `scales`: `scales(codes)` are the scales and the offsets, if there are any, of
-      some codes of one part of each unit; or of several parts that are stored alike,
-      one after another.
+    - `scales`: `scales(codes)` returns the scales and, if there are any, the offsets of
+        some codes of one part of each unit; or of several parts that are stored alike,
+        one after another.
     - `base`: the format of the codes.
     - `computed`: the parts whose scales are not stored but computed, in groups that are
-      stored alike.
+        stored alike.
     """
 
     number: int
@@ -54,20 +54,21 @@ class Units(NamedTuple):
     computed: Sequence[Sequence[int]] = ()
 
     def inputs(self, x: Float[Array, "m k"]) -> Float[Array, "m u s"]:
-        """The inputs that multiply the codes, and zeros for codes beyond the last."""
+        """Returns the inputs that multiply the codes, and zeros for codes beyond the
+        last."""
         size = self.number * len(self.codes)
         x = x[:, self.first : self.first + size]
         x = jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
         return x.reshape(x.shape[0], self.number, len(self.codes))
 
     def points(self, codes: Sequence[int]) -> tuple[Float[Array, "u _ n"], float]:
-        """The points of some codes, whose bytes and bits are at even distances, and
-        what they are to be multiplied by."""
+        """Returns the points of some codes, whose bytes and bits are at even distances,
+        up to a factor, and the factor."""
         return points(self.base, _read(self.bytes, [self.codes[i] for i in codes]))
 
 
 def _read(bytes, codes: Sequence[Code]) -> Integer[Array, "u _ n"]:
-    """Some codes of each unit, whose bytes and bits are at even distances."""
+    """Reads some codes of each unit, whose bytes and bits are at even distances."""
     parts = []
     for i, field in enumerate(codes[0]):
         step = codes[1][i].byte - field.byte if len(codes) > 1 else 0
@@ -77,8 +78,8 @@ def _read(bytes, codes: Sequence[Code]) -> Integer[Array, "u _ n"]:
 
 
 def alike(codes: Sequence[Code]) -> list[list[int]]:
-    """The codes in groups that are the same bits of bytes at even distances, as
-    `Units.points` reads them."""
+    """Groups codes by the same bits of bytes at even distances, as read by
+    `Units.points`."""
 
     def step(i, j):
         return [b.byte - a.byte for a, b in zip(codes[i], codes[j])]
@@ -102,11 +103,11 @@ def alike(codes: Sequence[Code]) -> list[list[int]]:
 def _bytes_of_units(
     stored: Integer[Array, "j n"], first: int, number: int, each: int
 ) -> Callable[[int, int, int], Integer[Array, "u _ n"]]:
-    # Of `number` units of `each` bytes, which begin with byte `first`.
+    # Returns a reader of `number` units of `each` bytes, which begin with byte `first`.
     @ft.cache
     def bytes(i, count, step):
         if count == 1:
-            # (In one step, so that XLA reads them where they are used.)
+            # (In one step, so that XLA reads them at their use.)
             last = first + i + (number - 1) * each + 1
             return lax.slice_in_dim(stored, first + i, last, each)[:, None]
         all = stored[first : first + number * each].reshape(number, each, -1)
@@ -119,7 +120,7 @@ def _bytes_of_units(
 def _moved(
     bytes: Integer[Array, "u _ n"], start: int, number: int, at: int
 ) -> Integer[Array, "u _ n"]:
-    """Some bits of bytes, where they are in a code."""
+    """Moves some bits of bytes to their place in a code."""
     if number == 8:
         return bytes
     found = bytes.astype(jnp.int32)
@@ -133,8 +134,8 @@ def _moved(
 
 
 class Span(NamedTuple):
-    """Some units of a weight: the first of their blocks, or codes if blocks are cut;
-    how many there are; and how many blocks, or codes, each has."""
+    """Some units of a weight: the first of their blocks, or of their codes if blocks
+    are cut; the number of units; and the number of blocks, or codes, in each."""
 
     first: int
     number: int
@@ -142,10 +143,10 @@ class Span(NamedTuple):
 
 
 def spans(problem: Problem, codes: int, number: int | None = None) -> list[Span]:
-    """A weight as units of about so many codes, or of one block if that is 0. What is
-    left over is a smaller unit.
+    """Divides a weight into units of about `codes` codes, or of one block if that is 0.
+    The rest is a smaller unit.
 
-    With `number`, at most so many units are in one span.
+    With `number`, a span has at most this number of units.
     """
     if isinstance(problem.format, AbstractGGUFBlocks):
         block = problem.format.block_size
@@ -154,7 +155,7 @@ def spans(problem: Problem, codes: int, number: int | None = None) -> list[Span]
     else:
         total = problem.k
         size, least = _codes_of_unit(grid(problem), codes)
-    # A little smaller if nothing is left over then.
+    # Prefers a slightly smaller size that leaves no rest.
     even = [i for i in range(size, size // 2, -least) if total % i == 0]
     size = even[0] if even else size
     whole, rest = divmod(total, size)
@@ -166,7 +167,7 @@ def spans(problem: Problem, codes: int, number: int | None = None) -> list[Span]
 
 
 def units(stored: Stored, problem: Problem, span: Span) -> Units:
-    """The units of a span."""
+    """Returns the units of a span."""
     if isinstance(problem.format, AbstractGGUFBlocks):
         return _of_gguf(stored["blocks"], problem.format, *span)
     return _of_grid(stored, problem, *span)
@@ -196,7 +197,7 @@ def _of_gguf(
 
     def scales(codes):
         which = list(dict.fromkeys(parts[i] for i in codes))
-        at = which[0] // each * t  # All are of one block.
+        at = which[0] // each * t  # All codes are in one block.
         scale = half(at + format.scale_at)
         low = half(at + format.scale_at + 2) if format.halves == 2 else None
         if fields.steps:
@@ -231,8 +232,8 @@ def _of_gguf(
 
 
 def _codes_of_unit(format: AbstractGrid, most: int) -> tuple[int, int]:
-    """How many codes a unit has, at most, and what that is a multiple of: whole blocks,
-    or an even part of one."""
+    """Returns the largest number of codes in a unit, and the number of which it is a
+    multiple: whole blocks, or an even part of a block."""
     least = 16  # Any block size is a multiple of this, which is whole bytes.
     block = format.block_size
     codes = max(least, most) if most > 0 else 256
@@ -282,13 +283,13 @@ def _of_grid(
 
 
 def base_of(problem: Problem) -> AbstractGrid:
-    """The format of the codes."""
+    """Returns the format of the codes."""
     format = problem.format
     return format.base if isinstance(format, AbstractGGUFBlocks) else grid(problem)
 
 
 def refuse_units(problem: Problem) -> str | None:
-    """Why a weight is not read as units, if so."""
+    """Returns why a weight is not read as units, or `None`."""
     format = problem.format
     if isinstance(format, AbstractGrid) and format.radix is not None:
         # (Others leave bits of a byte unused.)

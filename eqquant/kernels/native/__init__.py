@@ -2,16 +2,17 @@
 function interface (FFI).
 
 `src/` has the sources, which `build.py` compiles when the package is installed.
-`_library.py` loads the library and says what is missing. `_weight.py` turns a weight
+`_library.py` loads the library, or reports why it cannot. `_weight.py` turns a weight
 into operands of an FFI call. `_decoded.py` registers the kernels for any format of
-blocks, and `_kernels.py` those that read whole bytes of codes.
-`_integer_product.py` multiplies integers alone, for training. `_rearrange.py` makes the
-stored arrays of blocks that a file has, on memory of NumPy and without XLA;
-`_memory.py` gives such memory. `_encode.py` encodes numbers in the formats that search
-for scales. `_export.py` exports programs that call the library.
-In `src/`, `isa` has the vectors of each instruction set, `weight` reads weights by
-them, `products` multiplies, `xla` has the functions that XLA calls, and `arrays` those
-that need no XLA. Each imports those before it.
+blocks, and `_kernels.py` the kernels that read whole bytes of codes.
+`_integer_product.py` multiplies 8-bit integers, for training. `_rearrange.py` makes
+stored arrays from the blocks of a file, in NumPy's memory and without XLA; `_memory.py`
+allocates this memory. `_encode.py` encodes numbers in the formats that search for
+scales. `_export.py` exports programs that call the library.
+
+In `src/`, `isa` has the vectors of each instruction set, `weight` reads weights with
+them, `products` multiplies, `xla` has the functions that XLA calls, and `arrays` has
+functions that need no XLA. Each folder includes only the folders before it.
 
 May import `formats` and the modules of `kernels`. To add a kernel, add its name and
 function to `products/kernels.h`, call it in `xla/whole_products.h` and `xla/ffi.cpp`,

@@ -27,7 +27,7 @@ from ._weight import (
 
 
 # Kernels for all formats of blocks: codes of 1 to 8 bits, which are integers or points
-# of a table, with any offset, or packed as in GGUF's types.
+# of a table, with any offset, or packed like GGUF's types.
 
 
 @reads_panels
@@ -95,13 +95,14 @@ def _rounds_to_bfloat16(problem: Problem) -> str | None:
     return refuse_small(problem)
 
 
-# The largest relative errors of points that are rounded to integers: where they are
-# multiples of one number, but for rounding to float32, and where they are not.
+# The largest relative errors of points that are rounded to integers: if they are
+# multiples of one number up to rounding to float32, and if they are not.
 _exact, _rounded = 1e-6, 2e-3
 
 
 def _rounds_to_integers(problem: Problem, most: float = _rounded) -> str | None:
-    """`most`: the largest error of a point."""
+    """Returns why points cannot be rounded to integers with relative errors up to
+    `most`, or `None`."""
     reason = refuse(problem)
     if reason is not None:
         return reason

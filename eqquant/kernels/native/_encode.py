@@ -20,21 +20,21 @@ from ...formats import (
 from . import _library as library
 
 
-# Those of `NumberType` in `src/arrays/encode.h`.
+# In the order of `NumberType` in `src/arrays/encode.h`.
 _dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
-# Of larger numbers, scales may not fit into float16.
+# Scales of larger numbers may not fit into float16.
 most_encoded = 256.0
 
 
 def encoder(
     format: AbstractFormat, dtype: Any, across: bool
 ) -> Callable[..., Stored] | None:
-    """A function `encode(format, w)` that finds the same bits as `format.encode(w)`,
-    for matrices on one CPU. `None` if there is none that is faster. Equal arguments
-    give the same function. No absolute value should be larger than `most_encoded`, and
-    a program with it should not be run elsewhere.
+    """Returns a function `encode(format, w)` that finds the same bits as
+    `format.encode(w)`, for matrices on one CPU. `None` if there is no faster function.
+    Equal arguments give the same function. No absolute value should be larger than
+    `most_encoded`, and a program with this function should not run elsewhere.
 
-    - `dtype`: that of the numbers.
+    - `dtype`: the dtype of the numbers.
     - `across`: whether they are given as `*b k n`, not `*b n k`.
     """
     known = isinstance(format, AbstractK | IQ4_NL | Trellis) and dtype in _dtypes
@@ -87,7 +87,7 @@ def _nearest_codes(format: Trellis, units: Int[Array, "*b t"]) -> UInt[Array, "*
 
 @ft.cache
 def _attributes(format: AbstractK | IQ4_NL) -> dict[str, Any]:
-    # As in `Encoding`.
+    # The fields of `Encoding`.
     search, block = format.search, format.block_size
     if isinstance(format, AbstractK):
         fields, halves = format.fields, format.halves

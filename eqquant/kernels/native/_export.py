@@ -17,8 +17,8 @@ def export(
     platforms: Sequence[str] | None = None,
     disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = (),
 ) -> Callable[..., jax.export.Exported]:
-    """As `jax.export.export`, for servers that import eqquant: the exported program
-    keeps the kernels of the native library for CPUs.
+    """`jax.export.export` for servers that import eqquant: the exported program keeps
+    the kernels of the native library for CPUs.
 
     A program of `jax.export.export` itself may run anywhere, so on a CPU it has the
     kernels that XLA compiles. [`eqquant.explain`][] names both.
@@ -36,8 +36,8 @@ def export(
 
     **Arguments:**
 
-    - `fn`, `platforms`, `disabled_checks`: as those of `jax.export.export`. JAX's check
-        of custom calls is disabled for the functions of the native library.
+    - `fn`, `platforms`, `disabled_checks`: as in `jax.export.export`. JAX's check of
+        custom calls is disabled for the functions of the native library.
 
     **Returns:**
 
@@ -45,9 +45,10 @@ def export(
     that returns a `jax.export.Exported`.
 
     A server needs this version of eqquant with its native library, and the instruction
-    sets of the machine that exports: otherwise the call raises an error. To export for
-    servers with fewer of them, set the environment variable `EQQUANT_NATIVE_LEVEL` to
-    one that they have, such as `avx2`. Sizes that are symbolic take XLA's kernels.
+    sets of the exporting machine: otherwise the call raises an error. To export for
+    servers with fewer instruction sets, set the environment variable
+    `EQQUANT_NATIVE_LEVEL` to one that they have, such as `avx2`. Products with symbolic
+    sizes use XLA's kernels.
     """
     custom_call = jax.export.DisabledSafetyCheck.custom_call
     checks = [*disabled_checks, *map(custom_call, functions())]

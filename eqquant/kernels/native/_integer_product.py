@@ -26,11 +26,11 @@ def integer_product(
     stack: int = 0,
     across: bool = False,
 ) -> Float[Array, "..."]:
-    """The product of 8-bit integers `x[*b, *r, k]` with `w[*b, n, k]`; or of `x[*b, *r,
-    n]` with that, if it is `across`. It is exact, but for rounding to float32, also of
-    parts of sums of more than 1024 products. `*b` are `stack` axes.
+    """Multiplies 8-bit integers: `x[*b, *r, k]` with `w[*b, n, k]`; or, if `across`,
+    `x[*b, *r, n]` with `w[*b, n, k]`. The result is exact up to rounding to float32.
+    Sums of more than 1024 products may be rounded in parts. `*b` are `stack` axes.
 
-    XLA computes it, or on a CPU where that is slower, the native library.
+    XLA computes it, or on a CPU where the native library is faster, the library.
     """
     return integer_product_p.bind(x, w, stack=stack, across=across)
 
@@ -38,7 +38,7 @@ def integer_product(
 # The largest number of products of two integers up to 128 whose sum fits into 32 bits.
 _most = (2**31 - 1) // 128**2
 
-# (So that `vmap` gives it more rows.)
+# (A primitive, so that `vmap` only adds rows.)
 integer_product_p = Primitive("integer_product")
 run_compiled(integer_product_p)
 
@@ -52,7 +52,7 @@ def _abstract(x, w, *, stack, across):
 
 
 def _by_parts(fn, x, w, across):
-    """The sum of the products of parts, each of which fits into 32 bits."""
+    """Sums the products of parts, each of which fits into 32 bits."""
     size, axis = x.shape[-1], w.ndim - (2 if across else 1)
     parts = []
     for start in range(0, max(size, 1), _most):
@@ -100,7 +100,7 @@ def _matrices(x, w, *, stack, across):
 
 def _rounded(x, w, *, stack, across):
     if not across:
-        w = w.mT  # The library reads what is contracted first.
+        w = w.mT  # The library reads the contracted axis first.
     *rows, k = x.shape[stack:]
     lead, n = x.shape[:stack], w.shape[-1]
 
@@ -130,7 +130,7 @@ def _rounded(x, w, *, stack, across):
 
 
 # The least number of rows for which the library's products are faster than XLA's, with
-# AVX2 alone. With AVX512, XLA's are as fast since JAX 0.11.
+# AVX2 alone. With AVX512, XLA's products are as fast since JAX 0.11.
 _matrix_rows = 32
 
 
@@ -165,7 +165,7 @@ mlir.register_lowering(integer_product_p, ft.partial(_lower, cpu=False))
 def _batch(operands, axes, *, stack, across):
     x, w = operands
     if axes[1] is None:
-        # More rows.
+        # The mapped axis adds rows.
         x = jnp.moveaxis(x, axes[0], stack)
         return integer_product_p.bind(x, w, stack=stack, across=across), stack
     size = w.shape[axes[1]]

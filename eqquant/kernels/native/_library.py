@@ -26,8 +26,8 @@ _lock = threading.Lock()
 
 
 def missing() -> str | None:
-    """Why the native library cannot be called, as the reason of a kernel that needs it.
-    `None` if it can. The first call loads the library.
+    """Returns why the native library cannot be called, as the reason of a kernel that
+    needs it. `None` if it can. The first call loads the library.
 
     **Raises:**
 
@@ -54,9 +54,9 @@ def missing() -> str | None:
 
 
 def number_of_set() -> int:
-    """Which of the library's instruction sets to use, in their order: the last that the
-    machine has. Call this only if nothing is `missing`. The environment variable
-    `EQQUANT_NATIVE_LEVEL` limits it to a set and those before it."""
+    """Returns the number of the instruction set to use: the last set of the library
+    that this machine has. The environment variable `EQQUANT_NATIVE_LEVEL` limits it to
+    a set and the sets before it. Call this only if nothing is `missing`."""
     sets = _sets(loaded())
     names = tuple(features[-1] for features, _ in sets)
     most = os.environ.get("EQQUANT_NATIVE_LEVEL", names[-1])
@@ -69,18 +69,19 @@ def number_of_set() -> int:
 
 
 def functions() -> list[str]:
-    """The names of the functions that compiled programs may call."""
+    """Returns the names of the functions that compiled programs may call."""
     return [f"eqquant_{name}" for name in _functions]
 
 
 def features() -> frozenset[str]:
-    """What the kernels in use need of the CPU: the features of the instruction set in
-    use, such as `{"avx2", "avx_vnni"}`. Call this only if nothing is `missing`."""
+    """Returns the CPU features that the kernels in use need: the features of the
+    instruction set in use, such as `{"avx2", "avx_vnni"}`. Call this only if nothing is
+    `missing`."""
     return frozenset(_sets(loaded())[number_of_set()][0])
 
 
 def number(name: str) -> int:
-    """The number that the library has for a name: see `src/xla/names.h`. Call this only
+    """Returns the library's number for a name (see `src/xla/names.h`). Call this only
     if nothing is `missing`."""
     found = _number(name)
     assert found is not None, name
@@ -100,7 +101,7 @@ def has_fours(
     k: int,
     points: Float[np.ndarray, " 256"],
 ) -> bool:
-    """Whether four codes of a row can be brought into a lane of 8-bit integers, in
+    """Whether four codes of a row can be brought into a lane of 8-bit integers, for
     blocks of `block` codes and rows of `k`. Call this only if nothing is `missing`."""
     function = loaded().eqquant_has_fours
     function.restype = ctypes.c_bool
@@ -122,7 +123,7 @@ def has(product: str) -> bool:
 
 
 def loaded() -> ctypes.CDLL:
-    """The library. Call this only if nothing is `missing`."""
+    """Returns the library. Call this only if nothing is `missing`."""
     found = _library()
     assert not isinstance(found, str)
     return found
@@ -151,12 +152,12 @@ def register_at_import() -> None:
 
 @ft.cache
 def _load() -> ctypes.CDLL | str:
-    """The library, registered with JAX, or why it cannot be."""
+    """Returns the library, registered with JAX, or why it cannot be registered."""
     library = _checked()
     if isinstance(library, str):
         return library
     try:
-        # Once JAX has started, a refusal is an exception and nothing worse.
+        # Once JAX has started, a refusal is only an exception.
         jax.local_devices(backend="cpu")
         _register(library)
     except RuntimeError as e:
@@ -165,7 +166,7 @@ def _load() -> ctypes.CDLL | str:
 
 
 def _checked() -> ctypes.CDLL | str:
-    # The library, or why it cannot be registered.
+    # Returns the library, or why it cannot be registered.
     where = sysconfig.get_platform()
     # (A Python for macOS may be for several machines.)
     mac = sys.platform == "darwin" and platform.machine() == "arm64"
@@ -198,8 +199,8 @@ def _checked() -> ctypes.CDLL | str:
 
 @ft.cache
 def _sets(library: ctypes.CDLL) -> tuple[tuple[tuple[str, ...], bool], ...]:
-    """The features of each instruction set that the library has kernels for, of which
-    the last is its own, and whether this machine has it."""
+    """Returns the features of each instruction set that the library has kernels for,
+    and whether this machine has the set. The last feature is the set's own."""
     library.eqquant_set.restype = ctypes.c_char_p
     sets = map(library.eqquant_set, it.count())
     names = it.takewhile(lambda names: names is not None, sets)
@@ -216,7 +217,7 @@ def _register(library):
 
 
 def _interface() -> tuple[int, int] | None:
-    """The version of XLA's FFI in the installed jaxlib, from its headers."""
+    """Returns the version of XLA's FFI in the installed jaxlib, from its headers."""
     header = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
     text = header.read_text("utf-8") if header.exists() else ""
     found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", text)

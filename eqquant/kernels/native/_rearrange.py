@@ -10,7 +10,7 @@ from . import _library as library
 from ._memory import threads
 
 
-# As `Field` and `Target` of `src/arrays/rearrange.h`.
+# The structs `Field` and `Target` of `src/arrays/rearrange.h`.
 _field = np.dtype([(name, np.int32) for name in ("byte", "start", "number", "at")])
 _target = np.dtype(
     [(name, np.int64) for name in ("memory", "stride", "elements", "size")]
@@ -30,7 +30,7 @@ class _Rearranged(ctypes.Structure):
 
 
 def can_rearrange() -> bool:
-    """Whether there is a native library, which `rearrange` needs."""
+    """Whether the native library, which `rearrange` needs, can be called."""
     return library.missing() is None
 
 
@@ -40,18 +40,18 @@ def rearrange(
     fields: Mapping[str, tuple[Code, ...]],
     to: Mapping[str, Shaped[np.ndarray, "..."]],
 ) -> None:
-    """Writes rows of blocks, as files have them, to stored arrays whose contracted axis
-    comes first. Only call this if it `can_rearrange`.
+    """Writes rows of blocks, as in files, to stored arrays whose contracted axis comes
+    first. Only call this if `can_rearrange` is true.
 
     **Arguments:**
 
     - `rows`: the last axis has the bytes of whole blocks, one after another. Other axes
-        may have any strides: what is in another order in the file is not copied before.
+        may have any strides, so transposed files need no copy.
     - `block`: the number of bytes in a block, 16 or more.
-    - `fields`: where the elements of each stored array are in a block.
+    - `fields`: the places of the elements of each stored array in a block.
     - `to`: the memory of these arrays, of one or two bytes an element and of shape
-        `*c j n`. Numbers along the last axis lie next to each other. Together, `*c` and
-        `n` have as many places as `*b`, in the same order.
+        `*c j n`. The last axis is contiguous. `*c` and `n` together run over the rows
+        `*b`, in the same order.
     """
     starts = _starts(rows)
     *lead, _, n = next(iter(to.values())).shape
@@ -91,7 +91,7 @@ def rearrange(
 
 
 def _starts(rows):
-    # Where each row starts, in bytes.
+    # The offset of each row, in bytes.
     found = np.zeros((), np.int64)
     for size, stride in zip(rows.shape[:-1], rows.strides[:-1]):
         found = found[..., None] + np.arange(size, dtype=np.int64) * stride

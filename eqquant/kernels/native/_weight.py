@@ -35,7 +35,7 @@ from . import _library as library
 
 
 class Weight(NamedTuple):
-    """A weight as the native library takes it.
+    """A weight as operands of the native library.
 
     - `operands`: the codes, the scales or a codebook, the factor of the scales, the
       zero-points or minima, and a table of points.
@@ -47,12 +47,12 @@ class Weight(NamedTuple):
 
 
 def weight(stored: Stored, problem: Problem) -> Weight:
-    """The operands and attributes of a weight."""
+    """Returns the operands and attributes of a weight."""
     format = problem.format
     none = jnp.zeros((0, 0), jnp.uint8)
     scale_type, factor = _scale_type(problem), _factor_of_scales(stored, problem)
     if isinstance(format, AbstractRSR):
-        # Digits of bytes, some of which may not be codes.
+        # Every digit of a byte is passed as a code, though some may not be codes.
         block = k = stored["codes"].shape[0] * per_byte(format.levels)
         codes, offset = stored["codes"], none
         scale = jnp.full((1, 1), np.float32(1).view(np.uint32))
@@ -71,7 +71,7 @@ def weight(stored: Stored, problem: Problem) -> Weight:
     assert packing is not None
     kind, zero, table = _points(format)
     if isinstance(format, AbstractCodebook):
-        # Of unsigned bytes in memory.
+        # (Integers because codebooks are unsigned bytes in memory.)
         kind = "integers"
     attributes = dict(
         packing=np.int32(packing),
@@ -90,7 +90,7 @@ def weight(stored: Stored, problem: Problem) -> Weight:
 
 
 def _scale_type(problem: Problem) -> np.int32:
-    """The `ScaleType` of a weight."""
+    """Returns the `ScaleType` of a weight."""
     scales = problem.byte_scales
     if scales is not None:
         inverse = ".inverse" if scales.inverse else ""
@@ -102,8 +102,8 @@ def _scale_type(problem: Problem) -> np.int32:
 
 
 def _factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
-    """The bits of what the scales of a matrix are multiplied or divided by. Empty if
-    that is nothing."""
+    """Returns the bits of the number by which the scales of a matrix are multiplied or
+    divided. Empty if there is no such number."""
     scales = problem.byte_scales
     if scales is None or scales.factor is None:
         return jnp.zeros((0, 0), jnp.uint32)
@@ -111,11 +111,11 @@ def _factor_of_scales(stored: Stored, problem: Problem) -> Shaped[Array, "..."]:
 
 
 class IntegerPoints(NamedTuple):
-    """What codes stand for as 16-bit integers.
+    """The points of codes as 16-bit integers.
 
     - `table`: these integers, if codes are looked up.
-    - `unit`: what they are multiplied by.
-    - `error`: the largest error of a point, relative to it.
+    - `unit`: the number by which they are multiplied.
+    - `error`: the largest error of a point, relative to the point.
     """
 
     table: Float[np.ndarray, " 256"]
@@ -123,14 +123,14 @@ class IntegerPoints(NamedTuple):
     error: float
 
 
-# The largest integer that stands for a point of a table: 32 products of it with inputs
-# of 16 bits add up to less than 32 bits.
+# The largest integer that stands for a point of a table: the sum of 32 products with
+# inputs of 16 bits fits into 32 bits.
 _most = 2047
 
 
 @ft.cache
 def integer_points(format: AbstractFormat) -> IntegerPoints | None:
-    """The points of a format as integers, if all but zeros are near to integers;
+    """Returns the points of a format as integers, if all but zeros are near integers;
     otherwise `None`."""
     kind, _, table = _points(format)
     if kind in ("integers", "signed") or isinstance(format, AbstractCodebook):
@@ -145,14 +145,14 @@ def integer_points(format: AbstractFormat) -> IntegerPoints | None:
         scaled = points * (number / largest)
         return float(np.max(np.abs(np.round(scaled) / scaled - 1)))
 
-    # (Of those that are as good, the one with the smallest integers.)
+    # (Among equally good numbers, the one that gives the smallest integers.)
     number = min(range(1, _most + 1), key=lambda number: round(error(number), 6))
     found = np.round(table * (number / largest)).astype(np.float32)
     return IntegerPoints(found, float(largest) / number, error(number))
 
 
 def with_integer_points(w: Weight, format: AbstractFormat) -> Weight:
-    """The same weight of a format, with points that are integers."""
+    """Replaces the points of a weight by integers."""
     points = integer_points(format)
     assert points is not None
     *operands, _ = w.operands
@@ -163,8 +163,8 @@ def with_integer_points(w: Weight, format: AbstractFormat) -> Weight:
 
 
 def has_fours(format: AbstractFormat, k: int) -> bool:
-    """Whether four codes of a row of `k` can be brought into a lane of 8-bit integers:
-    see `src/weight/quads.h`."""
+    """Whether four codes of a row of `k` can be brought into a lane of 8-bit integers
+    (see `src/weight/quads.h`)."""
     base = format.base if isinstance(format, AbstractGGUFBytes) else format
     assert isinstance(base, AbstractGrid)
     packing, points = _packing(format), integer_points(format)
@@ -181,15 +181,15 @@ def has_fours(format: AbstractFormat, k: int) -> bool:
 
 
 def is_far_apart(format: AbstractFormat) -> bool:
-    """Whether the bits of each code are in bytes that are 64 or more from each other:
-    of a panel, in several pages of memory."""
+    """Whether the bits of each code are in bytes that are at least 64 apart. In a
+    panel, these are in several pages of memory."""
     if not isinstance(format, AbstractGGUFBlocks):
         return False
     return all(abs(code[0].byte - code[-1].byte) >= 64 for code in format.fields.codes)
 
 
 def _packing(format: AbstractFormat) -> int | None:
-    """The number of a packing in the library. `None` if it does not know it."""
+    """Returns the library's number for a packing, or `None` if it has none."""
     if isinstance(format, AbstractGGUFBytes):
         name = type(format).__name__
         ours = getattr(formats, name, None) is type(format)
@@ -210,8 +210,8 @@ def _packing(format: AbstractFormat) -> int | None:
 
 @ft.cache
 def _points(format: AbstractFormat) -> tuple[str, int, Float[np.ndarray, " 256"]]:
-    """What codes stand for: the `PointType`, the code of zero if points are integers,
-    and a table of all points."""
+    """Returns the points of codes: the `PointType`, the code of zero if points are
+    integers, and a table of all points."""
     table = np.zeros(256, np.float32)
     if isinstance(format, AbstractGGUFBytes):
         format = format.base
@@ -241,7 +241,8 @@ def _points(format: AbstractFormat) -> tuple[str, int, Float[np.ndarray, " 256"]
 def multiply(
     product: str, x: Float[Array, "m _"], w: Weight, problem: Problem
 ) -> Float[Array, "m _"]:
-    """The product of inputs, rounded as the problem's activations are, and a weight.
+    """Multiplies inputs, rounded to the format of the problem's activations, by a
+    weight.
 
     - `product`: as in `call`.
     """
@@ -256,8 +257,8 @@ def multiply(
 
 
 def _by_digits(product, x, w, problem):
-    # The weight has a code for each digit of its bytes, of which only the first belong
-    # to inputs or results.
+    # The weight has a code for each digit of its bytes, but only the first digits
+    # belong to inputs or results.
     per, used = per_byte(problem.format.levels), problem.format.k
     number = w.operands[0].shape[0]
     if problem.product == "matmul":
@@ -279,7 +280,7 @@ def call(
     """Calls a product of the native library on inputs and a weight.
 
     - `product`: a name of `products/kernels.h`.
-    - `unit_of_row`: what inputs in 8-bit integers are multiplied by, `(m, 1)`.
+    - `unit_of_row`: the factors of inputs in 8-bit integers, `(m, 1)`.
     """
     result = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.float32)
     # Under `vmap`, a stack of weights is one call.
@@ -291,7 +292,7 @@ def call(
 
 
 def refuse_library(problem: Problem) -> str | None:
-    """Why the native library cannot be called for a problem of any format, or
+    """Returns why the native library cannot be called for a problem of any format, or
     `None`."""
     missing = library.missing()
     if missing is not None:
@@ -304,7 +305,7 @@ def refuse_library(problem: Problem) -> str | None:
 
 
 def refuse(problem: Problem) -> str | None:
-    """Why no kernel that decodes blocks applies to a problem, or `None`."""
+    """Returns why no kernel that decodes blocks applies to a problem, or `None`."""
     reason = refuse_library(problem) or _refuse_format(problem.format)
     if reason is not None:
         return reason
@@ -312,7 +313,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def refuse_in_bytes(problem: Problem) -> str | None:
-    """Why no kernel applies that reads whole bytes of codes, or `None`."""
+    """Returns why no kernel that reads whole bytes of codes applies, or `None`."""
     reason = refuse_library(problem)
     if reason is not None:
         return reason
@@ -337,8 +338,8 @@ def refuse_in_bytes(problem: Problem) -> str | None:
 
 
 def are_consecutive(format: AbstractFormat) -> bool:
-    """Whether the points of codes are integers, one apart, or of codes of one bit two
-    apart."""
+    """Whether the points of codes are consecutive integers, or for codes of one bit,
+    integers that are two apart."""
     step = integer_step(format)
     if not isinstance(format, AbstractGrid) or step is None:
         return False
@@ -346,8 +347,8 @@ def are_consecutive(format: AbstractFormat) -> bool:
 
 
 def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -> bool:
-    """Whether products with few rows are faster if the rows of a weight lie in panels,
-    on this machine, and those with many are not slower: see `Layout`."""
+    """Whether panels of rows (see `Layout`) make products with few rows faster on this
+    machine, and products with many rows no slower."""
     if library.missing() is not None or "avx512" not in library.features():
         return False
     if isinstance(activation, Int8) and activation.block_size is None:
@@ -358,10 +359,11 @@ def gains_by_panels(format: AbstractFormat, activation: AbstractFormat | None) -
         return isinstance(format, AbstractGGUFBlocks) and not is_far_apart(format)
     while isinstance(format, AbstractComposite):
         if not format.by_element:
-            # Its scales are decoded for each product, and laid in panels again.
+            # Its scales are decoded for each product, and would be laid in panels each
+            # time.
             return False
         format = format.base
-    # (Of codes of up to 2 bits, `native` looks up sums of inputs.)
+    # (With codes of up to 2 bits, `native` looks up sums of inputs instead.)
     grid = isinstance(format, AbstractGrid) and format.radix not in (2, 3, 4)
     return grid and _refuse_format(format) is None
 

@@ -5,8 +5,8 @@ A failure here does not fail the install: the reason is written to `not_built.tx
 which `eqquant.explain` shows. With `EQQUANT_NATIVE=require` in the environment it is an
 error, and with `EQQUANT_NATIVE=0` nothing is built.
 
-An editable install leaves the library in the checkout. Until its sources change, other
-installs from there take it.
+An editable install leaves the library in the checkout. Other installs from there reuse
+it until its sources change.
 """
 
 import hashlib
@@ -36,21 +36,21 @@ _sources = "built_from.txt"
 
 
 class Platform(NamedTuple):
-    """What the library is built for."""
+    """A platform that the library is built for."""
 
     machine: str  # the kind of its processors
     library: str  # the name of the file
-    tag: str  # of the wheel
+    tag: str  # the tag of the wheel
     compiling: list[str]
     linking: list[str]
-    compilers: tuple[str, ...]  # those to look for
+    compilers: tuple[str, ...]  # the compilers to look for
 
 
 _linux = (["-fPIC"], ["-shared"], ("c++", "g++", "clang++"))
 _oldest = ["-mmacosx-version-min=11.0"]
-# By what Python calls them. GCC is no choice on Windows, where it does not align
-# vectors of 32 bytes on the stack (https://gcc.gnu.org/PR54412), nor is the compiler of
-# Visual Studio, which has other words for attributes and assembly.
+# By Python's names of platforms. On Windows, GCC is excluded, since it does not align
+# vectors of 32 bytes on the stack (https://gcc.gnu.org/PR54412), and so is Visual
+# Studio's compiler, which has other syntax for attributes and assembly.
 _platforms = {
     "linux-x86_64": Platform("x86_64", "libeqquant.so", "linux_x86_64", *_linux),
     "linux-aarch64": Platform("aarch64", "libeqquant.so", "linux_aarch64", *_linux),
@@ -74,8 +74,8 @@ _platforms = {
 
 
 def this_platform() -> str:
-    """What the library is built for, as Python calls it: where this runs, or what
-    `_PYTHON_HOST_PLATFORM` in the environment says, as other tools take it."""
+    """Returns Python's name of the platform to build for: this one, or
+    `_PYTHON_HOST_PLATFORM` in the environment, which other tools also read."""
     where = sysconfig.get_platform()
     if not where.startswith("macosx-"):
         return where
@@ -92,10 +92,10 @@ class _Set(NamedTuple):
 
 # The products that take longest to compile.
 _slow = ("float32", "int8_few_rows", "nibbles", "lookup_tables", "pieces", "int16")
-# The instruction sets, by their headers in `isa/`: the set that each extends, what the
-# compiler calls its further features (after `-m`), and the products that it has its
-# own kernels for, by their headers in `products/`. The library chooses among the sets
-# at run time.
+# The instruction sets, by their headers in `isa/`: the set that each extends, the
+# compiler's names of its further features (after `-m`), and the products that have
+# their own kernels for it, by their headers in `products/`. The library chooses among
+# the sets at run time.
 _x86 = {
     "avx2": _Set(
         None,
@@ -130,8 +130,8 @@ _all_sets = {"x86_64": _x86, "aarch64": _arm}
 
 
 def this_machine() -> str:
-    """The kind of this platform's processors: `"x86_64"` or `"aarch64"`, or what Python
-    calls it if there are no kernels for it."""
+    """Returns the kind of this platform's processors: `"x86_64"` or `"aarch64"`, or
+    Python's name for it if there are no kernels for it."""
     where = this_platform()
     if where in _platforms:
         return _platforms[where].machine
@@ -142,7 +142,7 @@ _sets = _all_sets.get(this_machine(), _x86)
 
 
 class Unit(NamedTuple):
-    """A source file to compile with some flags, to an object file of that name."""
+    """A source file, the flags to compile it with, and the name of its object file."""
 
     name: str
     source: str
@@ -208,7 +208,7 @@ class NativeBuildHook(BuildHookInterface):
             units = [*kernel_units(), *array_units(), *_xla_units]
             flags = ["-O3", f"-isystem{self._headers(temporary)}", *found.compiling]
             objects = compile_all(units, compiler, here / "src", temporary, flags)
-            # (Linkers may leave other files beside it.)
+            # (Linkers may write other files beside it.)
             linked = str(temporary / found.library)
             run([*compiler, *found.linking, *objects, "-o", linked], env=_outside())
             shutil.move(linked, folder / found.library)
@@ -217,7 +217,7 @@ class NativeBuildHook(BuildHookInterface):
         return found
 
     def _digest(self, source, compiler, found):
-        """Of everything that the library is made from."""
+        """Returns the digest of everything that the library is made from."""
         version = run([*compiler, "--version"], env=_outside())
         digest = hashlib.sha256(
             repr((compiler, version, found, self._oldest_jaxlib())).encode()
@@ -238,8 +238,8 @@ class NativeBuildHook(BuildHookInterface):
             if jaxlib.version == version:
                 return jaxlib.locate_file("jaxlib/include")
         # Download that jaxlib instead of requiring it for the build, so that an install
-        # without access to it does not fail. Only its headers are used, so that it may
-        # be for another version of Python.
+        # without access to it does not fail. Only its headers are used, so it may be
+        # for another version of Python.
         python = _least(SpecifierSet(self.metadata.core.requires_python))
         run(
             [*_pip(folder), "download", f"jaxlib=={version}", f"--dest={folder}"]
@@ -267,7 +267,8 @@ def _is_built(folder, library, digest):
 
 
 def find_compiler() -> list[str]:
-    """The command of the C++ compiler: `CXX` in the environment, or one on the path."""
+    """Returns the command of the C++ compiler: `CXX` in the environment, or one on the
+    path."""
     given = os.environ.get("CXX", "").strip()
     where = _platforms.get(this_platform(), _platforms["linux-x86_64"])
     for command in (given,) if given else where.compilers:
@@ -280,10 +281,10 @@ def find_compiler() -> list[str]:
 
 
 def kernel_units(machine: str | None = None) -> list[Unit]:
-    """The units of the kernels: one for each instruction set and product, and one for
-    the tables of them, by set. Those that take long to compile come first.
+    """Returns the units of the kernels: one for each instruction set and product, and
+    one for the tables of each set. Units that take long to compile come first.
 
-    - `machine`: as `this_machine` gives it, if they are for another one.
+    - `machine`: a result of `this_machine`, to build for another machine.
     """
     sets = _sets if machine is None else _all_sets[machine]
     units = [
@@ -318,8 +319,8 @@ def kernel_units(machine: str | None = None) -> list[Unit]:
 
 
 def array_units(machine: str | None = None) -> list[Unit]:
-    """The units of `arrays/`: with the first of the instruction sets, which all
-    machines that have kernels have."""
+    """Returns the units of `arrays/`, compiled for the first of the instruction sets,
+    which all machines with kernels have."""
     sets = _sets if machine is None else _all_sets[machine]
     flags = _of_set(sets, next(iter(sets)), "_arrays")
     names = ("encode", "trellis", "rearrange")
@@ -356,10 +357,10 @@ def compile_all(
     folder: pathlib.Path,
     flags: list[str],
 ) -> list[str]:
-    """Compiles units in parallel, and returns their object files: on all cores, but on
-    no more than memory suffices for."""
-    # A product and a sum are rounded each, as where formats decode. And much is inlined
-    # even in small units. (Only GCC looks at their size.)
+    """Compiles units in parallel, and returns their object files. Uses all cores for
+    which there is enough memory."""
+    # A product and a sum are rounded separately, as where formats decode. Much is
+    # inlined even in small units. (Only GCC looks at their size.)
     always = [
         "-std=c++17",
         "-ffp-contract=off",
@@ -374,13 +375,13 @@ def compile_all(
 
     def compile(unit):
         found = str(folder / f"{unit.name}.o")
-        # Zig has no names of architectures, but one of a processor with any features.
+        # Zig has no names of architectures, but accepts a processor with any features.
         mine = [
             re.sub(r"^-march=[^+]*", "-mcpu=generic", flag) if zig else flag
             for flag in unit.flags
         ]
         command = [*compiler, *always, *mine, str(source / unit.source), "-o", found]
-        # (A compiler may be a package of the Python that pip runs on.)
+        # (The compiler may be a package of the Python that pip runs on.)
         run(command, env=_outside())
         return found
 
@@ -388,7 +389,7 @@ def compile_all(
     if hasattr(os, "sched_getaffinity"):  # Not on macOS and Windows.
         cores = len(os.sched_getaffinity(0))
     if hasattr(os, "sysconf"):  # Not on Windows.
-        # (None takes half of a gigabyte.)
+        # (Each unit takes less than half a gigabyte.)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         cores = min(cores, memory // 2**30)
     with ThreadPoolExecutor(max(1, cores)) as pool:
@@ -396,8 +397,8 @@ def compile_all(
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
-    """Runs a command quietly, and returns what it prints. If it fails, raises
-    `NotBuilt` with that."""
+    """Runs a command quietly, and returns its output. If it fails, raises `NotBuilt`
+    with the output."""
     try:
         result = subprocess.run(
             command, env=env, capture_output=True, encoding="utf-8", errors="replace"
@@ -418,7 +419,7 @@ def _least(specifiers):
 
 
 def _outside():
-    """The environment without the variables by which pip isolates a build."""
+    """Returns the environment without the variables by which pip isolates a build."""
     inside = (
         "PYTHONPATH",
         "PYTHONNOUSERSITE",

@@ -1,5 +1,5 @@
-"""Writes `src/weight/packings.inc`, which tells the native library how GGUF's types
-pack codes, of the fields of these types:
+"""Writes `src/weight/packings.inc`, which describes to the native library how GGUF's
+types pack codes, from the fields of these types:
 
     python -m eqquant.kernels.native.packings
 """
@@ -20,7 +20,7 @@ path = pathlib.Path(__file__).parent / "src/weight/packings.inc"
 
 
 def text() -> str:
-    """What the file should have."""
+    """Returns the contents of the file."""
     types = [x for x in vars(formats).values() if isinstance(x, type)]
     types = [x for x in types if issubclass(x, AbstractGGUFBytes)]
     names = [x.__name__ for x in types if not x.__name__.startswith("Abstract")]
@@ -65,12 +65,12 @@ def _struct(name: str, format: AbstractGGUFBytes) -> str:
 
 
 def _codes(format: AbstractGGUFBlocks) -> tuple[dict[str, int], list[str]]:
-    """The slices of codes, and where these are: `kRead` and `kCode`."""
+    """Returns the slices of codes, and their places: `kRead` and `kCode`."""
     fields, block = np.array(format.fields.codes), format.base.block_size
     assert block is not None
     parts = len(fields) // block
     for number in [i for i in range(parts, 0, -1) if parts % i == 0]:
-        # A byte is of one slice, but for those of the upper bits of its codes.
+        # Each byte belongs to one slice, unless it holds upper bits of codes.
         slices = fields.reshape(number, -1, *fields.shape[1:])
         bytes = [set(some[:, 0, 0].tolist()) for some in slices]
         move = _step(slices)
@@ -93,8 +93,9 @@ def _codes(format: AbstractGGUFBlocks) -> tuple[dict[str, int], list[str]]:
 
 
 def _loop(codes: Int[np.ndarray, "c p f"]):
-    """The longest loop that reads `times` codes, which are `every` codes apart, by the
-    same bits of bytes at even distances; the first of these, and the distances."""
+    """Returns the longest loop that reads `times` codes, which are `every` codes apart,
+    by the same bits of bytes at even distances; the first of these, and the
+    distances."""
     sizes = range(len(codes), 0, -1)
     for times, every in it.product(sizes, range(1, len(codes) + 1)):
         if len(codes) % (times * every) == 0:
@@ -107,14 +108,15 @@ def _loop(codes: Int[np.ndarray, "c p f"]):
 
 
 def _step(x: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."] | None:
-    """How far each is from the last, if that is only in bytes and in bits."""
+    """Returns the distance between neighbours, if it is even and only in bytes and in
+    bits."""
     step = x[-1] - x[-2] if len(x) > 1 else np.zeros_like(x[0])
     even = x[0] + np.multiply.outer(np.arange(len(x)), step)
     return step if np.array_equal(x, even) and not np.any(step[..., 2:4]) else None
 
 
 def _scales(format: AbstractGGUFBlocks):
-    """Where the scales and minima of small blocks are: `kScales`."""
+    """Returns the places of the scales and minima of small blocks: `kScales`."""
     steps, lows = format.fields.steps, format.fields.lows
     both = [a + b for a, b in it.zip_longest(steps, lows, fillvalue=())]
     for group in alike(both):

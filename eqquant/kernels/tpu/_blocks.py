@@ -25,7 +25,7 @@ from ._seconds import bundles
 from ._tuning import depth_of_blocks, few_rows, tile, tile_of_rows
 
 
-# Products of bare codes, block by block, whose results are scaled. For few rows that is
+# Products of bare codes, block by block, whose results are scaled. For few rows this is
 # far less work than scaling the weight.
 #
 # A block is shorter than the matrix unit is deep. So several blocks are multiplied at
@@ -41,8 +41,8 @@ def _by_blocks(
     problem: Problem,
     decoder: Decoder,
 ) -> Float[Array, "m n"]:
-    """The product of `(digits[0] + digits[1] / 254) * unit` with the weight, or of
-    `digits[0] * unit` if there is one digit."""
+    """Returns the product of `(digits[0] + digits[1] / 254) * unit` with the weight, or
+    of `digits[0] * unit` if there is one digit."""
     number, m, _ = digits.shape
     size = tile(problem, decoder.planes, depth_of_blocks)
     bn, bk, span = size
@@ -226,7 +226,7 @@ def mosaic_lookup(
 
     A word of the register has two points. Nearly all of the time goes into the lookups.
     On a v6e they take as long as copying the weight in bfloat16 would, and on a v5e
-    about half as long: so what the smaller weight saves is mostly memory, not time.
+    about half as long: so the smaller weight mostly saves memory, not time.
     """
     unit = jnp.ones((x.shape[0], 1), jnp.float32)
     decoder = rounded_lookup(grid(problem))

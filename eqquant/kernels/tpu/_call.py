@@ -31,7 +31,7 @@ def accumulate(
     problem: Problem,
     sums: tuple[int, int] | None = None,
 ) -> Array:
-    """Computes an array of some `shape` by its tiles. For each tile it calls
+    """Computes an array of this `shape` by its tiles. For each tile it calls
     `step(i, sums, *operands)` for each `i` below `steps`, and writes
     `finish(sums, *operands)`.
 
@@ -56,7 +56,7 @@ def accumulate(
         def _():
             y[...] = finish(sums[...], *inputs).astype(y.dtype)
 
-    # Inside `shard_map`, the result varies over the mesh axes over which `x` does.
+    # Inside `shard_map`, the result varies over the same mesh axes as `x`.
     kind = jax.typeof(operands[0].array).manual_axis_type
     varying = {"manual_axis_type": kind} if kind.varying else {}
     dtype = jnp.bfloat16 if problem.dtype == jnp.bfloat16 else jnp.float32
@@ -78,9 +78,9 @@ def accumulate(
 def weight_operands(
     stored: Stored, problem: Problem, tile: Tile, *, transposed: bool = False
 ) -> list[Operand]:
-    """The operands of a weight: its codes, its scales and, if it has them, its
+    """Returns the operands of a weight: its codes, its scales and, if it has them, its
     zero-points. The steps of the grid go along the contracted axis `k`, or along the
-    rows if `transposed`. Without blocks, the scales are those of whole rows."""
+    rows if `transposed`. Without blocks, the scales belong to whole rows."""
     block = problem.format.block_size
 
     def at(i, j, step):
@@ -100,14 +100,14 @@ def weight_operands(
 
 
 def scales(stored: Stored, problem: Problem) -> Float[Array, "g n"]:
-    """The scale of each block of each row."""
+    """Returns the scale of each block of each row."""
     assert isinstance(problem.format, AbstractScaled)
     scale = from_bits(stored["scale"], problem.format.scale_dtype)
     return jnp.broadcast_to(scale, (scale.shape[0], problem.n))
 
 
 def blocks_in(tile: Tile, problem: Problem) -> int:
-    """The number of scales that each row of a tile has."""
+    """Returns the number of scales for each row of a tile."""
     block = problem.format.block_size
     return 1 if block is None else tile.k // block
 
@@ -115,8 +115,8 @@ def blocks_in(tile: Tile, problem: Problem) -> int:
 def inside(
     a: Float[Array, "g n"], axis: int, start: Integer[Array, ""], size: int
 ) -> Float[Array, "g n"]:
-    """Sets to zero what a tile, which begins at `start`, has beyond the end of an array
-    of this `size`: the values there are undefined."""
+    """Sets to zero the values of a tile, which begins at `start`, beyond the end of an
+    array of this `size`: they are undefined."""
     if size % a.shape[axis] == 0:
         return a
     index = start + lax.broadcasted_iota(jnp.int32, a.shape, axis)
@@ -130,12 +130,12 @@ def padded(x: Shaped[Array, "m k"], m: int, k: int) -> Shaped[Array, "_ _"]:
 
 
 def bytes_of(problem: Problem, number: int) -> int:
-    """The bytes that this number of codes takes."""
+    """Returns the number of bytes that this number of codes takes."""
     return round(number * problem.format.bits / 8)
 
 
 def refuse(problem: Problem) -> str | None:
-    """Why no kernel for TPUs applies to a problem, or `None`."""
+    """Returns why no kernel for TPUs applies to a problem, or `None`."""
     if problem.rows is None:
         return "needs to know the number of rows when compiling"
     if problem.rows == 0 or problem.n == 0 or problem.k == 0:
@@ -156,7 +156,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def refuse_lookup(problem: Problem) -> str | None:
-    """Why no kernel that looks codes up applies to a problem, or `None`."""
+    """Returns why no kernel that looks codes up applies to a problem, or `None`."""
     format = problem.format
     assert isinstance(format, AbstractGrid)
     if format.radix != 16:

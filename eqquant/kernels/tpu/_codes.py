@@ -43,7 +43,8 @@ def from_planes(x: Array, planes: int, span: int) -> Array:
 
 
 def integers(problem: Problem) -> Decoder:
-    """Decodes codes of integers to 8-bit integers, perhaps in other units."""
+    """Returns a decoder of codes of integers to 8-bit integers, perhaps in other
+    units."""
     format = problem.format
     if isinstance(format, Int8):
         return Decoder(1, lambda codes, zero: [codes], 1.0)
@@ -68,7 +69,7 @@ def _affine(
     codes: UInt8[Array, "j n"], zero: Integer[Array, "g n"]
 ) -> list[I8[Array, "j n"]]:
     # Subtracts the zero-point from four codes in a word at once. A set top bit keeps
-    # each byte from borrowing of the next, and is flipped back.
+    # each byte from borrowing from the next, and is flipped back.
     word = _words(codes)
     less = spread(zero.astype(jnp.uint32) * _u32(0x01010101), word.shape[0])
     low, borrow = _u32(0x0F0F0F0F), _u32(0x80808080)
@@ -96,14 +97,14 @@ def _binary(codes: UInt8[Array, "j n"], zero: None) -> list[I8[Array, "j n"]]:
 
 
 def grid(problem: Problem) -> AbstractGrid:
-    """The format, which is a grid."""
+    """Returns the format, after a check that it is a grid."""
     assert isinstance(problem.format, AbstractGrid)
     return problem.format
 
 
 def lookup(format: AbstractGrid) -> Decoder:
-    """Decodes codes of 4 bits to arbitrary points, in float32. The points are in two
-    registers of eight rows; the top bit of a code chooses between them."""
+    """Returns a decoder of codes of 4 bits to arbitrary points, in float32. The points
+    are in two registers of eight rows; the top bit of a code chooses between them."""
     points = codebook(format)
 
     def decode(codes, zero):
@@ -124,8 +125,9 @@ def lookup(format: AbstractGrid) -> Decoder:
 
 
 def rounded_lookup(format: AbstractGrid) -> Decoder:
-    """Decodes codes of 4 bits to arbitrary points, in bfloat16. A word of the table has
-    the points of codes `i` and `i + 8`, so that each code is looked up once."""
+    """Returns a decoder of codes of 4 bits to arbitrary points, in bfloat16. A word of
+    the table has the points of codes `i` and `i + 8`, so that each code is looked up
+    once."""
     with jax.ensure_compile_time_eval():
         rounded = np.asarray(jnp.asarray(codebook(format)).astype(jnp.bfloat16))
     bits = rounded.view(np.uint16).astype(np.uint32)
@@ -157,7 +159,7 @@ def rounded_lookup(format: AbstractGrid) -> Decoder:
 
 
 def codebook(format: AbstractGrid) -> Float[np.ndarray, "16"]:
-    """The point of each code."""
+    """Returns the point of each code."""
     with jax.ensure_compile_time_eval():
         return np.asarray(format.to_points(jnp.arange(16, dtype=jnp.uint8)))
 

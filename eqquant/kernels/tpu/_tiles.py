@@ -30,7 +30,7 @@ from ._tuning import depth_of_tiles, tile, tile_of_rows
 
 
 def _decoded(codes, scale, zero, decoder: Decoder) -> Float[Array, "s n"]:
-    """A part of a tile, with the contracted axis in the order of planes."""
+    """Returns a part of a tile, with the contracted axis in the order of planes."""
     planes = decoder.decode(codes, zero)
     if scale is not None:
         rows = planes[0].shape[0]
@@ -144,8 +144,8 @@ def mosaic_lookup_tiles(
     """Decodes tiles of the weight to bfloat16 by looking up the point of each code in
     the rows of two registers, and accumulates in float32.
 
-    The lookups take as long as the product of several hundred rows: so what the smaller
-    weight saves is mostly memory, not time.
+    The lookups take as long as the product of several hundred rows: so the smaller
+    weight mostly saves memory, not time.
     """
     return _matmul(x, stored, problem, lookup(grid(problem)))
 

@@ -13,11 +13,11 @@ from .._problem import Problem
 # blocks are longer.)
 tile_n = 512
 tile_k = 2048
-# The most rows of a tile of inputs. The weight is decoded once for each tile of them.
+# The most rows of a tile of inputs. The weight is decoded once for each tile of inputs.
 # With 1024 rows, NF4 takes 17 % more bundles than codes that need no lookup. For 4096
-# rows that is no more than decoding once, writing the result and reading it back.
+# rows this costs no more than decoding once, writing the result and reading it back.
 tile_m = 1024
-# The bytes of VMEM, of 128 MiB, that a kernel may use.
+# The bytes of VMEM that a kernel may use, out of 128 MiB.
 memory = 64 * 2**20
 # The longest block.
 largest_block = 1024
@@ -42,9 +42,9 @@ class Tile(NamedTuple):
 
 
 def tile(problem: Problem, planes: int, depth: int) -> Tile:
-    """The size of a tile whose bytes are decoded to this many planes."""
+    """Returns the size of a tile whose bytes are decoded to this many planes."""
     block = problem.format.block_size
-    # A register holds 32 rows of bytes, or 8 of scales: tiles are whole registers.
+    # A register holds 32 rows of bytes, or 8 of scales; tiles are whole registers.
     unit = math.lcm(depth, 32 * planes)
     if block is None:
         span = least = unit
@@ -56,7 +56,7 @@ def tile(problem: Problem, planes: int, depth: int) -> Tile:
 
 
 def tile_of_rows(m: int, least: int) -> int:
-    """The number of rows of a tile of inputs, a multiple of the `least` rows that a
-    register holds."""
+    """Returns the number of rows of a tile of inputs, a multiple of the `least` rows
+    that a register holds."""
     tiles = -(-m // tile_m)
     return -(-m // (tiles * least)) * least
