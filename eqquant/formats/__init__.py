@@ -1,17 +1,17 @@
-"""Formats: how numbers become stored integer arrays, and back.
+"""Formats convert numbers to stored integer arrays, and back.
 
 Everything here is a pure function of arrays, and knows nothing of products, models or
 files. A format is a value (`_base`); most are grids (`_grid`): codes, with a scale and
-perhaps an offset for each block. A `Layout` says how a format's arrays lie in memory.
-`gguf` holds the types of GGUF files.
+perhaps an offset for each block. A `Layout` describes how a format's arrays lie in
+memory. `gguf` holds the types of GGUF files.
 
 This room imports JAX, Equinox and NumPy, and no other room.
 
-To add a format: write a subclass of `AbstractGrid` (`fit`, `to_codes`, `to_points`), or
-of `AbstractFormat` for anything else (`encode`, `decode`, `shape`), in a file of its
-own. Export it below, and enter it in the table of `tests/helpers.py`, over which every
-law is tested. Code outside the package only writes the subclass: formats are found by
-their classes.
+To add a format, write a subclass of `AbstractGrid` (`fit`, `to_codes`, `to_points`), or
+of `AbstractFormat` for anything else (`encode`, `decode`, `shape`), in its own file.
+Export it below, and enter it in the table of `tests/helpers.py`, over which every law
+is tested. Code outside the package only needs the subclass: formats are found by their
+classes.
 """
 
 from ._adjustable import (

@@ -8,20 +8,19 @@ from ._base import AbstractScaled, Stored
 
 
 class Parameters(NamedTuple):
-    """What a block adds to its codes: its scale, and its zero-point or its minimum.
-    These are floats in float32; `offset` is `None` in formats that have none."""
+    """The parameters of a block apart from its codes: its scale, and its zero-point or
+    minimum, in float32. `offset` is `None` in formats without one."""
 
     scale: Float[Array, "..."]
     offset: Float[Array, "..."] | None
 
 
 class AbstractAdjustable(AbstractScaled):
-    """A format whose scales and offsets may be chosen otherwise than by `encode`. This
-    is what a solver asks of a format: each number is the point of a grid, times the
-    scale of its block, with the offset of its block.
+    """A format whose scales and offsets may be chosen by a solver. Each number is the
+    point of a grid, times the scale of its block, with the offset of its block.
 
-    - `joint`: whether the parameters of several blocks are rounded together. Otherwise
-        `settled` changes nothing that is `held`.
+    - `joint`: whether the parameters of several blocks are rounded together. If not,
+        `settled` changes no parameters that are `held`.
     """
 
     joint: ClassVar[bool] = False
@@ -29,36 +28,37 @@ class AbstractAdjustable(AbstractScaled):
     def unit(
         self, w: Float[Array, "*b n k"]
     ) -> tuple[Float[Array, "*b 1 1"], Stored] | None:
-        """What all scales of a matrix are multiples of, if the format stores such a
-        number, and how it is stored. Then parameters and codes are chosen for the
-        matrix divided by it."""
+        """Returns the number of which all scales of a matrix are multiples, and its
+        stored form, if the format has such a number. Parameters and codes are then
+        chosen for the matrix divided by it."""
         return None
 
     @property
     @abc.abstractmethod
     def grid(self) -> Any:
-        """The [`eqquant.AbstractGrid`][] of the codes. Its blocks are those that the
-        parameters belong to, and its `to_codes` rounds each number to the nearest
-        point, whatever else is in the block."""
+        """The [`eqquant.AbstractGrid`][] of the codes. Its blocks are the blocks of the
+        parameters, and its `to_codes` rounds each number to the nearest point, whatever
+        the other numbers of the block are."""
 
     @abc.abstractmethod
     def candidates(
         self, blocks: Float[Array, "*b g s"], size: Float[np.ndarray, "*_ g 1"]
     ) -> Parameters:
-        """Parameters that are worth a trial, each `c *b g 1`: those of rounding to
-        nearest come first. They need not be held."""
+        """Returns parameters that are worth a trial, each `c *b g 1`. The parameters of
+        rounding to nearest come first. They need not be held."""
 
     @abc.abstractmethod
     def held(self, parameters: Parameters) -> Parameters:
-        """The nearest parameters that the format can store, as far as that can be said
-        of one block alone."""
+        """Returns the nearest parameters that the format can store, as far as a block
+        alone determines them."""
 
     @abc.abstractmethod
     def settled(self, parameters: Parameters) -> tuple[Stored, Parameters]:
-        """The stored arrays of all parameters of a matrix, each `*b n g`, and the
-        parameters as they will be read. A block whose scale is NaN becomes NaN."""
+        """Returns the stored arrays of all parameters of a matrix, each `*b n g`, and
+        the parameters that decoding will read. A block whose scale is NaN becomes
+        NaN."""
 
     @abc.abstractmethod
     def write(self, codes: Integer[Array, "*b n k"], settled: Stored) -> Stored:
-        """What is stored, from codes and what `settled` has returned, with what is
-        stored of the `unit`."""
+        """Returns the stored arrays, from codes and from the arrays that `settled` and
+        `unit` returned."""

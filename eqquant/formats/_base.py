@@ -14,29 +14,29 @@ import wadler_lindig as wl
 from jaxtyping import Array, Bool, Float, Shaped
 
 
-# What a format stores: integer arrays by name, possibly nested. All that is static
-# lives on the format.
+# The stored arrays of a format: integer arrays by name, possibly nested. All static
+# data lives on the format.
 Stored: TypeAlias = dict[str, Any]
 
 
 @ft.lru_cache(maxsize=4096)
 def _structs(format, shape):
     structs = jax.eval_shape(format.encode, jax.ShapeDtypeStruct(shape, jnp.float32))
-    # (Without the mesh that is set now.)
+    # (Drops the mesh that is currently set.)
     return jtu.tree_map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), structs)
 
 
 class AbstractFormat(eqx.Module):
-    """How the numbers of an array are stored. A format is a value: it holds no arrays,
-    every field is static, and formats with equal fields are equal.
+    """Defines how the numbers of an array are stored. A format is a value: it holds no
+    arrays, every field is static, and formats with equal fields are equal.
 
     A format sees an array with its contracted axis last, `*b n k`, and writes arrays of
     integers whose axes are `*b n _`. A stored array that all rows share may have size
-    one in place of `n`; the leading axes `*b` are always there. So whatever stacks,
-    maps or slices `*b` can do the same to each stored array.
+    one in place of `n`; the leading axes `*b` are always there. So stacking, mapping or
+    slicing `*b` does the same to each stored array.
 
-    Most formats are a grid of numbers and a scale for each block. Those need not say
-    all this: see [`eqquant.AbstractGrid`][].
+    Most formats are a grid of numbers and a scale for each block, and need not define
+    all of this: see [`eqquant.AbstractGrid`][].
     """
 
     @property
@@ -47,43 +47,43 @@ class AbstractFormat(eqx.Module):
     @property
     @abc.abstractmethod
     def bits(self) -> float:
-        """How many bits a code takes."""
+        """The number of bits of a code."""
 
     @property
     def row_axis(self) -> int:
-        """How the stored arrays of a matrix should lie in memory, for the sake of
-        products: -2 as `encode` writes them, and -1 with the last two axes swapped, the
-        contracted one first."""
+        """The preferred order of the stored arrays of a matrix in memory: -2 as
+        `encode` writes them, and -1 with the last two axes swapped, so that the
+        contracted axis comes first."""
         return -2
 
     @property
     def splits(self) -> bool:
-        """Whether a part of the contracted axis, of whole blocks, can be stored alone
-        as it is stored among others."""
+        """Whether whole blocks along the contracted axis are stored alone in the same
+        way as among others."""
         return True
 
     @property
     def tile(self) -> int:
-        """A part of the contracted axis can be stored alone only if it is of a multiple
-        of so many numbers, as well as of whole blocks."""
+        """A part of the contracted axis can be stored alone only if its length is a
+        multiple of this number, and of the block size."""
         return 1
 
     @property
     def takes_integers(self) -> bool:
-        """Whether arrays of integers are stored as if they were floats. Otherwise they
-        are an error."""
+        """Whether arrays of integers are stored like floats. Otherwise they are an
+        error."""
         return False
 
     def prepacked(self, platform: Literal["cpu", "tpu", "gpu"]) -> "AbstractFormat":
-        """What the kernels for a platform would rather read: the same format, but that
-        it may pack the same codes otherwise."""
+        """Returns the format that the kernels for a platform prefer to read: the same
+        format, perhaps with another packing of the codes."""
         return self
 
     @abc.abstractmethod
     def encode(
         self, w: Float[Array, "*b k"], scale: Float[Array, "*b g"] | None = None
     ) -> Stored:
-        """Numbers to stored arrays.
+        """Converts numbers to stored arrays.
 
         **Arguments:**
 
@@ -93,27 +93,27 @@ class AbstractFormat(eqx.Module):
         **Returns:**
 
         A dictionary of integer arrays. (Weight decay, a cast or a moving average would
-        change a floating-point array, so scales are stored as their bits.)
+        change floating-point arrays, so scales are stored as their bits.)
         """
 
     def structs(self, shape: tuple[int, ...]) -> Stored:
-        """The shapes and dtypes of the stored arrays of numbers of a shape."""
+        """Returns the shapes and dtypes of the stored arrays for numbers of this
+        shape."""
         return jtu.tree_map(lambda a: a, _structs(self, tuple(shape)))
 
     @abc.abstractmethod
     def decode(self, stored: Stored, tail: int) -> Float[Array, "*b k"]:
-        """Stored arrays back to numbers, in float32.
+        """Converts stored arrays back to numbers, in float32.
 
         **Arguments:**
 
         - `stored`: as returned by `encode`.
-        - `tail`: the number of positions that the last byte has room for but `w` did
-            not have.
+        - `tail`: the number of positions in the last byte that `w` did not fill.
         """
 
     @abc.abstractmethod
     def shape(self, stored: Stored, tail: int) -> tuple[int, ...]:
-        """The shape `*b k` of the numbers, from the stored arrays alone."""
+        """Returns the shape `*b k` of the numbers, from the stored arrays alone."""
 
     def __check_init__(self):
         size = self.block_size
@@ -134,8 +134,8 @@ class AbstractFormat(eqx.Module):
 
 
 def _arguments(format: AbstractFormat) -> Iterator[str]:
-    """The shortest arguments that make a format. Defaults are left out. Numbers and
-    formats have no name while all fields before them are written."""
+    """Returns the shortest arguments that make a format, without defaults. Numbers and
+    formats are positional as long as all fields before them are written."""
     named = False
     for field in dataclasses.fields(format):
         value = getattr(format, field.name)
@@ -163,19 +163,18 @@ def _text(value: Any) -> str:
 
 
 class AbstractExact(AbstractFormat):
-    """A format of a few integers, which come back as they were. `encode` is given no
-    other numbers: [`eqquant.quantize`][] sees to that. It may be given them as integers
-    or as booleans, too.
+    """A format that stores a few integers exactly. `encode` gets no other numbers:
+    [`eqquant.quantize`][] checks that. They may also be integers or booleans.
 
     - `domain`: the numbers that can be stored, in ascending order.
-    - `dtype`: what arrays of integers and of booleans decode to.
+    - `dtype`: the dtype to which arrays of integers and of booleans decode.
     """
 
     domain: eqx.AbstractClassVar[tuple[int, ...]]
     dtype: eqx.AbstractVar[Any]
 
     def is_outside(self, w: Shaped[Array, "*s"]) -> Bool[Array, "*s"]:
-        """Which of some numbers cannot be stored. NaN is one of those."""
+        """Marks numbers that cannot be stored, such as NaN."""
         if w.dtype == bool:
             w = w.astype(jnp.uint8)
         outside = jnp.ones(w.shape, bool)
@@ -186,14 +185,14 @@ class AbstractExact(AbstractFormat):
 
     @property
     def domain_text(self) -> str:
-        """As in a sentence: `"-1, 0 and 1"`."""
+        """The domain as text for a sentence: `"-1, 0 and 1"`."""
         *some, last = map(str, self.domain)
         return f"{', '.join(some)} and {last}"
 
 
 class AbstractScaled(AbstractFormat):
-    """A format with a scale for each block, which is a float. It is stored as the bits
-    of that, under the name `"scale"`."""
+    """A format with a floating-point scale for each block. Its bits are stored under
+    the name `"scale"`."""
 
     @property
     @abc.abstractmethod
@@ -202,7 +201,7 @@ class AbstractScaled(AbstractFormat):
 
     @abc.abstractmethod
     def scales(self, stored: Stored, tail: int) -> Float[Array, "*b g"]:
-        """The scales, in float32."""
+        """Returns the scales, in float32."""
 
 
 class ByteScales(NamedTuple):
@@ -221,10 +220,10 @@ class ByteScales(NamedTuple):
 
 class AbstractComposite(AbstractScaled):
     """A format with the codes of a grid, `base`, whose scales and offsets are computed
-    from what is stored. Its kernels are those of `base`, which are given `flat`.
+    from the stored arrays. Its kernels are those of `base`, which get `flat`.
 
-    - `by_element`: whether `flat` computes each number from those at its place alone,
-      so that it may be given arrays whose axes are swapped.
+    - `by_element`: whether `flat` computes each number only from the numbers at its
+        place, so that it also accepts arrays whose axes are swapped.
     """
 
     by_element: ClassVar[bool] = False
@@ -232,17 +231,17 @@ class AbstractComposite(AbstractScaled):
     @property
     @abc.abstractmethod
     def base(self) -> AbstractScaled:
-        """The format whose codes these are."""
+        """The format of the codes."""
 
     @abc.abstractmethod
     def flat(self, stored: Stored, tail: int) -> Stored:
-        """The arrays that `base` would have stored for the same numbers, with the same
-        `tail`."""
+        """Returns the arrays that `base` would have stored for the same numbers, with
+        the same `tail`."""
 
     def byte_scales(self, stored: Stored) -> ByteScales | None:
-        """How `stored["scale"]` holds the scales of `base`, if each of them is one byte
-        and `stored["codes"]` is what `base` would have stored. Otherwise `None`.
-        Kernels that read such scales run on what is stored, without `flat`."""
+        """Returns how `stored["scale"]` holds the scales of `base`, if each of them is
+        one byte and `stored["codes"]` equals the codes of `base`. Otherwise `None`.
+        Kernels that read such scales get the stored arrays directly, without `flat`."""
         del stored
         return None
 

@@ -10,12 +10,12 @@ from ._scale import as_scale_dtype, exact_or
 
 
 class Binary(AbstractGrid):
-    """The sign of each number (that of zero is positive) times the mean absolute value
-    of its block. Eight codes to a byte, the first in the lowest bit. Blocks of `s` and
-    `-s` are exact, but for rounding `s` to the `scale_dtype`.
+    """The sign of each number (positive for zero) times the mean absolute value of its
+    block. Eight codes to a byte, the first in the lowest bit. Blocks of `s` and `-s`
+    are exact, up to the rounding of `s` to the `scale_dtype`.
 
     This is for weights that were trained to be binary. Most of the information in other
-    weights is lost. Arrays of integers are stored as if they were floats.
+    weights is lost. Arrays of integers are stored like floats.
 
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `scale_dtype`: float32, bfloat16 or float16.
@@ -40,7 +40,7 @@ class Binary(AbstractGrid):
     takes_integers: ClassVar[bool] = True
 
     def fit(self, blocks, size):
-        # Divided first: a sum of large numbers may overflow.
+        # Divide first: a sum of large numbers may overflow.
         magnitude = jnp.abs(blocks)
         mean = steady_sum(magnitude / jnp.maximum(size, 1), -1)
         inside = np.arange(blocks.shape[-1]) < size

@@ -3,7 +3,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class BitField(NamedTuple):
-    """Some of the bits of a code, and where they are stored.
+    """Some of the bits of a code, and their place in memory.
 
     - `byte`: the byte that holds them.
     - `start`: the lowest of them in that byte.
@@ -17,14 +17,14 @@ class BitField(NamedTuple):
     at: int
 
 
-# A packing as data: which bits of which bytes make a code. A kernel that reads this
-# reads every packing.
+# A packing as data: the bits of bytes that make up a code. A kernel that reads this
+# description reads every packing.
 Code: TypeAlias = tuple[BitField, ...]
 
 
 def bits_of(byte: int, start: int, number: int, at: int = 0) -> Code:
-    """So many bits, from the bit `start` of a byte on, with those of the next bytes
-    above its own."""
+    """Returns the field of `number` bits, from the bit `start` of a byte on. It
+    continues in the next bytes, whose bits are higher in the code."""
     byte, start = byte + start // 8, start % 8
     here = min(number, 8 - start)
     rest = bits_of(byte + 1, 0, number - here, at + here) if here < number else ()
@@ -32,15 +32,15 @@ def bits_of(byte: int, start: int, number: int, at: int = 0) -> Code:
 
 
 def stream_fields(bits: int, number: int) -> tuple[Code, ...]:
-    """The first codes of a stream of bits, as `pack_bits` writes it."""
+    """Returns the first codes of a stream of bits, as written by `pack_bits`."""
     return tuple(bits_of(0, bits * i, bits) for i in range(number))
 
 
 def plane_fields(
     byte: int, size: int, bits: int, width: int, at: int = 0
 ) -> tuple[Code, ...]:
-    """The codes of `size` bytes from `byte` on, as GGUF packs most: from each
-    `width` bytes, first the lowest bits of each, then the next, and so on."""
+    """Returns the codes of `size` bytes from `byte` on, in GGUF's usual packing: of
+    each `width` bytes, first the lowest bits of each, then the next, and so on."""
     planes = 8 // bits
 
     def code(i):
@@ -52,13 +52,13 @@ def plane_fields(
 
 
 def joined(*parts: tuple[Code, ...]) -> tuple[Code, ...]:
-    """Codes whose bits are in several places."""
+    """Joins codes whose bits are in several places."""
     return tuple(sum(fields, ()) for fields in zip(*parts, strict=True))
 
 
 def packed_fields(codes: tuple[Code, ...], radix: int) -> tuple[Code, ...]:
-    """The bytes into which `pack` writes codes, for a `radix` that is a power of
-    two."""
+    """Returns the bytes into which `pack` writes codes, for a `radix` that is a power
+    of two."""
     bits = radix.bit_length() - 1
     number = 8 // bits
 
@@ -73,14 +73,15 @@ def packed_fields(codes: tuple[Code, ...], radix: int) -> tuple[Code, ...]:
 
 
 def byte_fields(byte: int, size: int) -> tuple[Code, ...]:
-    """A number of so many bytes from `byte` on, the lowest first."""
+    """Returns the field of a number of `size` bytes from `byte` on, the lowest
+    first."""
     return (bits_of(byte, 0, 8 * size),)
 
 
 @ft.cache
 def inverse(codes: tuple[Code, ...], size: int) -> tuple[Code, ...]:
-    """Where the bits of `size` bytes come from: each byte as a code, with the index of
-    a code in place of that of a byte."""
+    """Returns the origin of the bits of `size` bytes: each byte as a code, with the
+    index of a code in place of the index of a byte."""
     found: list[list[BitField]] = [[] for _ in range(size)]
     for i, code in enumerate(codes):
         for byte, start, number, at in code:

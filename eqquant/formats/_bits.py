@@ -8,12 +8,12 @@ from jaxtyping import Array, Integer
 
 
 # Codes of any number of bits, one after another from the lowest bit of the first byte
-# on. Codes and bytes end together after a unit: of one byte, or of as many as there are
-# bits.
+# on. Codes and bytes end together after a unit of one byte, or of as many bytes as a
+# code has bits.
 
 
 def _unit(bits):
-    # How many codes a unit has, and how many bytes.
+    # The number of codes of a unit, and its number of bytes.
     number = 8 // math.gcd(bits, 8)
     return number, number * bits // 8
 
@@ -43,7 +43,7 @@ def pack_bits(codes: Integer[Array, "*b k"], bits: int) -> Integer[Array, "*b j"
 def unpack_bits(
     packed: Integer[Array, "*b j"], bits: int, tail: int
 ) -> Integer[Array, "*b k"]:
-    """The inverse of `pack_bits`, less the last `tail` codes."""
+    """The inverse of `pack_bits`, without the last `tail` codes."""
     number, size = _unit(bits)
     *lead, j = packed.shape
     units = j // size
@@ -62,7 +62,7 @@ def unpack_bits(
 
 
 def number_of_codes(size: int, bits: int) -> int:
-    """How many codes so many bytes have room for."""
+    """Returns the number of codes that fit in `size` bytes."""
     number, unit = _unit(bits)
     return size // unit * number
 

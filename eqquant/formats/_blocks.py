@@ -36,24 +36,26 @@ def merge(blocks: Shaped[Array, "*b g s"], k: int) -> Shaped[Array, "*b k"]:
 def spread(
     of_blocks: Shaped[Array, "*b g"], block_size: int | None, k: int
 ) -> Shaped[Array, "*b _"]:
-    """Repeats the value of each block, a scale say, for each of its positions."""
+    """Repeats the value of each block, such as a scale, for each of its positions."""
     if block_size is None:
         return of_blocks
     return jnp.repeat(of_blocks, block_size, axis=-1)[..., :k]
 
 
 def absmax(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
-    """The largest absolute value of each block. (On CPU, it may ignore NaNs.)"""
-    # Before the maximum of `abs(blocks)`, XLA would write that to memory.
+    """Returns the largest absolute value of each block. (On CPU, it may ignore
+    NaNs.)"""
+    # XLA would write `abs(blocks)` to memory before taking its maximum.
     high = jnp.max(blocks, axis=-1, keepdims=True, initial=0)
     low = jnp.min(blocks, axis=-1, keepdims=True, initial=0)
-    return jnp.abs(jnp.maximum(high, -low))  # Not the zero with a sign.
+    return jnp.abs(jnp.maximum(high, -low))  # Removes the sign of a zero.
 
 
 def steady_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
-    """The sum of non-negative numbers along an axis, which is kept with size one. It is
-    bit-identical for any layout or sharding: each number is split into two fixed-point
-    halves, which are summed as int32. The size of the axis limits their bits."""
+    """Sums non-negative numbers along an axis, which is kept with size one. The result
+    is bit-identical for any layout or sharding: each number is split into two
+    fixed-point halves, which are summed as int32. The size of the axis limits their
+    bits."""
     bits = 30 - math.ceil(math.log2(max(1, x.shape[axis])))
     _, exponent = jnp.frexp(jnp.max(x, axis, keepdims=True, initial=0))
     high = jnp.ldexp(x, bits - exponent)

@@ -10,10 +10,10 @@ from ._nearest import nearest
 from ._scale import as_scale_dtype
 
 
-# By code: the magnitudes, and then their negatives.
+# In the order of the codes: the magnitudes, and then their negatives.
 _magnitudes = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 _codebook = np.concatenate([_magnitudes, -_magnitudes])
-# The codes by what they stand for. (Zero comes before its negative.)
+# The codes in the order of their values. (Zero comes before its negative.)
 _order = np.argsort(_codebook, kind="stable").astype(np.uint8)
 
 

@@ -14,11 +14,12 @@ from ._scale import from_bits, or_nan, to_bits
 
 class BnbScale(AbstractScaled):
     """The scales of bitsandbytes's double quantization: their mean over the matrix is
-    subtracted, and the rest stored in the 8-bit numbers of [`eqquant.Dynamic8`][].
-    There, blocks run over all rows as if they were one. Here each row has the scales of
-    all blocks that it overlaps, and its position in the first of them.
+    subtracted, and the rest stored in the 8-bit numbers of [`eqquant.Dynamic8`][]. In
+    bitsandbytes, blocks of scales run over all rows as if these were one. Here each row
+    stores the scales of all blocks that it overlaps, and its position in the first of
+    them.
 
-    - `block_size`: how many of these numbers share a scale of their own.
+    - `block_size`: how many of these scales share a scale of their own.
 
     `Nested(scale=BnbScale())` takes 4.125 bits, and in most cases 96 more for each row.
 
@@ -40,7 +41,7 @@ class BnbScale(AbstractScaled):
 
     def encode(self, w, scale=None):
         flat = _as_one(w.astype(jnp.float32))
-        # Of large numbers, the sum may be beyond float32.
+        # The sum of large numbers may be beyond float32.
         largest = jnp.max(jnp.abs(flat), axis=-1, keepdims=True, initial=0)
         down = jnp.where(largest > 2.0**64, np.float32(2.0**-64), np.float32(1))
         total = jnp.sum(flat * down, axis=-1, keepdims=True)
@@ -64,7 +65,7 @@ class BnbScale(AbstractScaled):
         block = (stored["start"] + column) // (self.block_size or 2**31 - 1)
         table = from_bits(stored["codebook"], self.scale_dtype)
         product = _take(table, codes) * _take(self.scales(stored, tail), block)
-        # Rounded before the sum: of both, XLA would otherwise make one operation.
+        # Rounded before the sum: XLA would otherwise fuse the two operations.
         product = or_nan(~jnp.isnan(product), product)
         found = product + from_bits(stored["offset"], self.scale_dtype)
         return found[..., : codes.shape[-1] - tail]
@@ -80,9 +81,10 @@ class BnbScale(AbstractScaled):
 def row_blocks(
     shape: tuple[int, ...], size: int | None, number: int
 ) -> tuple[Integer[np.ndarray, "*n m"], Integer[np.ndarray, "*n 1"]]:
-    """Of `number` blocks that go over all rows of a matrix: those that each row is in,
-    and where in the first of them it begins. A vector is one row. All rows have as many
-    blocks as any could be in; the one that is not there, `number`, makes up for it."""
+    """Returns the blocks that each row overlaps, of `number` blocks that run over all
+    rows of a matrix, and the position of the row in the first of them. A vector is one
+    row. All rows have the same number of blocks, the largest possible; the index
+    `number` stands for a missing block."""
     k, n = shape[-1], math.prod(shape[-2:-1])
     size = size or max(1, n * k)
     first = np.arange(n)[:, None] * k
@@ -93,7 +95,7 @@ def row_blocks(
 
 
 def _as_one(x: Shaped[Array, "*b k"]) -> Shaped[Array, "*_ nk"]:
-    # The rows of a matrix. A vector has none.
+    # Concatenates the rows of a matrix. A vector has none.
     if x.ndim == 1:
         return x
     *lead, n, k = x.shape

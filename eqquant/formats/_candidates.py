@@ -7,9 +7,9 @@ from ._blocks import absmax
 
 
 def scales_around(format, blocks, size, most=1.05) -> Float[Array, "c *b g 1"]:
-    """Scales by which the largest number of a block is within the grid, at its end, or
-    beyond it. The fewer levels a grid has, the more it may gain by that. They are up to
-    `most` times the scale with which it is at the end."""
+    """Returns scales with which the largest number of a block is within the grid, at
+    its end, or beyond it. The fewer levels a grid has, the more it may gain from these.
+    They are up to `most` times the scale that puts the number at the end."""
     first = format.fit(blocks, size)
     end = format.fit(absmax(blocks), np.ones_like(size))
     ratios = np.linspace(_least(format.levels), most, 29, dtype=np.float32)
@@ -19,10 +19,10 @@ def scales_around(format, blocks, size, most=1.05) -> Float[Array, "c *b g 1"]:
 
 
 def ranges_within(format, blocks, size) -> Parameters:
-    """The parameters of ranges that leave out some of the least and of the largest
-    numbers of a block."""
+    """Returns the parameters of ranges that leave out some of the smallest and of the
+    largest numbers of a block."""
     ratios = np.linspace(_least(format.levels), 1, 11, dtype=np.float32)
-    # (The range of rounding to nearest comes first.)
+    # (The full range, as in rounding to nearest, comes first.)
     pairs = [(a, b) for a in ratios[::-1] for b in ratios[::-1] if abs(a - b) < 0.26]
     a, b = np.reshape(np.array(pairs, np.float32).T, (2, -1, *(1,) * blocks.ndim))
     inside = np.arange(blocks.shape[-1]) < np.maximum(size, 1)

@@ -14,8 +14,8 @@ from ._scale import in_units, poison
 
 
 class AbstractDithered(AbstractGrid):
-    """A grid to whose points numbers may be rounded up or down pseudo-randomly, such
-    that a number is the mean of what it becomes."""
+    """A grid that may round numbers up or down pseudo-randomly, so that the mean of the
+    results is the number."""
 
     block_size: eqx.AbstractVar[int | None]
     signed: eqx.AbstractVar[bool]
@@ -25,8 +25,9 @@ class AbstractDithered(AbstractGrid):
     def rounded_at(
         self, unit: Float[Array, "*b g s"], threshold: Float[Array, "*b g s"] | float
     ) -> Shaped[Array, "*b g s"]:
-        """The code of the point above each number, if the number is further than this
-        part of the way from the point below it; otherwise, of the point below it."""
+        """Returns the code of the point above each number, if the number is further
+        than `threshold` of the way from the point below it; otherwise the code of the
+        point below it."""
 
     def to_codes(self, blocks, size, scale):
         unit = in_units(blocks, scale)
@@ -35,7 +36,7 @@ class AbstractDithered(AbstractGrid):
     def encode_dithered(
         self, w: Float[Array, "*b n k"], seed: Int[Array, ""]
     ) -> Stored:
-        """As `encode`, but the same numbers are rounded otherwise with another seed."""
+        """Encodes like `encode`. Another seed rounds the same numbers differently."""
         blocks, size = split(w, self.block_size)
         scale = poison(self.fit(blocks, size), blocks)
         settled, (scale, _) = self.settled(Parameters(scale[..., 0], None))
@@ -45,10 +46,11 @@ class AbstractDithered(AbstractGrid):
 
 
 def dither(x: Float[Array, "*s"], seed: Int[Array, ""] | int = 0) -> Float[Array, "*s"]:
-    """Pseudo-random numbers between 0 and 1, by the bits of each number in float32.
+    """Returns pseudo-random numbers between 0 and 1, which depend on the bits of each
+    number in float32.
 
-    They are the middles of equal parts, so that none is very close to 0 or 1: what is a
-    point but for errors of float32 stays this point.
+    They are the middles of equal parts, so that none is very close to 0 or 1: a number
+    that is a point up to errors of float32 stays at this point.
     """
     # The constants are those of MurmurHash3's finalizer.
     bits = lax.bitcast_convert_type(x, jnp.uint32)

@@ -16,7 +16,7 @@ _decades = 7
 
 @ft.cache
 def codebook(signed: bool) -> Float[np.ndarray, "256"]:
-    """The points of `Dynamic8`, in ascending order."""
+    """Returns the points of `Dynamic8`, in ascending order."""
     positive = np.concatenate([_decade(i, signed) for i in range(_decades)])
     negative = -positive[::-1] if signed else positive[:0]
     return np.concatenate([negative, [0], positive, [1]], dtype=np.float32)
@@ -27,8 +27,8 @@ def _number(decade, signed):
 
 
 def _decade(decade, signed):
-    # The middles of equal parts. In float32 and from both ends, as PyTorch does, so
-    # that these are the numbers of bitsandbytes to the last bit.
+    # The middles of equal parts. Computed in float32 and from both ends, like PyTorch,
+    # so that they are the numbers of bitsandbytes to the last bit.
     number = _number(decade, signed)
     low, i = np.float32(0.1), np.arange(number + 1)
     step = (1 - low) / np.float32(number)
@@ -45,19 +45,19 @@ class Dynamic8(AbstractDithered):
 
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `signed`: if false, there are twice as many points and no sign. This is for
-      numbers that are not negative; negative ones become zero. A positive number never
-      becomes zero then, since optimizers divide by second moments.
+        non-negative numbers; negative numbers become zero. A positive number never
+        becomes zero, since optimizers divide by second moments.
     - `dithered`: whether to round up or down pseudo-randomly, by a hash of the bits of
-      each number, so that a number is the mean of what it becomes (but for a positive
-      one without a sign below the lowest point, which becomes that). The steps of a
-      running mean are smaller than the distances between points; rounded to the
-      nearest, it would never move.
+        each number, so that the mean of the results is the number (except for a
+        positive number below the lowest point, which becomes this point if there is no
+        sign). The steps of a running mean are smaller than the distances between
+        points; rounded to nearest, the mean would never move.
     - `scale_dtype`: float32, bfloat16 or float16.
 
     The points are those of bitsandbytes. Zero and the positive end of a block are
     exact, but -1 is not a point. So quantizing decoded numbers again may change them.
-    With `dithered`, a block whose largest number is negative is scaled such that this
-    one is the lowest point.
+    With `dithered`, a block whose largest number is negative is scaled so that this
+    number is the lowest point.
 
     !!! Example
 
@@ -105,9 +105,8 @@ class Dynamic8(AbstractDithered):
         return table.at[codes].get(mode="promise_in_bounds")
 
     def _rank(self, unit, threshold):
-        # How many points there are up to the one that a number is rounded to, but for
-        # the last. Those of one decade are evenly spaced, so they need not be compared
-        # with.
+        # Counts the points up to the one that a number is rounded to, except the last
+        # point. The points of a decade are evenly spaced, so they need no comparisons.
         rank = jnp.zeros(unit.shape, jnp.int32)
         below = np.float32(0)
         for i in range(_decades):

@@ -20,10 +20,10 @@ _codebook = np.concatenate([_magnitudes, -_magnitudes])
 def to_e2m1(
     x: Float[Array, "*s"], ties: Literal["even", "zero"] = "even"
 ) -> Integer[Array, "*s"]:
-    """The codes of the nearest numbers. What is larger than 6 becomes that.
+    """Returns the codes of the nearest numbers. Numbers above 6 become 6.
 
-    Of two equally near ones the even code; or, with `ties="zero"`, the one nearer to
-    zero, and then zero has no sign.
+    Ties go to the even code; with `ties="zero"`, to the number nearer to zero, and zero
+    then has no sign.
     """
     magnitude = jnp.abs(x)
     code = jnp.zeros(x.shape, jnp.uint8)
@@ -68,7 +68,7 @@ class FP4(AbstractGrid):
         return divided(largest, largest_e2m1)
 
     def candidates(self, blocks, size):
-        # With the largest number at 4, those next to it are nearer than with it at 6.
+        # With the largest number at 4, its neighbours are nearer than with it at 6.
         return Parameters(scales_around(self, blocks, size, most=1.55), None)
 
     def to_codes(self, blocks, size, scale):

@@ -37,8 +37,8 @@ def largest_float8(dtype: np.dtype) -> float:
 
 
 def to_float8(x: Float[Array, "*s"], dtype: np.dtype) -> Integer[Array, "*s"]:
-    """The bits of the nearest numbers of the dtype. What is larger than the largest
-    becomes that. (A cast alone would make it NaN, or infinite.)"""
+    """Returns the bits of the nearest numbers of the dtype. Numbers above the largest
+    one saturate. (A cast alone would make them NaN, or infinite.)"""
     largest = largest_float8(dtype)
     x = jnp.clip(x, -largest, largest).astype(dtype)
     return lax.bitcast_convert_type(x, jnp.uint8)
@@ -46,9 +46,9 @@ def to_float8(x: Float[Array, "*s"], dtype: np.dtype) -> Integer[Array, "*s"]:
 
 def from_float8(bits: Integer[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s"]:
     """The inverse of `to_float8`, in float32."""
-    # By arithmetic, since XLA converts one after another on a CPU. With the exponents
-    # of float32, numbers are the same bits further up; but not subnormal ones, nor what
-    # is not finite.
+    # By arithmetic, since XLA converts one number after another on a CPU. With the
+    # exponents of float32, the numbers have the same bits further up, except for
+    # subnormal numbers and those that are not finite.
     info = jnp.finfo(dtype)
     wide = bits.astype(jnp.uint32)
     sign, rest = (wide & np.uint32(128)) << np.uint32(24), wide & np.uint32(127)
@@ -68,7 +68,7 @@ def from_float8(bits: Integer[Array, "*s"], dtype: np.dtype) -> Float[Array, "*s
 
 class FP8(AbstractGrid):
     """8-bit floating-point numbers, times the largest absolute value of the block
-    divided by the largest of those numbers. Rounds half to even. Stored as their bits.
+    divided by the largest such number. Rounds half to even. Stored as their bits.
 
     - `dtype`: `"e4m3"`, with four bits of exponent and three of mantissa, reaches 448.
       `"e5m2"`, with five and two, reaches 57344.

@@ -18,16 +18,17 @@ from ._scale import from_bits, held, nearest_scale, poison, to_bits
 
 class AbstractGrid(AbstractAdjustable):
     """A format whose numbers are points of a fixed grid, times a scale for each block.
-    With an `offset`, a zero-point or a minimum of the block comes in addition. A
-    subclass defines the grid, as a `diffrax` solver defines its tableau.
+    An `offset` adds a zero-point or a minimum for each block. A subclass defines the
+    grid, as a `diffrax` solver defines its tableau.
 
     Codes are packed as densely as whole bytes allow: eight to a byte on a grid of two
-    levels, five on one of three, two on one of sixteen. They lie in memory with the
-    contracted axis first: on a CPU, a product takes the same byte of every row at once.
+    levels, five on a grid of three, two on a grid of sixteen. They lie in memory with
+    the contracted axis first: on a CPU, a product takes the same byte of every row at
+    once.
 
     A kernel reads `stored["codes"]`, `scales` and `offsets` of each of these formats.
-    It also gets those of an [`eqquant.formats.AbstractComposite`][], whose `base` is a
-    grid.
+    It also gets the codes of an [`eqquant.formats.AbstractComposite`][] whose `base` is
+    a grid.
 
     !!! Example
 
@@ -56,8 +57,8 @@ class AbstractGrid(AbstractAdjustable):
     def fit(
         self, blocks: Float[Array, "*b g s"], size: Float[np.ndarray, "*_ g 1"]
     ) -> Float[Array, "*b g 1"]:
-        """The scale of each block. `size` is the number of values in each block; zeros
-        follow where that is less than `s`."""
+        """Returns the scale of each block. `size` is the number of values in each
+        block. A block with fewer than `s` values is padded with zeros."""
 
     @abc.abstractmethod
     def to_codes(
@@ -66,22 +67,24 @@ class AbstractGrid(AbstractAdjustable):
         size: Float[np.ndarray, "*_ g 1"],
         scale: Float[Array, "*b g 1"],
     ) -> Shaped[Array, "*b g s"]:
-        """The code of the grid point that each number is rounded to. With an `offset`,
-        codes are integers of any size, as floats: `encode` subtracts the minimum from
-        `blocks` before, or adds the zero-point to the codes, and clips them."""
+        """Returns the code of the grid point that each number is rounded to. With an
+        `offset`, codes are integers of any size, as floats: `encode` subtracts the
+        minimum from `blocks` before, or adds the zero-point to the codes, and clips
+        them."""
 
     @abc.abstractmethod
     def to_points(self, codes: Integer[Array, "*b k"]) -> Float[Array, "*b k"]:
-        """The grid point, in float32, of each code."""
+        """Returns the grid point of each code, in float32."""
 
     @property
     def offset(self) -> Literal["zero_point", "minimum"] | None:
-        """What is stored for each block beside its scale, under this name:
+        """The kind of number that is stored for each block besides its scale, which is
+        also its name:
 
         - None: nothing. A point `p` of a block with the scale `s` stands for `p * s`.
         - `"zero_point"`: an integer `z`. The number is `(p - z) * s`. (This is for
           grids of consecutive integers.)
-        - `"minimum"`: the bits of a float `m`, as those of a scale. The number is
+        - `"minimum"`: the bits of a float `m`, like those of a scale. The number is
           `p * s + m`.
         """
         return None
@@ -92,32 +95,33 @@ class AbstractGrid(AbstractAdjustable):
         size: Float[np.ndarray, "*_ g 1"],
         scale: Float[Array, "*b g 1"],
     ) -> Float[Array, "*b g 1"]:
-        """The zero-point or the minimum of each block, if there is an `offset`."""
+        """Returns the zero-point or the minimum of each block, if there is an
+        `offset`."""
         raise NotImplementedError(f"{self} has no offset.")
 
     def ends(
         self, scale: Float[Array, "*b g 1"], offset: Float[Array, "*b g 1"] | None
     ) -> Sequence[Float[Array, "*b g 1"]]:
-        """The extreme numbers that the codes of a block can express, where these may be
-        larger than all numbers of the block: a block is NaN if they overflow."""
+        """Returns the extreme numbers that the codes of a block can express, if these
+        may be larger than all numbers of the block: a block is NaN if they overflow."""
         return ()
 
     @property
     def ordered(self) -> bool:
-        """Whether `stored["block"]` holds the block of each position. Otherwise each
+        """Whether `stored["block"]` holds the block of each position. If not, each
         block is a run of positions."""
         return False
 
     @property
     def radix(self) -> int | None:
-        """The base whose digits the codes of a byte are. `None` if codes are a stream
-        of bits, in which some codes begin in one byte and end in the next."""
+        """The base in which the codes of a byte are digits. `None` if codes are a
+        stream of bits, in which some codes begin in one byte and end in the next."""
         return self.levels
 
     @property
     def code_dtype(self) -> np.dtype:
-        """The dtype of the bytes that hold codes: `int8` if each is one code with a
-        sign, and otherwise `uint8`."""
+        """The dtype of the bytes that hold codes: `int8` if each is one signed code,
+        and otherwise `uint8`."""
         if self.radix is None or per_byte(self.radix) > 1:
             return np.dtype(np.uint8)
         return np.dtype(self.structs((1, 16))["codes"].dtype)
@@ -153,13 +157,13 @@ class AbstractGrid(AbstractAdjustable):
         size: Float[np.ndarray, "*_ g 1"],
         parameters: Parameters,
     ) -> Integer[Array, "*b g s"]:
-        """The codes of the points that numbers are rounded to, with such scales and
+        """Returns the codes to which numbers are rounded, with these scales and
         offsets."""
         scale, offset = parameters
         if offset is None:
             return self.to_codes(blocks, size, scale)
         if self.offset == "minimum":
-            # Half of each: their difference may overflow.
+            # Halves, since the difference may overflow.
             codes = self.to_codes(blocks / 2 - offset / 2, size, scale / 2)
         else:
             codes = self.to_codes(blocks, size, scale) + offset
@@ -171,7 +175,7 @@ class AbstractGrid(AbstractAdjustable):
 
     @property
     def mirrored(self) -> bool:
-        """Whether the ends of the grid are at different distances from zero, so that a
+        """Whether the ends of the grid have different distances from zero, so that a
         negative scale may suit a block better."""
         return False
 
@@ -220,8 +224,8 @@ class AbstractGrid(AbstractAdjustable):
         scale: Float[Array, "..."],
         offset: Float[Array, "..."] | None,
     ) -> Float[Array, "..."]:
-        """The numbers that points stand for, in blocks with such scales and offsets.
-        The shapes should broadcast."""
+        """Converts points to numbers, in blocks with these scales and offsets. The
+        shapes should broadcast."""
         if offset is None:
             return points * scale
         if self.offset == "zero_point":
@@ -232,7 +236,8 @@ class AbstractGrid(AbstractAdjustable):
         return from_bits(stored["scale"], self.scale_dtype)
 
     def offsets(self, stored: Stored) -> Float[Array, "*b g"] | None:
-        """The zero-points or the minima, in float32. `None` if there is no `offset`."""
+        """Returns the zero-points or the minima, in float32. `None` without an
+        `offset`."""
         if self.offset == "zero_point":
             return stored["zero_point"].astype(jnp.float32)
         if self.offset == "minimum":
@@ -242,14 +247,14 @@ class AbstractGrid(AbstractAdjustable):
     def spread(
         self, of_blocks: Float[Array, "*b g"], stored: Stored, k: int
     ) -> Float[Array, "*b _"]:
-        """Gives each of `k` positions the value of its block."""
+        """Repeats the value of each block for each of `k` positions."""
         if not self.ordered:
             return spread(of_blocks, self.block_size, k)
         block = jnp.broadcast_to(stored["block"], (*of_blocks.shape[:-1], k))
         return jnp.take_along_axis(of_blocks, block, axis=-1)
 
     def pack(self, codes: Integer[Array, "*b k"]) -> Integer[Array, "*b j"]:
-        """Codes to bytes."""
+        """Packs codes into bytes."""
         if self.radix is None:
             return pack_bits(codes, int(self.bits))
         return pack(codes, self.radix)
@@ -257,7 +262,7 @@ class AbstractGrid(AbstractAdjustable):
     def unpack(
         self, packed: Integer[Array, "*b j"], tail: int
     ) -> Integer[Array, "*b k"]:
-        """The inverse of `pack`, less the last `tail` codes."""
+        """The inverse of `pack`, without the last `tail` codes."""
         if self.radix is None:
             return unpack_bits(packed, int(self.bits), tail)
         return unpack(packed, self.radix, tail)

@@ -10,13 +10,13 @@ from .gguf._base import AbstractGGUF
 
 
 def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
-    """As `format.encode`, but blocks whose numbers overflow the format decode to NaN,
-    never to infinities."""
+    """Encodes like `format.encode`, but blocks whose numbers overflow the format decode
+    to NaN, never to infinities."""
     return as_held(format, format.encode(w))
 
 
 def as_held(format: AbstractFormat, stored: Stored) -> Stored:
-    """With NaN for blocks that would decode to infinities."""
+    """Replaces blocks that would decode to infinities by NaN."""
     if isinstance(format, Rotated):
         return as_held(format.format, stored)
     if isinstance(format, AbstractGGUF):
@@ -25,8 +25,8 @@ def as_held(format: AbstractFormat, stored: Stored) -> Stored:
 
 
 def not_held_text(format: AbstractFormat) -> str:
-    """The part of an error message that says why numbers are too large for a format,
-    and which formats can store them."""
+    """Returns the part of an error message about why numbers are too large for a
+    format, and which formats can store them."""
     if not _is_narrow(format):
         return (
             "What it decodes to has to fit into float32 and into the dtype of `w`: "

@@ -14,8 +14,8 @@ class Int(AbstractGrid):
 
     - `bits`: the number of bits of a code.
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
-    - `offset`: the number that a code `q` from 0 to `2**bits - 1` stands for, in a
-      block with the scale `s`.
+    - `offset`: how a code `q` from 0 to `2**bits - 1` decodes, in a block with the
+        scale `s`.
 
         - None: `(q - 2**(bits - 1)) * s`, as in torchao. The largest absolute value of
           the block is `(2**bits - 1) / 2` times the scale, halfway between two codes.
@@ -59,7 +59,7 @@ class Int(AbstractGrid):
     scale_dtype: Any = eqx.field(
         default=jnp.float32, static=True, converter=as_scale_dtype
     )
-    # (A type checker would take a method for one of the arguments.)
+    # (A property, since a type checker would take a method for an argument.)
     levels: ClassVar[Any] = property(lambda self: 2 ** int(self.bits))
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
@@ -122,7 +122,7 @@ class Int(AbstractGrid):
 
     def _range(self, blocks, size):
         if self.offset == "minimum":
-            # Of what the block really has: it need not include zero.
+            # Of the actual numbers of the block, whose range need not include zero.
             missing = np.arange(blocks.shape[-1]) >= np.maximum(size, 1)
             low = jnp.where(missing, jnp.inf, blocks)
             high = jnp.where(missing, -jnp.inf, blocks)

@@ -19,9 +19,9 @@ class Int4(AbstractGrid):
       block divided by 15. The range is widened to include zero, which is exact.
     - `scale_dtype`: float32, bfloat16 or float16.
 
-    Use this for weights of your own: it has no bias, and its kernels are fast.
+    Use this for your own weights: it has no bias, and its kernels are fast.
     [`eqquant.Int`][] with 4 bits is for weights that other libraries have quantized. It
-    packs the same bytes, but uses all 16 levels, from -8 to 7, of which none is the
+    packs the same bytes, but uses all 16 levels, from -8 to 7, none of which is the
     largest absolute value of a block.
 
     !!! Example

@@ -9,11 +9,11 @@ from ._names import known_formats
 
 
 def format_to_json(format: AbstractFormat) -> dict[str, Any]:
-    """The name of a format's class, and its fields.
+    """Returns the name of a format's class, and its fields.
 
     **Raises:**
 
-    A `ValueError` if a field cannot be written, or if these would not give the same
+    A `ValueError` if a field cannot be written, or if the class would not give the same
     format again.
     """
     json = {

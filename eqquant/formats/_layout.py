@@ -10,25 +10,24 @@ from ._base import AbstractFormat, Stored
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the numbers `W[*b, n, k]` lie in their stored arrays. A value: it is hashable
-    and holds no arrays.
+    """Describes how the numbers `W[*b, n, k]` lie in their stored arrays. A layout is a
+    value: it is hashable and holds no arrays.
 
     - `format`: writes and reads the stored arrays, with axes `*b n _`.
-    - `tail`: the number of positions that the last byte or block has room for beyond
-        `k`.
-    - `row_axis`: the axis of each stored array that `n` is. -2 is as the format writes
-        them. With -1 the last two axes are swapped, and the contracted one comes first.
-        A vector has no rows to choose for, and always has -2.
+    - `tail`: the number of positions beyond `k` in the last byte or block.
+    - `row_axis`: the place of the axis `n` in each stored array. -2 is the order of the
+        format. With -1 the last two axes are swapped, so that the contracted axis comes
+        first. A vector has no rows, and always has -2.
     - `panels`: the sizes `(n, k)` of matrices whose rows lie in panels of 64, one panel
-        after another, as products with few rows of inputs read them fastest. `None`
-        where rows lie side by side. The contracted axis comes first in each panel
-        (`row_axis` is -1), and a matrix is one axis of a stored array, `*b _`, whose
-        elements are those of `*b n/64 m 64`. So no function can take part of it, or
-        join it with another, and find a matrix of other rows: the axes are missing, or
-        the sizes differ, which is an error.
+        after another, the fastest order for products with few rows of inputs. `None` if
+        rows lie side by side. The contracted axis comes first in each panel (`row_axis`
+        is -1), and a matrix is one axis of a stored array, `*b _`, whose elements are
+        in the order of `*b n/64 m 64`. So a function that takes a part of the array, or
+        joins it with another, raises an error instead of finding a matrix with other
+        rows: the axes are missing, or the sizes differ.
 
-    Stored arrays are called `rows` where they lie as the format writes them. What all
-    rows share has size one in place of `n`, in panels, too.
+    Stored arrays in the order of the format are called `rows`. Arrays that all rows
+    share have size one in place of `n`, in panels, too.
     """
 
     format: AbstractFormat
@@ -39,7 +38,8 @@ class Layout:
     panel_rows: ClassVar[int] = 64
 
     def to_rows(self, stored: Stored) -> Stored:
-        """The stored arrays as the format writes and reads them."""
+        """Returns the stored arrays in the order in which the format writes and
+        reads."""
         if self.row_axis == -2:
             return stored
         if self.panels is None:
@@ -54,22 +54,22 @@ class Layout:
         return jtu.tree_map(_to_panels if self.panels else _swapped, rows)
 
     def in_panels(self, n: int, k: int) -> "Layout":
-        """The same layout with panels, for matrices of these sizes; without, if their
-        rows do not fill panels."""
+        """Returns the layout with panels, for matrices of these sizes, if their rows
+        fill panels; otherwise without."""
         whole = n > 0 and n % self.panel_rows == 0
         return dataclasses.replace(self, panels=(n, k) if whole else None)
 
     @property
     def side_by_side(self) -> "Layout":
-        """The same layout without panels."""
+        """The layout without panels."""
         return dataclasses.replace(self, panels=None)
 
     def without_panels(self, stored: Stored) -> Stored:
-        """The stored arrays in the layout `side_by_side`."""
+        """Returns the stored arrays in the layout `side_by_side`."""
         return self.side_by_side.from_rows(self.to_rows(stored))
 
     def by_row(self, entries: tuple[Any, ...]) -> tuple[Any, ...]:
-        """From one entry for each axis of a stored array to one for each axis of
+        """Converts one entry for each axis of a stored array to one for each axis of
         `*b n _`, or back."""
         if self.row_axis == -2:
             return entries
@@ -77,11 +77,11 @@ class Layout:
         return (*lead, b, a)
 
     def decode(self, stored: Stored) -> Float[Array, "*b k"]:
-        """The numbers, in float32."""
+        """Returns the numbers, in float32."""
         return self.format.decode(self.to_rows(stored), self.tail)
 
     def shape(self, stored: Stored) -> tuple[int, ...]:
-        """The shape `*b n k` of the numbers."""
+        """Returns the shape `*b n k` of the numbers."""
         shape = self._shape(stored)
         if self.panels is not None and shape[-2:] != self.panels:
             raise self._cut(stored)
@@ -89,11 +89,11 @@ class Layout:
 
     def _shape(self, stored):
         rows = stored if self.row_axis == -2 else self._structs_by_row(stored)
-        # (A method bound to a Module is a Module, and takes as long to make.)
+        # (A method bound to a Module is a Module, which is slow to make.)
         return type(self.format).shape(self.format, rows, self.tail)
 
     def ndim(self, a: Any) -> int:
-        """The number of axes of a stored array as the format writes it."""
+        """Returns the number of axes of a stored array in the order of the format."""
         return len(a.shape) + (self.panels is not None and a.shape[-1:] != (1,))
 
     def _structs_by_row(self, stored):
@@ -106,7 +106,7 @@ class Layout:
         }
 
     def shape_by_row(self, a: Any) -> tuple[int, ...]:
-        """The shape of a stored array as the format writes it."""
+        """Returns the shape of a stored array in the order of the format."""
         if self.panels is None or a.shape[-1:] == (1,):
             return self.by_row(a.shape)
         n, _ = self.panels
@@ -127,13 +127,13 @@ class Layout:
         )
 
     def preferred(self, ndim: int) -> "Layout":
-        """The same layout, with the `row_axis` that the format asks for, of an array
-        with so many axes `*b n k`."""
+        """Returns the layout with the `row_axis` that the format prefers, for an array
+        with `ndim` axes `*b n k`."""
         row_axis = -2 if ndim == 1 else self.format.row_axis
         return dataclasses.replace(self, row_axis=row_axis, panels=None)
 
     def trimmed(self, stored: Stored, k: int) -> "Layout":
-        """The same layout, with the `tail` that leaves `k` contracted positions of
+        """Returns the layout with the `tail` that leaves `k` contracted positions of
         these stored arrays."""
         whole = dataclasses.replace(self, tail=0)
         return dataclasses.replace(self, tail=whole._shape(stored)[-1] - k)
@@ -160,25 +160,26 @@ def _to_panels(rows):
 
 
 def _gathered(a):
-    # If its type carries a sharding. (No axis of it is that of the rows.)
+    # Gathers an array whose type carries a sharding. (The rows are on none of its
+    # axes.)
     if not isinstance(a, jax.Array) or not jax.typeof(a).sharding.mesh.explicit_axes:
         return a
     return jax.sharding.reshard(a, jax.sharding.PartitionSpec(*[None] * a.ndim))
 
 
 class _Struct(NamedTuple):
-    # As `jax.ShapeDtypeStruct`, which takes ten times as long to make.
+    # A cheaper `jax.ShapeDtypeStruct`, which takes ten times as long to make.
     shape: tuple[int, ...]
     dtype: Any
 
 
 def encode(w: Float[Array, "*b k"], format: AbstractFormat) -> tuple[Stored, Layout]:
-    """The stored arrays of some numbers, in rows, and their layout."""
+    """Returns the stored arrays of some numbers, in rows, and their layout."""
     stored = format.encode(w)
     return stored, Layout(format).trimmed(stored, w.shape[-1])
 
 
 def round_trip(w: Float[Array, "*b k"], format: AbstractFormat) -> Float[Array, "*b k"]:
-    """The numbers as a format would give them back, in float32."""
+    """Returns the numbers after encoding and decoding in a format, in float32."""
     stored, layout = encode(w, format)
     return layout.decode(stored)

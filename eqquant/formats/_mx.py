@@ -16,13 +16,13 @@ from ._scale import poison
 _nan = 255
 _subnormal = np.uint16(2**6)  # 2**-127, in bfloat16.
 _up = 64
-# What methods may add to the exponent that `encode` finds.
+# Offsets that methods may try for the exponent that `encode` finds.
 _around = np.array([0, 1, -1], np.int32)
 
 
 class AbstractMX(AbstractComposite, AbstractAdjustable):
-    """Blocks of 32 numbers that share a power of two, `2**(e - 127)`. What is stored is
-    `e`, or 255 for NaN. The exponent is that of the largest number of the block, less
+    """Blocks of 32 numbers that share a power of two, `2**(e - 127)`. `e` is stored, or
+    255 for NaN. The exponent is that of the largest number of the block, less
     `largest_power`. So the largest number may exceed the largest element; it saturates.
 
     ??? cite "Reference"
@@ -36,12 +36,12 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
     @property
     @abc.abstractmethod
     def base(self) -> AbstractGrid:
-        """The elements, with scales of their own, in bfloat16."""
+        """The elements as a grid with bfloat16 scales."""
 
     @property
     @abc.abstractmethod
     def largest_power(self) -> int:
-        """The exponent of the largest power of two that is an element."""
+        """The exponent of the largest element that is a power of two."""
 
     @abc.abstractmethod
     def to_codes(
@@ -50,7 +50,7 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
         size: Float[np.ndarray, "*_ g 1"],
         scale: Float[Array, "*b g 1"],
     ) -> Integer[Array, "*b g s"]:
-        """The code of the element that each number becomes."""
+        """Returns the code of the element that each number is rounded to."""
 
     def encode(self, w, scale=None):
         blocks, size = split(w, self.block_size)
@@ -59,7 +59,7 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
             exponent = _exponent(largest) - self.largest_power
         else:
             exponent = _exponent(scale[..., None])
-        # A subnormal scale would be flushed to zero, and zeros need none.
+        # A subnormal scale would be flushed to zero; only blocks of zeros may have one.
         least = jnp.any(blocks != 0, axis=-1, keepdims=True).astype(jnp.int32)
         exponent = jnp.clip(exponent, least, _nan - 1).astype(jnp.uint8)
         scale = _power(jnp.maximum(exponent, 1))
@@ -94,7 +94,7 @@ class AbstractMX(AbstractComposite, AbstractAdjustable):
         return _scaled(self.base.to_points(codes), exponent)
 
     def flat(self, stored, tail):
-        # In bfloat16, which has the same powers of two in half of the bits.
+        # In bfloat16, which has the same powers of two in 16 bits.
         exponent = stored["scale"].astype(jnp.uint16)
         bits = jnp.where(exponent == 0, _subnormal, exponent << np.uint16(7))
         bits = jnp.where(exponent == _nan, np.uint16(0x7FC0), bits)
@@ -113,15 +113,15 @@ def _exponent(x: Float[Array, "*s"]):
 
 
 def _nearest_exponent(scale: Float[Array, "*s"]) -> UInt8[Array, "*s"]:
-    # That of the nearest power of two. Half of a mantissa carries.
+    # The exponent of the nearest power of two. Half of a mantissa carries.
     bits = lax.bitcast_convert_type(jnp.abs(scale), jnp.uint32) + np.uint32(2**22)
     exponent = jnp.clip(bits >> np.uint32(23), 1, _nan - 1).astype(jnp.uint8)
     return jnp.where(jnp.isfinite(scale), exponent, np.uint8(_nan))
 
 
 def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
-    # By bits: on a CPU, XLA converts from `float8_e8m0fnu` one after another. (And
-    # casts to it of zeros and of negative numbers depend on who casts.)
+    # By bits: on a CPU, XLA converts from `float8_e8m0fnu` one number after another.
+    # (And casts of zeros and of negative numbers to it differ between implementations.)
     bits = exponent.astype(jnp.uint32) << np.uint32(23)
     bits = jnp.where(exponent == 0, np.uint32(2**22), bits)  # A subnormal number.
     bits = jnp.where(exponent == _nan, np.uint32(0x7FC00000), bits)
@@ -129,10 +129,10 @@ def _power(exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array, "*s"]:
-    # `x * 2**(exponent - 127)`, but what is subnormal is not flushed: if it may be,
-    # the product is `_up` powers of two larger, and reduced by its bits. (Points have
-    # few bits, and lose none when they are shifted. The product comes first, since XLA
-    # would compute `x` for each use of it.)
+    # Returns `x * 2**(exponent - 127)` without flushing subnormal results: where the
+    # result may be subnormal, the product is `_up` powers of two larger, and is reduced
+    # by its bits. (Points have few bits, and lose none when they are shifted. The
+    # product comes first, since XLA would compute `x` for each use of it.)
     small = exponent < _up
     y = x * _power(jnp.where(small, exponent + np.uint8(_up), exponent))
     bits = lax.bitcast_convert_type(y, jnp.uint32)
@@ -141,7 +141,7 @@ def _scaled(x: Float[Array, "*s"], exponent: UInt8[Array, "*s"]) -> Float[Array,
     shift = jnp.clip(1 - power, 0, 31).astype(jnp.uint32)
     subnormal = (rest & np.uint32(2**23 - 1) | np.uint32(2**23)) >> shift
     found = jnp.where(power > 0, rest - np.uint32(_up << 23), subnormal)
-    # Zeros, infinities and NaNs stay what they are.
+    # Zeros, infinities and NaNs are unchanged.
     special = (rest == 0) | (rest >= np.uint32(255 << 23))
     bits = jnp.where(small & ~special, sign | found, bits)
     return lax.bitcast_convert_type(bits, jnp.float32)

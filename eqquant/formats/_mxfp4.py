@@ -14,9 +14,9 @@ from .gguf._fields import read, write
 
 
 class MXFP4(AbstractMX, AbstractGGUF):
-    """4-bit floating-point numbers, `e2m1`, times a power of two for each 32 of them.
-    Larger numbers than 6 saturate. 4.25 bits. Two codes to a byte, the first in the low
-    nibble.
+    """4-bit floating-point numbers, `e2m1`, with a power of two as the scale of each 32
+    numbers. Numbers above 6 saturate. 4.25 bits. Two codes to a byte, the first in the
+    low nibble.
 
     - `ties`: how ties are rounded. `"even"` rounds them to the even code, as the
       specification recommends. `"zero"` rounds them towards zero, and never writes a
@@ -68,5 +68,5 @@ class MXFP4(AbstractMX, AbstractGGUF):
         return in_rows(write(codes, _fields, scale, 0, self.type_size))
 
 
-# Of codes, in a block of a GGUF file. The scale is before them.
+# The codes in a block of a GGUF file. The scale comes before them.
 _fields = plane_fields(1, 16, 4, 16)

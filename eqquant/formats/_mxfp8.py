@@ -8,8 +8,8 @@ from ._mx import AbstractMX
 
 
 class MXFP8(AbstractMX):
-    """8-bit floating-point numbers, times a power of two for each 32 of them. Rounds
-    half to even; larger numbers than the largest element saturate. 8.25 bits.
+    """8-bit floating-point numbers, with a power of two as the scale of each 32
+    numbers. Rounds half to even; numbers above the largest element saturate. 8.25 bits.
 
     - `dtype`: `"e4m3"` or `"e5m2"`, as in [`eqquant.FP8`][].
 

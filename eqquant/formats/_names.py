@@ -8,14 +8,14 @@ from ._base import AbstractFormat
 
 
 def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
-    """Each format there is, by the lower-case name of its class: those of this library
-    and those that a user has defined. Of two, the name is that of the library's."""
+    """Returns all formats by the lower-case names of their classes: the formats of this
+    library and of the user. If names collide, the library's format wins."""
     found = {}
     todo: list[type[AbstractFormat]] = [AbstractFormat]
     while todo:
         cls = todo.pop(0)
         todo.extend(cls.__subclasses__())
-        # (Of a name that begins with an underscore is a part of another format.)
+        # (A name that begins with an underscore marks a part of another format.)
         hidden = cls.__name__.startswith(("Abstract", "_"))
         if not inspect.isabstract(cls) and not hidden:
             name, package = cls.__name__.lower(), __name__.split(".")[0]
@@ -25,7 +25,7 @@ def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
 
 
 def as_format(format: AbstractFormat | str | Any) -> AbstractFormat:
-    """A format from itself, from its name, or from how it is written in Python."""
+    """Returns a format, given itself, its name, or its Python expression."""
     if isinstance(format, AbstractFormat):
         return format
     known = known_formats()
@@ -54,7 +54,7 @@ def _by_name(name):
     return known[name.lower()]
 
 
-# Of modules, as they are written before a dtype and before a format.
+# The modules that may precede a dtype and a format.
 _of_dtypes = ("np", "jnp", "numpy", "jax.numpy", "ml_dtypes")
 _of_formats = ("eqq", "eqquant", "eqq.formats", "eqquant.formats")
 
@@ -73,7 +73,7 @@ def _from_text(text):
 
 
 def _value(node):
-    # Nothing is run but formats, with what is written as it is.
+    # Evaluates only constants, dtypes and formats, so no other code can run.
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -12,10 +12,10 @@ def nearest(
     scale: Float[Array, "*#b g 1"],
     points: Float[np.ndarray, " p"],
 ) -> Integer[Array, "*b g s"]:
-    """The index of the nearest of the ascending `points`, times the scale of the block,
-    to each number.
+    """Returns the index of the nearest of the ascending `points`, times the scale of
+    the block, to each number.
 
-    Bit for bit as in bitsandbytes: it multiplies by the reciprocal of the scale, but
+    Bit-identical to bitsandbytes: it multiplies by the reciprocal of the scale, but
     divides in a short block; and ties go to the lower point.
     """
     unit = in_units(blocks, scale)
@@ -23,7 +23,7 @@ def nearest(
         short = blocks[..., -1:, :]
         divisor = jnp.where(scale == 0, 1, scale)[..., -1:, :]
         divisor = jnp.broadcast_to(divisor, short.shape)
-        # Without the barrier, XLA multiplies by the reciprocal here, too.
+        # Without the barrier, XLA would multiply by the reciprocal here, too.
         divided = short / lax.optimization_barrier(divisor)
         unit = jnp.concatenate([unit[..., :-1, :], divided], axis=-2)
     edges = (points[1:] + points[:-1]) / 2

@@ -25,8 +25,8 @@ class Nested(AbstractComposite, AbstractAdjustable):
     """Double quantization: the scales of one format, `base`, are stored in another.
 
     - `base`: the format of the numbers. It needs a block size.
-    - `scale`: the format of its scales. Their blocks stay within a row too, so that
-      double quantization saves memory in long rows only: from about 4096 numbers on.
+    - `scale`: the format of its scales. Their blocks stay within a row, too, so double
+        quantization saves memory only in rows of about 4096 numbers or more.
 
     !!! Example
 
@@ -69,13 +69,14 @@ class Nested(AbstractComposite, AbstractAdjustable):
         if scale is None:
             scale = self.base.scales(self.base.encode(w), 0)
         stored = self.scale.encode(scale)
-        # The codes belong to the scales as they will be read.
+        # The codes are chosen for the decoded scales.
         scale = self.scale.decode(stored, self._tail(stored, scale.shape[-1]))
         return self.base.encode(w, scale) | {"scale": stored}
 
     @property
     def grid(self) -> Any:
-        # (What has no blocks to adjust is no grid either, and methods refuse it.)
+        # (A base without adjustable blocks is not a grid either, and methods refuse
+        # it.)
         return self.base
 
     def candidates(self, blocks, size):

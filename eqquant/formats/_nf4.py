@@ -12,12 +12,12 @@ from ._scale import as_scale_dtype
 
 class NF4(AbstractGrid):
     """4-bit NormalFloat: sixteen quantiles of a normal distribution, times the largest
-    absolute value of the block. Zero and that value are exact. Two codes to a byte, the
-    first in the low nibble.
+    absolute value of the block. Zero and the largest value are exact. Two codes to a
+    byte, the first in the low nibble.
 
-    Codes, scales and numbers are those of bitsandbytes, except that its blocks run over
-    the flattened array while these stay within a row, and that it puts the first code
-    in the high nibble.
+    Codes, scales and numbers are the same as in bitsandbytes, except that its blocks
+    run over the flattened array, not within a row, and that it puts the first code in
+    the high nibble.
 
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
     - `scale_dtype`: float32, bfloat16 or float16.
@@ -70,6 +70,6 @@ class NF4(AbstractGrid):
         return nearest(blocks, size, scale, self.codebook)
 
     def to_points(self, codes):
-        # On CPU, several times faster than a tree of selections.
+        # On CPU, a lookup is several times faster than a tree of selections.
         table = jnp.asarray(self.codebook)
         return table.at[codes].get(mode="promise_in_bounds")

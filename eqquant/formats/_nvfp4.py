@@ -17,16 +17,16 @@ from ._scale import divided, from_bits, poison, to_bits
 
 _e4m3 = as_float8("e4m3")
 _largest = largest_float8(_e4m3)
-# The smallest that is normal. What is below would have few bits.
+# The smallest normal scale. Smaller ones would have few bits.
 _smallest = 2.0**-6
 _ends = np.array([_smallest, _largest], _e4m3).view(np.uint8).astype(np.int32)
-# How many numbers further up or down of `e4m3` methods look for a scale: from two
-# fifths of it to one with which the largest number of a block is below 4.
+# The steps up or down in `e4m3` that methods try for a scale: from two fifths of it to
+# a scale with which the largest number of a block is below 4.
 _around = np.array([0, *range(1, 7), *range(-1, -11, -1)], np.int32)
 
 
 class NVFP4(AbstractComposite, AbstractAdjustable):
-    """4-bit floating-point numbers, `e2m1`, times a scale for each 16 of them. This
+    """4-bit floating-point numbers, `e2m1`, with a scale for each 16 numbers. This
     scale is an 8-bit floating-point number, `e4m3`, times a scale of the whole matrix:
     its largest absolute value divided by `6 * 448`. Rounds half to even. 4.5 bits.
 
@@ -76,7 +76,7 @@ class NVFP4(AbstractComposite, AbstractAdjustable):
         return to_bits(found, self.scale_dtype)[..., 0]
 
     def unit(self, w):
-        # As `encode` finds it: so a row is stored alike, whatever other rows are.
+        # The same as in `encode`: so the stored form of a row depends on no other row.
         blocks, _ = split(w, self.block_size)
         whole = _whole(absmax(blocks), largest_e2m1 * _largest)
         return whole[..., 0], {"global_scale": self._global_scale(whole, blocks)}
@@ -87,7 +87,7 @@ class NVFP4(AbstractComposite, AbstractAdjustable):
 
     def candidates(self, blocks, size):
         usual = _scale_codes(divided(absmax(blocks), largest_e2m1)).astype(jnp.int32)
-        # (The codes of positive numbers are in the order of these.)
+        # (Positive codes are in the order of their values.)
         codes = usual[None] + _around.reshape(-1, *(1,) * blocks.ndim)
         codes = jnp.clip(codes, *_ends).astype(jnp.uint8)
         return Parameters(from_float8(codes, _e4m3), None)
@@ -103,12 +103,12 @@ class NVFP4(AbstractComposite, AbstractAdjustable):
         return {"codes": self.base.pack(codes), **settled}
 
     def flat(self, stored, tail):
-        # Without the checks of `to_bits`, since this is done for each product.
+        # Without the checks of `to_bits`, since this runs for each product.
         scale = lax.bitcast_convert_type(self.scales(stored, tail), jnp.uint32)
         return {"codes": stored["codes"], "scale": scale}
 
     def byte_scales(self, stored):
-        # (Rows of several matrices that were joined have their own `global_scale`.)
+        # (Rows joined from several matrices have their own `global_scale`.)
         if stored["global_scale"].size != 1:
             return None
         return ByteScales(_e4m3, "global_scale", self.inverse)
@@ -124,14 +124,14 @@ def _scale_codes(scale: Float[Array, "*s"]) -> UInt8[Array, "*s"]:
 
 
 def _whole(x: Float[Array, "*b g 1"], most: float) -> Float[Array, "*_ 1 1"]:
-    # The scale of a matrix, by which the largest of all numbers becomes `most`.
+    # Returns the scale of a matrix that makes the largest of all numbers `most`.
     whole = divided(_largest_of_all(x), most)
     return jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
 
 
 def _largest_of_all(x: Float[Array, "*b g 1"]) -> Float[Array, "*_ 1 1"]:
     x = jnp.max(x, axis=-2, keepdims=True, initial=0)
-    # Of a matrix, whose blocks are `n g s`; or of a vector, `g s`.
+    # Reduces a matrix, whose blocks are `n g s`, or a vector, `g s`.
     if x.ndim > 2:
         x = jnp.max(of_all_rows(x), axis=-3, keepdims=True, initial=0)
     return x

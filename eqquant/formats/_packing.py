@@ -8,7 +8,7 @@ from jaxtyping import Array, Integer
 
 @ft.cache
 def per_byte(levels: int) -> int:
-    """How many codes of this many levels fit in a byte."""
+    """Returns the number of codes with this many levels that fit in a byte."""
     number = 1
     while levels ** (number + 1) <= 256:
         number += 1
@@ -19,7 +19,7 @@ def pack(codes: Integer[Array, "*b k"], levels: int) -> Integer[Array, "*b j"]:
     """Writes codes `0, ..., levels - 1` as the digits of bytes, base `levels`. The
     first code is the lowest digit; missing codes of the last byte are zeros.
 
-    Where a byte holds one code, the codes are returned as they are.
+    If a byte holds one code, the codes are returned unchanged.
     """
     p = per_byte(levels)
     if p == 1:
@@ -34,7 +34,7 @@ def pack(codes: Integer[Array, "*b k"], levels: int) -> Integer[Array, "*b j"]:
 def unpack(
     packed: Integer[Array, "*b j"], levels: int, tail: int
 ) -> Integer[Array, "*b k"]:
-    """The inverse of `pack`, less the last `tail` codes."""
+    """The inverse of `pack`, without the last `tail` codes."""
     *lead, j = packed.shape
     p = per_byte(levels)
     codes = jnp.stack(digits(packed, levels), axis=-1) if p > 1 else packed
@@ -42,7 +42,7 @@ def unpack(
 
 
 def digits(packed: Integer[Array, "*j"], levels: int) -> list[Integer[Array, "*j"]]:
-    """The first code of each byte, the second, and so on."""
+    """Returns the first code of each byte, the second, and so on."""
     p = per_byte(levels)
     if p == 1:
         return [packed]
@@ -66,11 +66,11 @@ def _divided(x, divisor):
 
 @ft.cache
 def as_product(divisor: int) -> tuple[int, int, int]:
-    """How to divide every byte without leaving 16 bits: it is multiplied by a factor,
-    a number is added, and the sum is shifted right."""
+    """Returns how to divide every byte within 16 bits: multiply by a factor, add a
+    number, and shift right."""
     x = np.arange(256)
-    # Rounded up, the reciprocal is enough for most divisors. Where its product with a
-    # byte would need more bits, it is rounded down, and each byte counts one more.
+    # For most divisors, the reciprocal rounded up is exact enough. If its product with
+    # a byte would need more bits, it is rounded down, and one is added to each byte.
     for up, shift in it.product((True, False), range(16)):
         factor = -(-(2**shift) // divisor) if up else 2**shift // divisor
         more = 0 if up else factor

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 
-# So many numbers, and what is computed of them on the way, stay in the caches of a CPU.
+# This many numbers, with their intermediate results, stay in the caches of a CPU.
 _enough = 2**17
 
 
@@ -13,13 +13,14 @@ def by_pieces(
     fn: Callable[[Float[Array, "*b p k"]], Shaped[Array, "*b p _"]],
     x: Float[Array, "*b k"],
 ) -> Shaped[Array, "*b _"]:
-    """`fn(x)`, of some rows at a time. This is for functions with much to compute of
-    each row, so that it takes little memory."""
+    """Returns `fn(x)`, computed for some rows at a time. This saves memory in functions
+    with many intermediate results for each row."""
     *lead, k = x.shape
     rows = _rows_at_a_time(lead[-1], x.size // max(1, lead[-1])) if lead else None
     if rows is None or rows == lead[-1]:
         return fn(x)
-    # Rows that are far apart, so that each device has some if they are sharded.
+    # Takes rows that are far apart, so that each device has some of them if they are
+    # sharded.
     *lead, n = lead
     x = x.reshape(*lead, rows, n // rows, k)
     at = lambda i: fn(lax.dynamic_index_in_dim(x, i, -2, keepdims=False))

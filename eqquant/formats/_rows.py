@@ -9,15 +9,15 @@ from ._base import AbstractFormat, Stored
 
 def of_all_rows(x: Float[Array, "*b n _ _"]) -> Float[Array, "*b _ _ _"]:
     """Formats call this on per-row values before they reduce them over the rows of a
-    matrix. In `encode_rows`, it returns the values of all rows, also of those that are
-    not at hand."""
+    matrix. In `encode_rows`, it returns the values of all rows, including rows that are
+    not available."""
     return _others.get()(x)
 
 
 def encode_rows(
     format: AbstractFormat, w: Float[Array, "n k"], known: Sequence[Array] = ()
 ) -> tuple[Stored, list[Array]]:
-    """As `format.encode`, for some rows of a larger matrix.
+    """Encodes some rows of a larger matrix, like `format.encode` of the whole.
 
     **Arguments:**
 
@@ -28,7 +28,7 @@ def encode_rows(
 
     The stored arrays, and the arguments of `of_all_rows`, call by call. Repeat this for
     all groups of rows, each time with one more reduction gathered into `known`. Once
-    all are known, the stored arrays are the rows of those of the whole matrix.
+    all are known, the stored arrays are rows of the stored arrays of the whole matrix.
     """
     asked = []
 

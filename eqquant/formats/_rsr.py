@@ -19,16 +19,16 @@ def _as_dtype(dtype: Any) -> np.dtype:
 
 
 class AbstractRSR(AbstractExact):
-    """Each `k` numbers along the contracted axis are the digits of one code, the first
-    one the lowest. Products across the codes first add up the inputs of rows with the
-    same code; products along them look up the contribution of each code.
+    """Each `k` numbers along the contracted axis are the digits of one code, the lowest
+    digit first. Products across the codes first add up the inputs of rows with the same
+    code; products along them look up the contribution of each code.
 
     ??? cite "Reference"
 
         An Efficient Matrix Multiplication Algorithm for Accelerating Inference in
         Binary and Ternary Neural Networks. Dehghankar et al., 2025. Sections 3 and 4.
-        (There the codes are kept as a permutation that sorts them and the places where
-        each of them begins. The codes alone are smaller, and say the same.)
+        (The paper keeps the codes as a permutation that sorts them and the places where
+        each of them begins. The codes alone are smaller, and equivalent.)
     """
 
     k: eqx.AbstractVar[int]
@@ -49,7 +49,7 @@ class AbstractRSR(AbstractExact):
 
     @property
     def levels(self) -> int:
-        """How many digits there are: the base of the codes."""
+        """The number of digits: the base of the codes."""
         return len(self.domain)
 
     @property
@@ -68,7 +68,7 @@ class AbstractRSR(AbstractExact):
         digits = -self.domain[0] + (w > 0).astype(jnp.uint8) - (w < 0).astype(jnp.uint8)
         *lead, size = w.shape
         number = -(-size // self.k)
-        # What is missing from the last code are zeros.
+        # The last code is padded with zeros.
         padding = [(0, 0)] * len(lead) + [(0, number * self.k - size)]
         digits = jnp.pad(digits, padding, constant_values=-self.domain[0])
         digits = digits.reshape(*lead, number, self.k).astype(self._code_dtype)
@@ -81,7 +81,7 @@ class AbstractRSR(AbstractExact):
         *lead, number, _ = codes.shape
         inverse = np.array([self.levels**-i for i in range(self.k + 1)], np.float32)
         inverse = inverse.reshape((1,) * (codes.ndim - 1) + (self.k + 1,))
-        # Exact: half a code is further than float32 errs, on codes of 20 bits.
+        # Exact: the float32 error is below half a code, for codes of 20 bits.
         high = jnp.floor((codes + 0.5) * inverse)
         points = high[..., :-1] - self.levels * high[..., 1:] + self.domain[0]
         return points.reshape(*lead, number * self.k)[..., : number * self.k - tail]
@@ -92,9 +92,9 @@ class AbstractRSR(AbstractExact):
 
 
 class RSRBinary(AbstractRSR):
-    """Redundant Segment Reduction of matrices of 0 and 1, which are stored as they are:
-    no scales, no rounding. Each `k` numbers are the digits of one code, base two, in
-    the narrowest of 8, 16 and 32 bits.
+    """Redundant Segment Reduction of matrices of 0 and 1, which are stored exactly,
+    without scales. Each `k` numbers are the digits of one code, base two, in the
+    narrowest of 8, 16 and 32 bits.
 
     - `k`: how many numbers share a code.
     - `dtype`: the dtype that arrays of integers and of booleans decode to.
@@ -121,9 +121,9 @@ class RSRBinary(AbstractRSR):
 
 
 class RSRTernary(AbstractRSR):
-    """Redundant Segment Reduction of matrices of -1, 0 and 1, which are stored as they
-    are: no scales, no rounding. Each `k` numbers, with one added, are the digits of one
-    code, base three, in the narrowest of 8, 16 and 32 bits.
+    """Redundant Segment Reduction of matrices of -1, 0 and 1, which are stored exactly,
+    without scales. Each `k` numbers, with one added, are the digits of one code, base
+    three, in the narrowest of 8, 16 and 32 bits.
 
     - `k`: how many numbers share a code.
     - `dtype`: the dtype that arrays of integers and of booleans decode to.

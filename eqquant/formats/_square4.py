@@ -10,16 +10,16 @@ from ._scale import as_scale_dtype
 
 
 class Square4(AbstractDithered):
-    """4-bit numbers whose roots are at equal distances, for the state of an optimizer:
-    two to a byte, the first in the low nibble.
+    """4-bit numbers whose square roots are equally spaced, for the state of an
+    optimizer. Two to a byte, the first in the low nibble.
 
     - `block_size`: how many numbers share a scale. `None` for one scale for each row.
-    - `signed`: the squares of 0 to 7 and their negatives, times the largest absolute
-        value of the block divided by 49. If false, the squares of 1 to 16, times the
-        largest value of the block divided by 256. This is for second moments, by whose
-        roots optimizers divide: zero is no point, and what is less than the lowest
-        point becomes it.
-    - `dithered`: as for [`eqquant.Dynamic8`][].
+    - `signed`: if true, the squares of 0 to 7 and their negatives, times the largest
+        absolute value of the block divided by 49. If false, the squares of 1 to 16,
+        times the largest value of the block divided by 256. The latter is for second
+        moments, by whose roots optimizers divide: zero is not a point, and numbers
+        below the lowest point become this point.
+    - `dithered`: as in [`eqquant.Dynamic8`][].
     - `scale_dtype`: float32, bfloat16 or float16.
 
     !!! Example
@@ -31,7 +31,7 @@ class Square4(AbstractDithered):
     ??? cite "Reference"
 
         Memory Efficient Optimizers with 4-bit States. Li et al., 2023. (Section 4.1, on
-        second moments without zero; their points are at equal distances.)
+        second moments without zero; the points there are equally spaced.)
     """
 
     block_size: int | None = eqx.field(default=128, static=True)
@@ -53,7 +53,7 @@ class Square4(AbstractDithered):
 
     def rounded_at(self, unit, threshold):
         magnitude = jnp.abs(unit) if self.signed else jnp.maximum(unit, 0)
-        # The root of the point below, and the part of the way to the one above it.
+        # The root of the point below, and the fraction of the way to the point above.
         root = jnp.clip(jnp.floor(jnp.sqrt(magnitude)), self._first, self._last - 1)
         part = (magnitude - root**2) / (2 * root + 1)
         root += (part > threshold).astype(jnp.float32)

@@ -24,12 +24,12 @@ class Ternary(AbstractGrid):
     - `radix`: 3 for five codes to a byte, 4 for four. [`eqquant.tree_prepack`][]
       converts from one to the other.
 
-    Where all numbers that share a scale are `s`, `-s` or 0, the scale is `s`, rounded
-    to the `scale_dtype`: where that holds it, they come back as they were. So do
-    decoded numbers that are quantized again.
+    If all numbers that share a scale are `s`, `-s` or 0, the scale is `s`, rounded to
+    the `scale_dtype`. If `s` is exact in it, so are the decoded numbers. Decoded
+    numbers are also exact when they are quantized again.
 
     This is for weights that were trained to be ternary. Much of the information in
-    other weights is lost. Arrays of integers are stored as if they were floats.
+    other weights is lost. Arrays of integers are stored like floats.
 
     !!! Example
 
@@ -106,11 +106,11 @@ class Ternary(AbstractGrid):
 
     def _mean(self, x, size):
         number = self._sum(jnp.broadcast_to(size, (*x.shape[:-1], 1)))
-        # Divided first: a sum of large numbers may overflow.
+        # Divide first: a sum of large numbers may overflow.
         return self._sum(x / jnp.maximum(number, 1))
 
     def _ends(self, blocks):
-        # The least absolute value that is not zero, and the largest.
+        # The smallest absolute value that is not zero, and the largest.
         magnitude = jnp.where(blocks == 0, jnp.inf, jnp.abs(blocks))
         least = jnp.min(magnitude, -1, keepdims=True, initial=jnp.inf)
         ends = least, absmax(blocks)

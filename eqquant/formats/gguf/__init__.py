@@ -1,18 +1,18 @@
 """The types of quantized tensors in GGUF files. Decoding gives the numbers of ggml, bit
 for bit. So does encoding, except in the types for which ggml searches for scales,
-`Q2_K` to `Q6_K`, `IQ4_NL` and `IQ4_XS`: there, sums are in another order.
+`Q2_K` to `Q6_K`, `IQ4_NL` and `IQ4_XS`: their sums are computed in another order.
 
 `Q1_0`, `Q2_0`, `Q4_0`, `Q8_0`, `IQ4_NL`, `TQ1_0` and `TQ2_0` are grids, whose codes and
 scales are stored apart. The others are stored as the bytes of the file, and are
-composites: `flat` gives the codes, scales and minima that the blocks consist of.
-`from_blocks` and `to_blocks` convert from and to the bytes of a file.
+composites: `flat` returns the codes, scales and minima of the blocks. `from_blocks` and
+`to_blocks` convert from and to the bytes of a file.
 
 The types `IQ1_S` to `IQ3_S` have a codebook of points of four or eight dimensions
 (`_codebook`), and can only be decoded.
 
-Each type states where in a block its bits are, as its `fields`: `_fields` reads and
-writes these, and kernels are made of them. `notebooks/contributing.md` tells how to add
-a type. An `AbstractK` needs `search` beside these, and is encoded natively by both.
+Each type defines the places of its bits in a block as its `fields`, which `_fields`
+reads and writes, and from which kernels are made. See `notebooks/contributing.md` for
+how to add a type. An `AbstractK` also needs `search`; the native encoder uses both.
 """
 
 from ._base import (

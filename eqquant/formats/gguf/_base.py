@@ -23,13 +23,13 @@ from ._fields import read, write
 
 
 class AbstractGGUF(AbstractFormat):
-    """A type of tensors in GGUF files. There a row is blocks of `type_size` bytes for
-    each `block_size` numbers.
+    """A type of tensors in GGUF files. A row of a file is blocks of `type_size` bytes
+    for each `block_size` numbers.
 
     ??? cite "Reference"
 
-        `ggml-common.h` and `ggml-quants.c` of ggml; and `gguf.quants`, the same in
-        Python.
+        `ggml-common.h` and `ggml-quants.c` of ggml, and their Python version
+        `gguf.quants`.
     """
 
     block_size: eqx.AbstractClassVar[int]
@@ -37,27 +37,27 @@ class AbstractGGUF(AbstractFormat):
 
     @abc.abstractmethod
     def from_blocks(self, blocks: UInt8[Array, "*b _"]) -> Stored:
-        """What is stored, from the rows of a file."""
+        """Converts the rows of a file to stored arrays."""
 
     @abc.abstractmethod
     def to_blocks(self, stored: Stored, tail: int) -> UInt8[Array, "*b _"]:
-        """The inverse of `from_blocks`. A last block that is short is filled up."""
+        """The inverse of `from_blocks`. A short last block is filled up."""
 
     @property
     @abc.abstractmethod
     def stored_fields(self) -> dict[str, tuple[Code, ...]] | None:
-        """What `from_blocks` does, as data: where in a block the bits of each element
-        of the stored arrays are. `None` if elements are computed otherwise."""
+        """`from_blocks` as data: the bits of a block that make up each element of the
+        stored arrays. `None` if elements are computed otherwise."""
 
     @abc.abstractmethod
     def without_infinities(self, stored: Stored) -> Stored:
-        """With NaN for each scale, and each least number, that is infinite. (`encode`
-        writes those where ggml does: for numbers that are too large for float16.)"""
+        """Replaces infinite scales and minima by NaN. (`encode` writes infinities where
+        ggml does: for numbers that are too large for float16.)"""
 
 
 class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
-    """One of a scale and codes. The codes are laid so that those of a byte are one
-    after another, unlike in the file.
+    """A type of one scale and codes. The codes of a byte are consecutive, unlike in the
+    file.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
     - `signed`: whether codes are signed integers of 8 bits.
@@ -69,22 +69,23 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
     @property
     @abc.abstractmethod
     def fields(self) -> tuple[Code, ...] | None:
-        """Where the codes are. `None` if they are not bits of the block."""
+        """The places of the codes. `None` if they are not bits of the block."""
 
     def read_codes(self, blocks: UInt8[Array, "*b g t"]) -> UInt8[Array, "*b g s"]:
-        """A code for each number."""
+        """Returns a code for each number."""
         assert self.fields is not None
         return read(blocks, self.fields)
 
     def join_blocks(
         self, codes: UInt8[Array, "*b g s"], scale: UInt8[Array, "*b g 2"]
     ) -> UInt8[Array, "*b g t"]:
-        """The bytes of blocks, of their codes and the two bytes of their scale."""
+        """Returns the bytes of blocks, from their codes and the two bytes of their
+        scale."""
         assert self.fields is not None
         return write(codes, self.fields, scale, self.scale_at, self.type_size)
 
     def encode(self, w, scale=None):
-        # Unlike other grids: the codes belong to the scale before it is rounded.
+        # Unlike in other grids, the codes are chosen before the scale is rounded.
         blocks, size = split(w, self.block_size)
         scale = self.fit(blocks, size) if scale is None else scale[..., None]
         codes = self.to_codes(blocks, size, scale)
@@ -129,13 +130,13 @@ class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
 
 
 class BlockFields(NamedTuple):
-    """Where in the bytes of a block its integers are.
+    """The places of the integers in the bytes of a block.
 
     - `codes`: the code of each number.
-    - `steps`, `lows`: the scale and the minimum of each part. These are multiples of
-      the two scales in float16, and minima less than zero. There are none if a block
-      has only one part: then the two numbers in float16 are its scale and its minimum.
-    - `zero`: what is subtracted from `steps`.
+    - `steps`, `lows`: the scale and the minimum of each part, as multiples of the
+        block's two scales in float16. Minima are subtracted. Without them a block has
+        only one part, and the two numbers in float16 are its scale and its minimum.
+    - `zero`: the number that is subtracted from `steps`.
     - `signed`: whether `steps` are signed integers of 8 bits.
     """
 
@@ -147,10 +148,10 @@ class BlockFields(NamedTuple):
 
 
 class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
-    """A type whose blocks are stored as they are in the file: `stored["blocks"]`.
+    """A type whose blocks are stored like in the file: `stored["blocks"]`.
 
-    - `base`: the grid that a block consists of, as codes with a scale of their own for
-      each `base.block_size` numbers, and a minimum if its `offset` is that.
+    - `base`: the grid of the decoded codes, with a scale for each `base.block_size`
+        numbers, and a minimum if its `offset` is `"minimum"`.
     """
 
     base: eqx.AbstractClassVar[AbstractGrid]
@@ -161,7 +162,7 @@ class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
     ) -> tuple[
         Integer[Array, "*b g s"], Float[Array, "*b g p"], Float[Array, "*b g p"] | None
     ]:
-        """The codes, the scales and the minima of the parts that blocks consist of."""
+        """Returns the codes, the scales and the minima of the parts of blocks."""
 
     def decode(self, stored, tail):
         codes, scale, low = self._split(stored)
@@ -204,11 +205,12 @@ class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
 
 
 class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
-    """One whose blocks consist of bit fields.
+    """A type whose blocks consist of bit fields.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
-    - `halves`: how many numbers in float16 begin there: two if there is a minimum.
-    - `fields`: where the integers are.
+    - `halves`: the number of float16 numbers that begin there: two if there is a
+        minimum.
+    - `fields`: the places of the integers.
     """
 
     scale_at: eqx.AbstractClassVar[int]
@@ -217,7 +219,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
 
     @abc.abstractmethod
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:
-        """Numbers to the bytes of blocks."""
+        """Encodes numbers to the bytes of blocks."""
 
     def split_blocks(self, blocks):
         fields, at = self.fields, self.scale_at
@@ -225,8 +227,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         scale, low = half(blocks[..., at : at + 2]), None
         if self.halves == 2:
             low = half(blocks[..., at + 2 : at + 4])
-        # (Products are exact in float32, being those of a float16 and of integers of so
-        # few bits.)
+        # (Products of a float16 and of integers of so few bits are exact in float32.)
         if fields.steps:
             steps = read(blocks, fields.steps)
             if fields.signed:
@@ -240,10 +241,10 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
     def join_blocks(
         self, codes: UInt8[Array, "*b g s"], scales: Stored
     ) -> UInt8[Array, "*b g t"]:
-        """The bytes of blocks, of their codes and scales. `scales` has the two scales
-        in float16, `step` and `low`, as bytes, and if a block has several parts, their
-        integers, `steps` and `lows`. There is no `low` and are no `lows` if there is no
-        minimum."""
+        """Returns the bytes of blocks, from their codes and scales. `scales` has the
+        two scales in float16, `step` and `low`, as bytes, and if a block has several
+        parts, their integers, `steps` and `lows`. `low` and `lows` are missing if there
+        is no minimum."""
         fields = self.fields
         halves = [scales[name] for name in ("step", "low") if name in scales]
         if fields.steps:
@@ -284,7 +285,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
             raise ValueError(
                 f"There is no one scale for each block in {self}. Got `scale`."
             )
-        # The last block is filled up with its last number, which widens no range.
+        # The last block is padded with its last number, which widens no range.
         missing = -w.shape[-1] % self.block_size
         w = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, missing)], mode="edge")
         return {"blocks": by_pieces(self._encode_rows, w)}
@@ -292,7 +293,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
     def _encode_rows(self, w):
         blocks, _ = split(w, self.block_size)
         packed = self.encode_blocks(blocks)
-        # No scale in float16 holds what is larger; and its powers may be infinite.
+        # No scale in float16 fits larger numbers, and their powers may be infinite.
         held = all_within(blocks, np.nextafter(np.float32(2.0**40), np.float32(0)))
         return in_rows(self._with_nan(packed, ~held))
 
@@ -328,7 +329,7 @@ def in_rows(blocks: Shaped[Array, "*b g t"]) -> Shaped[Array, "*b _"]:
 def split_codes(
     codes: Integer[Array, "*b k"], block_size: int, zero: int
 ) -> Integer[Array, "*b g s"]:
-    """Cuts a row into blocks. What is missing from the last is the code of zero."""
+    """Cuts a row into blocks. The last block is padded with the code of zero."""
     *lead, k = codes.shape
     number = -(-k // block_size)
     padding = [(0, 0)] * len(lead) + [(0, number * block_size - k)]
@@ -337,7 +338,7 @@ def split_codes(
 
 
 def half(bytes: UInt8[Array, "*b 2"]) -> Float[Array, "*b 1"]:
-    """A float16, in float32."""
+    """Decodes a float16 to float32."""
     bits = lax.bitcast_convert_type(bytes, jnp.float16)
     return bits.astype(jnp.float32)[..., None]
 

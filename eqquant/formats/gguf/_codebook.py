@@ -1,4 +1,4 @@
-"""What GGUF's `IQ1`, `IQ2` and `IQ3` types have in common."""
+"""The common base of GGUF's `IQ1`, `IQ2` and `IQ3` types."""
 
 from typing import ClassVar, NamedTuple
 
@@ -17,16 +17,16 @@ from ._fields import read
 
 
 class CodebookFields(NamedTuple):
-    """Where in the bytes of a block its integers are.
+    """The places of the integers in the bytes of a block.
 
     - `indices`: the index of each point.
     - `scale`: the two bytes of the scale of the block, in float16.
-    - `steps`: half of what is less than the odd multiple of it that is the scale of
-      each part.
-    - `signs`: of each eight numbers: a bit for each, which is set if it is negative.
-      Where the eighth is missing, an even number of them is negative.
-    - `shifts`: in place of `signs`, of some numbers: whether an eighth is subtracted
-      from each. Otherwise it is added.
+    - `steps`: an integer `i` for each part, whose scale is `2 i + 1` times the scale of
+        the block, up to the unit of the codebook.
+    - `signs`: for each eight numbers, a bit for each, which is set if it is negative.
+        If the eighth bit is missing, an even number of them is negative.
+    - `shifts`: used instead of `signs`: whether an eighth is subtracted from each of
+        some numbers. Otherwise it is added.
     """
 
     indices: tuple[Code, ...]
@@ -37,14 +37,14 @@ class CodebookFields(NamedTuple):
 
 
 class AbstractCodebook(AbstractGGUFBytes):
-    """A type whose codes stand for several numbers each: they are indices of points of
-    a codebook. Times a scale, all these numbers are integers of 8 bits, which products
-    are computed from.
+    """A type each of whose codes stands for several numbers: it is the index of a point
+    of a codebook. In units of the scale, all numbers are integers of 8 bits, from which
+    products are computed.
 
     Such types can be decoded, but not encoded.
 
     - `codebook`: the points.
-    - `fields`: where their indices are, with the signs and scales.
+    - `fields`: the places of their indices, with the signs and scales.
     """
 
     block_size: ClassVar[int] = 256
@@ -92,11 +92,12 @@ class AbstractCodebook(AbstractGGUFBytes):
 def _signed(
     magnitudes: SignedBytes[Array, "*b s"], signs: UInt8[Array, "*b p"]
 ) -> SignedBytes[Array, "*b s"]:
-    """Integers with the signs that are the bits of bytes, the lowest first."""
+    """Applies signs, which are the bits of bytes, the lowest first."""
     bits = plane_fields(0, signs.shape[-1], 1, 1)
     return jnp.where(read(signs, bits).astype(bool), -magnitudes, magnitudes)
 
 
 def _eight_signs(seven: UInt8[Array, "*b"]) -> UInt8[Array, "*b"]:
-    """The signs of eight numbers, by the first seven: an even number is negative."""
+    """Completes the signs of eight numbers from the first seven: an even number is
+    negative."""
     return seven | (lax.population_count(seven) & np.uint8(1)) << np.uint8(7)

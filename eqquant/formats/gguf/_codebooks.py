@@ -1,5 +1,4 @@
-"""The codebooks of GGUF's `IQ1`, `IQ2` and `IQ3` types: facts about them, as ggml has
-them."""
+"""The codebooks of GGUF's `IQ1`, `IQ2` and `IQ3` types, as defined by ggml."""
 
 import base64
 import functools as ft
@@ -15,11 +14,11 @@ class Codebook(NamedTuple):
     """Some points of a grid, each of several dimensions.
 
     - `number`: the number of dimensions.
-    - `levels`: the coordinates that there are, in units of `unit`.
-    - `unit`: see there.
+    - `levels`: the possible coordinates, in units of `unit`.
+    - `unit`: the unit of the coordinates.
     - `text`: an integer of 16 bits for each point, whose digits are the indices of its
-      coordinates among `levels`, the first dimension the lowest. They ascend, and what
-      each adds to the last is compressed (zlib, base 85).
+        coordinates among `levels`, the first dimension the lowest. The integers ascend,
+        and their differences are compressed (zlib, base 85).
     """
 
     number: int
@@ -33,14 +32,14 @@ class Codebook(NamedTuple):
         return _points(self.text)
 
     def numbers(self, index: Integer[Array, "*b p"]) -> Int8[Array, "*b p d"]:
-        """The coordinates of the points at these indices."""
+        """Returns the coordinates of the points at these indices."""
         bits = 16 // self.number
         shifts = np.arange(0, 16, bits, dtype=np.uint16)
         shifts = shifts.reshape((1,) * index.ndim + (-1,))
         points = jnp.asarray(self.points)
         point = points.at[index].get(mode="promise_in_bounds")[..., None]
         level = ((point >> shifts) & np.uint16(2**bits - 1)).astype(jnp.int8)
-        # (On a CPU, XLA takes several times as long for a lookup.)
+        # (On a CPU, a lookup in XLA takes several times as long.)
         first, step = self.levels[0], self.levels[1] - self.levels[0]
         found = np.int8(first) + np.int8(step) * level
         for i, number in enumerate(self.levels):

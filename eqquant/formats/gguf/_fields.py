@@ -16,8 +16,8 @@ from .._bit_fields import BitField, Code, inverse
 def read(
     bytes: UInt8[Array, "*b j"], codes: tuple[Code, ...]
 ) -> UInt8[Array, "*b k"] | UInt16[Array, "*b k"]:
-    """Codes, from the bytes that hold their bits. They have 16 bits if any has more
-    than 8."""
+    """Reads codes from the bytes that hold their bits. They have 16 bits if any code
+    has more than 8."""
     ends = [field.at + field.number for code in codes for field in code]
     dtype = np.dtype(np.uint16 if max(ends, default=0) > 8 else np.uint8)
     parts = [
@@ -36,19 +36,19 @@ def write(
     scale_at: int,
     size: int,
 ) -> UInt8[Array, "*b j"]:
-    """The inverse of `read`: the `size` bytes of blocks, of codes and of the bytes from
-    `scale_at` on."""
+    """The inverse of `read`. Returns the `size` bytes of blocks, from codes and from
+    the bytes that begin at `scale_at`."""
     last = scale_at + scales.shape[-1]
     fields += tuple((BitField(byte, 0, 8, 0),) for byte in range(scale_at, last))
-    # A byte has bits of codes as a code has bits of bytes.
+    # Bytes are made of the bits of codes just as codes are made of the bits of bytes.
     return read(jnp.concatenate([codes, scales], axis=-1), inverse(fields, size))
 
 
 class _Piece(NamedTuple):
-    """Where fields are, one of each code: in `groups` groups of `apart` bytes, of which
-    the first begins with `byte`. From `width` integers of `size` bytes, `before` bytes
-    further, first the `number` bits of each from `start` on, then those `step` bits
-    higher, and so on. In a code, their lowest is `at`."""
+    """The places of fields, one for each code: in `groups` groups of `apart` bytes, the
+    first of which begins with `byte`. In each group, `before` bytes further, there are
+    `width` integers of `size` bytes: first the `number` bits of each from `start` on,
+    then the bits `step` higher, and so on. `at` is their lowest bit in a code."""
 
     byte: int
     before: int
@@ -63,7 +63,7 @@ class _Piece(NamedTuple):
     at: int
 
     def bits(self):
-        """The lowest bit of each field, among those of all bytes."""
+        """The lowest bit of each field, among the bits of all bytes."""
         at = np.indices((self.groups, self.planes, self.width)).reshape(3, -1)
         byte = self.byte + self.before + at[0] * self.apart + at[2] * self.size
         return 8 * byte + self.start + at[1] * self.step
@@ -71,14 +71,14 @@ class _Piece(NamedTuple):
 
 @ft.cache
 def _parts(codes: tuple[Code, ...], size: int) -> list[tuple[int, list[_Piece]]]:
-    """Codes in parts, one after another: how many each has, and where their bits
-    are."""
+    """Splits codes into parts, one after another. Returns the number of codes of each
+    part, and the places of their bits."""
     found = _pieces(codes, size)
     if found is not None:
         return [(len(codes), found)]
     runs = [tuple(run) for _, run in it.groupby(codes, _kind)]
     if len(runs) == 1:
-        # (Those that are in one piece, as many as there are.)
+        # (The longest part that is in one piece.)
         sizes = range(len(codes) - 1, 0, -1)
         first = next(i for i in sizes if _pieces(codes[:i], size) is not None)
         runs = [codes[:first], codes[first:]]
@@ -86,8 +86,8 @@ def _parts(codes: tuple[Code, ...], size: int) -> list[tuple[int, list[_Piece]]]
 
 
 def _straight(code: Code) -> list[tuple[int, int, int]]:
-    """The first bit, the number of bits and their place in the code, of fields that
-    go on from one byte to the next."""
+    """Returns the first bit, the number of bits and their place in the code, of fields
+    that continue from one byte to the next."""
     found = []
     for byte, start, number, at in code:
         if found and sum(found[-1][:2]) == 8 * byte + start and start == 0:
@@ -108,7 +108,7 @@ def _kind(code: Code):
 def _pieces(codes: tuple[Code, ...], size: int) -> list[_Piece] | None:
     if any(_kind(code) != _kind(codes[0]) for code in codes):
         return None
-    # (Of one code, the fields of each byte are pieces in any case.)
+    # (The fields of a single code are pieces in any case.)
     for fields in (_straight, _each)[: 1 + (len(codes) == 1)]:
         found = [_piece(some, size) for some in zip(*map(fields, codes))]
         if None not in found:
@@ -134,7 +134,7 @@ def _piece(fields: tuple[tuple[int, int, int], ...], size: int) -> _Piece | None
     groups, wide = n // each, width * bytes
     if n % each or apart < wide:
         return None
-    # Groups are whole, also the last.
+    # All groups are whole, including the last.
     last = first + groups * apart - size
     for before in (first % apart if apart > wide else 0, max(0, last)):
         if last <= before <= min(first, apart - wide):
@@ -147,7 +147,7 @@ def _piece(fields: tuple[tuple[int, int, int], ...], size: int) -> _Piece | None
 
 
 def _leading(true) -> int:
-    """How many are true, before any that is not."""
+    """Returns the number of true values before the first false one."""
     return int(np.argmin(np.append(true, False)))
 
 

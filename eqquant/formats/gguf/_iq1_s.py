@@ -7,13 +7,12 @@ from ._codebooks import Codebook, iq1
 
 
 class IQ1_S(AbstractCodebook):
-    """GGUF's `IQ1_S`: each eight numbers are one of 2048 points whose coordinates are
-    -1, 0 or 1. An eighth is added to those of each 32 numbers, or subtracted. Times a
-    scale for as many: an odd multiple, of 3 bits, of one in float16 for each 256.
-    1.5625 bits.
+    """GGUF's `IQ1_S`: each eight numbers are one of 2048 points with coordinates -1, 0
+    or 1, plus or minus an eighth for each 32 numbers, times a scale for each 32
+    numbers. This scale is an odd multiple, of 3 bits, of a float16 scale for each 256
+    numbers. 1.5625 bits.
 
-    Files of this type are read, multiplied and written again. Nothing can be quantized
-    in it.
+    This type can be read, multiplied and written, but not quantized to.
 
     !!! Example
 

@@ -7,12 +7,11 @@ from ._codebooks import Codebook, iq2_s
 
 
 class IQ2_S(AbstractCodebook):
-    """GGUF's `IQ2_S`: each eight numbers are one of 1024 points whose coordinates are
-    8, 25 or 43, with any signs. Times a scale for each 16 numbers: an odd multiple, of
-    4 bits, of one in float16 for each 256. 2.5625 bits.
+    """GGUF's `IQ2_S`: each eight numbers are one of 1024 points with coordinates 8, 25
+    or 43, with any signs, times a scale for each 16 numbers. This scale is an odd
+    multiple, of 4 bits, of a float16 scale for each 256 numbers. 2.5625 bits.
 
-    Files of this type are read, multiplied and written again. Nothing can be quantized
-    in it.
+    This type can be read, multiplied and written, but not quantized to.
 
     !!! Example
 

@@ -7,12 +7,12 @@ from ._codebooks import Codebook, iq2_xxs
 
 
 class IQ2_XXS(AbstractCodebook):
-    """GGUF's `IQ2_XXS`: each eight numbers are one of 256 points whose coordinates are
-    8, 25 or 43, with signs whose product is positive. Times a scale for each 32
-    numbers: an odd multiple, of 4 bits, of one in float16 for each 256. 2.0625 bits.
+    """GGUF's `IQ2_XXS`: each eight numbers are one of 256 points with coordinates 8, 25
+    or 43, with signs whose product is positive, times a scale for each 32 numbers. This
+    scale is an odd multiple, of 4 bits, of a float16 scale for each 256 numbers. 2.0625
+    bits.
 
-    Files of this type are read, multiplied and written again. Nothing can be quantized
-    in it.
+    This type can be read, multiplied and written, but not quantized to.
 
     !!! Example
 

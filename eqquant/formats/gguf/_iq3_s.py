@@ -7,12 +7,11 @@ from ._codebooks import Codebook, iq3_s
 
 
 class IQ3_S(AbstractCodebook):
-    """GGUF's `IQ3_S`: each four numbers are one of 512 points whose coordinates are
-    odd, from 1 to 15, with any signs. Times a scale for each 32 numbers: an odd
-    multiple, of 4 bits, of one in float16 for each 256. 3.4375 bits.
+    """GGUF's `IQ3_S`: each four numbers are one of 512 points with odd coordinates from
+    1 to 15, with any signs, times a scale for each 32 numbers. This scale is an odd
+    multiple, of 4 bits, of a float16 scale for each 256 numbers. 3.4375 bits.
 
-    Files of this type are read, multiplied and written again. Nothing can be quantized
-    in it.
+    This type can be read, multiplied and written, but not quantized to.
 
     !!! Example
 

@@ -7,13 +7,12 @@ from ._codebooks import Codebook, iq3_xxs
 
 
 class IQ3_XXS(AbstractCodebook):
-    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points whose coordinates are
-    among eight, from 4 to 62. Of eight, the product of the signs is positive. Times a
-    scale for each 32 numbers: an odd multiple, of 4 bits, of one in float16 for each
-    256. 3.0625 bits.
+    """GGUF's `IQ3_XXS`: each four numbers are one of 256 points, whose coordinates are
+    among eight numbers from 4 to 62, times a scale for each 32 numbers. The product of
+    the signs of eight numbers is positive. The scale is an odd multiple, of 4 bits, of
+    a float16 scale for each 256 numbers. 3.0625 bits.
 
-    Files of this type are read, multiplied and written again. Nothing can be quantized
-    in it.
+    This type can be read, multiplied and written, but not quantized to.
 
     !!! Example
 

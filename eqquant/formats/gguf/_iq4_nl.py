@@ -12,11 +12,11 @@ from ._search import PointSearch
 
 class IQ4_NL(AbstractGGUFPlanes):
     """GGUF's `IQ4_NL`: sixteen points from -127 to 113, which are denser around zero,
-    times a scale in float16 for each 32 of them. Zero is not among the points, but
-    comes back exactly in blocks of zeros. 4.5 bits.
+    with a float16 scale for each 32 numbers. Zero is not among the points, but is exact
+    in blocks of zeros. 4.5 bits.
 
-    Of 16 scales for a block, of either sign, that one is taken whose errors are the
-    least, each weighted by the square of the number.
+    Of 16 scales for a block, of either sign, the one with the smallest sum of squared
+    errors is taken, each weighted by the square of the number.
 
     !!! Example
 
@@ -37,7 +37,7 @@ class IQ4_NL(AbstractGGUFPlanes):
     mirrored: ClassVar[bool] = True
 
     def fit(self, blocks, size):
-        # No scale in float16 holds what is larger; and its reciprocal may be zero.
+        # No scale in float16 fits larger numbers, and its reciprocal may be zero.
         held = all_within(blocks, np.float32(2.0**40))
         return jnp.where(held, self.search.best(blocks), jnp.inf)
 

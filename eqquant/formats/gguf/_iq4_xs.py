@@ -9,9 +9,9 @@ from ._search import PointSearch
 
 
 class IQ4_XS(AbstractK):
-    """GGUF's `IQ4_XS`: the points of [`eqquant.formats.IQ4_NL`][], times a scale for
-    each 32 of them. Those are 6-bit integers, which may be negative, times a scale in
-    float16 for each 256. 4.25 bits.
+    """GGUF's `IQ4_XS`: the points of [`eqquant.formats.IQ4_NL`][], with a scale for
+    each 32 numbers. The scales are signed 6-bit integers, times a float16 scale for
+    each 256 numbers. 4.25 bits.
 
     !!! Example
 

@@ -1,5 +1,6 @@
-"""What GGUF's `K` types have in common: blocks of 256 numbers that consist of small
-ones, each with a scale of a few bits, and one with a least number of as many bits."""
+"""The common base of GGUF's `K` types: blocks of 256 numbers that consist of small
+blocks, each with a scale of a few bits, and perhaps a minimum of the same number of
+bits."""
 
 from typing import ClassVar
 
@@ -41,8 +42,8 @@ def _flat(x: Float[Array, "*b h g s"]) -> Float[Array, "*b _ s"]:
 def _fit_ranges(
     x: Float[Array, "*b g s"], search: RangeSearch, most_scale: int
 ) -> tuple[UInt8[Array, "*b 256"], Stored]:
-    """The codes and the scales: those of large blocks, those of the small ones, and how
-    far below zero these begin, up to `most_scale`."""
+    """Returns the codes and the scales: the scales of large and of small blocks, and
+    how far below zero the latter begin, up to `most_scale`."""
     scale, below = (a.reshape(x.shape[:-1]) for a in search.best(_flat(x)))
     scales = _share(scale, below, search.most, most_scale)
     scale, low = _read_ranges(scales)
@@ -53,10 +54,11 @@ def _fit_ranges(
 def _share(
     scale: Float[Array, "*b g"], below: Float[Array, "*b g"], most: int, most_scale: int
 ) -> Stored:
-    """Scales of small blocks, and how far below zero they begin, as integers up to
-    `most_scale` times two scales of the large block."""
+    """Returns the scales of small blocks, and how far below zero they begin, as
+    integers up to `most_scale` times two scales of the large block."""
     step, few = _as_integers(scale, most_scale)
-    # A block whose scale becomes zero is constant: the middle of its range.
+    # A block whose scale becomes zero is constant: it decodes to the middle of its
+    # range.
     middle = jnp.maximum(below - each_rounded(scale * (most / 2)), 0)
     low, few_below = _as_integers(jnp.where(few == 0, middle, below), most_scale)
     return {"step": step, "low": low, "steps": few, "lows": few_below}
@@ -65,7 +67,8 @@ def _share(
 def _as_integers(
     scale: Float[Array, "*b g"], most: int
 ) -> tuple[UInt8[Array, "*b 2"], UInt8[Array, "*b g"]]:
-    """The scale of large blocks, and those of small ones in units of it."""
+    """Returns the scale of large blocks, and the scales of small blocks in units of
+    it."""
     largest = jnp.max(scale, axis=-1, keepdims=True)
     whole = _whole(largest * np.float32(1 / most))
     return whole, rounded(scale, half(whole), 0, most).astype(jnp.uint8)
@@ -84,16 +87,16 @@ def _whole(scale: Float[Array, "*b 1"]) -> UInt8[Array, "*b 2"]:
 def _fit_scales(
     x: Float[Array, "*b g s"], search: IntegerSearch | PointSearch, half_scales: int
 ) -> tuple[UInt8[Array, "*b 256"], Stored]:
-    """The codes and the scales: those of large blocks, and those of the small ones,
-    from `-half_scales` on."""
+    """Returns the codes and the scales: the scales of large blocks, and the scales of
+    small blocks, from `-half_scales` on."""
     scales = _share_signed(search.best(_flat(x)).reshape(x.shape[:-1]), half_scales)
     scale = half(scales["step"]) * scales["steps"]
     return large_block(search.to_codes(x, scale[..., None])), scales
 
 
 def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:
-    """Scales of small blocks as integers from `-half_scales` on, times a scale of the
-    large block."""
+    """Returns the scales of small blocks as integers from `-half_scales` on, times a
+    scale of the large block."""
     step = _whole(signed_largest(scale) / -half_scales)
     return {
         "step": step,
@@ -102,10 +105,10 @@ def _share_signed(scale: Float[Array, "*b g"], half_scales: int) -> Stored:
 
 
 class AbstractK(AbstractGGUFBlocks):
-    """A type whose blocks consist of small ones. The scales of these are integers,
+    """A type whose blocks consist of small blocks. The scales of these are integers,
     times a scale of the large block.
 
-    - `search`: how they are found.
+    - `search`: finds the scales of small blocks.
     """
 
     joint: ClassVar[bool] = True
@@ -121,13 +124,13 @@ class AbstractK(AbstractGGUFBlocks):
 
     @property
     def steps(self) -> int:
-        """How many integers the scale of a small block may be."""
+        """The number of possible scales of a small block."""
         return 2 ** sum(field.number for field in self.fields.steps[0])
 
     def candidates(self, blocks, size):
         if self.base.offset is None:
             return self.base.candidates(blocks, size)
-        # Minima are not above zero.
+        # Minima are never above zero.
         low = jnp.minimum(jnp.min(blocks, axis=-1, keepdims=True), 0)
         high = jnp.max(blocks, axis=-1, keepdims=True)
         ends = jnp.concatenate([low, high], axis=-1)
@@ -156,8 +159,9 @@ class AbstractK(AbstractGGUFBlocks):
 
 
 def scale_fields(byte: int) -> tuple[tuple[Code, ...], tuple[Code, ...]]:
-    """Where twice eight scales of six bits are, in twelve bytes from `byte` on. The
-    upper two bits of the last four are above the first four."""
+    """Returns the places of two groups of eight scales of six bits, in twelve bytes
+    from `byte` on. The upper two bits of the last four scales are above the first
+    four."""
 
     def fields(first, start):
         low = tuple((BitField(first + i, 0, 6, 0),) for i in range(4))

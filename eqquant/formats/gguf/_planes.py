@@ -8,7 +8,7 @@ from ._base import AbstractGGUFGrid
 
 
 class AbstractGGUFPlanes(AbstractGGUFGrid):
-    """One whose blocks are the scale and then the codes, packed as by `planes`.
+    """A type whose blocks are the scale and then the codes, packed as by `planes`.
 
     - `width`: the number of bytes in which codes are side by side.
     """

@@ -8,8 +8,8 @@ from ._planes import AbstractGGUFPlanes
 
 
 class Q1_0(AbstractGGUFPlanes):
-    """GGUF's `Q1_0`: the sign of each number (that of zero is positive) times the mean
-    absolute value of 128 of them, in float16. 1.125 bits.
+    """GGUF's `Q1_0`: the sign of each number (positive for zero) times the mean
+    absolute value of each 128 numbers, in float16. 1.125 bits.
 
     This is for weights that were trained to be binary. Most of the information in other
     weights is lost.
@@ -31,7 +31,7 @@ class Q1_0(AbstractGGUFPlanes):
     width: ClassVar[int] = 1
 
     def fit(self, blocks, size):
-        # Divided first: a sum of large numbers may overflow.
+        # Divide first: a sum of large numbers may overflow.
         mean = steady_sum(jnp.abs(blocks) / jnp.maximum(size, 1), -1)
         return nearest_scale(mean, self.scale_dtype)
 

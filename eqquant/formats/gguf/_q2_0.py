@@ -9,9 +9,9 @@ from ._search import half_away
 
 
 class Q2_0(AbstractGGUFPlanes):
-    """GGUF's `Q2_0`: -1, 0, 1 or 2, times a scale in float16 for each 64 of them: the
-    largest absolute value. So no number becomes twice the scale, although a file may
-    have such numbers. 2.25 bits.
+    """GGUF's `Q2_0`: -1, 0, 1 or 2, with a float16 scale for each 64 numbers: the
+    largest absolute value. So no number is encoded as twice the scale, although files
+    may contain such numbers. 2.25 bits.
 
     This is for weights that are ternary already, with one absolute value in each block.
     Other weights lose most of their information: see [`eqquant.Ternary`][].

@@ -9,8 +9,8 @@ from ._search import RangeSearch
 
 class Q2_K(AbstractK):
     """GGUF's `Q2_K`: 2-bit integers from 0 to 3, times a scale and less an offset for
-    each 16 of them. Those are 4-bit integers times two scales in float16 for each 256.
-    2.625 bits.
+    each 16 numbers. Scales and offsets are 4-bit integers times two float16 scales for
+    each 256 numbers. 2.625 bits.
 
     !!! Example
 

@@ -8,9 +8,9 @@ from ._search import IntegerSearch
 
 
 class Q3_K(AbstractK):
-    """GGUF's `Q3_K`: 3-bit integers from -4 to 3, times a scale for each 16 of them.
-    Those are 6-bit integers, which may be negative, times a scale in float16 for each
-    256. 3.4375 bits.
+    """GGUF's `Q3_K`: 3-bit integers from -4 to 3, with a scale for each 16 numbers. The
+    scales are signed 6-bit integers, times a float16 scale for each 256 numbers. 3.4375
+    bits.
 
     !!! Example
 

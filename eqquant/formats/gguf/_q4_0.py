@@ -8,9 +8,9 @@ from ._search import half_up, signed_largest
 
 
 class Q4_0(AbstractGGUFPlanes):
-    """GGUF's `Q4_0`: 4-bit integers from -8 to 7, times a scale in float16 for each 32
-    of them. The number of the largest absolute value is -8 times the scale:
-    exact, but for the rounding of the scale. 4.5 bits.
+    """GGUF's `Q4_0`: 4-bit integers from -8 to 7, with a float16 scale for each 32
+    numbers. The number with the largest absolute value becomes -8 times the scale, and
+    is exact up to the rounding of the scale. 4.5 bits.
 
     !!! Example
 

@@ -12,8 +12,8 @@ from ._search import half_up, range_of
 
 
 class Q4_1(AbstractGGUFBlocks):
-    """GGUF's `Q4_1`: 4-bit integers from 0 to 15, times a scale and plus the least
-    number, both in float16 for each 32 of them. 5 bits.
+    """GGUF's `Q4_1`: 4-bit integers from 0 to 15, times a scale, plus the minimum, both
+    in float16 for each 32 numbers. 5 bits.
 
     !!! Example
 

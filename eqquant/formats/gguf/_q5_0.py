@@ -8,9 +8,9 @@ from ._search import half_up, signed_largest
 
 
 class Q5_0(AbstractGGUFBlocks):
-    """GGUF's `Q5_0`: 5-bit integers from -16 to 15, times a scale in float16 for each
-    32 of them. Of the number of the largest absolute value, -16 times the scale is
-    exact, but for the rounding of the scale. 5.5 bits.
+    """GGUF's `Q5_0`: 5-bit integers from -16 to 15, with a float16 scale for each 32
+    numbers. The number with the largest absolute value becomes -16 times the scale, and
+    is exact up to the rounding of the scale. 5.5 bits.
 
     !!! Example
 

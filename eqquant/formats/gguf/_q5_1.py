@@ -8,8 +8,8 @@ from ._search import half_up, range_of
 
 
 class Q5_1(AbstractGGUFBlocks):
-    """GGUF's `Q5_1`: 5-bit integers from 0 to 31, times a scale and plus the least
-    number, both in float16 for each 32 of them. 6 bits.
+    """GGUF's `Q5_1`: 5-bit integers from 0 to 31, times a scale, plus the minimum, both
+    in float16 for each 32 numbers. 6 bits.
 
     !!! Example
 

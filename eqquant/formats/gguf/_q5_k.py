@@ -11,9 +11,9 @@ from ._search import RangeSearch
 
 
 class Q5_K(AbstractK):
-    """GGUF's `Q5_K`: 5-bit integers from 0 to 31, times a scale and less an offset
-    for each 32 of them. Those are 6-bit integers times two scales in float16 for each
-    256. 5.5 bits.
+    """GGUF's `Q5_K`: 5-bit integers from 0 to 31, times a scale and less an offset for
+    each 32 numbers. Scales and offsets are 6-bit integers times two float16 scales for
+    each 256 numbers. 5.5 bits.
 
     !!! Example
 

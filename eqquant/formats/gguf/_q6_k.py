@@ -8,9 +8,9 @@ from ._search import IntegerSearch
 
 
 class Q6_K(AbstractK):
-    """GGUF's `Q6_K`: 6-bit integers from -32 to 31, times a scale for each 16 of them.
-    Those are 8-bit integers, which may be negative, times a scale in float16 for each
-    256. 6.5625 bits.
+    """GGUF's `Q6_K`: 6-bit integers from -32 to 31, with a scale for each 16 numbers.
+    The scales are signed 8-bit integers, times a float16 scale for each 256 numbers.
+    6.5625 bits.
 
     !!! Example
 

@@ -11,7 +11,7 @@ from ._search import half_away
 
 
 class Q8_0(AbstractGGUFGrid):
-    """GGUF's `Q8_0`: 8-bit integers, times a scale in float16 for each 32 of them: the
+    """GGUF's `Q8_0`: 8-bit integers, with a float16 scale for each 32 numbers: the
     largest absolute value divided by 127. Rounds half away from zero. 8.5 bits.
 
     !!! Example

@@ -1,13 +1,13 @@
-"""How ggml looks for the scales of the small blocks that a large one consists of. (Not
-to the last bit: sums are of another order.)
+"""Searches for the scales of small blocks like ggml. (Not bit-identical: sums are in
+another order.)
 
 All candidates are computed in one loop, whose innermost axis is the blocks of a row: a
 sum over the numbers of a block adds up arrays, `_planes`, so that XLA:CPU computes it
 for several blocks at once.
 
-A compiler may join a product and a sum, and round both once. So that each finds the
-same bits, here the products that are added have few enough bits to be exact, or are
-`each_rounded` before. `kernels.native` computes the same, number by number."""
+A compiler may fuse a product and a sum, and round both once. So that all find the same
+bits, products that are added have few enough bits to be exact, or are `each_rounded`
+before. `kernels.native` computes the same, number by number."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from .._scale import divided, or_nan, reciprocal
 
 
 class IntegerSearch(NamedTuple):
-    """The integers from `-half` to `half - 1`, as the points of `best_multiple`. Tried
-    are scales around the one by which the largest number becomes `-half`.
+    """The integers from `-half` to `half - 1`, as the points of `best_multiple`. Tries
+    scales around the one that maps the largest number to `-half`.
     (`make_qx_quants`.)"""
 
     half: int
@@ -46,9 +46,9 @@ class IntegerSearch(NamedTuple):
 
 
 class PointSearch(NamedTuple):
-    """Sixteen integers, in ascending order, as the points of `best_multiple`. Tried are
-    the scales by which the largest number becomes each of the `tried`. Ties go to the
-    higher point."""
+    """Sixteen integers, in ascending order, as the points of `best_multiple`. Tries the
+    scales that map the largest number to each of `tried`. Ties go to the higher
+    point."""
 
     points: tuple[int, ...]
     tried: tuple[int, ...]
@@ -83,16 +83,16 @@ class PointSearch(NamedTuple):
 
 
 class RangeSearch(NamedTuple):
-    """The integers from 0 to `most`, times a step, and less how far below zero they
-    begin. Tried are steps around that which leads from the least number, or zero, to
-    the largest, with the best line through the integers that each gives.
+    """The integers from 0 to `most`, times a step, less the distance below zero at
+    which they begin. Tries steps around the one that leads from the smallest number, or
+    zero, to the largest, with the best line through the integers that each gives.
     (`make_qkx2_quants`.)
 
     - `most`: at most 31.
     - `start`, `steps`: the widest range that is tried has `most + start` steps, and
-      each that follows 0.1 more.
-    - `absolute`: whether errors count by their absolute values, and as often as the
-      number is large. Otherwise by their squares, and more evenly.
+        each further one 0.1 more.
+    - `absolute`: whether to minimize absolute errors, weighted by the size of the
+        number. Otherwise squared errors, with more even weights.
     """
 
     most: int
@@ -119,15 +119,15 @@ def best_multiple(
     factors: Float[np.ndarray, " c"],
     nearest: Callable[[Float[Array, "..."]], Float[Array, "..."]],
 ) -> Float[Array, "*b 1"]:
-    """The scale, of either sign, by which points come nearest to numbers. The square of
-    an error counts as often as the square of the number is large.
+    """Returns the scale, of either sign, that brings points nearest to numbers. The
+    square of an error is weighted by the square of the number.
 
-    Tries the scales by which the largest number becomes each of the `factors`, with the
-    best scale for the points that each gives. The first of equally good ones is taken.
+    Tries the scales that map the largest number to each of the `factors`, with the best
+    scale for the points that each gives. Of equally good scales, the first is taken.
 
     - `nearest`: rounds to the nearest point, an integer from -128 to 128.
     """
-    # So that no power of them is flushed to zero.
+    # Normalized, so that no power of the numbers is flushed to zero.
     largest = signed_largest(blocks)
     blocks = blocks * reciprocal(largest)
     weights = _of_bits(blocks**2, 10)
@@ -150,9 +150,10 @@ def best_range(
     factors: Float[np.ndarray, " c"],
     absolute: bool,
 ) -> tuple[Float[Array, "*b 1"], Float[Array, "*b 1"]]:
-    """The step, and how far below zero to begin, by which integers from 0 to `most`
-    come nearest to numbers. Neither is negative. Tries the ranges from the least
-    number, or zero, to the largest that have each of the `factors` of steps.
+    """Returns the step, and the distance below zero at which to begin, that bring
+    integers from 0 to `most` nearest to numbers. Neither is negative. Tries the ranges
+    from the smallest number, or zero, to the largest that have each of the `factors` of
+    steps.
     """
     largest = absmax(blocks)
     blocks = each_rounded(blocks * reciprocal(largest))
@@ -187,7 +188,7 @@ def best_range(
     first = _of_bits((high - low) * np.float32(1 / most), 19)
     least = error(to_codes(reciprocal(first)), first, low)
     _, *best = _first_least((new, scale, bottom), (least, first, low))
-    # (Absolute values, for zeros without a sign.)
+    # (The absolute value removes the sign of a zero.)
     scale, below = (jnp.abs(a.swapaxes(-1, -2)) for a in best)
     return _kept(scale * largest), _kept(below * largest)
 
@@ -198,7 +199,7 @@ def _root_mean_square(blocks):
 
 
 def _of_bits(x, bits):
-    # Rounded to numbers of so many bits.
+    # Rounds to numbers of this many bits.
     return lax.reduce_precision(x, 8, bits - 1)
 
 
@@ -207,8 +208,8 @@ def _difference(a, b):
 
 
 def _planes(blocks):
-    """The first number of each block, the second, and so on."""
-    # In memory, too: merged, the axes cannot stay as they were.
+    """Returns the first number of each block, the second, and so on."""
+    # The axes are merged, so that XLA has to transpose them in memory, too.
     *lead, number, size = blocks.shape
     x = blocks.swapaxes(-1, -2).reshape(*lead, 1, size * number)
     return [x[..., i * number : (i + 1) * number] for i in range(size)]
@@ -219,7 +220,8 @@ def _candidates(factors, blocks):
 
 
 def _first_least(candidates, best):
-    # By the first of the arrays. `best` comes before the candidates.
+    # Selects the candidate with the smallest first array. `best` comes before the
+    # candidates.
     for i in range(candidates[0].shape[-2]):
         found = [a[..., i : i + 1, :] for a in candidates]
         better = found[0] < best[0]
@@ -228,7 +230,7 @@ def _first_least(candidates, best):
 
 
 def _total(x):
-    # As `_steady_sum`, of planes.
+    # The same as `_steady_sum`, over planes.
     while len(x) > 1:
         half = len(x) // 2
         x = [a + b for a, b in zip(x[:half], x[half:])]
@@ -236,7 +238,7 @@ def _total(x):
 
 
 def each_rounded(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """A product that will be added: rounded before."""
+    """Rounds a product before it is added to another."""
     return or_nan(~jnp.isnan(x), x)
 
 
@@ -246,8 +248,8 @@ def _kept(x):
 
 
 def _steady_sum(x: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
-    """The sum, in an order that is the same for any number of blocks: of two equally
-    good scales, each device of a mesh should take the one that all would."""
+    """Sums in an order that is the same for any number of blocks: of two equally good
+    scales, each device of a mesh should take the one that a single device would."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]
@@ -257,13 +259,13 @@ def _steady_sum(x: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
 def rounded(
     x: Float[Array, "*b s"], scale: Float[Array, "*b 1"], low: int, high: int
 ) -> Float[Array, "*b s"]:
-    """The nearest multiples of a scale, as integers in a range."""
+    """Returns the nearest multiples of a scale, as integers in a range."""
     return jnp.clip(jnp.round(x * reciprocal(scale)), low, high)
 
 
 def signed_largest(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
-    """The number of the largest absolute value, the first of them."""
-    # (XLA:CPU takes several times as long for `argmax`, and again to look it up.)
+    """Returns the first number with the largest absolute value."""
+    # (XLA:CPU takes several times as long for `argmax` and a lookup.)
     largest = absmax(blocks)
     size = blocks.shape[-1]
     position = np.arange(size, dtype=np.int32).reshape((1,) * (blocks.ndim - 1) + (-1,))
@@ -274,10 +276,10 @@ def signed_largest(blocks: Float[Array, "*b s"]) -> Float[Array, "*b 1"]:
 
 
 def half_up(x: Float[Array, "*b s"], zero: int, levels: int) -> UInt8[Array, "*b s"]:
-    """The integers `x + zero + 0.5`, less what follows the point, in a range. To the
-    last bit, the rounding of that sum included."""
-    # Without the sum, which XLA may join with a product before it, and round both once.
-    # The smallest numbers by which it is 0, 1, and so on:
+    """Returns the integer part of `x + zero + 0.5`, in a range, to the last bit,
+    including the rounding of this sum."""
+    # Without the sum, which XLA may fuse with a product before it, and round both once.
+    # These are the smallest numbers with which the result is 0, 1, and so on:
     sums = np.arange(levels + 1, dtype=np.float32)
     ulp = np.spacing(np.nextafter(sums, np.float32(0)))
     edges = (sums.astype(np.float64) - zero - 0.5 - ulp / 2).astype(np.float32)
@@ -287,7 +289,7 @@ def half_up(x: Float[Array, "*b s"], zero: int, levels: int) -> UInt8[Array, "*b
 
 
 def half_away(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Rounds, halves away from zero."""
+    """Rounds to nearest, with halves away from zero."""
     whole = jnp.floor(jnp.abs(x))
     return jnp.sign(x) * (whole + (jnp.abs(x) >= whole + 0.5).astype(x.dtype))
 
@@ -295,7 +297,8 @@ def half_away(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
 def range_of(
     blocks: Float[Array, "*b s"], steps: int
 ) -> tuple[Float[Array, "*b 1"], Float[Array, "*b 1"]]:
-    """The step that leads from the least number to the largest, and the least."""
+    """Returns the step that leads from the smallest number to the largest, and the
+    smallest."""
     low = jnp.min(blocks, axis=-1, keepdims=True)
     high = jnp.max(blocks, axis=-1, keepdims=True)
     return divided(high - low, steps), low

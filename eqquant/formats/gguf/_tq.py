@@ -10,7 +10,7 @@ from ._search import half_away
 
 
 class AbstractTQ(AbstractGGUFGrid):
-    """-1, 0 or 1, times the largest absolute value of the block, in float16. Types
+    """-1, 0 or 1, times the largest absolute value of the block, in float16. Subclasses
     differ in how they pack the codes."""
 
     block_size: ClassVar[int] = 256

@@ -8,13 +8,14 @@ from jaxtyping import Array, UInt8
 from ._tq import AbstractTQ
 
 
-# Of each block of a file: of how many bytes a group is, and how many codes each has.
+# For each group of bytes in a block of a file: the number of bytes, and of codes in
+# each.
 _groups = ((32, 5), (16, 5), (4, 4))
 
 
 class TQ1_0(AbstractTQ):
-    """GGUF's `TQ1_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
-    largest absolute value. In a file 1.6875 bits. Here five codes to a byte throughout:
+    """GGUF's `TQ1_0`: -1, 0 or 1, with a float16 scale for each 256 numbers: the
+    largest absolute value. 1.6875 bits in a file. Here, all bytes have five codes:
     1.6625 bits.
 
     This is for weights that are ternary already, with one absolute value in each block.
@@ -38,7 +39,7 @@ class TQ1_0(AbstractTQ):
     def read_codes(self, blocks):
         packed = _cut(blocks, [width for width, _ in _groups])
         codes = [
-            # The digits are those of a fraction, base three: the first is the highest.
+            # The digits are digits of a fraction, base three: the first is the highest.
             (bytes * np.uint8(3**i)).astype(jnp.uint16) * np.uint16(3) >> np.uint16(8)
             for bytes, (_, number) in zip(packed, _groups)
             for i in range(number)
@@ -59,6 +60,6 @@ class TQ1_0(AbstractTQ):
 
 
 def _cut(x: UInt8[Array, "*b _"], sizes: Sequence[int]) -> list[UInt8[Array, "*b _"]]:
-    """The parts of blocks, of so many bytes or codes each."""
+    """Cuts blocks into parts of these sizes, in bytes or codes."""
     ends = np.cumsum(sizes).tolist()
     return [x[..., end - size : end] for size, end in zip(sizes, ends)]

@@ -5,7 +5,7 @@ from ._tq import AbstractTQ
 
 
 class TQ2_0(AbstractTQ):
-    """GGUF's `TQ2_0`: -1, 0 or 1, times a scale in float16 for each 256 of them: the
+    """GGUF's `TQ2_0`: -1, 0 or 1, with a float16 scale for each 256 numbers: the
     largest absolute value. Four codes to a byte: 2.0625 bits.
 
     This is for weights that are ternary already, with one absolute value in each block.
