@@ -1,17 +1,18 @@
 """Training with quantized weights: straight-through estimators, quantization-aware
 training, LoRA adapters and optimizers with states in 8 and 4 bits; and training in
-fewer bits: products (`_tree_compute`), activations (`_save_quantized`), and what
-devices send each other (`_collectives`).
+fewer bits: products (`_tree_compute`), activations (`_save_quantized`), and
+communication between devices (`_collectives`).
 
-The products of a training step are four (`_contractions`), of which a primitive
-(`_linear`) makes derivatives and `vmap`. Products of other dimensions become these
-(`_rounded_dot`), and `eqquant.implicit` finds them (`_low_precision_rules`), and those
-of adapters (`_lora_rules`) and of fake-quantized weights (`_fake_quantized_rules`).
+A training step has four products (`_contractions`). A primitive (`_linear`) gives them
+derivatives and `vmap`, and `_rounded_dot` reduces products of other dimensions to
+these. `eqquant.implicit` finds the products of low-precision weights
+(`_low_precision_rules`), of adapters (`_lora_rules`) and of fake-quantized weights
+(`_fake_quantized_rules`).
 
 May import `_tree` and the rooms below it, and optax inside functions that make an
-optimizer. To add an estimator, write a function that ends in `estimate(value,
-surrogate)` of `_straight_through.py`, which gives `value` the derivatives of
-`surrogate`.
+optimizer. To add an estimator, write a function that ends in
+`estimate(value, surrogate)` of `_straight_through.py`, which gives `value` the
+derivatives of `surrogate`.
 """
 
 from .._tree import trainable_spec as trainable_spec

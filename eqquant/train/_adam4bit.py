@@ -26,9 +26,9 @@ def scale_by_adam4bit(
 ) -> "optax.GradientTransformation":
     """`optax.scale_by_adam` with a state of 1.06 bytes per parameter instead of eight.
     Both moments are flattened and stored in [`eqquant.Square4`][] with dithered
-    rounding; the second moment is unsigned. What is kept of it is never less than 1/256
-    of the largest of its block: parameters whose gradients are less than 1/16 of those
-    of others in the block learn more slowly than by `optax.scale_by_adam`.
+    rounding; the second moment is unsigned. The stored second moment is at least 1/256
+    of the largest one in its block: parameters whose gradients are less than 1/16 of
+    the largest in the block learn more slowly than with `optax.scale_by_adam`.
 
     **Arguments:**
 
@@ -42,7 +42,7 @@ def scale_by_adam4bit(
 
     **Raises:**
 
-    As [`eqquant.train.scale_by_adam8bit`][].
+    The errors of [`eqquant.train.scale_by_adam8bit`][].
 
     ??? cite "Reference"
 
@@ -76,7 +76,7 @@ def adamw4bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.adamw` with a state of 1.06 bytes per parameter. Used as
+    """`optax.adamw` with a state of 1.06 bytes per parameter. Used like
     [`eqquant.train.adamw8bit`][].
 
     **Arguments:**
@@ -92,7 +92,7 @@ def adamw4bit(
 
     **Raises:**
 
-    As [`eqquant.train.scale_by_adam8bit`][].
+    The errors of [`eqquant.train.scale_by_adam8bit`][].
     """
     scale_by = scale_by_adam4bit(
         b1,

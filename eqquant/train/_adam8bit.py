@@ -44,7 +44,7 @@ def scale_by_adam8bit(
     - `block_size`: the number of elements that share a scale.
     - `filter_spec`: which parameters have their moments in 8 bits: a prefix PyTree of
         the parameters, as in `eqx.partition`, of booleans and of functions from a leaf
-        to a boolean. The other moments stay in float32.
+        to a boolean. All other moments stay in float32.
     - `min_size`: parameters with fewer elements keep their moments in float32.
     - `embeddings`: whether the moments of an `eqx.nn.Embedding` are in 8 bits, too. By
         default they stay in float32, since few rows have a gradient in any one step.

@@ -32,14 +32,14 @@ def advance(
     - `fn`: `(options, gradient, *moments) -> (update, *moments)`, elementwise, in
         float32.
     - `options`: hyperparameters: numbers and scalar arrays.
-    - `count`: the number of the step, by which moments are rounded otherwise in each.
+    - `count`: the number of the step, which seeds the rounding of moments.
     - `updates`: the gradients.
     - `moments`: the stored moments, each a PyTree of the structure of `updates`.
 
     **Returns:**
 
-    The updates, in the dtypes of the gradients, and the new moments, stored as the old
-    ones are.
+    The updates, in the dtypes of the gradients, and the new moments, stored like the
+    old ones.
     """
     leaves, treedef = jtu.tree_flatten(updates)
     each = zip(leaves, *map(treedef.flatten_up_to, moments))
@@ -93,7 +93,7 @@ def _by_parts(fn, formats, shards, count, g, stored):
     """Applies `fn` to a gradient and its flat moments, `_part` elements at a time, so
     that the moments never exist in float32 as a whole. The update overwrites the
     gradient. All shards advance together, so that each device reads and writes only its
-    own."""
+    own part."""
     # The number of elements per entry of codes, and of scales.
     per = [(int(8 // f.bits), f.block_size or g.size) for f in formats]
     block = math.lcm(*it.chain(*per))
@@ -130,7 +130,7 @@ def _by_parts(fn, formats, shards, count, g, stored):
     return update.reshape(g.shape), *flat
 
 
-# Next to the largest of float32: a moment becomes this rather than make its block NaN.
+# Close to the largest float32: larger moments saturate, so that their block is not NaN.
 _most = np.float32(3e38)
 
 
@@ -143,7 +143,8 @@ def _encode(format, moment, count):
 
 
 def _by_entry(fn, per, state):
-    # `fn(array, elements per entry)` for the gradient, the codes and the scales.
+    # Returns `fn(array, elements per entry)` for the gradient, the codes and the
+    # scales.
     g, *stored = state
 
     def one(stored, codes, scale):

@@ -10,14 +10,15 @@ from ._points import as_rounding
 from ._stochastic import Stochastic
 
 
-# How a cotangent is rounded, as users give it. `Any` is a dtype.
+# The roundings of a cotangent that users may pass. `Any` is a dtype.
 Backward: TypeAlias = AbstractFormat | Stochastic | Delayed | str | Any | None
 
 
 def as_roundings(
     forward: AbstractFormat | str, backward: Backward | tuple[Backward, Backward]
 ) -> Roundings:
-    """The roundings of a product without a weight, from arguments of these names."""
+    """Returns the roundings of a product without a weight, from arguments of these
+    names."""
     pair = backward if isinstance(backward, tuple) else (backward,)
     if any(isinstance(r, Delayed) for r in (forward, *pair)):
         raise ValueError(
@@ -30,7 +31,7 @@ def as_roundings(
 def checked_backward(
     backward: Backward | tuple[Backward, Backward],
 ) -> tuple[Rounding, Rounding]:
-    """The roundings for the gradients of the inputs, and of the weights."""
+    """Returns the roundings for the gradients of the inputs, and of the weights."""
     pair = backward if isinstance(backward, tuple) else (backward, backward)
     if len(pair) != 2:
         raise ValueError(
@@ -50,7 +51,7 @@ def checked_backward(
 def checked_forward(
     forward: AbstractFormat | Delayed | str,
 ) -> tuple[AbstractFormat, AbstractFormat | Delayed]:
-    """The format of the weight and the inputs, and how they are rounded to it."""
+    """Returns the format of the weight and the inputs, and their rounding to it."""
     if not isinstance(forward, Delayed):
         format = checked_format("forward", forward)
         return format, format
@@ -63,7 +64,7 @@ def checked_forward(
 
 
 def checked_format(name: str, format: AbstractFormat | str) -> AbstractFormat:
-    """A format that rounds, for the argument with this name."""
+    """Returns a format that rounds, for the argument with this name."""
     try:
         return as_rounding(as_format(format))
     except ValueError as e:

@@ -21,11 +21,11 @@ def quantized_psum(
     error: PyTree = None,
     min_size: int = 1024,
 ) -> Any:
-    """`jax.lax.psum` under `jax.shard_map`, whose devices send each other fewer bits.
+    """`jax.lax.psum` under `jax.shard_map` with fewer bits between devices.
 
-    Each device rounds its array, and sends every other device the part of it that this
-    one sums, in float32. The sums are rounded again and sent to all. So a number is
-    rounded twice, whatever the number of devices.
+    Each device rounds its array, and sends every other device the part that this device
+    sums in float32. The sums are rounded again and sent to all. So a number is rounded
+    twice, whatever the number of devices.
 
     !!! Example
 
@@ -36,23 +36,25 @@ def quantized_psum(
             return eqquant.train.quantized_pmean(grads, "data")
         ```
 
-    (Without `pcast`, the gradients of what all devices share are summed by JAX.)
+    (Without `pcast`, JAX itself would sum the gradients of values that all devices
+    share.)
 
     **Arguments:**
 
-    - `tree`: a PyTree of floating-point arrays. Other arrays are summed as they are.
+    - `tree`: a PyTree of floating-point arrays. Other arrays are summed without
+        rounding.
     - `axis_name`: the axis, or axes, of the mesh to sum over.
     - `format`: the format to send, or its name. Its blocks lie along the flattened
         array.
-    - `error`: error feedback. A PyTree of the structure of `tree`: what this device
-        lost by rounding in the last step, which is added before it rounds. Zeros, at
-        first. It differs between devices.
-    - `min_size`: arrays with fewer elements are summed as they are.
+    - `error`: error feedback. A PyTree of the structure of `tree`: the rounding errors
+        of this device in the last step, which are added before rounding. Initially
+        zeros. It differs between devices.
+    - `min_size`: arrays with fewer elements are summed without rounding.
 
     **Returns:**
 
-    The sums, which are the same on all devices; with `error`, a pair of these and the
-    new error. The derivatives are those of `jax.lax.psum`.
+    The sums, which are the same on all devices; with `error`, a pair of the sums and
+    the new error. The derivatives are those of `jax.lax.psum`.
 
     **Raises:**
 
@@ -77,8 +79,8 @@ def quantized_pmean(
     error: PyTree = None,
     min_size: int = 1024,
 ) -> Any:
-    """The mean over devices: as [`eqquant.train.quantized_psum`][], of which it has the
-    arguments, divided by their number."""
+    """The mean over devices: [`eqquant.train.quantized_psum`][], with the same
+    arguments, divided by the number of devices."""
     return _reduce(tree, axis_name, format, error, min_size, True)
 
 
@@ -89,13 +91,13 @@ def quantized_psum_scatter(
     *,
     scatter_dimension: int = 0,
 ) -> Float[Array, "..."]:
-    """`jax.lax.psum_scatter` with `tiled=True`, whose devices send each other fewer
-    bits: each gets one part of the sum. It reduces gradients of sharded weights.
+    """`jax.lax.psum_scatter` with `tiled=True`, with fewer bits between devices: each
+    gets one part of the sum. It reduces gradients of sharded weights.
 
     **Arguments:**
 
     - `x`: a floating-point array.
-    - `axis_name`, `format`: as of [`eqquant.train.quantized_psum`][].
+    - `axis_name`, `format`: as in [`eqquant.train.quantized_psum`][].
     - `scatter_dimension`: the axis that is split over the devices.
 
     **Returns:**
@@ -125,13 +127,13 @@ def quantized_all_gather(
     axis: int = 0,
     backward: AbstractFormat | str | None = None,
 ) -> Float[Array, "..."]:
-    """`jax.lax.all_gather` with `tiled=True`, whose devices send each other fewer bits.
-    It gathers sharded weights before they are used.
+    """`jax.lax.all_gather` with `tiled=True`, with fewer bits between devices. It
+    gathers sharded weights before they are used.
 
     **Arguments:**
 
     - `x`: a floating-point array: the part of this device.
-    - `axis_name`, `format`: as of [`eqquant.train.quantized_psum`][].
+    - `axis_name`, `format`: as in [`eqquant.train.quantized_psum`][].
     - `axis`: the axis along which the parts are joined.
     - `backward`: the format in which cotangents are summed and scattered, by
         [`eqquant.train.quantized_psum_scatter`][]. By default they are in their own
@@ -139,8 +141,8 @@ def quantized_all_gather(
 
     **Returns:**
 
-    All parts, as they were rounded, in the dtype of `x`. The derivatives are those of
-    `jax.lax.all_gather`: straight through the rounding.
+    All parts, after rounding, in the dtype of `x`. The derivatives are those of
+    `jax.lax.all_gather`, straight through the rounding.
 
     **Raises:**
 
@@ -205,7 +207,7 @@ def _all_reduce(x, error, axis_name, format, mean):
     every = jtu.tree_structure(rounded).unflatten(every)
     y = _decode(format, every, size).reshape(-1)[: flat.size]
     if error is not None:
-        # The loss of both roundings: the second is that of the part summed here.
+        # The errors of both roundings: the second concerns the part summed here.
         lost = parts - _decode(format, sent, size)
         again = total - _decode(format, rounded, size)[0]
         again = again * number if mean else again
@@ -280,7 +282,7 @@ _gather_and_scatter.defvjp(_forward, _backward)
 def _summed(
     parts: Float[Array, "d c"], axis_name: Any, format: AbstractFormat
 ) -> tuple[Stored, Float[Array, " c"]]:
-    """What is sent to each device, and the sum of what this one receives."""
+    """Returns the encoded part for each device, and the sum of the parts received."""
     sent = _encode(format, parts)
     received = jtu.tree_map(lambda a: lax.all_to_all(a, axis_name, 0, 0), sent)
     return sent, jnp.sum(_decode(format, received, parts.shape[1]), axis=0)

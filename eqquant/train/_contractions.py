@@ -30,7 +30,7 @@ transposes: dict[Kind, Kind] = {
 
 
 def layer(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
-    """`X[*b, *r, k]` with `W[*b, n, k]`, both rounded."""
+    """Multiplies `X[*b, *r, k]` by `W[*b, n, k]`, both rounded."""
     dims = dims_of("along", len(x.shape), stack)
     if not is_same_kind(x.layout.format, w):
         if is_microscaled(x, w):
@@ -50,10 +50,10 @@ def contract(
     dtype: Any,
     delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "..."]:
-    """One of the four products, in a dtype. `x` is rounded along what the product
-    contracts, with `delayed` scales if its rounding is so. If both then have 8 bits,
-    they are multiplied as they are. For that, the scales of the operand along what is
-    contracted are multiplied into `x` before it is rounded."""
+    """Computes one of the four products, in a dtype. `x` is rounded along the axes that
+    the product contracts, with `delayed` scales if its rounding is `Delayed`. If both
+    operands then have 8 bits, they are multiplied directly. For this, the scales of the
+    operand along contracted axes are multiplied into `x` before it is rounded."""
     rows = (len(operand.shape) if kind == "outer" else x.ndim) - stack - 1
     if kind == "outer" and rows > 0 and rounding is not None:
         return _outer(x, operand, stack, rounding, dtype, delayed)
@@ -74,7 +74,7 @@ def contract(
 
 
 def _outer(y, operand, stack, rounding, dtype, delayed):
-    # What is contracted, several axes perhaps, becomes one axis.
+    # The contracted axes, perhaps several, become one axis.
     lead = operand.shape[:-1]
     merged = (*lead[:stack], math.prod(lead[stack:]))
     y = y.reshape(*merged, y.shape[-1])
@@ -94,14 +94,14 @@ def _outer(y, operand, stack, rounding, dtype, delayed):
 
 
 def _times(delayed, scale, stack):
-    """The delayed scales of what is multiplied by the scales of an operand."""
+    """Multiplies delayed scales by the scales of an operand."""
     if delayed is None:
         return None
     return delayed * jnp.max(scale, range(stack, scale.ndim), initial=0)
 
 
 def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across: bool):
-    """The product of 8-bit numbers, along or across `b`, in float32."""
+    """Multiplies 8-bit numbers, along or across `b`, in float32."""
     if a.dtype == jnp.int8:
         a, b = vary_together(a, b)
         return integer_product(a, b, stack=stack, across=across)
@@ -110,5 +110,6 @@ def _narrow(a: Shaped[Array, "..."], b: Shaped[Array, "..."], stack: int, across
 
 
 def _of_last(scale: Float[Array, "*b n"], ndim: int, stack: int):
-    """With axes of size one, so that it multiplies the last of so many axes."""
+    """Adds axes of size one, so that a scale broadcasts along the last of `ndim`
+    axes."""
     return lax.expand_dims(scale, range(stack, ndim - 1))

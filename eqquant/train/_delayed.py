@@ -21,22 +21,21 @@ def _as_delayed(format: AbstractFormat | Stochastic | str):
 
 
 class Delayed(eqx.Module):
-    """Rounding with the scales of earlier steps: those that suit the largest absolute
-    value of each operand in the last `history` steps. So an array can be rounded before
-    its own largest value is known.
+    """Rounding with scales of earlier steps, which suit the largest absolute value of
+    each operand in the last `history` steps. So an array can be rounded before its own
+    largest value is known.
 
     - `format`: `FP8(scale="tensor")` with any `dtype`; or, in `backward`,
-        [`eqquant.train.Stochastic`][] of that.
+        [`eqquant.train.Stochastic`][] rounding to it.
     - `history`: the number of steps.
 
-    The scale is the smallest power of two with which that value is within the format.
-    Larger numbers than that become the largest number of the format. Infinities and NaN
-    become NaN. An operand of which nothing has been seen yet (in the first step, or if
-    it was zero) has the scale that suits itself; within `jax.vmap`, these are scales
-    for each of what is mapped.
+    The scale is the smallest power of two with which this value is within the format.
+    Larger numbers saturate. Infinities and NaN become NaN. An operand without a history
+    (in the first step, or if it was zero) gets its current scale; within `jax.vmap`,
+    each mapped array has its own scale.
 
-    [`eqquant.train.update_delayed`][] has to be called once in a step: it moves what
-    the operands were to the weights.
+    [`eqquant.train.update_delayed`][] has to be called once in a step: it moves the
+    largest values of the operands from the gradients to the weights.
 
     !!! Example
 

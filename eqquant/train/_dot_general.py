@@ -18,12 +18,13 @@ from ._rounded_dot import DotDimensionNumbers, is_rounded, rounded_dot
 
 
 class DotGeneral(eqx.Module):
-    """`jax.lax.dot_general` in fewer bits, as a value: forward, both operands are
-    rounded; backward, the cotangent is. It goes wherever a function takes a
-    `dot_general`: in `jnp.einsum(..., _dot_general=...)`, and in the layers of Flax.
+    """`jax.lax.dot_general` in fewer bits, as a value: in the forward pass, both
+    operands are rounded; in the backward pass, the cotangent. Pass it wherever a
+    function takes a `dot_general`: in `jnp.einsum(..., _dot_general=...)`, and in the
+    layers of Flax.
 
-    [`eqquant.train.tree_compute`][] does this for products with weights. This is for
-    the others, such as those of attention.
+    [`eqquant.train.tree_compute`][] does this for products with weights. Use this for
+    other products, such as those of attention.
 
     !!! Example
 
@@ -71,13 +72,13 @@ class DotGeneral(eqx.Module):
     ) -> Shaped[Array, "..."]:
         """**Arguments:**
 
-        - As of `jax.lax.dot_general`. `precision` has no effect on what is rounded, and
-            `out_sharding` should be `None`.
+        - As in `jax.lax.dot_general`. `precision` has no effect on rounded products,
+            and `out_sharding` should be `None`.
 
         **Returns:**
 
         The product, in the dtype of `jax.lax.dot_general`. Products that contract
-        nothing, or that are not of real floating-point numbers, are as they are.
+        nothing, or that are not of real floating-point numbers, are not rounded.
 
         **Raises:**
 
@@ -102,11 +103,11 @@ class DotGeneral(eqx.Module):
         return rounded_dot(lhs, rhs, dimension_numbers, self.roundings, dtype)
 
     def within(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that takes no `dot_general`, such as
-        `jax.nn.dot_product_attention`, with products in fewer bits: all of those, and
-        all convolutions, that have an argument of the function, or a transpose, a
-        reshape or a part of one, as an operand. (For a pair in `backward`, this is
-        the second operand, unless both are such.)
+        """Transforms a function without an argument `dot_general`, such as
+        `jax.nn.dot_product_attention`, so that its products have fewer bits: all
+        products and convolutions one of whose operands is an argument of the function,
+        or a transpose, a reshape or a part of an argument. (For a pair in `backward`,
+        this is the second operand, unless both are.)
 
         **Arguments:**
 
@@ -114,7 +115,7 @@ class DotGeneral(eqx.Module):
 
         **Returns:**
 
-        A function of the same arguments, run as by [`eqquant.implicit`][].
+        A function of the same arguments, which runs through [`eqquant.implicit`][].
         """
 
         @ft.wraps(fn)

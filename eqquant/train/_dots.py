@@ -5,8 +5,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 
-# The products of a training step: of a dense array with an operand that was rounded
-# before. That is the weight `W[*b, n, k]`, or the inputs `X[*b, *r, k]`.
+# The products of a training step: of a dense array with an operand that is already
+# rounded. The operand is the weight `W[*b, n, k]`, or the inputs `X[*b, *r, k]`.
 #
 #   along    x[*b, *r, k] with W   ->  y[*b, *r, n]   the layer
 #   across   y[*b, *r, n] with W   ->  x[*b, *r, k]   its transpose
@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["along", "across", "spread", "outer"]
 
 
 def dims_of(kind: Kind, ndim: int, stack: int):
-    """The dimension numbers of a product, whose `y` or `X` has so many axes."""
+    """Returns the dimension numbers of a product whose `y` or `X` has `ndim` axes."""
     last, batch = ndim - 1, tuple(range(stack))
     contracted = {
         "along": ((last,), (stack + 1,)),
@@ -32,6 +32,6 @@ def dot(a: Array, b: Array, dims: Any, wide: Any) -> Array:
 
 
 def floats(a: Array, b: Array, dims: Any, dtype: Any) -> Float[Array, "..."]:
-    """The product of floats in a dtype, accumulated in 32 bits at least."""
+    """Multiplies floats in a dtype, accumulated in 32 bits at least."""
     wide = jnp.promote_types(dtype, jnp.float32)
     return dot(a.astype(dtype), b.astype(dtype), dims, wide).astype(dtype)

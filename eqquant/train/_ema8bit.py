@@ -33,16 +33,16 @@ def ema8bit(
     """`optax.ema` with a state of one byte per parameter instead of four. The running
     mean is flattened and stored in [`eqquant.Dynamic8`][] with dithered rounding.
 
-    This is the momentum of other optimizers, too.
+    It can also be the momentum of other optimizers.
 
     !!! Example
 
         ```python
-        # As `optax.adafactor(1e-3, momentum=0.9)`.
+        # Like `optax.adafactor(1e-3, momentum=0.9)`.
         adafactor = optax.chain(
             optax.adafactor(1e-3), eqquant.train.ema8bit(0.9, debias=False)
         )
-        # As `optax.sgd(0.1, momentum=0.9)`, which adds updates up.
+        # Like `optax.sgd(0.1, momentum=0.9)`, which adds updates up.
         sgd = optax.chain(
             eqquant.train.ema8bit(0.9, debias=False), optax.sgd(0.1 / (1 - 0.9))
         )

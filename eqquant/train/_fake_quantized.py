@@ -27,18 +27,18 @@ from ._weight import AbstractWeight
 
 class FakeQuantized(AbstractWeight):
     """A weight in quantization-aware training. It replaces an array in a model, holds
-    the master weight, and behaves in products, indexing and arithmetic as the quantized
-    weight would. Gradients pass to the master weight by the straight-through estimator.
+    the master weight, and behaves like the quantized weight in products, indexing and
+    arithmetic. Gradients pass to the master weight by the straight-through estimator.
 
     Make these with [`eqquant.train.tree_fake_quantize`][].
 
     - `weight`: the master weight, which trains.
-    - `step_size`: the scale of each block, which trains, too. `None` if the format
+    - `step_size`: the scale of each block, which also trains. `None` if the format
         computes the scales from the weight each time.
     - `format`, `axis`, `activation`: as in [`eqquant.quantize`][].
     - `clips`: the argument `clip` of [`eqquant.straight_through`][].
-    - `is_rounded`: whether `weight` is rounded already, as it is within
-        [`eqquant.implicit`][] once its numbers are in other places.
+    - `is_rounded`: whether `weight` is already rounded, as within
+        [`eqquant.implicit`][] once its numbers have moved.
     """
 
     weight: Float[Array, "..."]
@@ -64,7 +64,7 @@ class FakeQuantized(AbstractWeight):
         return dataclasses.replace(self, weight=self.weight.mT, axis=-3 - self.axis)
 
     def astype(self, dtype: Any) -> Array:
-        """The quantized weight as a dense array of another dtype."""
+        """Returns the quantized weight as a dense array of another dtype."""
         return self.dequantize().astype(dtype)
 
     def with_sharding(self, sharding: NamedSharding) -> "FakeQuantized":
@@ -82,7 +82,8 @@ class FakeQuantized(AbstractWeight):
         return dataclasses.replace(self, weight=weight, step_size=step_size)
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The quantized weight as a dense array: the numbers that `freeze` packs."""
+        """Returns the quantized weight as a dense array: the numbers that `freeze`
+        packs."""
         if self.is_rounded:
             return self.weight
         if self.step_size is None:
@@ -99,8 +100,8 @@ class FakeQuantized(AbstractWeight):
     def rounded(
         self, weight: Float[Array, "..."], axis: Axis
     ) -> "FakeQuantized | Array":
-        """The same weight, rounded already, with its numbers in other places: an array,
-        unless products with it round their inputs."""
+        """Returns the weight after rounding, with its numbers moved: an array, unless
+        products with it round their inputs."""
         if self.activation is None:
             return weight
         return dataclasses.replace(
@@ -122,11 +123,11 @@ class FakeQuantized(AbstractWeight):
     def rounded_input(
         self, x: Float[Array, "*b _"], along: bool
     ) -> Float[Array, "*b _"]:
-        """What a product is of whose inputs are `x`, as with the packed weight.
+        """Rounds the inputs of a product as the product with the packed weight would.
 
         **Arguments:**
 
-        - `along`: whether the product contracts the axis that blocks lie along.
+        - `along`: whether the product contracts the axis along which blocks lie.
         """
         assert self.activation is not None
         if not along or not isinstance(self.format, Rotated):
@@ -146,8 +147,8 @@ class FakeQuantized(AbstractWeight):
         return jnp.matmul(x, self.dequantize().astype(x.dtype))
 
     def __getitem__(self, index: Any) -> "Array | FakeQuantized":
-        """Integers and slices along the stack axes give a `FakeQuantized`. Any other
-        index gives a dense array."""
+        """Integers and slices along the stack axes return a `FakeQuantized`. Any other
+        index returns a dense array."""
         index = index if isinstance(index, tuple) else (index,)
         on_stack = 0 < len(index) <= self.ndim - 2 and self.axis in (-1, -2)
         if not (on_stack and all(map(is_simple, index))):
@@ -157,7 +158,7 @@ class FakeQuantized(AbstractWeight):
     def _round(
         self, x: Shaped[Array, "..."], axis: int, contracted: int
     ) -> Float[Array, "..."]:
-        # Axes of `x` and of the weight.
+        # `axis` of `x` and `contracted` of the weight are the contracted axes.
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(self.dtype)
         of_matrix = self.ndim == 1 or self.axis in (-1, -2)
@@ -176,8 +177,8 @@ def fake_quantized(
     step_sizes: bool = False,
     clip: bool = False,
 ) -> FakeQuantized:
-    """Wraps a master weight. A format or an axis that `quantize` would refuse after the
-    training is refused here."""
+    """Wraps a master weight. Raises here for a format or an axis that `quantize` would
+    refuse after the training."""
     format = as_rounding(format)
     axis = checked_axis(weight, axis)
     packed = eqx.filter_eval_shape(
@@ -196,5 +197,5 @@ def fake_quantized(
 
 
 def is_simple(index: Any) -> bool:
-    """Whether indexing a stack axis keeps the matrices, and leaves `axis` as it is."""
+    """Whether indexing a stack axis keeps the matrices, and does not change `axis`."""
     return type(index) is int or isinstance(index, np.integer | slice)

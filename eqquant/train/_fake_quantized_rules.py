@@ -10,13 +10,13 @@ from ._fake_quantized import FakeQuantized
 
 # Rules of `implicit` for fake-quantized weights. Any primitive takes the rounded weight
 # as an ordinary array; but products also round their inputs, if there is a format for
-# these. They do so where those with the packed weight will, and after the moves under
-# which that stays packed.
+# these. They do so in the same places as with the packed weight, also after moves under
+# which the packed weight stays packed.
 
 
 @add_rule("dot_general", "ragged_dot_general", of=FakeQuantized, passes_all=True)
 def _product(interpreter, eqn, values):
-    # (As of packed ones: of two weights, the larger if possible.)
+    # (Of two weights, the larger one if possible, as for packed ones.)
     first, second, *_ = values
     both = [i for i in (1, 0) if isinstance(values[i], FakeQuantized)]
     if len(both) == 2 and first.size > second.size:
@@ -52,8 +52,8 @@ def _move(interpreter, eqn, values):
 
 
 def _as_packed(interpreter, eqn, values):
-    """The results of a rule for packed weights, as skeletons. `None` if none applies,
-    so that they are dequantized."""
+    """Returns the results of a rule for packed weights, as skeletons. `None` if no rule
+    applies, so that packed weights would be dequantized."""
     skeletons = [_skeleton(x) if isinstance(x, FakeQuantized) else x for x in values]
     applies = True
 
@@ -79,7 +79,7 @@ def _skeleton(w):
 
 
 def _contracted(eqn, place):
-    # What a product contracts, of the inputs and of the weight.
+    # Returns the contracted axes of the inputs and of the weight.
     numbers = eqn.params.get("dimension_numbers")
     if numbers is None:
         numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -88,8 +88,8 @@ def _contracted(eqn, place):
 
 
 def _rounded_input(x, w, x_contracted, w_contracted):
-    # In rows of what the packed product contracts at a time: the axes with blocks, or
-    # those without.
+    # Rounds in rows that the packed product contracts at a time: the axes with blocks,
+    # or those without.
     blocked = [w.ndim + i for i in as_tuple(w.axis)]
     along = blocked if blocked[0] in w_contracted else sorted(w_contracted)
     places = dict(zip(w_contracted, x_contracted, strict=True))

@@ -15,13 +15,14 @@ from ..formats import AbstractFormat
 
 class Kept(eqx.Module):
     """An array in fewer bits, in which each row (along the last axis) may have numbers
-    of two ranges that are far apart, such as those of attention scores and -1e9 where
-    these are masked. Then the far ones are divided by a power of two, so that they do
-    not take the precision of the others that share a scale.
+    of two ranges that are far apart, such as attention scores and -1e9 for masked
+    scores. The large numbers are then divided by a power of two, so that they do not
+    take the precision of the others that share a scale.
 
-    - `near`: the numbers, after that.
-    - `far`: a bit for each number, which says whether it was divided.
-    - `power`: the exponent of that power, for each row. Zero where all are of one
+    - `near`: the numbers after this division.
+    - `far`: a bit for each number: whether it was divided.
+    - `power`: the exponent of the power of two, for each row. Zero if all numbers are
+        in one range.
         range.
     """
 
@@ -31,7 +32,7 @@ class Kept(eqx.Module):
     dtype: Any = eqx.field(static=True)
 
     def dense(self) -> Float[Array, "*b k"]:
-        """The numbers as they are kept. Those that were infinite are the largest of the
+        """Returns the stored numbers. Infinities have become the largest number of the
         dtype."""
         most = float(jnp.finfo(self.dtype).max)
 
@@ -62,8 +63,8 @@ def keep(x: Float[Array, "*b k"], format: AbstractFormat) -> Kept:
     def one(x):
         return quantize(x, format, axis=-1), *map(_zeros, likes)
 
-    # Ranges take time and memory to find, so they are looked for only where a number is
-    # as large as those that stand for infinity.
+    # Finding ranges takes time and memory, so they are looked for only if a number is
+    # as large as one that may stand for infinity.
     large = _any_above(jnp.abs(wide), np.float32(256))
     near, far, power = lax.cond(large, two, one, wide)
     return Kept(near, far, power, x.dtype)
@@ -74,7 +75,7 @@ def _any_above(x, least):
     return ~jnp.all(x <= least)
 
 
-# (So that under `vmap`, too, only one branch is computed.)
+# (This rule makes `vmap` compute only one branch, too.)
 @_any_above.def_vmap
 def _(size, is_mapped, x, least):
     return _any_above(x, least), False
@@ -85,28 +86,29 @@ def _zeros(like):
     return zeros if like.sharding is None else placed(zeros, like.sharding)
 
 
-# Two ranges are those with no numbers between them over a factor of 2**6. (In a block
-# of 8-bit integers, the smaller numbers would have one or two codes at most.)
+# Two ranges have no numbers between them over a factor of 2**6. (In a block of 8-bit
+# integers, the smaller numbers would have one or two codes at most.)
 _ratio = np.int32(6 << 23)
 _huge = np.float32(1e30).view(np.int32)
 _most = np.finfo(np.float32).max
 
 
 def _apart(x):
-    """An array whose rows have numbers of one range each, which numbers were scaled for
-    that, and by which power of two in each row."""
+    """Returns an array whose rows have numbers of one range each, which numbers were
+    scaled for this, and the power of two for each row."""
     x = jnp.clip(x, -_most, _most)
-    # The order of positive floats is that of their bits, and a factor of two is a one
-    # in the exponent. (XLA writes no array to memory before it reduces integers.)
+    # Positive floats are ordered like their bits, and a factor of two is a one in the
+    # exponent. (XLA writes no array to memory before it reduces integers.)
     bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
     top = jnp.max(bits, -1, keepdims=True, initial=0)
     far = bits > top - _ratio
     low = jnp.max(jnp.where(far, 0, bits), -1, keepdims=True, initial=0)
-    # (Far by another formula: so this waits, and takes the memory of the last one.)
+    # (Computed by another formula than `far`, so that this waits, and reuses its
+    # memory.)
     most = np.iinfo(np.int32).max
     least = jnp.where(bits > low, bits, most)
     least = jnp.min(least, -1, keepdims=True, initial=most)
-    # (Zeros lose no precision, but in a format with one scale for all rows.)
+    # (Zeros lose no precision, except in a format with one scale for all rows.)
     apart = (least > low + _ratio) & ((low > 0) | (top > _huge))
     one = np.float32(1).view(np.int32)
     power = (top >> 23) - (jnp.where(low > 0, low, one) >> 23) + 1
@@ -116,7 +118,7 @@ def _apart(x):
 
 
 def _scaled(x, power):
-    """Exactly `x * 2**power`."""
+    """Returns exactly `x * 2**power`."""
     half = power // 2
     for part in (half, power - half):
         x = x * lax.bitcast_convert_type((part + 127) << 23, jnp.float32)

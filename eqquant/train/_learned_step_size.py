@@ -45,10 +45,10 @@ def learned_step_size(
     **Arguments:**
 
     - `w`: a floating-point array of rank one at least.
-    - `scale`: the scale of each block, with the contracted axis last. (Should training
-        make a scale negative, its absolute value is used. One of zero, as of a block of
-        zeros, stands for the scale that the format chooses for the block, until it is
-        trained.)
+    - `scale`: the scale of each block, with the contracted axis last. (If training
+        makes a scale negative, its absolute value is used. A scale of zero, as for a
+        block of zeros, stands for the scale that the format chooses for the block,
+        until it is trained.)
     - `format`: a format or its name.
     - `axis`: as in [`eqquant.straight_through`][].
 
@@ -97,7 +97,7 @@ def _learned_step_size(w, scale, format, axis):
 def initial_step_size(
     w: Float[Array, "..."], format: AbstractFormat, axis: Axis
 ) -> Float[Array, "*b g"]:
-    """The scales that `format.encode` chooses, in float32."""
+    """Returns the scales that `format.encode` chooses, in float32."""
     rows = contracted_last(w, axis)
     largest(format)  # raises if the format is not a grid
     assert isinstance(format, AbstractScaled)

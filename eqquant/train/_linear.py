@@ -22,10 +22,10 @@ from ._results import result, result_sharding
 class Linear:
     """A product of a training step, as a value.
 
-    - `kind`, `stack`, `rounding`, `dtype`: as of `contract`.
+    - `kind`, `stack`, `rounding`, `dtype`: as in `contract`.
     - `cotangent`: how the transpose rounds its argument.
-    - `treedef`: the structure of the operand and the delayed scales of the cotangent,
-        or `None`.
+    - `treedef`: the structure of the operand and of the delayed scales of the
+        cotangent, or `None`.
     """
 
     kind: Kind
@@ -36,7 +36,8 @@ class Linear:
     treedef: Any
 
     def __call__(self, x: Array, *leaves: Array) -> Array:
-        # Otherwise XLA might decode the operand in the forward pass, and keep that.
+        # Otherwise XLA might decode the operand in the forward pass, and keep the
+        # result.
         x, leaves = lax.optimization_barrier((x, leaves))
         operand, delayed = self.treedef.unflatten(leaves)
         return contract(
@@ -54,16 +55,16 @@ def linear(
     dtype: Any,
     delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "..."]:
-    """One of the products, without rounding. It is linear in `x`, and rounds its
-    cotangent, with `delayed` scales if that is so."""
+    """Computes one of the products, without rounding. It is linear in `x`, and rounds
+    its cotangent, with `delayed` scales if its rounding is `Delayed`."""
     leaves, treedef = jtu.tree_flatten((operand, delayed))
     fn = Linear(kind, stack, None, cotangent, jnp.dtype(dtype), treedef)
     return linear_p.bind(*vary_together(x, *leaves), fn=fn, sharding=None)
 
 
-# Why a primitive? The transpose of a product has to see all its rows at once, also
-# where `vmap` maps a function of one row, and its own rounding has to be part of it.
-# With `custom_vjp`, `vmap` would multiply row by row, and there is no forward mode.
+# Why a primitive? The transpose of a product has to see all its rows at once, even if
+# `vmap` maps a function of one row, and its own rounding has to be part of it. With
+# `custom_vjp`, `vmap` would multiply row by row, and there is no forward mode.
 linear_p = Primitive("rounded_product")
 run_compiled(linear_p)
 
@@ -134,14 +135,14 @@ def _batch(operands, axes, *, fn, sharding):
     size = next(a.shape[i] for a, i in zip(operands, axes) if i is not None)
     out = 0
     if fn.kind in ("along", "across") and all(axis is None for axis in leaf_axes):
-        # The weight is the same for all: they are more rows.
+        # The weight is not mapped, so the mapped axis adds rows.
         out, operands = stack, [jnp.moveaxis(x, x_axis, stack), *leaves]
     elif fn.kind == "spread" and x_axis is None and delayed_axis is None:
         leaves, delayed = leaves[:number], leaves[number:]
         leaves = [_moved(a, i, stack, size) for a, i in zip(leaves, leaf_axes)]
         out, operands = stack, [x, *leaves, *delayed]
     else:
-        # They are products side by side.
+        # Otherwise the mapped axis stacks products.
         operands = [_moved(a, i, 0, size) for a, i in zip(operands, axes)]
         fn = dataclasses.replace(fn, stack=stack + 1)
     if sharding is not None:

@@ -93,7 +93,7 @@ def lion8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.lion` with a state of one byte per parameter. Used as
+    """`optax.lion` with a state of one byte per parameter. Used like
     [`eqquant.train.adamw8bit`][].
 
     **Arguments:**

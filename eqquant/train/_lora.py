@@ -67,24 +67,24 @@ def lora(
     - `rank`: the rank of the adapters. An `n` by `k` weight gets `rank * (n + k)`
         trainable numbers.
     - `filter_spec`, `min_size`, `embeddings`: which weights get adapters, as in
-        [`eqquant.tree_quantize`][]. Quantized and dense weights, and those of
-        [`eqquant.train.tree_compute`][], are treated alike, and a format in
-        `filter_spec` means the same as `True`. What products contract along several
-        axes, or along one that others follow, as an `example` tells or is known of a
-        quantized weight, is adapted as the matrix that products take it for: `in` by
-        `heads * head`. So is the filter of a convolution, if it is quantized, if a rule
-        names it, or with an `example`: it becomes one to `rank` channels with the same
-        window, and one of a single point. (Its layer then runs as by
-        [`eqquant.implicit`][].)
+        [`eqquant.tree_quantize`][]. Quantized weights, dense weights and weights of
+        [`eqquant.train.tree_compute`][] are treated alike, and a format in
+        `filter_spec` means the same as `True`. If products contract several axes of a
+        weight, or an axis that others follow (as known from an `example` or from its
+        quantization), the adapter is for the matrix that products see: `in` by
+        `heads * head`. The filter of a convolution gets an adapter if it is quantized,
+        if a rule names it, or with an `example`: the adapter is a convolution to `rank`
+        channels with the same window, followed by a pointwise one. (Its layer then runs
+        through [`eqquant.implicit`][].)
     - `alpha`: the product of the adapters is scaled by `alpha / rank`. Defaults to
         `rank`.
     - `rank_stabilized`: whether to scale by `alpha / sqrt(rank)` instead (rsLoRA).
     - `dora`: whether to train the norm of each row, too (DoRA).
     - `dtype`: the dtype of the adapters.
     - `example`: arguments that the model may be called with, or `(fn, args)`, as in
-        [`eqquant.tree_quantize`][]: it tells which dense arrays are weights, such as
-        those of `jnp.einsum`s, convolutions and layers of any class, and along which
-        axes, and which modules have to run as by [`eqquant.implicit`][].
+        [`eqquant.tree_quantize`][]. Its trace shows which dense arrays are weights,
+        such as those of `jnp.einsum`s, convolutions and layers of any class, along
+        which axes, and which modules have to run through [`eqquant.implicit`][].
     - `key`: a random key for their initial values.
 
     **Returns:**
@@ -96,10 +96,10 @@ def lora(
     **Raises:**
 
     A `ValueError` if no weight is selected, if a rule matches nothing or names an array
-    that cannot have adapters, or if the model has adapters already; with `example`, for
-    a weight that the call of the model could not take. Warns of weights that are left
-    out because they are dense filters of convolutions, or no matrices, and of dense
-    arrays whose contracted axis is a guess.
+    that cannot have adapters, or if the model already has adapters; with `example`, for
+    a weight that the call of the model cannot take. Warns of weights that get no
+    adapter because they are dense filters of convolutions, or not matrices, and of
+    dense arrays whose contracted axis is a guess.
 
     ??? cite "Reference"
 
@@ -117,7 +117,7 @@ def lora(
     alpha = rank if alpha is None else alpha
     scale = float(alpha / (math.sqrt(rank) if rank_stabilized else rank))
     leaves = jtu.tree_leaves(model, is_leaf=is_weight)
-    # It does not matter which weights are quantized already, or compute in fewer bits.
+    # Quantized and low-precision weights count like dense ones.
     chosen = decide(
         jtu.tree_map(plain, model, is_leaf=is_weight),
         filter_spec,
@@ -159,9 +159,9 @@ def lora(
 
 
 def adapted(model: PyTree, leaves: Iterable[Any], example: Any) -> PyTree:
-    """The model with other leaves, of which some have adapters, in which the modules
-    that have to run as by [`eqquant.implicit`][] do: those that a call needs, or
-    without an `example`, the layers of Equinox."""
+    """Returns the model with other leaves, some of which have adapters. The modules
+    that have to run through [`eqquant.implicit`][] do so: modules that a call needs, or
+    without an `example`, Equinox layers."""
     leaves = [*leaves]
     if example is None:
         treedef = jtu.tree_structure(model, is_leaf=is_weight)
@@ -174,7 +174,7 @@ def adapted(model: PyTree, leaves: Iterable[Any], example: Any) -> PyTree:
 
 
 def _on_call_already(leaves, infos):
-    # (A layer that no one has asked to run on call stays as it is.)
+    # (A layer runs on call only if that was requested.)
     dense = [
         info.path
         for leaf, info in zip(leaves, infos, strict=True)
@@ -191,7 +191,7 @@ def _on_call_already(leaves, infos):
 
 
 def _adaptable(decisions, infos):
-    # (A filter that names a weight gets an error instead.)
+    # (If a filter names such a weight, it is an error instead.)
     left = [
         info.path
         for decision, info in zip(decisions, infos, strict=True)
@@ -209,8 +209,8 @@ def _adaptable(decisions, infos):
 
 
 def _warn_of_guesses(leaves, infos):
-    """Warns of dense arrays with more than two axes, if nothing tells which of these
-    are contracted."""
+    """Warns of dense arrays with more than two axes whose contracted axis is
+    unknown."""
     doubtful = [
         f"`{info.path}`, of shape {info.shape}, along axis {info.axis}"
         for leaf, info in zip(leaves, infos, strict=True)
@@ -244,8 +244,8 @@ def _named(paths):
 
 
 def lora_spec(model: PyTree) -> PyTree[bool]:
-    """The filter for training adapters: true for their arrays, false for every other
-    leaf.
+    """Returns the filter for training adapters: true for their arrays, false for every
+    other leaf.
 
     **Arguments:**
 
@@ -268,8 +268,8 @@ def lora_spec(model: PyTree) -> PyTree[bool]:
 
 
 def is_weight(x: Any) -> bool:
-    """Whether this takes the place of a weight, quantized or computing in fewer bits,
-    that may have an adapter."""
+    """Whether this takes the place of a weight, quantized or in low precision, that may
+    have an adapter."""
     return is_quantized(x) or is_low_precision(x)
 
 
@@ -288,8 +288,8 @@ def check_no_adapters(model: PyTree) -> None:
 def rows_first(
     shape: tuple[int, ...], axis: Any, path: str
 ) -> tuple[tuple[int, ...], int, int]:
-    """The sizes of a stack of matrices, their number of rows, and the number of columns
-    that products contract."""
+    """Returns the sizes of a stack of matrices, their number of rows, and the number of
+    columns that products contract."""
     matrix = matrix_of(shape, axis)
     if matrix is None:
         raise ValueError(
@@ -300,7 +300,7 @@ def rows_first(
 
 
 def with_magnitude(w: LoRA, dtype: Any) -> LoRA:
-    """Turns LoRA into DoRA. The initial magnitudes are the row norms of the base."""
+    """Converts LoRA to DoRA. The initial magnitudes are the row norms of the base."""
     norm = square_norms(w.base, w.axis)
     magnitude = jnp.sqrt(from_bits(norm, jnp.dtype(jnp.float32))).astype(dtype)
     return dataclasses.replace(w, magnitude=magnitude, norm=norm)

@@ -24,7 +24,7 @@ from ._lora_array import LoRA
 
 
 def lora_only(model: PyTree) -> dict[str, dict[str, Any]]:
-    """The adapters of a model alone, to save them in a file of their own.
+    """Returns only the adapters of a model, to save them in their own file.
 
     !!! Example
 
@@ -73,9 +73,9 @@ def with_lora(
     **Arguments:**
 
     - `model`: a model without adapters, quantized or dense.
-    - `adapters`: the adapters as [`eqquant.train.lora_only`][] returned them, or as
-        loaded from the file that they were saved to.
-    - `example`: as in [`eqquant.train.lora`][], if that was given one.
+    - `adapters`: the result of [`eqquant.train.lora_only`][], or its copy loaded from a
+        file.
+    - `example`: as in [`eqquant.train.lora`][], if one was passed to it.
 
     **Returns:**
 
@@ -135,7 +135,7 @@ def merge_lora(model: PyTree, format: AbstractFormat | str | None = None) -> PyT
         return quantize(w, format, axis=node.axis, activation=activation)
 
     def undo(node, new):
-        # What ran on call for its adapters.
+        # Undoes the call of modules that ran on call for their adapters.
         needs = any(map(is_weight, jtu.tree_leaves(new, is_leaf=is_weight)))
         return not_on_call(new) if is_on_call(node) and not needs else new
 
@@ -173,8 +173,8 @@ def _with_paths(model):
 
 
 def _names(paths):
-    # Dotted paths; but where keys contain dots, so that two paths would have the same
-    # name, the paths as they are written in Python.
+    # Dotted paths; but if keys contain dots, so that two paths would have the same
+    # name, paths in Python's notation.
     exact = [jtu.keystr(keys) for keys in paths]
     names = [jtu.keystr(keys, simple=True, separator=".") for keys in paths]
     while len(set(names)) < len(names):

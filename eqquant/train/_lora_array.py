@@ -23,7 +23,7 @@ class LoRA(AbstractWeight):
     the thin matrices `A` and `B` train. A product multiplies by `W`, `A` and `B` in
     turn; the sum is never materialized.
 
-    With a `magnitude` this is DoRA: each row of the sum is rescaled to that norm.
+    With a `magnitude` this is DoRA: each row of the sum is rescaled to this norm.
 
     Make these with [`eqquant.train.lora`][].
 
@@ -35,14 +35,13 @@ class LoRA(AbstractWeight):
 
         DoRA: Weight-Decomposed Low-Rank Adaptation. Liu et al., 2024. Section 4.
 
-    - `base`: `W`, quantized or dense, or one whose products are in fewer bits
+    - `base`: `W`, quantized or dense, or a weight with products in fewer bits
         ([`eqquant.train.LowPrecision`][]). It gets no gradient.
     - `a`, `b`: the thin matrices, in the orientation in which the contracted axis of
         `W` is last.
     - `magnitude`: the norm of each row for DoRA, or `None`.
-    - `axis`: the axis of `base` that products contract, or the axes. Behind others than
-        -1 and -2, all axes of the base are rows of its matrix, such as those of
-        `(in, heads, head)`.
+    - `axis`: the axis or axes of `base` that products contract. If these are not -1 or
+        -2, all axes behind them are rows of the matrix, as in `(in, heads, head)`.
     """
 
     base: QuantizedArray | LowPrecision | Array
@@ -61,7 +60,7 @@ class LoRA(AbstractWeight):
 
     @property
     def matrix(self) -> Matrix:
-        """How the base is a stack of matrices."""
+        """The base as a stack of matrices."""
         found = matrix_of(self.shape, self.axis)
         assert found is not None
         return found
@@ -74,7 +73,7 @@ class LoRA(AbstractWeight):
         return dataclasses.replace(self, base=self.base.mT, axis=-3 - self.axis)
 
     def astype(self, dtype: Any) -> "LoRA":
-        """The same weight with another floating-point dtype."""
+        """Returns the weight with another floating-point dtype."""
         cast = lambda x: None if x is None else x.astype(dtype)
         return dataclasses.replace(
             self,
@@ -88,7 +87,7 @@ class LoRA(AbstractWeight):
         """Places the base, and the thin matrices to match."""
         spec = full_spec(sharding.spec, self.ndim)
         lead, *inner = self.matrix.split(spec)
-        # (Thin matrices are not split as several axes may be.)
+        # (Thin matrices are not split where an axis of theirs stands for several.)
         n, k = (axes[0] if len(axes) == 1 else None for axes in inner)
         if sharding.mesh.explicit_axes:
             # On Explicit meshes, JAX refuses products whose contracted axes are both
@@ -115,7 +114,7 @@ class LoRA(AbstractWeight):
         )
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The adapted weight as a dense array."""
+        """Returns the adapted weight as a dense array."""
         matrix = self.matrix
         rows = matrix.to_rows(_dense(self.frozen))
         return matrix.from_rows(self._adapted(rows, self.b, self.magnitude))
@@ -133,7 +132,7 @@ class LoRA(AbstractWeight):
         return jnp.squeeze(y, -2) if x.ndim == 1 else y
 
     def __getitem__(self, index: Any) -> "Array | LoRA":
-        """Indexing the stack axes gives a `LoRA`. Indexing the rows of a matrix with
+        """Indexing the stack axes returns a `LoRA`. Indexing the rows of a matrix with
         `axis=-1` computes those rows alone. Any other index dequantizes first."""
         index = index if isinstance(index, tuple) else (index,)
         if all(map(_is_simple, index)):
@@ -146,12 +145,12 @@ class LoRA(AbstractWeight):
 
     @property
     def frozen(self) -> QuantizedArray | LowPrecision | Array:
-        """The base, as what gets no gradient."""
+        """The base without gradients."""
         # (No gradient reaches a quantized array anyway.)
         return self.base if is_quantized(self.base) else lax.stop_gradient(self.base)
 
     def _adapted(self, w, b, magnitude):
-        # Rows of the adapted weight, from those of `W`, `B` and the magnitude.
+        # Computes rows of the adapted weight, from rows of `W`, `B` and the magnitude.
         dtype = w.dtype
         b, a = b.astype(jnp.float32), self.a.astype(jnp.float32)
         w = w.astype(jnp.float32) + self.scale * (b @ a)
@@ -166,7 +165,7 @@ class LoRA(AbstractWeight):
             x = _times(x, _gain(self.magnitude, self._square()))
         y = x @ self.frozen
         x, a, b = (z.astype(y.dtype) for z in (x, self.a, self.b))
-        # Einsum rather than transposes, of which a scan over layers would keep copies.
+        # Einsum rather than transposes: a scan over layers would keep copies of these.
         if forward:
             thin = jnp.einsum("...mk,...rk->...mr", x, a)
             y = y + self.scale * jnp.einsum("...mr,...nr->...mn", thin, b)
@@ -196,7 +195,7 @@ class LoRA(AbstractWeight):
 def square_norms(
     w: QuantizedArray | LowPrecision | Array, axis: Axis
 ) -> UInt32[Array, "*b n"]:
-    """The squared norms of the rows of a base, as the bits of floats."""
+    """Returns the squared norms of the rows of a base, as the bits of floats."""
     matrix = matrix_of(w.shape, axis)
     assert matrix is not None
     square = jnp.sum(matrix.to_rows(_dense(w).astype(jnp.float32)) ** 2, axis=-1)
@@ -208,7 +207,7 @@ def _dense(w):
 
 
 def _gain(magnitude, square):
-    # The norm is treated as a constant: Section 4.3 of the DoRA paper.
+    # The norm is treated as a constant: see Section 4.3 of the DoRA paper.
     tiny = jnp.finfo(jnp.float32).tiny
     return magnitude.astype(jnp.float32) / jnp.sqrt(jnp.maximum(square, tiny))
 

@@ -7,11 +7,11 @@ from .._product import as_tuple, Axis
 
 
 class Matrix(NamedTuple):
-    """How an array is a stack of matrices, whose columns are what products contract.
+    """An array as a stack of matrices whose columns products contract.
 
-    - `stack`: the sizes of the axes that are no axes of a matrix.
-    - `outs`, `ins`: those of the rows, and of the columns, each of several axes
-        perhaps.
+    - `stack`: the sizes of the stack axes.
+    - `outs`, `ins`: the sizes of the axes of the rows, and of the columns; there may be
+        several of each.
     - `is_last`: whether the columns are the last axes of the array.
     """
 
@@ -30,7 +30,7 @@ class Matrix(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """The shape of the array."""
         inner = (*self.outs, *self.ins) if self.is_last else (*self.ins, *self.outs)
         return (*self.stack, *inner)
 
@@ -43,8 +43,8 @@ class Matrix(NamedTuple):
         return (w if self.is_last else w.mT).reshape(self.shape)
 
     def split(self, entries: Any) -> tuple[Any, Any, Any]:
-        """The entries of a list, one for each axis of the array, that are of the stack,
-        of the rows, and of the columns."""
+        """Splits a list with an entry for each axis of the array into the entries of
+        the stack, of the rows, and of the columns."""
         start = len(self.stack)
         middle = start + len(self.outs if self.is_last else self.ins)
         stack, a, b = entries[:start], entries[start:middle], entries[middle:]
@@ -52,9 +52,9 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(shape: tuple[int, ...], axis: Axis) -> Matrix | None:
-    """The matrices of an array whose products contract an axis, or several. All axes
-    behind these are of the rows; if there are none, the one before them is. `None` if
-    there are no rows, or if the axes are not next to each other."""
+    """Returns the matrices of an array whose products contract one or several axes. All
+    axes behind these belong to the rows; if there are none, the axis before them does.
+    `None` if there are no rows, or if the axes are not next to each other."""
     axes = sorted(as_tuple(axis))
     start, stop = axes[0], axes[-1] + 1
     if axes != list(range(start, stop)) or len(shape) < 1 - start - (stop < 0):

@@ -8,7 +8,7 @@ from ._lora_array import LoRA
 
 
 # Rules of `implicit` for weights with adapters: products multiply by the base, and by
-# the thin matrices. Anything else takes the adapted weight.
+# the thin matrices. All other primitives take the adapted weight.
 
 
 @add_rule(
@@ -77,7 +77,7 @@ def _conv(interpreter, eqn, values):
     (y,) = interpreter.apply(eqn, [x, w.frozen])
     x = jnp.asarray(interpreter.dequantize(x, eqn))
     x, a, b = (z.astype(y.dtype) for z in (x, w.a, w.b))
-    # To as many channels as the rank, and from there to all of them, point by point.
+    # A convolution to `rank` channels, followed by a pointwise one to all of them.
     params = {k: v for k, v in eqn.params.items() if k != "out_sharding"}
     a = jnp.moveaxis(a.reshape(a.shape[0], *w.matrix.ins), 0, out)
     thin = lax.conv_general_dilated(x, a, **params)

@@ -20,18 +20,18 @@ from ._weight import AbstractWeight, by_transpose
 
 class LowPrecision(AbstractWeight):
     """A weight that trains in floating point, and whose products are computed in fewer
-    bits. It replaces an array in a model. Everything but products sees the weight as it
-    is.
+    bits. It replaces an array in a model. Other operations than products use the weight
+    without rounding.
 
     Make these with [`eqquant.train.tree_compute`][].
 
     - `weight`: the weight, which trains.
-    - `rounded`: the weight as products read it, if [`eqquant.train.tree_preround`][]
-        has rounded it before. Otherwise `None`.
-    - `axis`: the axis that the layer contracts, or axes. `None` if it is not known.
+    - `rounded`: the rounded weight for products, if [`eqquant.train.tree_preround`][]
+        has computed it. Otherwise `None`.
+    - `axis`: the axis or axes that the layer contracts. `None` if unknown.
     - `roundings`: how products are rounded.
-    - `history`: what [`eqquant.train.Delayed`][] scales are made from, if there are
-        such. Otherwise `None`.
+    - `history`: the history for the scales of [`eqquant.train.Delayed`][], if any of
+        the roundings are delayed. Otherwise `None`.
     """
 
     weight: Float[Array, "..."]
@@ -55,7 +55,7 @@ class LowPrecision(AbstractWeight):
         )
 
     def astype(self, dtype: Any) -> "LowPrecision":
-        """The same weight with another floating-point dtype."""
+        """Returns the weight with another floating-point dtype."""
         return dataclasses.replace(self, weight=self.weight.astype(dtype))
 
     def with_sharding(self, sharding: NamedSharding) -> "LowPrecision":
@@ -69,9 +69,9 @@ class LowPrecision(AbstractWeight):
         return self.weight
 
     def freeze(self) -> QuantizedArray:
-        """The weight as products read it, packed. With it, products quantize their
-        inputs to the same format. (Scales are those of the array at hand, of inputs
-        always one for each row.)"""
+        """Packs the rounded weight. Products with it quantize their inputs to the same
+        format. (Scales are computed from the current arrays, always one for each row of
+        the inputs.)"""
         if self.axis is None:
             raise ValueError(
                 "`axis` should be known, to pack a weight. Got `None`: construct the "
@@ -87,8 +87,8 @@ class LowPrecision(AbstractWeight):
         return self
 
     def preround(self) -> "LowPrecision":
-        """Rounds the weight for all products along `axis`. (Not a filter of a
-        convolution.)"""
+        """Rounds the weight for all products along `axis`. (Filters of convolutions are
+        not rounded.)"""
         if not isinstance(self.axis, int):
             return self
         swapped = self.axis == -2
@@ -97,7 +97,7 @@ class LowPrecision(AbstractWeight):
         return dataclasses.replace(self, rounded=rounded)
 
     def moved(self, weight: Float[Array, "..."], axis: Axis | None) -> "LowPrecision":
-        """The same weight with its numbers in other places."""
+        """Returns the weight with its numbers moved."""
         history = None if self.history is None else self.history.merged()
         return dataclasses.replace(
             self, weight=weight, rounded=None, axis=axis, history=history
@@ -123,8 +123,8 @@ class LowPrecision(AbstractWeight):
         return _matmul(x, self.weight.mT, rounded, self.history, self.roundings)
 
     def __getitem__(self, index: Any) -> "Array | LowPrecision":
-        """Integers and slices along the stack axes give a `LowPrecision`. Any other
-        index gives a part of the weight."""
+        """Integers and slices along the stack axes return a `LowPrecision`. Any other
+        index returns a part of the weight."""
         index = index if isinstance(index, tuple) else (index,)
         on_stack = 0 < len(index) <= self.ndim - 2
         if not (on_stack and all(map(is_simple, index))):
@@ -140,12 +140,13 @@ def is_low_precision(x: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """The weight of a [`eqquant.train.LowPrecision`][]; anything else as it is."""
+    """Returns the weight of a [`eqquant.train.LowPrecision`][]; anything else
+    unchanged."""
     return x.weight if is_low_precision(x) else x
 
 
 def _matmul(x, w, rounded, history, roundings):
-    # `x @ w.mT`, whose leading axes broadcast as in `jnp.matmul`.
+    # Computes `x @ w.mT`, whose leading axes broadcast as in `jnp.matmul`.
     stack = w.ndim - 2
     if history is not None and history.steps.ndim - 2 != stack:
         history = history.merged()

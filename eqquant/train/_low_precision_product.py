@@ -22,7 +22,7 @@ from ._results import result_sharding
 
 
 class Roundings(eqx.Module):
-    """How the products of a layer round.
+    """The roundings in the products of a layer.
 
     - `forward`: the format of the weight and of the inputs.
     - `to_input`, `to_weight`: the rounding of the cotangent in the two products of the
@@ -35,8 +35,8 @@ class Roundings(eqx.Module):
 
     @property
     def histories(self) -> tuple[int, int, int]:
-        """For how many steps the largest values count: of the inputs, of the weight,
-        and of the cotangent. Zero for what has current scales."""
+        """The numbers of steps for which the largest values count: of the inputs, of
+        the weight, and of the cotangent. Zero for current scales."""
         steps = lambda r: r.history if isinstance(r, Delayed) else 0
         forward = steps(self.forward)
         return forward, forward, max(steps(self.to_input), steps(self.to_weight))
@@ -50,9 +50,9 @@ def product(
     roundings: Roundings,
     history: History | None = None,
 ) -> Float[Array, "... n"]:
-    """`x @ w.T`, by rounded operands. The derivatives are those of the product of the
-    rounded operands, straight through the rounding. A history is of each of the stack,
-    and its gradient is what it should see."""
+    """Computes `x @ w.T` from rounded operands. The derivatives are those of the
+    product of the rounded operands, straight through the rounding. A history has an
+    entry for each matrix of the stack, and its gradient is the report of this step."""
     inputs, weight = (lax.stop_gradient(a) for a in (x, w))
     if packed is None:
         packed = rounded_weight(weight, roundings.forward, history)
@@ -71,14 +71,15 @@ def rounded_weight(
     rounding: AbstractFormat | Delayed,
     history: History | None = None,
 ) -> Operand:
-    """The weight as products read it. Its name is for policies of `jax.checkpoint`."""
+    """Returns the rounded weight for products, named for policies of
+    `jax.checkpoint`."""
     scale = _delayed(rounding, history, 1)
     w = lax.stop_gradient(w)
     return checkpoint_name(as_operand(w, rounding, scale), "eqquant_weights")
 
 
 def _delayed(rounding, history, operand):
-    """The delayed scales of one of the three operands, if they are delayed."""
+    """Returns the delayed scales of one of the three operands, if it has any."""
     if not isinstance(rounding, Delayed):
         return None
     format = format_of(rounding)

@@ -46,7 +46,7 @@ def _dot_general(interpreter, eqn, values):
 
 
 def _packed(w, contracted, batch):
-    # The weight as it was rounded before, if along what is contracted.
+    # Returns the weight rounded before, if it was rounded along the contracted axes.
     known = () if w.axis is None else [w.ndim + i for i in as_tuple(w.axis)]
     in_order = list(batch) == list(range(len(batch)))
     return w.rounded if in_order and list(contracted) == list(known) else None
@@ -109,7 +109,7 @@ def _convert(interpreter, eqn, values):
 def _move(interpreter, eqn, values):
     first, *rest = values
     low = [v for v in values if isinstance(v, LowPrecision)]
-    # (What is sliced comes before where.)
+    # (The sliced operand comes before its indices.)
     together = ("stack", "concatenate", "optimization_barrier")
     if eqn.primitive.name in together and low != values:
         return NotImplemented
@@ -131,7 +131,7 @@ def _scale(interpreter, eqn, values):
     return [w.moved(bind(eqn, arrays)[0], w.axis)]
 
 
-# Of a matrix, this looks up rows, which are no weight.
+# In a matrix, this looks up rows, which are not a weight.
 @add_rule("gather", of=LowPrecision, passes_all=True)
 def _gather(interpreter, eqn, values):
     w, *rest = values

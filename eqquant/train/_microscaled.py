@@ -15,16 +15,17 @@ from ._dots import dims_of, floats
 from ._operand import Operand
 
 
-# Products of microscaled numbers, whose blocks lie along what is contracted. GPUs of
+# Products of microscaled numbers, whose blocks lie along contracted axes. GPUs of
 # NVIDIA since Blackwell have instructions for these. `lax.scaled_dot` becomes a
-# composite, that is, an operation together with its meaning in other operations. XLA
-# chooses among cuDNN, Triton and products of the decoded numbers when it compiles that.
-# (`jax.nn.scaled_matmul` is a call of one library, which `jax.export` does not write.)
+# composite, that is, an operation together with its definition by other operations.
+# When it compiles a composite, XLA chooses among cuDNN, Triton and products of the
+# decoded numbers. (`jax.nn.scaled_matmul` calls one library, and `jax.export` cannot
+# write it.)
 
 
 def is_microscaled(x: Operand, w: Operand) -> bool:
-    """Whether the product `X[*b, *r, k]` with `W[*b, n, k]` is one that the device has
-    instructions for: of whole blocks, whose scales are of one kind."""
+    """Whether devices may have instructions for the product `X[*b, *r, k]` with
+    `W[*b, n, k]`: it has whole blocks, with scales of one kind."""
     kinds = {_kind(operand) for operand in (x, w)}
     return None not in kinds and len(kinds) == 1 and blackwell()
 
@@ -40,15 +41,15 @@ def _kind(operand):
 
 
 def microscaled(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
-    """The product, by `lax.scaled_dot` where it is compiled for CUDA."""
+    """Computes the product, by `lax.scaled_dot` if it is compiled for CUDA."""
     leaves, treedef = jtu.tree_flatten((x, w))
     return microscaled_p.bind(
         *vary_together(*leaves), treedef=treedef, stack=stack, dtype=jnp.dtype(dtype)
     )
 
 
-# A primitive, since `vmap` of `lax.scaled_dot` would repeat a weight that is the same
-# for all, and since only when it is lowered it is known what a program is for.
+# A primitive, since `vmap` of `lax.scaled_dot` would repeat an unmapped weight, and
+# since the platform of a program is only known when it is lowered.
 microscaled_p = Primitive("microscaled_product")
 run_compiled(microscaled_p)
 
@@ -64,7 +65,7 @@ def _abstract(*leaves, treedef, stack, dtype):
 def _batch(leaves, axes, *, treedef, stack, dtype):
     size = next(a.shape[i] for a, i in zip(leaves, axes) if i is not None)
     number = treedef.children()[0].num_leaves
-    # Rows of a weight that is the same for all are more rows; others are more products.
+    # With an unmapped weight, the mapped axis adds rows; otherwise it stacks products.
     shared = all(axis is None for axis in axes[number:])
     out = stack if shared else 0
     moved = [
@@ -104,8 +105,8 @@ mlir.register_lowering(microscaled_p, _lowering(cuda=False))
 
 def _is_for_one(module):
     """Whether a program is for one platform, and each device runs it by itself. (JAX
-    writes no composite for several platforms, and XLA might gather what it would have
-    to split.)"""
+    writes no composite for several platforms, and XLA might gather operands that it
+    would have to split.)"""
     if len(module.platforms) != 1:
         return False
     context = module.axis_context
@@ -118,9 +119,9 @@ def _is_for_one(module):
 
 
 def scaled(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."]:
-    """The product, by `lax.scaled_dot`."""
+    """Computes the product by `lax.scaled_dot`."""
     *lead, k = x.shape
-    batch = (math.prod(lead[:stack]),) if stack > 0 else ()  # XLA knows one such axis.
+    batch = (math.prod(lead[:stack]),) if stack > 0 else ()  # XLA takes one batch axis.
     (a, a_scale), (b, b_scale) = elements(x), elements(w)
     rows, columns = math.prod(lead[stack:]), b.shape[-2]
     flat = lambda a, number: a.reshape(*batch, number, a.shape[-1])
@@ -137,7 +138,7 @@ def scaled(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."
     for of_rows in _of_tensor(x):
         y = y * of_rows
     for of_all in _of_tensor(w):
-        # One for each of the stack.
+        # One scale for each matrix of the stack.
         y = y * lax.expand_dims(of_all[..., 0, 0], range(stack, y.ndim))
     return y.astype(dtype)
 
@@ -145,8 +146,8 @@ def scaled(x: Operand, w: Operand, stack: int, dtype: Any) -> Float[Array, "..."
 def elements(
     operand: Operand,
 ) -> tuple[Shaped[Array, "*r k"], Shaped[Array, "*r g"]]:
-    """The numbers of an operand, and the scale of each block, as floats of 8 or 4 bits.
-    (The scale of a matrix of `NVFP4` comes in addition.)"""
+    """Returns the numbers of an operand, and the scale of each block, as floats of 8 or
+    4 bits. (`NVFP4` also has a scale for the matrix.)"""
     format, stored = operand.layout.format, operand.stored
     assert isinstance(format, MXFP4 | MXFP8 | NVFP4)
     codes = format.base.unpack(stored["codes"], operand.layout.tail)
@@ -160,7 +161,7 @@ def elements(
 
 
 def _of_tensor(operand):
-    """The scale of a matrix, if it has one."""
+    """Returns the scale of a matrix, if it has one."""
     format = operand.layout.format
     if not isinstance(format, NVFP4):
         return []

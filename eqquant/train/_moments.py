@@ -38,7 +38,7 @@ Moment: TypeAlias = QuantizedArray | Array
 # A hyperparameter; an array under `optax.inject_hyperparams`.
 Scalar: TypeAlias = float | int | Array
 
-# A hyperparameter that shapes depend on; it, too, may come as an array.
+# A hyperparameter that determines shapes; it may also be an array.
 Size: TypeAlias = int | Array
 
 
@@ -71,7 +71,7 @@ def unbiased(
     m: Array, g: Array, t: Array, b: Scalar, rest: Scalar, nesterov: bool
 ) -> Array:
     """Corrects the running mean `m` of `t` gradients, of which `g` is the last, for its
-    start at zero. With Nesterov's momentum, as if `g` came once more."""
+    start at zero. Nesterov's momentum counts `g` once more."""
     if nesterov:
         return b * m / (1 - b ** (t + 1)) + rest * g / (1 - b**t)
     return m / (1 - b**t)
@@ -86,9 +86,9 @@ def zeros(
     min_size: Size,
     embeddings: bool,
 ) -> PyTree[Moment]:
-    """The initial moments. They are quantized for parameters that `filter_spec` selects
-    and that have at least `min_size` elements, except (by default) embeddings; all
-    others are in float32. Each is sharded over the devices of its parameter."""
+    """Returns the initial moments. They are quantized for parameters that `filter_spec`
+    selects and that have at least `min_size` elements, except (by default) embeddings.
+    All others are in float32. Each is sharded over the devices of its parameter."""
     block = None if block_size is None else static("block_size", block_size)
     stored = format(block, signed=signed, dithered=True)
     size = static("min_size", min_size)
@@ -117,7 +117,8 @@ def _check(x):
 
 
 def static(name: str, value: Size) -> int:
-    """The integer `value`, which may be an array under `optax.inject_hyperparams`."""
+    """Returns the integer `value`, which may be an array under
+    `optax.inject_hyperparams`."""
     if isinstance(value, Tracer):
         raise TypeError(
             f"`{name}` should be a static integer. Pass it to "
@@ -128,8 +129,8 @@ def static(name: str, value: Size) -> int:
 
 def _zeros(x, format):
     sharding = _flat_sharding(x, format)
-    # Without the barrier, XLA would fold the constant: it would quantize, slowly, while
-    # it compiles.
+    # Without the barrier, XLA would fold the constant, and quantize it slowly at
+    # compile time.
     if not isinstance(x, Tracer):
         flat = jnp.zeros(x.size, jnp.float32, device=sharding)
         return quantize(lax.optimization_barrier(flat), format)
@@ -141,8 +142,8 @@ def _zeros(x, format):
 def _flat_sharding(x, format):
     # The flat moments are split over the same mesh axes as the parameter, in the same
     # order: if the parameter is split along its first axis, each device then has the
-    # moments of its own part. Where that would cut blocks, over the largest subset of
-    # those mesh axes that does not.
+    # moments of its own part. If this would cut blocks, they are split over the largest
+    # subset of these mesh axes that does not.
     sharding = None
     if isinstance(x, Tracer):
         typed = jax.typeof(x).sharding

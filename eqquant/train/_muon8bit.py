@@ -57,7 +57,7 @@ def scale_by_muon8bit(
 ) -> "optax.GradientTransformation":
     """`optax.contrib.scale_by_muon` with a state of one byte per parameter instead of
     four. The momentum is flattened and stored in [`eqquant.Dynamic8`][] with dithered
-    rounding. What is orthogonalized is the momentum before it is rounded.
+    rounding. The momentum is orthogonalized before it is rounded.
 
     **Arguments:**
 
@@ -79,7 +79,7 @@ def scale_by_muon8bit(
     **Raises:**
 
     A `ModuleNotFoundError` if optax is not installed. `init` raises a `ValueError` for
-    complex parameters, and for those of fewer than two axes.
+    complex parameters, and for parameters of fewer than two axes.
 
     ??? cite "Reference"
 
@@ -130,7 +130,8 @@ def _step(updates, state, count, decays, numbers, nesterov, *how):
 def _orthogonalized(numbers, ns_steps, adaptive, preconditioning, x, dimensions):
     def run(numbers, x):
         ns_coeffs, eps = numbers
-        # With a decay of zero, its own momentum is the update, and its state constant.
+        # With a decay of zero, optax's own momentum is the update, and its state
+        # constant.
         scale_by_muon = optax_library().contrib.scale_by_muon(
             ns_coeffs,
             ns_steps,
@@ -143,7 +144,7 @@ def _orthogonalized(numbers, ns_steps, adaptive, preconditioning, x, dimensions)
         )
         return scale_by_muon.update(x, scale_by_muon.init(x))[0]
 
-    # Where types have shardings, its products would be ambiguous.
+    # With shardings in types, the products of optax would be ambiguous.
     typed = jax.typeof(x).sharding
     return by_types(run, typed if typed.mesh.explicit_axes else None)(numbers, x)
 
@@ -187,10 +188,11 @@ def muon8bit(
     min_size: Size = 4096,
     embeddings: bool = False,
 ) -> "optax.GradientTransformation":
-    """`optax.contrib.muon` with a state of one byte per parameter of matrices. All that
-    is no matrix is trained by [`eqquant.train.adamw8bit`][].
+    """`optax.contrib.muon` with a state of one byte per parameter of matrices. All
+    other parameters are trained by [`eqquant.train.adamw8bit`][].
 
-    The weights of `eqx.nn.Linear` have their outputs first, which scales updates:
+    The weights of `eqx.nn.Linear` have their outputs first, which affects the scale of
+    updates:
 
     !!! Example
 
@@ -211,7 +213,7 @@ def muon8bit(
         `weight_decay_mask`, `nesterov`, `adaptive`, `preconditioning`, `adam_b1`,
         `adam_b2`, `adam_eps_root`, `adam_weight_decay`, `adam_learning_rate`,
         `muon_weight_dimension_numbers`, `consistent_rms`: as in `optax.contrib.muon`,
-        but that `ns_coeffs` are numbers, not a name.
+        except that `ns_coeffs` are numbers, not a name.
     - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
         [`eqquant.train.scale_by_adam8bit`][].
 
@@ -221,7 +223,7 @@ def muon8bit(
 
     **Raises:**
 
-    As [`eqquant.train.scale_by_muon8bit`][].
+    The errors of [`eqquant.train.scale_by_muon8bit`][].
     """
     library = optax_library()
     stored: dict[str, Any] = dict(
@@ -281,15 +283,15 @@ def _scaled_by_shape(consistent_rms, x, dimensions):
 
 
 def _extended(given, params, fn=lambda dimensions: dimensions):
-    """`fn` of each parameter's dimension numbers, which are given as a prefix PyTree,
-    or by a function."""
+    """Applies `fn` to each parameter's dimension numbers, which are given as a prefix
+    PyTree, or by a function."""
     numbers = optax_library().contrib.MuonDimensionNumbers
-    # A PyTree may be callable, too, such as those in the structure of an MLP.
+    # A PyTree may also be callable, such as an MLP.
     is_function = callable(given) and jtu.all_leaves([given])
     if given is None:
         given = numbers()
     elif is_function:
-        # (Of one array that is no matrix, it returns none.)
+        # (It returns none for a single array that is not a matrix.)
         given = given(params)
     extend = lambda d, subtree: jtu.tree_map(lambda _: fn(d), subtree)
     is_leaf = lambda x: x is None or isinstance(x, numbers)

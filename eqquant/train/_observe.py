@@ -16,14 +16,15 @@ def observe(
     stack: int,
     cotangents: bool,
 ) -> Float[Array, "..."]:
-    """`y`. The cotangent of `seen` is what the product of two operands with such `bins`
-    has seen, if `y` is its derivative; with its own cotangent, if that is asked for."""
+    """Returns `y`. In the transpose, the cotangent of `seen` counts in which of the
+    `bins` the largest values of the operands fall; with `cotangents`, also the largest
+    value of the cotangent."""
     y, seen, bins = vary_together(y, seen, bins)
     return observe_p.bind(y, seen, bins, stack=stack, cotangents=cotangents)
 
 
-# A primitive, for the reason that `linear_p` is one: the transpose is not linear in the
-# cotangent, of which it has to see all rows.
+# A primitive, for the same reason as `linear_p`: the transpose is not linear in the
+# cotangent, and has to see all of its rows.
 observe_p = Primitive("observe")
 observe_p.def_impl(lambda y, *others, **params: y)
 observe_p.def_abstract_eval(lambda y, *others, **params: y)

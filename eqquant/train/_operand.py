@@ -30,15 +30,15 @@ from ._stochastic import at_random, dither, Stochastic
 from ._straight_through import at_random as at_points
 
 
-# How an operand of a product is rounded: to a format, at random or to the nearest, and
-# with scales of its own or of earlier steps; to a floating-point dtype; or not at all.
+# The rounding of an operand of a product: to a format, stochastically or to nearest,
+# with current or delayed scales; to a floating-point dtype; or none.
 ToFormat: TypeAlias = AbstractFormat | Stochastic | Delayed
 Rounding: TypeAlias = ToFormat | np.dtype | None
 
 
 class Operand(eqx.Module):
-    """An operand of a product, rounded to a format. Its axes are those of the array,
-    with the contracted axis last."""
+    """An operand of a product, rounded to a format. It has the axes of the array, with
+    the contracted axis last."""
 
     stored: Stored
     layout: Layout = eqx.field(static=True)
@@ -49,14 +49,14 @@ class Operand(eqx.Module):
 
     @property
     def narrow(self) -> tuple[Shaped[Array, "*r k"], Float[Array, "..."]]:
-        """The 8-bit numbers, and the scale of each row, of a narrow format."""
+        """Returns the 8-bit numbers, and the scale of each row, of a narrow format."""
         format = as_narrow(self.layout.format)
         assert format is not None
         scale = from_bits(self.stored["scale"], format.scale_dtype)[..., 0]
         return _as_numbers(self.stored["codes"], format), scale
 
     def decode(self) -> Float[Array, "*r k"]:
-        """The numbers, in float32."""
+        """Returns the numbers, in float32."""
         return self.layout.decode(self.stored)
 
 
@@ -70,8 +70,8 @@ def format_of(rounding: ToFormat) -> AbstractFormat:
 
 
 def as_narrow(rounding: ToFormat) -> Int8 | FP8 | None:
-    """The format, if it is narrow: one of 8-bit numbers with one scale for each row, or
-    for the whole matrix."""
+    """Returns the format, if it is narrow: of 8-bit numbers, with one scale for each
+    row, or for the whole matrix."""
     format = format_of(rounding)
     if isinstance(format, Int8 | FP8) and format.block_size is None:
         return format
@@ -79,7 +79,7 @@ def as_narrow(rounding: ToFormat) -> Int8 | FP8 | None:
 
 
 def is_same_kind(rounding: ToFormat, operand: Operand) -> bool:
-    """Whether what is rounded like this can be multiplied with an operand in 8 bits:
+    """Whether an array with this rounding can be multiplied by an operand in 8 bits:
     both are narrow, and both are integers or both floats."""
     a, b = as_narrow(rounding), as_narrow(operand.layout.format)
     return a is not None and b is not None and isinstance(a, FP8) == isinstance(b, FP8)
@@ -93,8 +93,9 @@ def as_operand(
     """Rounds an array, which has its contracted axis last. Numbers that are not finite
     make their row NaN.
 
-    `delayed` are the scales of earlier steps, or zero where there are none yet: each is
-    for all axes that follow. With them, a number that is not finite becomes NaN alone.
+    `delayed` are the scales of earlier steps, or zero if there are none yet. Each
+    applies to all axes that follow. With these, a number that is not finite becomes NaN
+    alone.
     """
     format = format_of(rounding)
     layout = Layout(format).trimmed(format.structs(x.shape), x.shape[-1])
@@ -109,7 +110,7 @@ def as_operand(
     return Operand(fn(x) if delayed is None else fn(x, delayed), layout)
 
 
-# Compiled, so that scales round as those of `quantize`.
+# Compiled, so that scales round like those of `quantize`.
 @ft.partial(jax.jit, static_argnames="rounding", inline=True)
 def _encode(x, delayed=None, *, rounding):
     x = x.astype(jnp.float32)
@@ -145,9 +146,9 @@ def narrow_columns(
     rounding: ToFormat,
     delayed: Float[Array, "*b"] | None = None,
 ) -> tuple[Shaped[Array, "*b r n"], Float[Array, "*b _"]]:
-    """As the numbers and the scales of `as_operand(x.mT, rounding, delayed)`, but the
-    numbers are in the order of `x`. (On a CPU, transposing 8-bit numbers afterwards
-    takes less time.)"""
+    """Returns the numbers and the scales of `as_operand(x.mT, rounding, delayed)`, but
+    with the numbers in the order of `x`. (On a CPU, transposing 8-bit numbers
+    afterwards takes less time.)"""
     format = as_narrow(rounding)
     assert format is not None
     x = x.astype(jnp.float32)
@@ -173,7 +174,7 @@ def _codes(x, scale, format, random):
         unit = at_random(unit, dither(x), info.nmant, int(info.minexp))
     else:
         unit = at_random(unit, dither(x))
-    # What is a point already stays it.
+    # Numbers that are points already do not change.
     return format.to_codes(unit, np.ones(()), jnp.float32(1))
 
 
@@ -188,7 +189,7 @@ def rounded(
     rounding: ToFormat,
     delayed: Float[Array, "*b"] | None = None,
 ) -> Float[Array, "*r k"]:
-    """The numbers that an array becomes, in float32."""
+    """Rounds an array, and returns the numbers in float32."""
     if not isinstance(rounding, Stochastic) or as_narrow(rounding):
         return as_operand(x, rounding, delayed).decode()
     x, operand = x.astype(jnp.float32), as_operand(x, rounding.format)

@@ -32,8 +32,8 @@ def as_rounding(format: AbstractFormat | str) -> AbstractFormat:
 
 
 class Points(NamedTuple):
-    """The values that each position of a quantized matrix can take: `scale * (grid -
-    zero)`."""
+    """The values that each position of a quantized matrix can take:
+    `scale * (grid - zero)`."""
 
     grid: Float[np.ndarray, " p"]
     scale: Float[Array, "*b _"]
@@ -41,7 +41,7 @@ class Points(NamedTuple):
     slack: float
 
     def inside(self, w: Float[Array, "*b k"]) -> Bool[Array, "*b k"]:
-        """Which numbers lie between the first and the last point, allowing for the
+        """Marks the numbers between the first and the last point, allowing for the
         rounding of the scale."""
         ends = [self.scale * (end - self.zero) for end in self.grid[[0, -1]]]
         wide = [
@@ -50,12 +50,12 @@ class Points(NamedTuple):
         return (w >= wide[0]) & (w <= wide[1])
 
     def unit(self, w: Float[Array, "*b k"]) -> Float[Array, "*b k"]:
-        """The numbers in units of the grid."""
+        """Returns the numbers in units of the grid."""
         return w * reciprocal(self.scale) + self.zero
 
 
 def points(rows: Stored, layout: Layout) -> Points:
-    """The points that stored arrays, in rows, can represent.
+    """Returns the points that stored arrays, in rows, can represent.
 
     **Raises:**
 
@@ -69,13 +69,13 @@ def points(rows: Stored, layout: Layout) -> Points:
     zero = jnp.zeros((1,) * scale.ndim, jnp.float32)
     if "zero_point" in rows:
         zero = spread(rows["zero_point"].astype(jnp.float32), format.block_size, k)
-    # The rounding of a scale when it is computed in float32, and when it is stored.
+    # Allows for the rounding of a scale in float32, and in its stored dtype.
     slack = 2 * jnp.finfo(jnp.float32).eps + jnp.finfo(format.scale_dtype).eps / 2
     return Points(grid, scale, zero, float(slack))
 
 
 def largest(format: AbstractFormat) -> float:
-    """The last point of the grid."""
+    """Returns the last point of the grid."""
     return float(_grid(format)[-1])
 
 
@@ -93,7 +93,7 @@ def _grid(format: AbstractFormat) -> np.ndarray:
         )
     with jax.ensure_compile_time_eval():
         found = format.to_points(jnp.asarray(_codes(format)))
-        # Leave out codes that are never written, such as the -128 of `Int8`.
+        # Leaves out codes that are never written, such as the -128 of `Int8`.
         again = format.to_points(_to_codes(format, found[None]))[0]
         return np.unique(np.asarray(found)[np.asarray(again == found)])
 

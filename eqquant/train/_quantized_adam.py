@@ -36,8 +36,8 @@ def scale_by_quantized_adam(
     min_size: Size,
     embeddings: bool,
 ) -> "optax.GradientTransformation":
-    """`optax.scale_by_adam` with moments in such a format: a signed one for the first,
-    and one without a sign for the second."""
+    """`optax.scale_by_adam` with moments in this format: signed for the first moment,
+    and unsigned for the second."""
     library = optax_library()
     b1, b2 = decays
 
@@ -68,7 +68,8 @@ def _step(updates, state, count, options, nesterov):
 
 def _one(nesterov, options, g, m, v):
     t, b1, rest1, b2, rest2, eps, eps_root = options
-    # The largest whose square is held. (What is infinite should stay so.)
+    # Clips to the largest number with a finite square. (Infinities should stay
+    # infinite.)
     g = jnp.where(jnp.isinf(g), g, jnp.clip(g, -_most, _most))
     m = b1 * m + rest1 * g
     v = b2 * v + rest2 * g**2

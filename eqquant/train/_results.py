@@ -7,8 +7,8 @@ from ._dots import Kind
 
 
 def result(kind: Kind, stack: int, x: tuple, operand: tuple) -> tuple:
-    """One entry for each axis of the result of a product, from those of its arguments:
-    sizes, or entries of specs."""
+    """Returns one entry for each axis of the result of a product, from the entries of
+    its arguments: sizes, or entries of specs."""
     if kind == "spread":
         return (*operand[:-1], x[-2])
     if kind == "outer":
@@ -17,9 +17,9 @@ def result(kind: Kind, stack: int, x: tuple, operand: tuple) -> tuple:
 
 
 def result_sharding(kind: Kind, stack: int, x: Any, codes: Any) -> NamedSharding | None:
-    """The sharding of the result of a product, if the types of its arguments, `x` and
-    `codes`, carry theirs: as they are sharded along the axes that remain, where no
-    other axis takes the same axes of the mesh."""
+    """Returns the sharding of the result of a product, if the types of its arguments
+    `x` and `codes` carry shardings: each remaining axis keeps its sharding, unless
+    another axis takes the same mesh axes."""
     sharding = x.sharding
     if not sharding.mesh.explicit_axes:
         return None

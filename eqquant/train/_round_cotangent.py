@@ -17,8 +17,8 @@ def round_cotangent(
     rounding: AbstractFormat | Stochastic,
     kept: Sequence[int],
 ) -> Float[Array, "..."]:
-    """`x`, whose cotangent is rounded. Its scales do not extend over the axes `kept`,
-    nor over axes of `vmap`."""
+    """Returns `x`. Its cotangent is rounded, with scales that do not extend over the
+    axes `kept`, nor over axes of `vmap`."""
     return round_cotangent_p.bind(x, rounding=rounding, kept=tuple(kept))
 
 
@@ -27,8 +27,8 @@ def rounded_over(
     rounding: AbstractFormat | Stochastic,
     kept: Sequence[int],
 ) -> Float[Array, "..."]:
-    """The numbers that an array becomes, in its dtype. Blocks lie along all axes but
-    `kept`, in their order. Its derivative is straight-through."""
+    """Rounds an array, in its dtype. Blocks lie along all axes but `kept`, in their
+    order. The derivative is straight-through."""
     order = [*kept, *[i for i in range(x.ndim) if i not in kept]]
     moved = jnp.transpose(x, order)
     rows = [x.shape[i] for i in kept]
@@ -37,7 +37,7 @@ def rounded_over(
     return estimate(jnp.transpose(new, sorted(range(x.ndim), key=order.__getitem__)), x)
 
 
-# A primitive, for the reason that `linear_p` is one.
+# A primitive, for the same reason as `linear_p`.
 round_cotangent_p = Primitive("round_cotangent")
 round_cotangent_p.def_impl(lambda x, **params: x)
 round_cotangent_p.def_abstract_eval(lambda x, **params: x)

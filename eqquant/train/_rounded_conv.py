@@ -13,8 +13,8 @@ from ._round_cotangent import round_cotangent, rounded_over
 
 
 class Convolution:
-    """`lax.conv_general_dilated` with all its parameters but the operands, as they are
-    in a jaxpr. It is a value."""
+    """`lax.conv_general_dilated` with all parameters as in a jaxpr, without operands.
+    It is a value."""
 
     def __init__(self, params: dict[str, Any]):
         self.params = params
@@ -37,9 +37,9 @@ def rounded_conv(
     conv: Convolution,
     roundings: Roundings,
 ) -> Float[Array, "..."]:
-    """A convolution of rounded operands, in the dtype of `x`. Inputs and cotangents
-    have scales for each sample, and filters for each output channel. The derivatives
-    are those of the rounded convolution, straight through the rounding.
+    """Convolves rounded operands, in the dtype of `x`. Inputs and cotangents have a
+    scale for each sample, and filters for each output channel. The derivatives are
+    those of the rounded convolution, straight through the rounding.
 
     **Raises:**
 
@@ -89,7 +89,7 @@ def _jvp(conv, roundings, primals, tangents):
 
 def _linear(conv, a, b, rounding, sample):
     if isinstance(rounding, np.dtype):
-        # Its transpose is of this dtype, too.
+        # The casts give its transpose the same dtype.
         return conv(a.astype(rounding), b.astype(rounding)).astype(a.dtype)
     y = conv(a, b)
     return y if rounding is None else round_cotangent(y, rounding, sample)

@@ -12,7 +12,7 @@ from ._low_precision_product import product, Roundings
 from ._operand import Operand
 
 
-# As of `lax.dot_general`, of hashable tuples or not.
+# The type in `lax.dot_general`, of hashable tuples or not.
 DotDimensionNumbers: TypeAlias = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
 ]
@@ -27,14 +27,14 @@ def rounded_dot(
     packed: Operand | None = None,
     history: History | None = None,
 ) -> Float[Array, "..."]:
-    """`lax.dot_general` of rounded operands, in a dtype. Scales extend over all that is
-    contracted. `packed` may be the second operand, rounded before, with its contracted
-    axis last and its other axes in their order."""
+    """`lax.dot_general` of rounded operands, in a dtype. Scales extend over all
+    contracted axes. `packed` may be the second operand, already rounded, with its
+    contracted axis last and its other axes in order."""
     (x_contracted, w_contracted), (x_batch, w_batch) = dimension_numbers
     x_free = _others(x.ndim, x_contracted, x_batch)
     w_free = _others(w.ndim, w_contracted, w_batch)
     stack = [x.shape[i] for i in x_batch]
-    # There is at least one row.
+    # There is always at least one row.
     rows = [x.shape[i] for i in x_free] or [1]
     depth = math.prod(x.shape[i] for i in x_contracted)
     columns = math.prod(w.shape[i] for i in w_free)
@@ -56,14 +56,14 @@ def rounded_dot(
         wide = lambda a: jnp.broadcast_to(a, (*stack, *a.shape[-2:]))
         history = jtu.tree_map(wide, history)
     y = product(left, right, packed, len(stack), roundings, history)
-    # (`x` has its axes in order now.)
+    # (The axes of `x` are in order now.)
     last = len(stack) + len(x_free)
     return y.reshape(*x.shape[:last], *[w.shape[i] for i in w_free])
 
 
 def is_rounded(dimension_numbers: DotDimensionNumbers, dtype: Any) -> bool:
-    """Whether a product is one of those that are rounded: it contracts something, and
-    its result is of real floating-point numbers."""
+    """Whether a product is rounded: it contracts something, and its result is of real
+    floating-point numbers."""
     (contracted, _), _ = dimension_numbers
     return len(contracted) > 0 and jnp.issubdtype(dtype, jnp.floating)
 

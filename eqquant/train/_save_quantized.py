@@ -20,18 +20,19 @@ def save_quantized(
     *,
     min_size: int = 1024,
 ) -> Callable[..., Any]:
-    """As `jax.checkpoint`: of all that `fn` computes, only its arguments are kept for
-    the backward pass, which computes the rest again. But they are kept in fewer bits.
+    """`jax.checkpoint` with arguments in fewer bits: only the arguments of `fn` are
+    kept for the backward pass, rounded to a format, and the backward pass computes the
+    rest again.
 
-    Results are those of `fn`. Gradients are those of `fn` at the arguments as they were
-    rounded. What no differentiated number goes into, such as a mask, is kept as it is.
-    Where a row of an argument has numbers of two ranges, of which one is above 256 and
-    at least 64 times the other, such as scores that are -1e9 where they are masked,
-    each range is rounded by itself; infinities become the largest numbers of the dtype.
+    The results are those of `fn`. The gradients are those of `fn` at the rounded
+    arguments. Arguments without derivatives, such as a mask, are kept exactly. If a row
+    of an argument has numbers of two ranges, one above 256 and at least 64 times the
+    other, such as scores of which masked ones are -1e9, each range is rounded by
+    itself; infinities become the largest numbers of the dtype.
 
-    A small number may be rounded to zero: where `fn` divides by an argument, or takes
-    its logarithm or root, the gradient may then be infinite. Keep such a step out of
-    `fn`, or add a small number to the argument before.
+    A small number may be rounded to zero: if `fn` divides by an argument, or takes its
+    logarithm or root, the gradient may then be infinite. Keep such a step out of `fn`,
+    or add a small number to the argument first.
 
     !!! Example
 
@@ -45,10 +46,10 @@ def save_quantized(
     **Arguments:**
 
     - `fn`: a function that JAX can trace, such as a layer. The arrays that it closes
-        over, and those of modules, be it `fn` itself or among its arguments, are kept
-        as they are, since they are there anyway.
-    - `format`: the format of what is kept, with blocks along the last axis.
-    - `min_size`: arguments with fewer elements are kept as they are, and so are those
+        over, and the arrays of modules (`fn` itself or its arguments), are kept
+        unrounded, since they are in memory anyway.
+    - `format`: the format of the kept arguments, with blocks along the last axis.
+    - `min_size`: arguments with fewer elements are kept unrounded, and so are arguments
         that are not of a real floating-point dtype or that are not differentiated.
 
     **Returns:**
@@ -88,8 +89,8 @@ class _SaveQuantized(eqx.Module):
 
     def __call__(self, *args, **kwargs):
         given = args, kwargs
-        # What `fn` closes over may be differentiated, too: it becomes part of a tree.
-        # (A function of no closure, but with defaults, would stay as it is.)
+        # The closure of `fn` may be differentiated, too: it becomes part of a tree. (A
+        # function without a closure, but with defaults, would not be converted.)
         fn = lambda *args, **kwargs: self.fn(*args, **kwargs)
         fn = eqx.filter_closure_convert(fn, *args, **kwargs)
         packs = lambda x: _is_packed(x, self.min_size)
@@ -109,7 +110,8 @@ class _SaveQuantized(eqx.Module):
             packed = jtu.tree_map(lambda x: _packed(x, self.format), inputs)
             floats, others = jtu.tree_map(lambda x: x.value, (floats, others))
             inputs = jtu.tree_map(lambda x: x.value, inputs)
-            # XLA would go on, and round the arguments of many layers at once.
+            # Otherwise XLA would continue, and round the arguments of many layers at
+            # once.
             inputs, packed = lax.optimization_barrier((inputs, packed))
             return call(inputs, floats, others), (packed, floats, others)
 
@@ -150,13 +152,13 @@ _barriers = jax.__version_info__ >= (0, 11)
 
 
 def _together(packed: PyTree, cotangent: PyTree) -> tuple[PyTree, PyTree]:
-    """The same, but XLA decodes nothing before the cotangent is known."""
+    """Returns both unchanged, but XLA decodes nothing before the cotangent is known."""
     packed, cotangent = lax.optimization_barrier((packed, cotangent))
     scalars = [] if _barriers else [*map(_scalar, jtu.tree_leaves(cotangent))]
     scalars = [scalar for scalar in scalars if scalar is not None]
     if scalars:
         bits = _bits(scalars[0])
-        # Zero, but XLA does not know that.
+        # This is zero, but XLA does not know it.
         zero = bits * (bits - 1) & 1
         held = lambda x: _with_bits(x, zero) if is_quantized(x) else x
         packed = jtu.tree_map(held, packed, is_leaf=is_quantized)
@@ -164,7 +166,7 @@ def _together(packed: PyTree, cotangent: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _scalar(x: Any) -> Array | None:
-    # (Of what is sharded by its type, one number has no sharding.)
+    # (A single number of an array with a sharded type has no sharding.)
     is_float = eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
     if not is_float or x.size == 0 or any(jax.typeof(x).sharding.spec):
         return None
@@ -172,7 +174,7 @@ def _scalar(x: Any) -> Array | None:
 
 
 def _with_bits(q: PyTree, bits: Array) -> PyTree:
-    """A quantized array, to the smallest of whose arrays some bits are added."""
+    """Adds bits to the smallest stored array of a quantized array."""
     leaves, treedef = jtu.tree_flatten(q)
     i = min(range(len(leaves)), key=lambda i: leaves[i].size)
     old = _bits(leaves[i])

@@ -42,15 +42,15 @@ class Stochastic(eqx.Module):
 
 
 def dither(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """Numbers that are uniform in `[0, 1)`, one for each of `x`, in float32. They
-    depend on the bits of `x` alone."""
+    """Returns numbers that are uniform in `[0, 1)`, one for each number of `x`, in
+    float32. They depend on the bits of `x` alone."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     position = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
         step = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         position = position * np.uint32(size % 2**32) + step
     mark = position * np.uint32(0x9E3779B9)
-    # (Integer sums wrap around, and do not depend on the order of what is summed.)
+    # (Integer sums wrap around, and do not depend on the order of summation.)
     seed = _hash(jnp.sum(bits ^ mark, dtype=jnp.uint32))
     random = _hash(mark + seed)
     return (random >> np.uint32(8)).astype(jnp.float32) * np.float32(2.0**-24)
@@ -70,9 +70,9 @@ def at_random(
     mantissa: int = 0,
     least: int | None = None,
 ) -> Float[Array, "*s"]:
-    """Rounds to one of the two neighbouring integers; or, if the `least` exponent is
-    given, floating-point numbers with so many bits of `mantissa`. Exact, with `noise`
-    that is uniform in `[0, 1)`."""
+    """Rounds to one of the two neighbouring integers; or, with a `least` exponent, to
+    floating-point numbers with `mantissa` bits of mantissa. Exact, with `noise` that is
+    uniform in `[0, 1)`."""
     if least is None:
         return jnp.floor(unit + noise)
     exponent = (lax.bitcast_convert_type(jnp.abs(unit), jnp.int32) >> 23) - 127

@@ -107,7 +107,8 @@ def _passed_through(w, key, format, axis, clip):
 
 
 def checked_axis(w: Array, axis: Axis | None) -> Axis:
-    """The axis to quantize along, counted from the end, for a floating-point array."""
+    """Returns the axis to quantize along, counted from the end, for a floating-point
+    array."""
     if not eqx.is_array(w) or not jnp.issubdtype(w.dtype, jnp.floating):
         got = f"dtype {w.dtype.name}" if eqx.is_array(w) else type(w).__name__
         raise TypeError(f"`w` should be a floating-point JAX array. Got {got}.")
@@ -138,8 +139,8 @@ def at_random(rows: Array, points: Points, noise: Array) -> Array:
 def estimate(
     value: Float[Array, "*s"], surrogate: Float[Array, "*s"]
 ) -> Float[Array, "*s"]:
-    """`value`, with the derivatives of `surrogate`. The value is exact: the common
-    `surrogate + stop_gradient(value - surrogate)` rounds twice."""
+    """Returns `value`, with the derivatives of `surrogate`. The value is exact: the
+    common `surrogate + stop_gradient(value - surrogate)` rounds twice."""
     del surrogate
     return value
 

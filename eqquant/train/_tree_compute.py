@@ -44,8 +44,8 @@ def tree_compute(
     example: Any = None,
 ) -> PyTree:
     """Prepares a model for low-precision training: the weights stay floating-point
-    arrays that an optimizer updates, and the products that they enter are computed in
-    fewer bits. The modules and the training loop stay the same.
+    arrays that an optimizer updates, and their products are computed in fewer bits. The
+    modules and the training loop stay the same.
 
     In the forward pass, weights and inputs are rounded to the format `forward`; in the
     backward pass, cotangents are rounded to `backward`. The gradients are those of the
@@ -61,26 +61,26 @@ def tree_compute(
         ```
 
     Two operands are multiplied as 8-bit numbers if both are in [`eqquant.Int8`][], or
-    both in [`eqquant.FP8`][], without `block_size`: their scales (one for each row of
-    the inputs, and for each output channel of the weight; or one for each of them, with
-    `FP8(scale="tensor")`) then apply to the result. Where a product of the backward
-    pass contracts an axis along which the weight or the inputs have scales, these are
+    both in [`eqquant.FP8`][], without `block_size`. Their scales then apply to the
+    result: one for each row of the inputs and for each output channel of the weight, or
+    one for each operand with `FP8(scale="tensor")`. If a product of the backward pass
+    contracts an axis along which the weight or the inputs have scales, these are
     multiplied into the cotangent before it is rounded; so each operand is rounded once
     in a step. In other formats (blocks, [`eqquant.MXFP8`][], [`eqquant.NVFP4`][]), the
-    rounded operands are multiplied in the dtype of the inputs. But where a program is
-    compiled for an NVIDIA GPU of compute capability 10.0 or more (Blackwell), those of
-    [`eqquant.MXFP8`][], [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] are multiplied as
-    they are in the forward pass, by `jax.lax.scaled_dot`, if blocks are whole and XLA
-    does not have to split the product over devices. (The backward pass contracts
-    other axes than those that blocks lie along.)
+    rounded operands are multiplied in the dtype of the inputs. There is one exception:
+    in a program compiled for an NVIDIA GPU of compute capability 10.0 or more
+    (Blackwell), the forward pass multiplies operands in [`eqquant.MXFP8`][],
+    [`eqquant.MXFP4`][] and [`eqquant.NVFP4`][] directly, by `jax.lax.scaled_dot`, if
+    blocks are whole and XLA does not have to split the product over devices. (The
+    backward pass contracts other axes than those along which blocks lie.)
 
-    Scales are those of the array at hand ("current scaling"), or with
-    [`eqquant.train.Delayed`][] those of earlier steps.
+    Scales are computed from the current array ("current scaling"), or with
+    [`eqquant.train.Delayed`][] from earlier steps.
 
-    A product contracts the axes that it contracts, whatever their number and order.
-    Convolutions have scales for each output channel of the filter, and for each sample
-    of the inputs and the cotangents. Their operands are rounded, and then multiplied in
-    the dtype of the inputs, so they are not faster.
+    A product may contract any number of axes, in any order. Convolutions have scales
+    for each output channel of the filter, and for each sample of the inputs and the
+    cotangents. Their operands are rounded, and then multiplied in the dtype of the
+    inputs, so they are not faster.
 
     For the backward pass, the rounded operands are kept. They have the names
     `"eqquant_weights"` and `"eqquant_inputs"`, for policies of `jax.checkpoint`.
@@ -91,21 +91,21 @@ def tree_compute(
         `example`: as in [`eqquant.tree_quantize`][], which selects the same leaves and
         modules. So convolutions, `jnp.einsum`s and layers of other classes compute in
         fewer bits with an `example`, or with `unsupported="on_call"`.
-    - `forward`: the format of the weights and inputs, or its name, or one with
-        [`eqquant.train.Delayed`][] scales. `None` undoes this: it puts the weights
-        back.
-    - `backward`: what cotangents are rounded to: a format; a format at random, as
-        [`eqquant.train.Stochastic`][]; a format with [`eqquant.train.Delayed`][]
-        scales; a dtype, such as `jnp.bfloat16`, which the other
-        operand is rounded to as well; or nothing, with `None`. A pair of these is for
-        the gradients of the inputs, and for those of the weights.
+    - `forward`: the format of the weights and inputs, its name, or a format with
+        [`eqquant.train.Delayed`][] scales. `None` undoes this function: it restores the
+        weights.
+    - `backward`: the rounding of cotangents: a format; stochastic rounding to a format,
+        with [`eqquant.train.Stochastic`][]; a format with [`eqquant.train.Delayed`][]
+        scales; a dtype, such as `jnp.bfloat16`, to which the other operand is rounded
+        as well; or `None` for no rounding. A pair is for the gradients of the inputs,
+        and of the weights.
 
     **Returns:**
 
-    `model`, with a [`eqquant.train.LowPrecision`][] in place of each selected array, be
-    it one that has an adapter: the adapter itself trains in its own dtype. Arrays that
-    are quantized are unchanged, with an adapter or without. (They need not be
-    multiplied in floating point: see `activation` of [`eqquant.tree_quantize`][].)
+    `model`, with a [`eqquant.train.LowPrecision`][] in place of each selected array. In
+    a weight with an adapter it replaces the base: the adapter itself trains in its own
+    dtype. Quantized arrays are unchanged, with or without an adapter. (Their products
+    need not be in floating point: see `activation` of [`eqquant.quantize`][].)
 
     **Raises:**
 
@@ -122,14 +122,14 @@ def tree_compute(
         `"e5m2"` backward.)
 
         Training and Inference of Large Language Models using 8-bit Floating Point.
-        Perez et al., 2023. (Scales of the array at hand.)
+        Perez et al., 2023. (Current scaling.)
     """
     model = _undone(opened(model))
     backwards = checked_backward(backward)
     if forward is None:
         return closed(model)
     format, rounding = checked_forward(forward)
-    # The weight under an adapter is decided upon as if it had none.
+    # The decision on the weight under an adapter does not depend on the adapter.
     bare = jtu.tree_map(_base, model, is_leaf=_is_done)
     called = None if example is None else Example(example)
     decisions = decide(
@@ -145,7 +145,7 @@ def tree_compute(
         is_done=_is_done,
     )
     warn_of_little(bare, filter_spec, decisions, traceable=example is None)
-    # A rule may name another format.
+    # A rule may choose another format.
     as_given = lambda f: rounding if f == format else f
     new = [_low_precision(d, as_given, backwards) for d in decisions]
     given = jtu.tree_leaves(model, is_leaf=_is_done)
@@ -156,10 +156,9 @@ def tree_compute(
 
 
 def tree_preround(model: PyTree) -> PyTree:
-    """Rounds the weights of a model for all products that follow. Call this at the
-    beginning of a loss whose layers run more than once in a step: under
-    `jax.checkpoint`, or for several parts of a batch. Then they need not be rounded
-    again.
+    """Rounds the weights of a model for all later products. Call this at the beginning
+    of a loss whose layers run more than once in a step, under `jax.checkpoint` or for
+    several parts of a batch, so that the weights are rounded only once.
 
     Gradients reach the weights as before.
 
@@ -178,9 +177,9 @@ def tree_preround(model: PyTree) -> PyTree:
 
     **Returns:**
 
-    `model`, in which each [`eqquant.train.LowPrecision`][] holds its rounded weight,
-    too. That does not follow when the weight is updated: update the model that this
-    function was given.
+    `model`, in which each [`eqquant.train.LowPrecision`][] also holds its rounded
+    weight. This is not updated with the weight: let the optimizer update the original
+    model.
     """
     return jtu.tree_map(
         lambda x: x.preround() if is_low_precision(x) else x,
@@ -194,7 +193,7 @@ def _is_done(x: Any) -> bool:
 
 
 def _undone(model):
-    """The model as it was before `tree_compute`."""
+    """Returns the model as it was before `tree_compute`."""
     leaves = jtu.tree_leaves(model, is_leaf=is_low_precision)
     if not any(map(is_low_precision, leaves)):
         return model
@@ -237,8 +236,8 @@ def _low_precision(decision: Decision, as_given, backwards) -> Any:
 
 
 def _stack(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-    """The sizes of the axes before those of one layer: what it contracts, and at least
-    one axis of its outputs."""
+    """Returns the sizes of the axes before those of one layer, which are the contracted
+    axes and at least one axis of outputs."""
     axes = as_tuple(axis)
     first = -min(axes)
     own = first + 1 if first == len(axes) else first

@@ -64,17 +64,17 @@ def tree_fake_quantize(
         (dynamic activation quantization). Convolutions do not.
     - `step_sizes`: whether the scales are learned along with the weights, as in
         [`eqquant.train.learned_step_size`][]. By default the format computes them from
-        the weights each time. (Scales are smaller than weights. An optimizer whose
-        steps do not depend on that, such as Adam, needs a small learning rate for
-        them.)
+        the weights each time. (Scales are smaller than weights. Optimizers such as
+        Adam, whose steps do not depend on the size of a parameter, need a small
+        learning rate for them.)
     - `clip`: whether numbers beyond the first or the last point of their block have
         the derivative zero instead of one. With `step_sizes` they always do.
 
     **Returns:**
 
     `model`, with a [`eqquant.train.FakeQuantized`][] in place of each selected array.
-    Arrays that are quantized or fake-quantized already are unchanged. Modules that then
-    have to run as by [`eqquant.implicit`][] do, as they will once they are quantized.
+    Arrays that are quantized or fake-quantized already are unchanged. Modules that will
+    have to run through [`eqquant.implicit`][] with quantized weights do so already.
 
     **Raises:**
 
@@ -105,7 +105,7 @@ def tree_fake_quantize(
         else _fake_quantized(decision, activation, step_sizes, clip)
         for decision in decisions
     ]
-    # (A packed weight needs it in more places than one that trains.)
+    # (Packed weights need more modules on call than weights that train.)
     packed = () if called is None else skeletons(decisions)
     callers = modules_on_call(model, decisions, packed, called, _is_done)
     return closed(rebuilt(model, new, put_on_call(callers), _is_done))
@@ -130,8 +130,8 @@ def tree_freeze(model: PyTree) -> PyTree:
 
     `model`, with a [`eqquant.QuantizedArray`][] in place of each
     [`eqquant.train.FakeQuantized`][] and [`eqquant.train.LowPrecision`][]. It decodes
-    to the numbers that the forward pass of the training used, bit for bit. What runs as
-    by [`eqquant.implicit`][] still does.
+    to the numbers that the forward pass of the training used, bit for bit. Modules that
+    run through [`eqquant.implicit`][] still do.
 
     **Raises:**
 

@@ -7,10 +7,9 @@ from ._low_precision import is_low_precision
 
 
 def update_delayed(model: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-    """Moves the largest absolute values that a step has seen from the gradients to the
-    model, where they are for the scales of the next steps. Call this once for each
-    gradient, as soon as it is computed, if there are [`eqquant.train.Delayed`][] scales
-    in the model.
+    """Moves the largest absolute values of a step from the gradients to the model, for
+    the scales of the next steps. Call this once for each gradient, as soon as it is
+    computed, if there are [`eqquant.train.Delayed`][] scales in the model.
 
     !!! Example
 
@@ -25,8 +24,9 @@ def update_delayed(model: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
         ```
 
     Optimizers, weight decay and moving averages cannot change the scales, whether they
-    come before or after this: what is kept of earlier steps are integers. But what a
-    step has seen takes part in a global norm of the gradients, unless this comes first.
+    come before or after this: the history is stored as integers. But unless this
+    function comes first, the values of the step count in a global norm of the
+    gradients.
 
     **Arguments:**
 
@@ -37,8 +37,8 @@ def update_delayed(model: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
     **Returns:**
 
     The model with a history that is one step longer, and the gradients with zeros in
-    place of what was seen. A weight without a gradient keeps its history, and a model
-    without delayed scales is as it was.
+    place of the values of the step. A weight without a gradient keeps its history, and
+    a model without delayed scales is unchanged.
 
     **Raises:**
 
@@ -64,7 +64,7 @@ def _updated(w, grad):
     seen = grad.history.seen
     if seen is None:
         return w, grad
-    # (`tree_at`: other leaves of a gradient may be `None`.)
+    # (By `tree_at`, since other leaves of a gradient may be `None`.)
     history = w.history.next(seen, w.roundings.histories)
     w = eqx.tree_at(lambda w: w.history, w, history)
     return w, eqx.tree_at(lambda g: g.history.seen, grad, jnp.zeros_like(seen))

@@ -11,19 +11,20 @@ from .._array import AbstractArrayLike, dense_for
 
 class AbstractWeight(AbstractArrayLike):
     """Takes the place of a weight in training, with the shape and dtype of the array
-    that it holds. Dequantizing it is what training does, so nothing warns of it."""
+    that it holds. It dequantizes without a warning, since training needs to."""
 
     @abc.abstractmethod
     def _left_product(self, x: Array) -> Array:
-        """`self @ x`."""
+        """Returns `self @ x`."""
 
     @abc.abstractmethod
     def _right_product(self, x: Array) -> Array:
-        """`x @ self`."""
+        """Returns `x @ self`."""
 
     @abc.abstractmethod
     def without_blocks(self) -> "AbstractWeight | Array":
-        """What stands for the same array, any part of which stands for that part."""
+        """Returns an equivalent weight without blocks, so that any part of it stands
+        for the same part of the array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,5 +50,5 @@ class AbstractWeight(AbstractArrayLike):
 
 
 def by_transpose(w: AbstractWeight, x: Array) -> Array:
-    """`w @ x`, as the product of the transposes."""
+    """Computes `w @ x` as the product of the transposes."""
     return x @ w.mT if x.ndim == 1 else (x.mT @ w.mT).mT
