@@ -1,5 +1,5 @@
-// Tiles of 64 rows and one block are encoded in a cache, as many rows at once as a
-// vector has numbers: those in the same place of each block lie next to each other.
+// Tiles of 64 rows and one block are encoded in a cache, a vector of rows at a time:
+// numbers in the same place of each block lie next to each other.
 #include "arrays/encode.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ Floats load(const uint8_t* p) {
                            type == NumberType::kFloat16);
 }
 
-// The first `count` numbers of a vector, and the last of those again.
+// Loads the first `count` numbers of a vector, and repeats the last of them.
 template <NumberType type>
 Floats load(const uint8_t* p, int64_t count) {
   constexpr int64_t size = type == NumberType::kFloat32 ? 4 : 2;
@@ -57,7 +57,7 @@ Floats load(const uint8_t* p, int64_t count) {
   return load<type>(copy);
 }
 
-// The numbers of block `g`, of `rows` rows from row `row` of a matrix on.
+// Loads the numbers of block `g`, of `rows` rows from row `row` of a matrix on.
 template <NumberType type>
 void load_tile(const Encoding& e, int64_t matrix, int64_t g, int64_t row, int64_t rows,
                Tile& tile) {
@@ -81,7 +81,7 @@ void load_tile(const Encoding& e, int64_t matrix, int64_t g, int64_t row, int64_
         x[r] = load<type>(from + (at * e.size + start + i) * size, count - i);
       }
       V::transpose(x);
-      // (Blocks are of whole vectors, so that there is room for all.)
+      // (Blocks consist of whole vectors, so there is room for all.)
       for (int r = 0; r < kLanes; ++r) V::store(tile.numbers[i + r] + j, x[r]);
     }
   }
@@ -97,7 +97,7 @@ void store_integers(Floats x, int32_t zero, uint8_t* to) {
   V::store_low_bytes(to, V::add(V::to_ints(x), V::ints(zero)));
 }
 
-// A scale as a float16: `to_bits` of `formats`.
+// Rounds a scale to float16: `to_bits` of `formats`.
 Floats to_half(Floats x) {
   auto exponent = V::right<23>(V::as_ints(magnitude(x)));
   exponent = V::max(exponent, V::ints(127 - 14));
@@ -108,11 +108,11 @@ Floats to_half(Floats x) {
   Floats whole = rounded(exact);
   const Mask less = above(product(all(0.999f), exact), whole);
   whole = product(where(less, sum(whole, all(1.0f)), whole), unit);
-  // The sign, and that of a zero.
+  // The sign, also of a zero.
   return V::with_sign(whole, x);
 }
 
-// The two bytes of numbers in float16, to which they are rounded. Returns these.
+// Stores numbers as the two bytes of float16. Returns the rounded numbers.
 Floats store_half(Floats x, uint8_t (*to)[kRows], int64_t j) {
   alignas(16) uint16_t bits[kLanes];
   V::store_halves(bits, x);
@@ -156,7 +156,7 @@ class Lanes {
                best_multiple<part>(numbers(g * part), e_, nearest));
   }
 
-  // The scale of each part, as it will be read.
+  // Calls `then` with the scale of each part as it will be decoded.
   template <class Then>
   void share(const Then& then) {
     const float half = static_cast<float>(e_.steps / 2);
@@ -200,7 +200,7 @@ class Lanes {
     write(0, scale);
   }
 
-  // Scales that are not negative, as integers times one in float16.
+  // Encodes scales that are not negative as integers times a float16.
   Floats share_range(const float (*scale)[kRows], uint8_t (*half)[kRows],
                      uint8_t (*steps)[kRows]) {
     const float last = static_cast<float>(e_.steps - 1);
@@ -232,7 +232,8 @@ class Lanes {
     const float last = static_cast<float>(e_.codes - 1);
     const Floats zero = V::zero();
     for (int64_t g = 0; g < parts_; ++g) {
-      // A part whose scale becomes zero is constant: the middle of its range.
+      // A part whose scale becomes zero is constant: it decodes to the middle of its
+      // range.
       float* const at = tile_.below[g] + j_;
       const Floats below = V::load(at);
       const Floats half = product(V::load(tile_.scale[g] + j_), all(last / 2));
@@ -258,7 +259,7 @@ class Lanes {
   uint8_t (*const halves_)[kRows];
 };
 
-// The bytes of blocks, of `rows` rows.
+// Writes the bytes of blocks, of `rows` rows.
 void pack(const Encoding& e, const Tile& tile, int64_t rows, uint8_t* to) {
   const StoredBits* bits = e.bits;
   const StoredBits* const end = bits + e.number;
@@ -289,7 +290,7 @@ bool encode(const Encoding& e, int64_t task) {
   const WithoutSubnormals guard;
   const int64_t blocks = divided_up(e.size, e.block);
   const int64_t tiles = divided_up(e.rows, kRows);
-  // Tiles that follow one another in memory are encoded one after another.
+  // The order of tasks is the order of tiles in memory.
   const int64_t row = (e.across ? task % tiles : task / blocks % tiles) * kRows;
   const int64_t g = e.across ? task / tiles % blocks : task % blocks;
   const int64_t matrix = task / tiles / blocks, rows = smaller(e.rows - row, kRows);

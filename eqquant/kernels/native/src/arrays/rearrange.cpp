@@ -15,15 +15,15 @@ using B = EQQUANT_SET::Bytes;
 using Vector = B::Vector;
 
 constexpr int64_t kRows = 64;
-// A line of the cache has so many vectors.
+// The number of vectors in a line of the cache.
 constexpr int64_t kVectors = 64 / B::lanes;
-// So many bytes of each row are transposed at a time, or one block if that is larger.
+// The number of bytes of each row that are transposed at a time, or one larger block.
 constexpr int64_t kEnough = 256;
 // The least number of bytes for a thread.
 constexpr int64_t kLeast = 1 << 18;
 
-// Bytes `at` to `at + 16` of as many rows as a vector has bytes: lines `at` to `at + 16`
-// of the tile.
+// Transposes bytes `at` to `at + 16` of a vector of rows, to lines `at` to `at + 16` of
+// the tile.
 void transpose_part(const uint8_t* const* rows, int64_t at, uint8_t* tile) {
   Vector a[16], b[16];
   for (int i = 0; i < 16; ++i) a[i] = B::load_sixteen(rows + i, at);
@@ -41,7 +41,7 @@ void transpose_part(const uint8_t* const* rows, int64_t at, uint8_t* tile) {
   for (int i = 0; i < 16; ++i) B::store(tile + (at + i) * kRows, a[i]);
 }
 
-// `size` bytes, 16 or more, of 64 rows.
+// Transposes `size` bytes, 16 or more, of 64 rows.
 void transpose(const uint8_t* const* rows, int64_t size, uint8_t* tile) {
   for (int64_t at = 0; at < size; at += 16) {
     // The last part overlaps the one before it.
@@ -51,7 +51,7 @@ void transpose(const uint8_t* const* rows, int64_t size, uint8_t* tile) {
   }
 }
 
-// What becomes one byte of an element, of the rows of a vector.
+// Returns one byte of an element, for the rows of a vector.
 Vector gathered(const Field* fields, int32_t count, int32_t low, const uint8_t* tile) {
   Vector found = B::all(0);
   for (int32_t j = 0; j < count; ++j) {
@@ -84,7 +84,7 @@ void store(const Vector* line, uint8_t* to, int64_t size) {
 
 int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The elements of a block, of up to 64 rows from row `i` on.
+// Writes the elements of a block, for up to 64 rows from row `i` on.
 void write_block(const Rearranged& r, const uint8_t* tile, int64_t block, int64_t i,
                  int64_t rows) {
   const int32_t* count = r.counts;
@@ -100,7 +100,7 @@ void write_block(const Rearranged& r, const uint8_t* tile, int64_t block, int64_
           line[v] = gathered(fields, *count, 0, tile + v * B::lanes);
         store(line, to, rows);
       } else {
-        // Two lines, each of half as many rows.
+        // Two lines, each with half of the rows.
         for (int64_t h = 0; 32 * h < rows; ++h) {
           for (int64_t v = 0; v < kVectors; v += 2) {
             const uint8_t* const some = tile + 32 * h + v / 2 * B::lanes;
@@ -115,7 +115,7 @@ void write_block(const Rearranged& r, const uint8_t* tile, int64_t block, int64_
   }
 }
 
-// Rows from `first` to `last`.
+// Rearranges rows from `first` to `last`.
 bool rearrange_rows(const Rearranged& r, int64_t first, int64_t last) {
   const int64_t most = r.bytes < kEnough ? kEnough / r.bytes : 1;
   const auto size = static_cast<size_t>(most * r.bytes * kRows);
@@ -165,7 +165,8 @@ EQQUANT_EXPORT int32_t eqquant_rearrange(const eqquant::Rearranged* r,
 }
 
 // Writes to each page of fresh memory: the system fills pages with zeros when they are
-// first touched. Threads that touch the same page at the same time would all do so.
+// first touched. If threads touched the same page at the same time, all of them would
+// fill it.
 EQQUANT_EXPORT void eqquant_touch(uint8_t* memory, int64_t size, int64_t threads) {
   constexpr int64_t page = 1 << 12, part = 1 << 21;
   eqquant::on_threads(threads, (size + part - 1) / part, [&](int64_t i) {

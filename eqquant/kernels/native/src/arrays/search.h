@@ -1,5 +1,5 @@
-// How scales are searched for: `formats/gguf/_search.py`, number by number, of as
-// many rows at a time as a vector has numbers. Subnormal numbers are zeros.
+// Searches for scales like `formats/gguf/_search.py`, number by number, for a vector of
+// rows at a time. Subnormal numbers count as zeros.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace eqquant {
 namespace {
 
-// Tiles of so many rows are encoded at a time.
+// The number of rows of a tile that is encoded at a time.
 constexpr int kRows = 64;
 
 using V = EQQUANT_SET;
@@ -29,7 +29,7 @@ inline Floats magnitude(Floats x) { return V::magnitude(x); }
 inline Floats negative(Floats x) { return V::negative(x); }
 
 inline Mask above(Floats x, Floats y) { return V::above(x, y); }
-// `x` where a comparison is true.
+// Returns `x` where a comparison is true, and `y` elsewhere.
 inline Floats where(Mask is, Floats x, Floats y) { return V::where(is, x, y); }
 
 inline Floats rounded(Floats x) { return V::nearest(x); }
@@ -42,7 +42,7 @@ inline Floats reciprocal(Floats x) {
   return V::zero_where(V::equal(x, V::zero()), V::div(all(1.0f), x));
 }
 
-// Rounded to so many bits.
+// Rounds to this many bits.
 template <int bits>
 Floats of_bits(Floats x) {
   constexpr int cut = 24 - bits;
@@ -51,7 +51,7 @@ Floats of_bits(Floats x) {
   return V::as_floats(V::both(up, -(1 << cut)));
 }
 
-// The sum of `number` terms: the first half of them plus the second, and so on.
+// Returns the sum of `number` terms: the first half of them plus the second, and so on.
 template <int number, int step = 1, int at = 0, class Term>
 EQQUANT_INLINE inline auto total(const Term& term) {
   if constexpr (step == number)
@@ -91,7 +91,7 @@ class Points {
     for (int i = 0; i < 8; ++i) fourths_[i] = edges[2 * i];
   }
 
-  // The indices of the nearest points. Ties go to the higher one. (By bisection.)
+  // Returns the indices of the nearest points, by bisection. Ties go to the higher one.
   Ints codes(Floats x) const {
     const auto bit = [&](Floats edge, int value) {
       return V::only(V::ints(value), V::not_below(x, edge));
@@ -113,7 +113,7 @@ class Points {
   float fourths_[8];
 };
 
-// The first of the numbers of the largest absolute value.
+// Returns the first number with the largest absolute value.
 inline Floats signed_largest(const float* x, int64_t number, int64_t stride) {
   Floats found = V::load(x);
   for (int64_t i = 1; i < number; ++i) {

@@ -1,4 +1,4 @@
-// Threads for functions that are called without XLA, whose pool is not at hand.
+// Threads for functions that are called without XLA, and so without its pool.
 #pragma once
 
 #include <atomic>
@@ -10,8 +10,8 @@
 namespace eqquant {
 namespace {
 
-// Runs `task(i)` for each `i` below `tasks`, on up to so many threads, one of which is
-// the calling one. Where the system gives no more of them, it runs on fewer.
+// Runs `task(i)` for each `i` below `tasks`, on up to `threads` threads, including the
+// calling one. If the system provides fewer, it runs on fewer.
 template <class Task>
 void on_threads(int64_t threads, int64_t tasks, Task task) {
   std::atomic<int64_t> next{0};

@@ -1,9 +1,9 @@
 // Products of AMX tiles, which are registers of 16 rows of 64 bytes.
 //
 // Tiles 0 to 3 hold the sums of 16 rows of inputs by the 64 rows of a panel; tile 4
-// holds inputs, and tiles 5 to 7 hold codes. Or they hold a square: the sums of 32 rows
-// of inputs by 32 rows of a panel. Then tiles 4 and 5 hold inputs, and tiles 6 and 7
-// numbers of the panel, each of which is multiplied twice.
+// holds inputs, and tiles 5 to 7 hold codes. In a square, they hold the sums of 32 rows
+// of inputs by 32 rows of a panel; tiles 4 and 5 hold inputs, and tiles 6 and 7 hold
+// numbers of the panel. Each of these is then multiplied twice.
 #pragma once
 
 #include <immintrin.h>
@@ -97,7 +97,7 @@ class Tiles {
     _tile_stored(3, at + 192, kNext);
   }
 
-  // The sums of a square, of which the last 16 rows of inputs follow the first.
+  // Loads the sums of a square. The last 16 rows of inputs follow the first.
   static void load_square(const void* sums) {
     const char* const at = static_cast<const char*>(sums);
     written();
@@ -126,8 +126,8 @@ class Tiles {
     EQQUANT_ADD_PANEL(_tile_dpbf16ps);
   }
 
-  // The same for a square: of the tile of `x`, that of the next 16 rows of inputs, and
-  // 32 rows of a panel.
+  // The same for a square: the tiles of `x` and of the next 16 rows of inputs, by 32
+  // rows of a panel.
   static void add_integers_square(const void* x, const void* below, const void* panel) {
     EQQUANT_ADD_SQUARE(_tile_dpbsud);
   }

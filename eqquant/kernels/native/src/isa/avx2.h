@@ -17,7 +17,7 @@ namespace {
 struct Bytes256 {
   using Vector = __m256i;
   static constexpr int64_t lanes = 32;
-  static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr int together = 1;  // the number of codes of a row in a vector
   static constexpr bool shifts_bytes = false;
 
   static Vector load(const uint8_t* p) {
@@ -38,7 +38,7 @@ struct Bytes256 {
   static Vector either(Vector x, Vector y) { return _mm256_or_si256(x, y); }
   static Vector differing(Vector x, Vector y) { return _mm256_xor_si256(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm256_sub_epi8(x, y); }
-  // Shifts pairs of bytes: bits move into the neighbour.
+  // Shifts pairs of bytes: bits move into the neighbouring byte.
   template <int bits>
   static Vector right(Vector x) {
     return _mm256_srli_epi16(x, bits);
@@ -47,8 +47,8 @@ struct Bytes256 {
   static Vector left(Vector x) {
     return _mm256_slli_epi16(x, bits);
   }
-  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that
-  // even and odd bytes are divided apart.
+  // Divides each byte by three, rounded down: `c * 171 >> 9`, which takes 16 bits, so
+  // even and odd bytes are divided separately.
   static Vector third(Vector c) {
     const Vector low = _mm256_set1_epi16(0xff), factor = _mm256_set1_epi16(171);
     const Vector even =
@@ -57,7 +57,7 @@ struct Bytes256 {
         _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_srli_epi16(c, 8), factor), 9);
     return either(even, _mm256_slli_epi16(odd, 8));
   }
-  // A table of 16 bytes.
+  // Loads a table of 16 bytes.
   static Vector table(const int8_t* entries) {
     return _mm256_broadcastsi128_si256(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
@@ -65,7 +65,7 @@ struct Bytes256 {
   static Vector look_up(Vector table, Vector i) {
     return _mm256_shuffle_epi8(table, i);
   }
-  // From the order of rows to that of lanes.
+  // Converts from the order of rows to the order of lanes.
   static Vector to_lanes(Vector rows) {
     return _mm256_permutevar8x32_epi32(rows, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
@@ -94,7 +94,7 @@ struct Avx2 {
   }
   // An approximation of `1 / x`.
   static Floats about_reciprocal(Floats x) { return _mm256_rcp_ps(x); }
-  // The nearest integer from 0 to `most`; one of these for NaN, too.
+  // Returns the nearest integer from 0 to `most`; NaN also becomes one of these.
   static Floats rounded(Floats x, float most) {
     return nearest(_mm256_max_ps(_mm256_min_ps(x, all(most)), zero()));
   }
@@ -104,7 +104,7 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
 
-  // The same numbers in float64. In memory, each takes that of two floats.
+  // The same numbers in float64. In memory, each takes the space of two floats.
   struct Wide {
     __m256d low, high;
   };
@@ -154,7 +154,7 @@ struct Avx2 {
   }
   static Floats only(Floats x, int64_t count) { return only(x, first(count)); }
   static Ints only(Ints x, Mask mask) { return _mm256_and_si256(x, mask.of); }
-  // A bit for each lane that is NaN.
+  // Returns a bit for each lane that is NaN.
   static uint32_t nans(Floats x) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   }
@@ -202,9 +202,9 @@ struct Avx2 {
   }
   static Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
   static Ints both(Ints x, int32_t y) { return _mm256_and_si256(x, ints(y)); }
-  // Adds the products of four integers of 8 bits in each lane. In `x` they have no sign,
-  // and are at most `most`; in `y` they have one. It is fastest up to `small`: of larger
-  // ones, the sums of two products do not fit in 16 bits.
+  // Adds the products of four 8-bit integers in each lane. `x` is unsigned, and at most
+  // `most`; `y` is signed. It is fastest up to `small`: for larger integers, the sums
+  // of two products do not fit in 16 bits.
   static constexpr bool signs = false;  // of `x`
   static constexpr int small = 127;
   template <int most = 255>
@@ -227,7 +227,7 @@ struct Avx2 {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
   }
 
-  // Brings four bytes of each row together, in a lane: see `weight/panel.h`.
+  // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const __m256i* byte, Ints* lanes) {
     const __m256i ab0 = _mm256_unpacklo_epi8(byte[0], byte[1]);
     const __m256i ab1 = _mm256_unpackhi_epi8(byte[0], byte[1]);
@@ -238,8 +238,8 @@ struct Avx2 {
     lanes[2] = _mm256_unpacklo_epi16(ab1, cd1);
     lanes[3] = _mm256_unpackhi_epi16(ab1, cd1);
   }
-  // Four vectors of numbers, from the order of rows to that of these lanes, and the
-  // inverse.
+  // Converts four vectors of numbers from the order of rows to the order of these
+  // lanes, and back.
   static void to_lanes(const Floats* from, Floats* to) {
     for (int v = 0; v < 2; ++v) {
       to[2 * v] = _mm256_permute2f128_ps(from[v], from[v + 2], 0x20);
@@ -253,11 +253,11 @@ struct Avx2 {
     }
   }
 
-  // Two integers of 16 bits in each lane.
+  // Returns two 16-bit integers in each lane.
   static Ints side_by_side(Ints first, Ints second) {
     return _mm256_blend_epi16(first, left<16>(second), 0xaa);
   }
-  // Those of four bytes: of the first and the third, and of the others.
+  // Widens four bytes: the first and the third, and the others.
   template <bool sign>
   static void to_words(Ints bytes, Ints* two) {
     if constexpr (sign) {
@@ -292,7 +292,7 @@ struct Avx2 {
   };
 
   static Ints to_ints(Floats x) { return _mm256_cvtps_epi32(x); }
-  // Integers of 8 and of 16 bits, or the nearest of these.
+  // Stores integers of 8 and of 16 bits, saturated.
   static void store_bytes(int8_t* p, Ints x, int64_t count) {
     const __m128i words = narrow(x);
     int8_t bytes[16];
@@ -307,7 +307,7 @@ struct Avx2 {
   static __m128i narrow(Ints x) {
     return _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
   }
-  // The lowest byte of each.
+  // Stores the lowest byte of each number.
   static void store_bytes(uint8_t* p, Floats x) {
     const __m256i low = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x),
                                             _mm256_set1_epi32(0x0c080400));
@@ -315,12 +315,12 @@ struct Avx2 {
         _mm256_permutevar8x32_epi32(low, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(both));
   }
-  // From the bits of float16.
+  // Converts from the bits of float16.
   static Floats from_half(Ints x) {
     return _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
   }
-  // From the lower and the upper bytes of float16.
+  // Converts from the lower and the upper bytes of float16.
   static void from_halves(__m256i low, __m256i high, Floats* found) {
     const auto two = [](__m128i l, __m128i h, Floats* to) {
       to[0] = _mm256_cvtph_ps(_mm_unpacklo_epi8(l, h));
@@ -329,8 +329,8 @@ struct Avx2 {
     two(_mm256_castsi256_si128(low), _mm256_castsi256_si128(high), found);
     two(_mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1), found + 2);
   }
-  // Numbers of 16 bits of the rows of a panel, in the order of lanes. Four of them, of
-  // adjacent rows, are next to each other in lanes, too.
+  // Loads 16-bit numbers of the rows of a panel, in the order of lanes. Four numbers of
+  // adjacent rows are next to each other in lanes, too.
   static void halves_in_lanes(const uint16_t* p, ScaleType type, Floats* lanes) {
     const auto four = [](const uint16_t* at) {
       return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
@@ -345,14 +345,14 @@ struct Avx2 {
                : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
   }
   static Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
-  // From the bits of floats.
+  // Reinterprets bits as floats.
   static Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
-  // The bits of absolute values, which are ordered as the values are.
+  // Returns the bits of absolute values, which are ordered like the values.
   static Ints absolute(Floats x) {
     return both(_mm256_castps_si256(x), 0x7fffffff);
   }
 
-  // Floats of 8 bits in four vectors, by way of float16.
+  // Converts 8-bit floats in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
     for (int i = 0; i < 2; ++i) {
@@ -360,8 +360,8 @@ struct Avx2 {
           _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
       __m256i half = _mm256_slli_epi16(c, 8);
       if constexpr (type == PointType::kE4M3) {
-        // Exponents are 8 less than those of float16: a unit is 256. The largest code
-        // is NaN: a carry out of it sets the highest bit of the exponent.
+        // Exponents are 8 less than in float16: a unit is 256. The largest code is NaN:
+        // a carry out of it sets the highest bit of the exponent.
         half = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16(-0x4080));
         const __m256i carry = _mm256_add_epi16(half, _mm256_set1_epi16(0x80));
         half =
@@ -406,7 +406,7 @@ struct Avx2 {
     else f(BytePlanes<false>(points));
   }
 
-  // The scales of block `g` for `count` rows from row `i`.
+  // Returns the scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
     int64_t at = w.shared ? g : w.order.place(g, i);

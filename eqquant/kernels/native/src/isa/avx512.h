@@ -15,7 +15,7 @@ namespace {
 struct Bytes512 {
   using Vector = __m512i;
   static constexpr int64_t lanes = 64;
-  static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr int together = 1;  // the number of codes of a row in a vector
   static constexpr bool shifts_bytes = false;
 
   static Vector load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -30,7 +30,7 @@ struct Bytes512 {
   static Vector either(Vector x, Vector y) { return _mm512_or_si512(x, y); }
   static Vector differing(Vector x, Vector y) { return _mm512_xor_si512(x, y); }
   static Vector minus(Vector x, Vector y) { return _mm512_sub_epi8(x, y); }
-  // Shifts pairs of bytes: bits move into the neighbour.
+  // Shifts pairs of bytes: bits move into the neighbouring byte.
   template <int bits>
   static Vector right(Vector x) {
     return _mm512_srli_epi16(x, bits);
@@ -39,8 +39,8 @@ struct Bytes512 {
   static Vector left(Vector x) {
     return _mm512_slli_epi16(x, bits);
   }
-  // A third of each byte, rounded down: `c * 171 >> 9`, which takes 16 bits, so that
-  // even and odd bytes are divided apart.
+  // Divides each byte by three, rounded down: `c * 171 >> 9`, which takes 16 bits, so
+  // even and odd bytes are divided separately.
   static Vector third(Vector c) {
     const Vector low = _mm512_set1_epi16(0xff), factor = _mm512_set1_epi16(171);
     const Vector even =
@@ -49,7 +49,7 @@ struct Bytes512 {
         _mm512_srli_epi16(_mm512_mullo_epi16(_mm512_srli_epi16(c, 8), factor), 9);
     return either(even, _mm512_slli_epi16(odd, 8));
   }
-  // A table of 16 bytes.
+  // Loads a table of 16 bytes.
   static Vector table(const int8_t* entries) {
     return _mm512_broadcast_i32x4(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
@@ -57,7 +57,7 @@ struct Bytes512 {
   static Vector look_up(Vector table, Vector i) {
     return _mm512_shuffle_epi8(table, i);
   }
-  // From the order of rows to that of lanes.
+  // Converts from the order of rows to the order of lanes.
   static Vector to_lanes(Vector rows) {
     return _mm512_permutexvar_epi32(
         _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), rows);
@@ -87,13 +87,13 @@ struct Avx512 {
   }
   // An approximation of `1 / x`.
   static Floats about_reciprocal(Floats x) { return _mm512_rcp14_ps(x); }
-  // The nearest integer from 0 to `most`; one of these for NaN, too.
+  // Returns the nearest integer from 0 to `most`; NaN also becomes one of these.
   static Floats rounded(Floats x, float most) {
     return nearest(_mm512_max_ps(_mm512_min_ps(x, all(most)), zero()));
   }
   static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 
-  // The same numbers in float64. In memory, each takes that of two floats.
+  // The same numbers in float64. In memory, each takes the space of two floats.
   struct Wide {
     __m512d low, high;
   };
@@ -133,7 +133,7 @@ struct Avx512 {
   static Floats only(Floats x, Mask mask) { return _mm512_maskz_mov_ps(mask, x); }
   static Floats only(Floats x, int64_t count) { return only(x, first(count)); }
   static Ints only(Ints x, Mask mask) { return _mm512_maskz_mov_epi32(mask, x); }
-  // A bit for each lane that is NaN.
+  // Returns a bit for each lane that is NaN.
   static uint32_t nans(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
 
   // Widens bytes to integers, with or without a sign.
@@ -171,7 +171,7 @@ struct Avx512 {
   static void store(int32_t* p, Ints x) { _mm512_store_si512(p, x); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
-  // Floats of 8 bits in four vectors, by way of float16.
+  // Converts 8-bit floats in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
     EQQUANT_UNROLL
@@ -182,8 +182,8 @@ struct Avx512 {
       if constexpr (type == PointType::kE5M2) {
         half = _mm512_slli_epi16(c, 8);
       } else {
-        // Exponents are 8 less than those of float16: a unit is 256. The largest code
-        // is NaN: a carry out of it sets the highest bit of the exponent.
+        // Exponents are 8 less than in float16: a unit is 256. The largest code is NaN:
+        // a carry out of it sets the highest bit of the exponent.
         half = _mm512_and_si512(_mm512_slli_epi16(c, 7), _mm512_set1_epi16(-0x4080));
         const __m512i carry = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
         half =
@@ -194,16 +194,16 @@ struct Avx512 {
     }
   }
 
-  // Adds the products of four integers of 8 bits in each lane. In `x` they have no sign,
-  // and are at most `most`; in `y` they have one. It is fastest up to `small`.
+  // Adds the products of four 8-bit integers in each lane. `x` is unsigned, and at most
+  // `most`; `y` is signed. It is fastest up to `small`.
   static constexpr bool signs = false;  // of `x`
   static constexpr int small = 255;
   template <int most = 255>
   static Ints dot8(Ints sum, Ints x, Ints y) {
     return _mm512_dpbusd_epi32(sum, x, y);
   }
-  // The same. (Where there are several sums, the compiler would copy results of the
-  // function above from register to register, and some to memory.)
+  // The same in place. (With several sums, the compiler would copy the results of the
+  // function above between registers, and some to memory.)
   template <int most = 255>
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
@@ -211,7 +211,7 @@ struct Avx512 {
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) { return _mm512_dpwssd_epi32(sum, x, y); }
 
-  // Brings four bytes of each row together, in a lane: see `weight/panel.h`.
+  // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const __m512i* byte, Ints* lanes) {
     const __m512i ab0 = _mm512_unpacklo_epi8(byte[0], byte[1]);
     const __m512i ab1 = _mm512_unpackhi_epi8(byte[0], byte[1]);
@@ -222,8 +222,8 @@ struct Avx512 {
     lanes[2] = _mm512_unpacklo_epi16(ab1, cd1);
     lanes[3] = _mm512_unpackhi_epi16(ab1, cd1);
   }
-  // Four vectors of numbers, from the order of rows to that of these lanes, and the
-  // inverse: a transpose of 4 x 4 groups of four lanes.
+  // Converts four vectors of numbers from the order of rows to the order of these
+  // lanes, and back: a transpose of 4 x 4 groups of four lanes.
   static void to_lanes(const Floats* from, Floats* to) {
     const __m512 a = _mm512_shuffle_f32x4(from[0], from[1], 0x44);
     const __m512 b = _mm512_shuffle_f32x4(from[0], from[1], 0xee);
@@ -236,12 +236,12 @@ struct Avx512 {
   }
   static void to_rows(const Floats* from, Floats* to) { to_lanes(from, to); }
 
-  // Two integers of 16 bits in each lane.
+  // Returns two 16-bit integers in each lane.
   static Ints side_by_side(Ints first, Ints second) {
     // first & 0xffff | second << 16
     return _mm512_ternarylogic_epi32(first, ints(0xffff), left<16>(second), 0xea);
   }
-  // Those of four bytes: of the first and the third, and of the others.
+  // Widens four bytes: the first and the third, and the others.
   template <bool sign>
   static void to_words(Ints bytes, Ints* two) {
     if constexpr (sign) {
@@ -264,21 +264,21 @@ struct Avx512 {
   };
 
   static Ints to_ints(Floats x) { return _mm512_cvtps_epi32(x); }
-  // Integers of 8 and of 16 bits, or the nearest of these.
+  // Stores integers of 8 and of 16 bits, saturated.
   static void store_bytes(int8_t* p, Ints x, int64_t count) {
     _mm512_mask_cvtsepi32_storeu_epi8(p, first(count), x);
   }
   static void store_words(int16_t* p, Ints x, int64_t count) {
     _mm512_mask_cvtsepi32_storeu_epi16(p, first(count), x);
   }
-  // The lowest byte of each.
+  // Stores the lowest byte of each number.
   static void store_bytes(uint8_t* p, Floats x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
   }
-  // From the bits of float16.
+  // Converts from the bits of float16.
   static Floats from_half(Ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
-  // From the lower and the upper bytes of float16.
+  // Converts from the lower and the upper bytes of float16.
   static void from_halves(__m512i low, __m512i high, Floats* found) {
     const auto in_two = [](__m256i l, __m256i h, Floats* to) {
       const __m512i half = _mm512_or_si512(
@@ -290,8 +290,8 @@ struct Avx512 {
     in_two(_mm512_extracti64x4_epi64(low, 1), _mm512_extracti64x4_epi64(high, 1),
            found + 2);
   }
-  // Numbers of 16 bits of the rows of a panel, in the order of lanes. Four of them, of
-  // adjacent rows, are next to each other in lanes, too.
+  // Loads 16-bit numbers of the rows of a panel, in the order of lanes. Four numbers of
+  // adjacent rows are next to each other in lanes, too.
   static void halves_in_lanes(const uint16_t* p, ScaleType type, Floats* lanes) {
     const __m512i first = _mm512_loadu_si512(p), last = _mm512_loadu_si512(p + 32);
     const auto two = [&](__m512i fours, Floats* to) {
@@ -308,9 +308,9 @@ struct Avx512 {
                : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
   }
   static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-  // From the bits of floats.
+  // Reinterprets bits as floats.
   static Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
-  // The bits of absolute values, which are ordered as the values are.
+  // Returns the bits of absolute values, which are ordered like the values.
   static Ints absolute(Floats x) {
     return both(_mm512_castps_si512(x), 0x7fffffff);
   }
@@ -348,8 +348,8 @@ struct Avx512 {
   };
 
   // Digits of bytes, looked up in a table of 16 points: a vector has 64 bytes, four in
-  // each lane. Shifted to the right by a multiple of 8 bits, and by those of the digits
-  // before it, a digit is the index of a lookup, which ignores what is above.
+  // each lane. A lane is shifted right by a multiple of 8 bits and by the bits of the
+  // digits before; a digit is then the index of a lookup, which ignores higher bits.
   struct DigitPoints {
     Table16 points;
     template <int shift, int bits>
@@ -385,7 +385,7 @@ struct Avx512 {
     f(DigitPoints{Table16(points)});
   }
 
-  // The scales of block `g` for `count` rows from row `i`.
+  // Returns the scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
     const __mmask16 mask = w.shared ? 1 : first(count);

@@ -1,4 +1,4 @@
-// What all kernels are written with.
+// Macros and small functions for all kernels.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 #endif
 // Keeps inner loops out of their callers, whose variables would take registers.
 #define EQQUANT_INNERMOST __attribute__((noinline))
-// Arrays of vectors stay in registers only if what takes them is part of its caller.
+// Arrays of vectors stay in registers only if the functions that use them are inlined.
 #define EQQUANT_INLINE __attribute__((always_inline))
-// The same for everything that a function calls.
+// Also inlines everything that the function calls.
 #define EQQUANT_FLAT __attribute__((flatten))
-// What is called from outside of the library.
+// Marks functions that are called from outside of the library.
 #ifdef _WIN32
 #define EQQUANT_EXPORT extern "C" __declspec(dllexport)
 #else
@@ -39,13 +39,13 @@ constexpr int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 constexpr int64_t larger(int64_t x, int64_t y) { return x < y ? y : x; }
 constexpr int64_t divided_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// Brings memory that is read soon into a cache: the first, or the second.
+// Prefetches memory that is read soon into the first or the second cache.
 template <int cache>
 EQQUANT_INLINE inline void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 4 - cache);
 }
 
-// Lets the other thread of a core run, where this one waits for a moment.
+// Lets the other thread of a core run during a short wait.
 inline void wait_briefly() {
 #ifdef __aarch64__
   asm volatile("isb");

@@ -1,8 +1,8 @@
 // Points of 4-bit codes, looked up for 32 codes at a time (AVX2).
 //
-// A shuffle of bytes looks up one byte of the point of each code; interleaved, these
-// are the points. That takes a third to a half of the time of two permutations of
-// floats and a choice between them for each eight codes.
+// A shuffle of bytes looks up one byte of the point of each code; interleaving the
+// bytes gives the points. This takes a third to a half of the time of two permutations
+// of floats and a choice between them for each eight codes.
 #pragma once
 
 #include <immintrin.h>
@@ -14,11 +14,10 @@
 namespace eqquant {
 namespace {
 
-// A table of 16 points, of which only the upper two bytes are looked up if they are
-// `halves`.
+// A table of 16 points. If they are `halves`, only the upper two bytes are looked up.
 //
-// What is looked up is dealt to four vectors: of 32 codes, vector `v` has those from
-// `4 v` on in its lower half, and those from `16 + 4 v` on in its upper half.
+// The results are dealt to four vectors: of 32 codes, vector `v` has the codes from
+// `4 v` on in its lower half, and from `16 + 4 v` on in its upper half.
 template <bool halves>
 class BytePlanes {
  public:
@@ -31,7 +30,7 @@ class BytePlanes {
     }
   }
 
-  // The points of digits of bytes: of so many bits, `shift` above the lowest.
+  // Looks up digits of bytes: of `bits` bits, `shift` above the lowest.
   template <int shift, int bits>
   void look_up(__m256i codes, __m256* found) const {
     const __m256i digit = _mm256_set1_epi8((1 << bits) - 1);
@@ -46,7 +45,7 @@ class BytePlanes {
     found[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(b, d));
   }
 
-  // Deals 32 numbers in the same way, and the inverse.
+  // Deals 32 numbers in the same way, and back.
   static void deal(const float* from, __m256* to) {
     for (int v = 0; v < 4; ++v) {
       const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(from + 4 * v));
@@ -54,7 +53,7 @@ class BytePlanes {
     }
   }
   static void collect(const __m256* from, float* to) {
-    // (Of whole vectors: a load of two halves would wait until they are written.)
+    // (Whole vectors: a load of two halves would wait until they are written.)
     for (int v = 0; v < 4; v += 2) {
       _mm256_storeu_ps(to + 4 * v, _mm256_permute2f128_ps(from[v], from[v + 1], 0x20));
       _mm256_storeu_ps(to + 16 + 4 * v,
@@ -63,8 +62,8 @@ class BytePlanes {
   }
 
  private:
-  // Bytes `byte` and `byte + 1` of the points of the first half of the codes of each
-  // half vector, and of the second.
+  // Interleaves bytes `byte` and `byte + 1` of the points of the first half of the
+  // codes of each half vector, and of the second half.
   void interleave(int byte, __m256i index, __m256i& first, __m256i& second) const {
     const __m256i low = _mm256_shuffle_epi8(plane_[byte], index);
     const __m256i high = _mm256_shuffle_epi8(plane_[byte + 1], index);

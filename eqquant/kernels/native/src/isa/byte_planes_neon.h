@@ -1,4 +1,4 @@
-// Points of 4-bit codes, looked up for 16 codes at a time (NEON): as
+// Points of 4-bit codes, looked up for 16 codes at a time (NEON): like
 // `isa/byte_planes.h`, but in the order of the codes.
 #pragma once
 
@@ -22,7 +22,7 @@ class BytePlanes {
     }
   }
 
-  // The points of digits of bytes: of so many bits, `shift` above the lowest.
+  // Looks up digits of bytes: of `bits` bits, `shift` above the lowest.
   template <int shift, int bits>
   void look_up(int32x4_t codes, float32x4_t* found) const {
     uint8x16_t index = vreinterpretq_u8_s32(codes);
@@ -52,7 +52,8 @@ class BytePlanes {
   }
 
  private:
-  // Bytes `byte` and `byte + 1` of the points of the first eight codes, and of the last.
+  // Interleaves bytes `byte` and `byte + 1` of the points of the first eight codes, and
+  // of the last.
   void interleave(int byte, uint8x16_t index, uint16x8_t& first,
                   uint16x8_t& last) const {
     const uint8x16_t low = vqtbl1q_u8(plane_[byte], index);

@@ -1,4 +1,4 @@
-// What this processor has.
+// The features of this processor.
 #pragma once
 
 #include <cstdint>

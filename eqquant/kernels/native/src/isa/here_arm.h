@@ -1,4 +1,4 @@
-// What 64-bit ARM processors have, as the system tells.
+// The features of a 64-bit ARM processor, as reported by the system.
 #pragma once
 
 #ifdef __APPLE__

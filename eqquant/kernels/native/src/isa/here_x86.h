@@ -1,4 +1,4 @@
-// What x86-64 processors have.
+// The features of an x86-64 processor.
 #pragma once
 
 #include <cpuid.h>
@@ -23,8 +23,8 @@ struct Cpuid {
 };
 
 // Whether the CPU has AMX with 8-bit integers and bfloat16, and Linux permits this
-// process to use it: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA. (Elsewhere, no system
-// is asked.)
+// process to use it: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA. (Other systems are not
+// asked.)
 inline bool may_use_tiles() {
 #ifdef __linux__
   constexpr unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;
@@ -43,8 +43,8 @@ inline uint32_t saved_registers() {
   return low;
 }
 
-// (By the instruction itself: on Windows, as ziglang compiles it, `__builtin_cpu_supports`
-// finds none.)
+// (Uses the instruction itself: on Windows, `__builtin_cpu_supports` of ziglang finds
+// no features.)
 inline uint32_t find_features() {
   const Cpuid basic(1, 0), extended(7, 0), more(7, 1);
   const uint32_t saved = saved_registers();

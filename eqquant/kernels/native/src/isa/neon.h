@@ -1,5 +1,5 @@
-// Vectors of four numbers (NEON, on 64-bit ARM), of which there are 32. `isa/avx2.h` has
-// the same interface.
+// Vectors of four numbers (NEON, on 64-bit ARM), which has 32 registers. `isa/avx2.h`
+// has the same interface.
 #pragma once
 
 #include <arm_neon.h>
@@ -14,7 +14,7 @@
 namespace eqquant {
 namespace {
 
-// Integers of any size are of one type, as they are on x86.
+// All integers have one type, whatever their size, like on x86.
 inline int8x16_t s8(int32x4_t x) { return vreinterpretq_s8_s32(x); }
 inline uint8x16_t u8(int32x4_t x) { return vreinterpretq_u8_s32(x); }
 inline uint16x8_t u16(int32x4_t x) { return vreinterpretq_u16_s32(x); }
@@ -28,7 +28,7 @@ inline int32x4_t any(uint32x4_t x) { return vreinterpretq_s32_u32(x); }
 struct Bytes128 {
   using Vector = int32x4_t;
   static constexpr int64_t lanes = 16;
-  static constexpr int together = 1;  // codes of a row, in a vector
+  static constexpr int together = 1;  // the number of codes of a row in a vector
   static constexpr bool shifts_bytes = true;
 
   static Vector load(const uint8_t* p) { return any(vld1q_u8(p)); }
@@ -43,8 +43,8 @@ struct Bytes128 {
   static Vector either(Vector x, Vector y) { return vorrq_s32(x, y); }
   static Vector differing(Vector x, Vector y) { return veorq_s32(x, y); }
   static Vector minus(Vector x, Vector y) { return any(vsubq_u8(u8(x), u8(y))); }
-  // Shifts bytes. (Those of `isa/avx2.h` shift pairs of them: no bits of a neighbour
-  // are ever used.)
+  // Shifts bytes. (The methods of `isa/avx2.h` shift pairs of bytes: no bits of a
+  // neighbour are ever used.)
   template <int bits>
   static Vector right(Vector x) {
     if constexpr (bits == 0) return x;
@@ -54,7 +54,7 @@ struct Bytes128 {
   static Vector left(Vector x) {
     return any(vshlq_n_u8(u8(x), bits));
   }
-  // A third of each byte, rounded down: `c * 171 >> 9`.
+  // Divides each byte by three, rounded down: `c * 171 >> 9`.
   static Vector third(Vector c) {
     const uint16x8_t low = vmull_u8(vget_low_u8(u8(c)), vdup_n_u8(171));
     const uint16x8_t high = vmull_high_u8(u8(c), vdupq_n_u8(171));
@@ -62,12 +62,12 @@ struct Bytes128 {
         vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
     return any(vshrq_n_u8(upper, 1));
   }
-  // A table of 16 bytes.
+  // Loads a table of 16 bytes.
   static Vector table(const int8_t* entries) { return any(vld1q_s8(entries)); }
   static Vector look_up(Vector table, Vector i) {
     return any(vqtbl1q_u8(u8(table), u8(i)));
   }
-  // From the order of rows to that of lanes, which is the same here.
+  // Converts from the order of rows to the order of lanes, which is the same here.
   static Vector to_lanes(Vector rows) { return rows; }
 };
 
@@ -95,13 +95,13 @@ struct Neon {
     const Floats found = vrecpeq_f32(x);  // 8 bits, and 16 after a step.
     return mul(found, vrecpsq_f32(x, found));
   }
-  // The nearest integer from 0 to `most`; one of these for NaN, too.
+  // Returns the nearest integer from 0 to `most`; NaN also becomes one of these.
   static Floats rounded(Floats x, float most) {
     return nearest(vmaxnmq_f32(vminnmq_f32(x, all(most)), zero()));
   }
   static float sum(Floats x) { return vaddvq_f32(x); }
 
-  // The same numbers in float64. In memory, each takes that of two floats.
+  // The same numbers in float64. In memory, each takes the space of two floats.
   struct Wide {
     float64x2_t low, high;
   };
@@ -155,7 +155,7 @@ struct Neon {
   }
   static Floats only(Floats x, int64_t count) { return only(x, first(count)); }
   static Ints only(Ints x, Mask mask) { return any(vandq_u32(u32(x), mask.of)); }
-  // A bit for each lane that is NaN.
+  // Returns a bit for each lane that is NaN.
   static uint32_t nans(Floats x) { return bits({vmvnq_u32(vceqq_f32(x, x))}); }
 
   // Widens bytes to integers, with or without a sign.
@@ -197,7 +197,7 @@ struct Neon {
   static Ints either(Ints x, Ints y) { return vorrq_s32(x, y); }
   static Ints both(Ints x, int32_t y) { return vandq_s32(x, ints(y)); }
 
-  // Brings four bytes of each row together, in a lane: see `weight/panel.h`.
+  // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const Ints* byte, Ints* lanes) {
     const uint16x8_t ab0 = low_bytes(byte[0], byte[1]);
     const uint16x8_t ab1 = high_bytes(byte[0], byte[1]);
@@ -208,15 +208,15 @@ struct Neon {
     lanes[2] = any(vzip1q_u16(ab1, cd1));
     lanes[3] = any(vzip2q_u16(ab1, cd1));
   }
-  // Four vectors of numbers, from the order of rows to that of these lanes, and the
-  // inverse.
+  // Converts four vectors of numbers from the order of rows to the order of these
+  // lanes, and back.
   static void to_lanes(const Floats* from, Floats* to) {
     for (int v = 0; v < 4; ++v) to[v] = from[v];
   }
   static void to_rows(const Floats* from, Floats* to) { to_lanes(from, to); }
 
   static Ints to_ints(Floats x) { return vcvtnq_s32_f32(x); }
-  // Integers of 8 and of 16 bits, or the nearest of these.
+  // Stores integers of 8 and of 16 bits, saturated.
   static void store_bytes(int8_t* p, Ints x, int64_t count) {
     const int16x4_t words = vqmovn_s32(x);
     int8_t bytes[8];
@@ -224,18 +224,18 @@ struct Neon {
     if (count == width) std::memcpy(p, bytes, 4);
     else std::memcpy(p, bytes, static_cast<size_t>(count));
   }
-  // The lowest byte of each.
+  // Stores the lowest byte of each number.
   static void store_bytes(uint8_t* p, Floats x) {
     const uint16x4_t words = vmovn_u32(u32(to_ints(x)));
     uint8_t bytes[8];
     vst1_u8(bytes, vmovn_u16(vcombine_u16(words, words)));
     std::memcpy(p, bytes, 4);
   }
-  // From the bits of float16.
+  // Converts from the bits of float16.
   static Floats from_half(Ints x) {
     return from_16_bits(vmovn_u32(u32(x)), ScaleType::kFloat16);
   }
-  // From the lower and the upper bytes of float16.
+  // Converts from the lower and the upper bytes of float16.
   static void from_halves(Ints low, Ints high, Floats* found) {
     const float16x8_t first = vreinterpretq_f16_u16(low_bytes(low, high));
     const float16x8_t last = vreinterpretq_f16_u16(high_bytes(low, high));
@@ -244,7 +244,7 @@ struct Neon {
     found[2] = vcvt_f32_f16(vget_low_f16(last));
     found[3] = vcvt_high_f32_f16(last);
   }
-  // Numbers of 16 bits of the rows of a panel, in the order of lanes.
+  // Loads 16-bit numbers of the rows of a panel, in the order of lanes.
   static void halves_in_lanes(const uint16_t* p, ScaleType type, Floats* lanes) {
     for (int v = 0; v < 4; ++v) lanes[v] = from_16_bits(vld1_u16(p + width * v), type);
   }
@@ -253,20 +253,20 @@ struct Neon {
                                        : vreinterpretq_f32_u32(vshll_n_u16(x, 16));
   }
   static Floats to_floats(Ints x) { return vcvtq_f32_s32(x); }
-  // From the bits of floats.
+  // Reinterprets bits as floats.
   static Floats as_floats(Ints x) { return vreinterpretq_f32_s32(x); }
-  // The bits of absolute values, which are ordered as the values are.
+  // Returns the bits of absolute values, which are ordered like the values.
   static Ints absolute(Floats x) { return vreinterpretq_s32_f32(vabsq_f32(x)); }
 
-  // Floats of 8 bits in four vectors, by way of float16.
+  // Converts 8-bit floats in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
     for (int i = 0; i < 2; ++i) {
       const uint8x8_t c = vld1_u8(p + 8 * i);
       uint16x8_t half = vshll_n_u8(c, 8);
       if constexpr (type == PointType::kE4M3) {
-        // Exponents are 8 less than those of float16: a unit is 256. The largest code
-        // is NaN: a carry out of it sets the highest bit of the exponent.
+        // Exponents are 8 less than in float16: a unit is 256. The largest code is NaN:
+        // a carry out of it sets the highest bit of the exponent.
         const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(c));
         half = vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(wide, 7)),
                          vdupq_n_u16(0xbf80));
@@ -294,7 +294,7 @@ struct Neon {
     explicit Table32(const float* p) : low(p), high(p + 16) {}
     Floats operator[](Ints i) const {
       const uint8x16_t at = places(both(i, 31));
-      // (What is not in a table is zero, or stays as it is.)
+      // (An index beyond a table gives zero, or leaves the result unchanged.)
       return vreinterpretq_f32_u8(vqtbx4q_u8(vqtbl4q_u8(low.entries, at), high.entries,
                                              vsubq_u8(at, vdupq_n_u8(64))));
     }
@@ -320,7 +320,7 @@ struct Neon {
     else f(BytePlanes<false>(points));
   }
 
-  // The scales of block `g` for `count` rows from row `i`.
+  // Returns the scales of block `g` for `count` rows from row `i`.
   template <class Scales>
   static Floats scales(const Scales& w, int64_t g, int64_t i, int64_t count) {
     const int64_t at = w.shared ? g : w.order.place(g, i);
@@ -344,11 +344,11 @@ struct Neon {
   }
 
  private:
-  // The places of the four bytes of each entry of a table.
+  // Returns the places of the four bytes of each entry of a table.
   static uint8x16_t places(Ints i) {
     return u8(vmlaq_s32(ints(0x03020100), i, ints(0x04040404)));
   }
-  // Bytes side by side: of the lower eight lanes, and of the others.
+  // Interleaves bytes: of the lower eight lanes, and of the others.
   static uint16x8_t low_bytes(Ints first, Ints second) {
     return vreinterpretq_u16_u8(vzip1q_u8(u8(first), u8(second)));
   }

@@ -1,4 +1,4 @@
-// What `arrays/` needs beside `isa/neon.h`: the interface of `isa/avx2_arrays.h`.
+// Additions to `isa/neon.h` for `arrays/`: the interface of `isa/avx2_arrays.h`.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,7 +12,7 @@ namespace {
 
 struct NeonArrays : Neon {
   struct Bytes : Bytes128 {
-    // Sixteen bytes of a row, from byte `at` on.
+    // Loads sixteen bytes of a row, from byte `at` on.
     static Vector load_sixteen(const uint8_t* const* rows, int64_t at) {
       return load(rows[0] + at);
     }
@@ -20,8 +20,8 @@ struct NeonArrays : Neon {
     static Vector left(Vector x, int bits) {
       return any(vshlq_u8(u8(x), vdupq_n_s8(static_cast<int8_t>(bits))));
     }
-    // The bytes of two vectors in turns: of their lower halves, of the upper ones, and
-    // of all.
+    // Interleaves the bytes of two vectors: of their lower halves, of their upper
+    // halves, and of all.
     static Vector zip_low(Vector x, Vector y) { return any(vzip1q_u8(u8(x), u8(y))); }
     static Vector zip_high(Vector x, Vector y) { return any(vzip2q_u8(u8(x), u8(y))); }
     static void zip(Vector x, Vector y, Vector* two) {
@@ -32,12 +32,12 @@ struct NeonArrays : Neon {
     static void end_of_stream() {}
   };
 
-  // The smaller and the larger number: `y` if they are not ordered.
+  // Return the smaller and the larger number; `y` if they are not ordered.
   static Floats min(Floats x, Floats y) { return where(above(y, x), x, y); }
   static Floats max(Floats x, Floats y) { return where(above(x, y), x, y); }
   static Floats magnitude(Floats x) { return vabsq_f32(x); }
   static Floats negative(Floats x) { return vnegq_f32(x); }
-  // The first with the sign of the second too, if that is negative.
+  // Copies the sign of the second number to the first, if it is negative.
   static Floats with_sign(Floats x, Floats y) {
     return as_floats(either(as_ints(x), both(as_ints(y), INT32_MIN)));
   }
@@ -47,7 +47,7 @@ struct NeonArrays : Neon {
   static Mask not_below(Floats x, Floats y) { return {vcgeq_f32(x, y)}; }
   static Mask equal(Floats x, Floats y) { return {vceqq_f32(x, y)}; }
   static Mask common(Mask x, Mask y) { return {vandq_u32(x.of, y.of)}; }
-  // `x` where the mask is set, and `y` elsewhere; or zero where it is.
+  // Returns `x` where the mask is set, and `y` elsewhere; or zero where it is set.
   static Floats where(Mask mask, Floats x, Floats y) {
     return vbslq_f32(mask.of, x, y);
   }
@@ -57,7 +57,7 @@ struct NeonArrays : Neon {
 
   static Ints min(Ints x, Ints y) { return vminq_s32(x, y); }
   using Neon::max;
-  // The bits of floats.
+  // Reinterprets floats as their bits.
   static Ints as_ints(Floats x) { return vreinterpretq_s32_f32(x); }
 
   // Lookups of indices below 8.
@@ -77,7 +77,7 @@ struct NeonArrays : Neon {
     }
   };
 
-  // The lowest byte of each.
+  // Stores the lowest byte of each number.
   static void store_low_bytes(uint8_t* p, Ints x) {
     const uint16x4_t words = vmovn_u32(u32(x));
     uint8_t bytes[8];
@@ -85,7 +85,7 @@ struct NeonArrays : Neon {
     std::memcpy(p, bytes, 4);
   }
 
-  // Numbers of 16 bits, and the nearest float16s.
+  // Loads numbers of 16 bits, and stores the nearest float16s.
   static Floats load_16_bits(const uint16_t* p, bool float16) {
     return from_16_bits(vld1_u16(p),
                         float16 ? ScaleType::kFloat16 : ScaleType::kBfloat16);
@@ -94,7 +94,7 @@ struct NeonArrays : Neon {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
   }
 
-  // Of as many vectors as each has numbers.
+  // Transposes as many vectors as each has numbers.
   static void transpose(Floats* x) {
     const float32x4_t a = vzip1q_f32(x[0], x[2]), b = vzip2q_f32(x[0], x[2]);
     const float32x4_t c = vzip1q_f32(x[1], x[3]), d = vzip2q_f32(x[1], x[3]);
@@ -102,8 +102,8 @@ struct NeonArrays : Neon {
     x[2] = vzip1q_f32(b, d), x[3] = vzip2q_f32(b, d);
   }
 
-  // The register that has how this thread rounds, and its bit by which subnormal
-  // numbers are zeros.
+  // The control register of floating-point arithmetic, and its bit that flushes
+  // subnormal numbers to zero.
   using Control = uint64_t;
   static constexpr Control no_subnormals = 1 << 24;
   static Control control() {

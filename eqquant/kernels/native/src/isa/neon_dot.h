@@ -11,14 +11,14 @@ namespace eqquant {
 namespace {
 
 struct NeonDot : Neon {
-  // Adds the products of four integers of 8 bits in each lane, all of which have a sign.
+  // Adds the products of four signed 8-bit integers in each lane.
   static constexpr bool signs = true;
   static constexpr int small = 127;
   template <int most = 127>
   static Ints dot8(Ints sum, Ints x, Ints y) {
     return vdotq_s32(sum, s8(x), s8(y));
   }
-  // Four of them, by which all lanes are multiplied.
+  // Four integers by which all lanes are multiplied.
   using Four = int8x8_t;
   static Four in_a_lane(int32_t four) {
     return vreinterpret_s8_s32(vset_lane_s32(four, vdup_n_s32(0), 0));

@@ -1,4 +1,4 @@
-// How numbers are stored: the scales of blocks, and what codes stand for.
+// The types of stored numbers: scales of blocks, and points of codes.
 #pragma once
 
 #include <cmath>
@@ -6,8 +6,9 @@
 
 namespace eqquant {
 
-// As the bits of floats, of 32, 16 or 8. Of the last, `kE8M0` are powers of two, and
-// `kE4M3` (`float8_e4m3fn`) are multiplied by the factor of their matrix, or divided.
+// The bits of floats of 32, 16 or 8 bits. 8-bit scales are powers of two (`kE8M0`), or
+// `float8_e4m3fn` (`kE4M3`), which is multiplied or divided by the factor of its
+// matrix.
 enum class ScaleType : int32_t {
   kFloat32 = 0,
   kBfloat16 = 1,
@@ -17,14 +18,14 @@ enum class ScaleType : int32_t {
   kE4M3Inverse = 5,
 };
 
-// What `kE4M3` is multiplied by, in units of 256: the product of two numbers, so that
-// nothing is too large or too small on the way.
+// The factor of `kE4M3`, in units of 256: the product of two numbers, so that no
+// intermediate result is too large or too small.
 struct Factor {
   float high, low;
 };
 
-// What codes stand for: integers, points of a table of 256, or of 8 bits, floats with 3
-// or 2 bits of mantissa (`float8_e4m3fn` and `float8_e5m2`) or integers with a sign.
+// The points of codes: integers, entries of a table of 256, 8-bit floats with 3 or 2
+// bits of mantissa (`float8_e4m3fn` and `float8_e5m2`), or signed 8-bit integers.
 enum class PointType : int32_t {
   kIntegers = 0,
   kTable = 1,
@@ -55,7 +56,7 @@ inline Factor factor_of(ScaleType type, float whole) {
   return {static_cast<float>(all / low), static_cast<float>(low)};
 }
 
-// The first `count` of some scales of a byte each.
+// Returns the first `count` of some one-byte scales.
 template <class V, class Scales>
 typename V::Floats byte_scales(const Scales& w, const uint8_t* from, int64_t count) {
   if (w.scale_type == ScaleType::kE8M0) {
@@ -65,7 +66,7 @@ typename V::Floats byte_scales(const Scales& w, const uint8_t* from, int64_t cou
     return V::as_floats(V::either(V::template left<23>(e),
                                   V::both(V::template right<9>(ends), 1 << 22)));
   }
-  // By way of float16, as `small_floats`.
+  // By way of float16, like `small_floats`.
   const auto c = V::template bytes<true>(from, count);
   const auto half = V::both(V::template left<7>(c), 0xbf80);
   const auto carry = V::both(V::minus(half, V::ints(-0x80)), 0x4000);

@@ -1,4 +1,4 @@
-// Where the numbers of a weight's rows are in memory.
+// The places of the numbers of a weight's rows in memory.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@ namespace eqquant {
 constexpr int64_t kPanelRows = 64;
 
 // The number `j` of row `i` is at `place(j, i)`. Rows lie side by side: all of them, or
-// those of each panel, and then one panel follows another.
+// the rows of each panel, with one panel after another.
 //
-// (Functions are always inline: with external linkage, see `isa/basics.h`.)
+// (The functions are always inlined, since they have external linkage: see
+// `isa/basics.h`.)
 struct RowOrder {
   int64_t stride;  // from a number of a row to the next
   int64_t panel;   // from a panel to the next

@@ -1,9 +1,9 @@
 // Products of weights along their blocks, with AVX512_BF16. Inputs and decoded numbers
 // are rounded to bfloat16; sums are in float32.
 //
-// A panel is decoded to pairs of numbers, one in each lane: those of 64 rows, then the
-// next two of each row. A class `Rows` holds the rounded inputs, and multiplies some
-// codes of a panel by all rows of them.
+// A panel is decoded to pairs of numbers, one in each lane: the pairs of 64 rows, then
+// the next pair of each row. A class `Rows` holds the rounded inputs, and multiplies
+// some codes of a panel by all rows of inputs.
 #pragma once
 
 #include <immintrin.h>
@@ -18,21 +18,21 @@
 namespace eqquant {
 namespace {
 
-// Multiplies panels by rows of pairs in registers, where the sums of a few rows stay.
+// Multiplies panels by rows of pairs. The sums of a few rows stay in registers.
 class PairsInRegisters {
  public:
-  // How many codes are decoded before they are multiplied: their numbers fit in the
-  // first cache.
+  // The number of codes that are decoded before they are multiplied: the decoded
+  // numbers fit in the first cache.
   static constexpr int64_t kCodes = 128;
   // Panels are padded with zeros to a multiple of this many pairs.
   static constexpr int64_t kWhole = 1;
   // A resource that a thread holds while it multiplies: none.
   struct Scope {};
 
-  // The number of rows that there are sums of.
+  // The number of rows that have sums.
   static int64_t whole(int64_t rows) { return rows; }
 
-  // The number of floats in which there is room for the rounded inputs.
+  // The number of floats that the rounded inputs need.
   static int64_t scratch(const Blocks& w, int64_t rows) { return rows * pairs(w); }
 
   PairsInRegisters(const Blocks& w, const float* x, int64_t rows, float* scratch,
@@ -103,7 +103,7 @@ class PairsInRegisters {
 template <class Rows>
 class DecodedBfloat16 {
  public:
-  // `inputs` are the inputs `x`, rounded.
+  // `inputs` are the rounded inputs `x`.
   DecodedBfloat16(const Blocks& w, const float* x, const Rows& inputs, float* y,
                   int64_t rows)
       : w_(w),
@@ -116,13 +116,13 @@ class DecodedBfloat16 {
     in_pairs_ = _mm512_loadu_si512(at);
   }
 
-  // The products with the `count` rows of the weight from row `n`: those of some
-  // panels. `sums` are `LongSums` of each of these and each of the `Rows::whole` rows
-  // of inputs, and as many again of one panel.
+  // Computes the products with the `count` rows of the weight from row `n`, which are
+  // some panels. `sums` are `LongSums` of each of these and each of the `Rows::whole`
+  // rows of inputs, followed by sums of one panel.
   void columns(int64_t n, int64_t count, float* sums) const {
     [[maybe_unused]] const typename Rows::Scope scope;
     const int64_t each = Rows::whole(rows_) * kPanelRows;
-    // Whole pieces, since their numbers of codes are powers of two.
+    // Whole pieces, since the numbers of codes are powers of two.
     const int64_t together = Rows::kCodes / numbers_.codes();
     alignas(64) uint32_t panel[Rows::kCodes / 2 * kPanelRows];
     over_pieces(w_, numbers_, together, kBfloat16Summed, each, n, count, sums,
@@ -139,7 +139,7 @@ class DecodedBfloat16 {
       float* const mine = sums + i / kPanelRows * each;
       const int64_t number = rows_ * kPanelRows;
       if (all_finite<Avx512>(mine, number)) continue;
-      // Numbers beyond the range of bfloat16, or infinite ones.
+      // Some numbers are beyond the range of bfloat16, or infinite.
       exact_.many(n + i, smaller(kPanelRows, count - i), again);
       for (int64_t j = 0; j < number; ++j)
         if (!__builtin_isfinite(mine[j])) mine[j] = again[j];

@@ -13,11 +13,11 @@ namespace eqquant {
 namespace {
 
 // The `Rows` of `DecodedBfloat16`. The pairs of 16 rows of inputs are the rows of a
-// tile, and 16 pairs of 64 rows of a panel, as they lie, are four tiles.
+// tile, and 16 pairs of 64 rows of a panel are four tiles, in the order of memory.
 class PairsInTiles {
  public:
-  // Many, since the sums are loaded into tiles and stored again for these: what is
-  // multiplied still stays close, in the first cache or just beyond.
+  // Many, since each time, the sums are loaded into tiles and stored again. The
+  // operands still stay in the first cache or just beyond.
   static constexpr int64_t kCodes = 256;
   static constexpr int64_t kWhole = kTileRows;
   using Scope = Tiles;
@@ -62,7 +62,7 @@ class PairsInTiles {
     Tiles::store(sums);
   }
 
-  // Of two groups with half of a panel.
+  // The same for two groups with half of a panel.
   EQQUANT_INNERMOST void multiply_square(const uint8_t* x, const uint32_t* panel,
                                          int64_t steps, float* sums) const {
     Tiles::load_square(sums);

@@ -1,6 +1,6 @@
 // Products along the blocks of a weight of nibbles, with AVX512_BF16. Inputs and points
-// are rounded to bfloat16_nibbles; sums are in float32, and are scaled for each block.
-// A byte is a pair of codes, which becomes one lane of two bfloat16.
+// are rounded to bfloat16; sums are in float32, and are scaled for each block. A byte
+// is a pair of codes, which becomes one lane of two bfloat16.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +21,8 @@ constexpr int64_t kBfloat16Bytes = 64;
 // The largest number of adjacent panels of a task.
 constexpr int kBfloat16Panels = 16;
 
-// After how many codes sums are added up in float64: their errors up to there are small
-// beside those of bfloat16.
+// The number of codes after which sums are added up in float64: up to then, their
+// errors are small beside the errors of bfloat16.
 constexpr int64_t kBfloat16Summed = 4096;
 
 inline uint32_t rounded(float x) {
@@ -64,7 +64,8 @@ class Bfloat16 {
     table_ = _mm512_permutex2var_epi16(low, pairs(), low);
   }
 
-  // The products with the `count` rows of `W` from row `n`: those of the panels.
+  // Computes the products with the `count` rows of `W` from row `n`, which are the
+  // panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kPanelRows), each = rows_ * kPanelRows;
     LongSums<Avx512> all(sums, panels * each, 2 * w_.in_bytes.row, kBfloat16Summed);

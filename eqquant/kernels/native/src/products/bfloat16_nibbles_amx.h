@@ -1,6 +1,6 @@
 // Products along the blocks of a weight of nibbles, with AMX tiles of bfloat16. The
-// decoded numbers are scaled before they are rounded, so that sums, which stay in
-// tiles, need no scaling.
+// decoded numbers are scaled before they are rounded, so the sums, which stay in tiles,
+// need no scaling.
 #pragma once
 
 #include <immintrin.h>
@@ -22,11 +22,11 @@ constexpr int64_t kBfloat16TilesBytes = 64;
 // The largest number of adjacent panels of a task.
 constexpr int kBfloat16TilesPanels = 16;
 
-// The number of tiles for a row of `k` inputs. A row of a tile has 16 pairs of them.
+// The number of tiles for a row of `k` inputs. A row of a tile has 16 pairs of inputs.
 inline int64_t bfloat16_tiles(int64_t k) { return divided_up(k, 32); }
 
-// Rounds rows of `k` inputs to tiles of pairs: those of the first 16 rows, then of the
-// next 16. The last of either are padded with zeros.
+// Rounds rows of `k` inputs to tiles of pairs: the tiles of the first 16 rows, then of
+// the next 16. The last rows and the last pairs are padded with zeros.
 inline void round_to_tiles(const float* x, int64_t rows, int64_t k, uint8_t* tiles,
                            const Parallel& parallel) {
   parallel(divided_up(rows, kTileRows), [&](int64_t group, int64_t) {
@@ -55,7 +55,8 @@ class Bfloat16Tiles {
     in_pairs_ = _mm512_loadu_si512(at);
   }
 
-  // The products with the `count` rows of `W` from row `n`: those of the panels.
+  // Computes the products with the `count` rows of `W` from row `n`, which are the
+  // panels.
   void columns(int64_t n, int64_t count, float* sums) const {
     const Tiles tiles;
     const int64_t panels = divided_up(count, kPanelRows);

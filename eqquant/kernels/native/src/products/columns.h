@@ -1,5 +1,5 @@
-// Splits a product into columns: panels of 64 rows of the weight, of which a task takes
-// several adjacent ones.
+// Splits a product into columns: panels of 64 rows of the weight. A task takes several
+// adjacent panels.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,8 @@ struct Soon {
   }
 };
 
-// The scales of a block for the `count` rows of a panel; zeros for missing rows.
+// Stores the scales of a block for the `count` rows of a panel, and zeros for missing
+// rows.
 template <class V>
 void scales_of_panel(const Blocks& w, int64_t block, int64_t n, int64_t count,
                      typename V::Floats* scale) {
@@ -69,14 +70,15 @@ void store_columns(const Blocks& w, const float* sums, int64_t each, int64_t row
           smaller(V::width, count - i));
 }
 
-// The number of floats of `LongSums` of `rows` rows with `columns` rows of a weight.
+// Returns the number of floats of `LongSums` of `rows` rows with `columns` rows of a
+// weight.
 template <class V>
 int64_t floats_of_sums(const Blocks& w, int64_t rows, int64_t columns) {
   return LongSums<V>::floats(rows * columns,
                              w.in_bytes.row * codes_per_byte(w.packing));
 }
 
-// The number of floats that `over_columns` needs for sums.
+// Returns the number of floats that `over_columns` needs for sums.
 template <class V, int most>
 int64_t sums_of_columns(const Blocks& w, int64_t rows, int64_t workers) {
   const int64_t together = kPanelRows * panels_together(most, w, rows, workers);
@@ -85,8 +87,8 @@ int64_t sums_of_columns(const Blocks& w, int64_t rows, int64_t workers) {
 }
 
 // Calls `columns(panels, n, count, sums)` in parallel for all rows of a weight, `count`
-// of them at a time from row `n`: those of up to `panels` panels. `sums` are `LongSums`
-// of each of these and each of the `rows` of inputs.
+// rows at a time from row `n`, in up to `panels` panels. `sums` are `LongSums` of each
+// of these rows and each of the `rows` of inputs.
 template <class V, int most, class Columns>
 void over_columns(const Blocks& w, int64_t rows, float* sums, const Parallel& parallel,
                   Columns columns) {

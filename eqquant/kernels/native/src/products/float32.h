@@ -1,8 +1,8 @@
 // Products along the blocks, in float32, of any weight.
 //
 // For few rows of inputs, memory is the bottleneck: integers and points are multiplied
-// as they are, and sums are scaled, block by block. For many, numbers are decoded once
-// for all rows.
+// without decoding, and sums are scaled, block by block. For many rows, numbers are
+// decoded once for all of them.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,15 @@
 namespace eqquant {
 namespace {
 
-// How many codes are decoded at a time: their numbers fit in the first cache.
+// The number of codes that are decoded at a time: the decoded numbers fit in the first
+// cache.
 constexpr int64_t kDecodedCodes = 64;
 
 // The largest number of adjacent panels of a task.
 constexpr int64_t kDecodedPanels = 64;
 
-// Calls `some(m, number)` for `number` rows of inputs from row `m`, until it was called
-// for all: so many at a time that decoding a weight for them takes no time, but not so
+// Calls `some(m, number)` for `number` rows of inputs from row `m`, until all rows are
+// done: enough at a time that decoding a weight for them takes little time, but not so
 // many that their sums leave the second cache.
 template <class Some>
 void in_some_rows(int64_t rows, Some some) {
@@ -34,9 +35,9 @@ void in_some_rows(int64_t rows, Some some) {
   some(m, rows - m);
 }
 
-// How many adjacent panels a task takes: many, since long runs of consecutive memory
-// are read fastest, but not so many that some threads have no task or that `floats` for
-// each row of a panel leave the cache.
+// Returns the number of adjacent panels of a task: many, since long runs of consecutive
+// memory are read fastest, but not so many that some threads have no task or that
+// `floats` for each row of a panel leave the cache.
 template <class V>
 int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers,
                        int64_t most = kDecodedPanels) {
@@ -46,7 +47,7 @@ int64_t decoded_panels(const Blocks& w, int64_t floats, int64_t workers,
   return smaller(smaller(most, cached), shared);
 }
 
-// Whether sums of products are scaled, and not the numbers.
+// Whether sums of products are scaled, rather than numbers.
 inline bool scales_sums(const Blocks& w, int64_t rows) {
   const bool points = w.point_type != PointType::kIntegers;
   return rows <= kFewRows && !(w.offset == Offset::kMinimum && points);
@@ -58,10 +59,10 @@ inline bool reads_in_order(const Blocks& w, int64_t rows) {
 }
 
 // Calls `add(piece, k, sums)` for each piece of each panel of the `count` rows of a
-// weight from row `n`, with the position of its first code, and the panel's sums: as
-// many floats as `each`, which are zeros at first. Of each panel in turn it takes
-// `together` consecutive pieces, or as many as have bytes in common. After `summed`
-// codes, sums are added up in float64.
+// weight from row `n`, with the position of its first code, and the panel's `each`
+// sums, which are initially zero. It takes `together` consecutive pieces of each panel
+// in turn, or all pieces that share bytes. After `summed` codes, sums are added up in
+// float64.
 template <class V, class Add>
 void over_pieces(const Blocks& w, const Numbers<V>& numbers, int64_t together,
                  int64_t summed, int64_t each, int64_t n, int64_t count, float* sums,
@@ -226,8 +227,8 @@ class Decoded {
           int64_t rows)
       : w_(w), numbers_(w), x_(x), few_{x, input_sums, w.k}, y_(y), rows_(rows) {}
 
-  // The products with the `count` rows of the weight from row `n`: those of some
-  // panels. `sums` are `LongSums` of each of these and each row of inputs.
+  // Computes the products with the `count` rows of the weight from row `n`, which are
+  // some panels. `sums` are `LongSums` of each of these and each row of inputs.
   void columns(int64_t n, int64_t count, float* sums) const {
     if (scales_sums(w_, rows_))
       with_points<V>(w_, [&](auto points) {
@@ -243,7 +244,7 @@ class Decoded {
     store(n, count, sums, rows_ * kRows);
   }
 
-  // The same products, of decoded numbers.
+  // The same products, from decoded numbers.
   void many(int64_t n, int64_t count, float* sums) const {
     const AnyRowsDecoded<V> rows(w_, x_, rows_);
     pieces(n, count, sums, [&](const Piece<V>& piece, int64_t k, float* mine) {
@@ -306,8 +307,8 @@ class Decoded {
   int64_t rows_;
 };
 
-// The number of adjacent rows of the weight that a task takes, and of floats that it
-// needs for each of them.
+// The number of adjacent rows of the weight that a task takes, and the number of floats
+// that it needs for each of them.
 template <class V>
 struct DecodedTasks {
   int64_t together, floats;

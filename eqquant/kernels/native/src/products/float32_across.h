@@ -1,5 +1,5 @@
-// Products of weights across their blocks, in float32, by the decoded numbers: `y[m, k]
-// = x[m, n] @ W[n, k]`.
+// Products of weights across their blocks, in float32, from the decoded numbers:
+// `y[m, k] = x[m, n] @ W[n, k]`.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kAcrossRows = 16;
 
 // The number of rows of the weight, in each lane, after which sums are added up in
-// float64: few enough that rounding errors do not build up.
+// float64, so that rounding errors do not build up.
 constexpr int64_t kAcrossSummed = 128;
 
 template <class V>
@@ -28,7 +28,7 @@ class Across {
 
   int64_t pieces() const { return numbers_.pieces(); }
 
-  // The results of the codes of piece `i`.
+  // Computes the results for the codes of piece `i`.
   void piece(int64_t i) const {
     for (int64_t m = 0; m < rows_; m += kAcrossRows)
       some(i, m, smaller(kAcrossRows, rows_ - m));
@@ -65,7 +65,7 @@ class Across {
   }
 
   // Adds the products of `R` rows of inputs with the `count` rows of a panel to `sums`,
-  // of which each code has a vector.
+  // which have a vector for each code.
   template <int R>
   EQQUANT_INNERMOST void add(const float* panel, int64_t codes, int64_t m, int64_t n,
                              int64_t count, float* sums) const {

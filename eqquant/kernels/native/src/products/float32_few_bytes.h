@@ -1,8 +1,8 @@
-// Products of weights by a few rows of inputs, of codes that are bytes.
+// Products of weights by a few rows of inputs, for codes that are bytes.
 //
-// Codes of adjacent rows are adjacent in memory, those of a row are far apart. Memory
-// is read fastest in long runs, so that a few codes of many panels are taken at a time,
-// not many codes of a panel.
+// Codes of adjacent rows are adjacent in memory, codes of a row are far apart. Memory
+// is read fastest in long runs, so this takes a few codes of many panels at a time, not
+// many codes of a panel.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,16 @@ template <class V, class P, int R>
 class FewBytes {
  public:
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
-  // How many codes of a panel are taken at a time, how many codes ahead memory is
-  // prefetched, and how many are summed before they are scaled.
+  // The number of codes of a panel that are taken at a time, the number of codes by
+  // which memory is prefetched, and the number of codes that are summed before they are
+  // scaled.
   static constexpr int64_t kTogether = 4, kCodesAhead = 8, kSummed = 64;
 
   FewBytes(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x)
       : w_(w), numbers_(numbers), x_(x), points_(w),
         plain_(w.offset == Offset::kNone && !P::kWide) {}
 
-  // The products with whole panels from row `n`.
+  // Computes the products with whole panels from row `n`.
   void columns(int64_t n, int64_t panels, float* sums, float* scratch) {
     n_ = n;
     sums_ = sums;
@@ -65,8 +66,9 @@ class FewBytes {
     else last ? each(false_type(), true_type()) : each(false_type(), false_type());
   }
 
-  // Adds the products of `number` codes of a panel from code `k` on: to those of the
-  // codes before of the same block, unless they are the first. The last are scaled.
+  // Adds the products of `number` codes of a panel from code `k` on: to the products of
+  // the earlier codes of the same block, unless they are the first. The last are
+  // scaled.
   template <int64_t number, bool first, bool last>
   EQQUANT_INNERMOST void add(int64_t k, int64_t p) {
     float* const mine = some_ + p * R * kRows;
@@ -113,8 +115,8 @@ class FewBytes {
     }
   }
 
-  // What belongs to the current block of the rows of a panel, unless that is a scale
-  // alone: `less`, `scale` and `rest` of a `Piece`.
+  // The parameters of the current block for the rows of a panel, unless there is only a
+  // scale: `less`, `scale` and `rest` of a `Piece`.
   float* block(int64_t p) const { return block_ + p * 3 * kRows; }
 
   void read(int64_t p) {

@@ -1,8 +1,8 @@
-// Products of weights by one or two rows of inputs, of codes that are digits of 2 or 4
+// Products of weights by one or two rows of inputs, for codes that are digits of 2 or 4
 // bits, which are looked up without being unpacked.
 //
-// The points of a vector of bytes are dealt to four vectors of floats: which row of the
-// weight is in which lane is up to the instruction set.
+// The points of a vector of bytes are dealt to four vectors of floats: the instruction
+// set determines which row of the weight is in which lane.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ class DigitsOfBytes {
  public:
   static constexpr int kDigits = 8 / bits;
   static constexpr int64_t kRows = Numbers<V>::kRows, W = V::width;
-  // How many digits of a byte are summed at a time: sums should stay in registers.
+  // The number of digits of a byte that are summed at a time: sums should stay in
+  // registers.
   static constexpr int kTogether = V::registers > 16 ? kDigits : 2 / R;
 
   DigitsOfBytes(const Blocks& w, const Points& points, const Numbers<V>& numbers,
@@ -36,7 +37,7 @@ class DigitsOfBytes {
     Places places = {};
     const uint8_t* at = numbers_.read_runs(i, n, count, piece, places);
     const int64_t start = i * numbers_.codes();
-    // Bytes of which each digit stays in one run.
+    // Takes bytes each of whose digits stays in one run.
     const bool planes = places.next == 1;
     const int64_t length = piece.run[0].last;
     const int64_t bytes = planes ? smaller(length, places.apart) : length / kDigits;
@@ -62,11 +63,11 @@ class DigitsOfBytes {
     int64_t bytes, count;
     int64_t k;  // the position of the first digit of the first byte
     Places places;
-    const int64_t* run;  // of each digit
+    const int64_t* run;  // the run of each digit
   };
 
-  // Of the digits from `first` on. With `offset`, what is to be subtracted from codes
-  // depends on their run.
+  // The same for the digits from `first` on. With `offset`, the number to subtract from
+  // codes depends on their run.
   template <bool offset, int first>
   void part(const Part& p, const Piece<V>& piece, float* sums) const {
     typename V::Floats sum[R][kTogether][4], zero[kTogether][4];
@@ -113,7 +114,7 @@ class DigitsOfBytes {
     }
   }
 
-  // What is to be subtracted from the codes of a run.
+  // Loads the numbers to subtract from the codes of a run.
   void zeros(const Piece<V>& piece, int64_t run, typename V::Floats* found) const {
     alignas(64) float zero[kRows];
     const uint8_t* const from = piece.zero + piece.run[run].first / kRun * kRows;
@@ -125,8 +126,8 @@ class DigitsOfBytes {
     Points::deal(zero, found);
   }
 
-  // The sum of the inputs of a digit. Digits side by side share their run, and so the
-  // first has them all.
+  // Returns the sum of the inputs of a digit. Digits side by side share their run, so
+  // the first has the sum for all of them.
   float input_sum(const Part& p, int64_t r, int64_t d) const {
     if (p.places.next == 1) {
       const int64_t first = p.k + d * p.places.apart;
@@ -188,7 +189,7 @@ void few_digits(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x,
   });
 }
 
-// Computes such products, if the weight and the inputs are of that kind. Returns
+// Computes such products, if the weight and the inputs are of this kind. Returns
 // whether they are.
 template <class V>
 bool few_digits(const Blocks& w, const Numbers<V>& numbers, const FewInputs& x,

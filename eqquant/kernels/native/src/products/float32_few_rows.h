@@ -12,7 +12,7 @@ namespace {
 // The largest number of rows whose sums are scaled.
 constexpr int64_t kFewRows = 4;
 
-// A few rows of inputs, and the sum of each 16 of them, by which `rest` is multiplied.
+// A few rows of inputs, and the sum of each 16 inputs, which is multiplied by `rest`.
 struct FewInputs {
   const float* x;     // [rows, k]
   const float* sums;  // [rows, divided_up(k, 16)]; null if there are no minima
@@ -30,7 +30,7 @@ struct FewInputs {
         for (int64_t j = k; j < smaller(k + kRun, w.k); ++j) *sums += x[j];
       }
   }
-  // Of the inputs of row `r` from `first`, a multiple of 16, to `last`.
+  // Returns the sum of the inputs of row `r` from `first`, a multiple of 16, to `last`.
   float sum(int64_t r, int64_t first, int64_t last) const {
     const float* const mine = sums + r * divided_up(k, kRun);
     float found = 0;

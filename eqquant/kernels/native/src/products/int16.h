@@ -1,5 +1,5 @@
-// Products of weights along their blocks, of 16-bit integers: what codes stand for,
-// before it is scaled, by inputs that are rounded to a unit of their row.
+// Products of weights along their blocks, in 16-bit integers: unscaled points of codes
+// by inputs that are rounded in a unit of their row.
 //
 // The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
 #pragma once
@@ -26,7 +26,7 @@ class WordsOfPieces {
   using Ints = typename V::Ints;
   static constexpr int64_t kRows = PanelOfWords<V>::kRows, W = V::width;
 
-  // A point of the table is `unit` times as large.
+  // The points of the table are scaled by `unit`.
   WordsOfPieces(const Blocks& w, float unit)
       : w_(w), per_unit_(1 / unit), table_(w.points) {
     if (w.point_type == PointType::kTable) {
@@ -41,13 +41,13 @@ class WordsOfPieces {
     }
   }
 
-  // Of a piece, from position `k` of the row on.
+  // Appends a piece, which begins at position `k` of the row.
   void append(const Piece<V>& piece, int64_t k, PanelOfWords<V>& panel) const {
     const int64_t start = panel.number;
     for (int64_t i = 0; i < piece.runs; ++i) {
       const Run run = {start + piece.run[i].first, start + piece.run[i].last};
       if (i == 0 && start > 0 && !is_gguf(w_.packing) && k % w_.block != 0) {
-        // The rest of a block.
+        // This continues a block.
         panel.run[panel.runs - 1].last = run.last;
         continue;
       }
@@ -66,7 +66,7 @@ class WordsOfPieces {
   }
 
  private:
-  // How codes become integers: as they are, or less what belongs to their run; by a
+  // How codes become integers: unchanged, or less the parameter of their run; by a
   // table of 16; or by way of floats.
   enum class Kind { kSigned, kSignedLess, kUnsignedLess, kTable, kFloats };
 
@@ -87,7 +87,8 @@ class WordsOfPieces {
       }
       for (int64_t k = piece.run[r].first; k < piece.run[r].last; k += 2) {
         const uint8_t* const a = piece.at + k * piece.stride;
-        // (A row may end with an odd number of codes: the other meets a zero.)
+        // (A row may end with an odd number of codes: the missing one is multiplied by
+        // zero.)
         const uint8_t* const b = k + 1 < piece.run[r].last ? a + piece.stride : a;
         int32_t* const to = pairs + k / 2 * kRows;
         if constexpr (kind == Kind::kFloats) {
@@ -136,8 +137,8 @@ class DecodedIntegers {
         unit_(unit),
         y_(y) {}
 
-  // The products with the `count` rows of the weight from row `n`: those of some
-  // panels. `sums` are `LongSums` of each of these and each row of inputs.
+  // Computes the products with the `count` rows of the weight from row `n`, which are
+  // some panels. `sums` are `LongSums` of each of these and each row of inputs.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kRows), each = x_.rows * kRows;
     LongSums<V> all(sums, panels * each, w_.k, summed_codes(w_));
@@ -173,7 +174,7 @@ class DecodedIntegers {
   }
 
  private:
-  // How many products of a word and a point fit in 32 bits: whole pairs.
+  // Returns how many products of a word and a point fit in 32 bits, in whole pairs.
   static int64_t codes_in_a_sum(const Blocks& w) {
     float most = 255;
     if (w.point_type == PointType::kTable) {
@@ -184,7 +185,8 @@ class DecodedIntegers {
     return larger(2, static_cast<int64_t>(65538 / most) / 2 * 2);
   }
 
-  // Of row `m` of inputs, and `count` rows of the weight from row `n`.
+  // Writes the results of row `m` of inputs and `count` rows of the weight from row
+  // `n`.
   void write(int64_t m, int64_t n, int64_t count, const float* sums) const {
     typename V::Floats row[4], lane[4];
     for (int v = 0; v < 4; ++v)
@@ -202,7 +204,7 @@ class DecodedIntegers {
     int64_t m = 0;
     const auto rows = [&](auto number) {
       constexpr int R = decltype(number)::value;
-      // (Two rows wait for their sums, so eight are twice four.)
+      // (Two rows would wait for their sums, so eight rows are taken as twice four.)
       for (; m + R <= x_.rows && !(R == 6 && m + 8 == x_.rows); m += R)
         multiply<R, minima>(panel, m, k, sums + m * kRows);
     };
@@ -230,7 +232,7 @@ class DecodedIntegers {
     }
   }
 
-  // The sums of the words of a run.
+  // Returns the sums of the words of a run.
   template <int R>
   void sum_up(Run run, int64_t m, float* inputs) const {
     const int64_t groups = divided_up(x_.stride, kRun);
@@ -243,7 +245,8 @@ class DecodedIntegers {
     }
   }
 
-  // Adds the scaled sum of some codes of run `i`, and with `minima` its share of these.
+  // Adds the scaled sum of some codes of run `i`; with `minima`, also their share of
+  // the minimum.
   template <int R, bool minima>
   void add(const PanelOfWords<V>& panel, int64_t i, int64_t first, int64_t last,
            const int16_t* x, const float* inputs, float* sums) const {
@@ -284,7 +287,7 @@ class DecodedIntegers {
     }
   }
 
-  // Adds the products of the outliers that meet a panel, from position `k` on.
+  // Adds the products of the outliers with a panel, from position `k` on.
   void add_outliers(const PanelOfWords<V>& panel, int64_t k, float* sums) const {
     for (int64_t m = 0; m < x_.rows; ++m) {
       const Outlier* const all = x_.outlier + m * x_.most;

@@ -1,4 +1,4 @@
-// Products along the blocks, of 8-bit integers: codes by digits of `x`. A task unpacks
+// Products along the blocks, in 8-bit integers: codes by digits of `x`. A task unpacks
 // segments of its panels to bytes, multiplies them by all rows of digits, and adds the
 // scaled results to float32 sums, which it finally writes to `y`.
 #pragma once
@@ -17,7 +17,7 @@ namespace {
 // The largest number of adjacent panels of a task.
 constexpr int kIntegersPanels = 8;
 
-// After how many segments sums are added up in float64.
+// The number of segments after which sums are added up in float64.
 constexpr int64_t kSummedSegments = 64;
 
 // Adds a vector of results to `sums`: the `products` of codes (less the offset) with
@@ -39,7 +39,7 @@ void add_scaled(const Blocks& w, const Unpacked<V>& codes, int v,
 // The outliers of rows of digits, by the segments of the weight that they multiply.
 class Outliers {
  public:
-  // In units of 32 bits.
+  // The size of the scratch memory, in units of 32 bits.
   static int64_t scratch(const Blocks& w, const Digits& x) {
     return x.outliers == nullptr ? 0 : (Segment::number(w) + 1) * x.rows;
   }
@@ -89,7 +89,7 @@ class Outliers {
     for (const Outlier* at = x_.outlier + m * x_.most + first[0]; at < last; ++at) {
       const int64_t k = at->k - unpacked.k;
       const uint8_t* const codes = unpacked.codes + k / 4 * 4 * kRows;
-      // One byte of each four.
+      // Selects one byte of each four.
       const auto which = V::ints(1 << k % 4 * 8);
       EQQUANT_UNROLL
       for (int v = 0; v < 4; ++v) {
@@ -115,11 +115,11 @@ template <class V>
 class IntegersInRegisters {
  public:
   static constexpr int64_t kRows = Panel<V>::kRows, W = V::width;
-  // How many codes of a row are unpacked at a time.
+  // The number of codes of a row that are unpacked at a time.
   static constexpr int64_t kCodes = kIntegersCodes;
   // Segments are padded with zeros to a multiple of this many codes.
   static constexpr int64_t kWhole = 4;
-  // Whether sums are added to once, when all is multiplied.
+  // Whether sums are updated only once, after all products.
   static constexpr bool kOnce = false;
   // A resource that a thread holds while it multiplies: none.
   struct Scope {};
@@ -228,7 +228,8 @@ class Integers {
            float* y)
       : w_(w), x_(x), rows_(rows), outliers_(outliers), y_(y) {}
 
-  // The products with the `count` rows of `W` from row `n`: those of the panels.
+  // Computes the products with the `count` rows of `W` from row `n`, which are the
+  // panels.
   template <Packing packing>
   EQQUANT_INNERMOST void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t codes = whole(codes_of(packing, Segment::bytes(w_)));

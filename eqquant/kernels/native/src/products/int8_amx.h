@@ -1,5 +1,5 @@
 // Products of panels by rows of digits with AMX tiles. Results are bit-identical to
-// those of `IntegersInRegisters`, except in rows with outliers.
+// `IntegersInRegisters`, except in rows with outliers.
 #pragma once
 
 #include <immintrin.h>
@@ -133,7 +133,7 @@ class IntegersInTiles {
   const uint8_t* tiles_;
 };
 
-// (Where tiles do not pay, registers.)
+// (Uses registers if tiles do not pay.)
 inline int64_t int8_scratch_of_tiles(const Blocks& w, const Digits& x,
                                      int64_t workers) {
   if (IntegersInSquares::pay(w, x))

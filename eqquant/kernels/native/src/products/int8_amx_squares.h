@@ -1,6 +1,6 @@
 // Products of panels by many rows of digits with AMX tiles, for weights with one scale
-// for each row. The sums stay in 32 bits up to the end: they are those of 32 rows of
-// digits by 32 rows of a panel, so that each tile that is loaded is multiplied twice.
+// for each row. The sums, of 32 rows of digits by 32 rows of a panel, stay in 32 bits
+// to the end, so each loaded tile is multiplied twice.
 #pragma once
 
 #include <immintrin.h>
@@ -15,12 +15,12 @@
 namespace eqquant {
 namespace {
 
-// Rows of digits are numbered as they lie: the first digits of all rows of `x`, then
-// their second digits, if there are any.
+// Rows of digits are numbered in the order of memory: the first digits of all rows of
+// `x`, then their second digits, if there are any.
 class IntegersInSquares {
  public:
-  // More than in registers, since the sums are loaded into tiles and stored again for
-  // these: the codes still stay in the first cache.
+  // More than in registers, since each time, the sums are loaded into tiles and stored
+  // again. The codes still stay in the first cache.
   static constexpr int64_t kCodes = 512;
   static constexpr int64_t kWhole = kTileBytes;
   static constexpr bool kOnce = true;
@@ -36,7 +36,7 @@ class IntegersInSquares {
     return squares(x) * 2 * size_of_row(w) / 4 + x.number * x.rows;
   }
 
-  // After the sums of a panel there are those of its products.
+  // The sums of a panel are followed by its products.
   static int64_t rows_of_sums(const Digits& x) {
     return x.rows + squares(x) * 2 * kTileRows;
   }

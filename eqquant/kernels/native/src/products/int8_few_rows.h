@@ -1,4 +1,4 @@
-// Products of weights along their blocks by a few rows of inputs, of 8-bit integers:
+// Products of weights along their blocks by a few rows of inputs, in 8-bit integers:
 // codes by the digits of the parts of rows.
 //
 // The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
@@ -17,11 +17,11 @@
 namespace eqquant {
 namespace {
 
-// The products of a part of a row of inputs with some codes of a run, up to `most`: of
-// each digit, and of `vectors` of the four vectors of a panel.
+// The products of a part of a row of inputs with some codes of a run, up to `most`: for
+// each digit, and for `vectors` of the four vectors of a panel.
 //
-// (All indices are constants of templates: the compiler keeps arrays that loops index
-// in memory, even where it unrolls the loops.)
+// (All indices are template constants: the compiler keeps arrays that loops index in
+// memory, even if it unrolls the loops.)
 template <class V, int vectors, int most>
 struct DigitSums {
   using B = typename V::Bytes;
@@ -37,7 +37,7 @@ struct DigitSums {
     });
   }
 
-  // Adds those with four codes of each row, `codes(v)`.
+  // Adds the products with four codes of each row, `codes(v)`.
   template <class Codes>
   EQQUANT_INLINE void add(Codes codes, const int8_t* x, int64_t stride) {
     decltype(all(x)) four[3];
@@ -50,7 +50,7 @@ struct DigitSums {
     });
   }
 
-  // The same of codes in memory.
+  // The same for codes in memory.
   EQQUANT_INLINE void add(const uint8_t* codes, const int8_t* x, int64_t stride) {
     decltype(all(x)) four[3];
     inlined<3>([&](auto d) EQQUANT_INLINE { four[d] = all(x + d * stride); });
@@ -62,7 +62,7 @@ struct DigitSums {
     });
   }
 
-  // (Or else the compiler copies them in each iteration of the loop before.)
+  // (Otherwise the compiler copies them in each iteration of the loop before.)
   EQQUANT_INLINE void stay_in_registers() {
     inlined<3>([&](auto d) EQQUANT_INLINE {
       inlined<vectors>([&](auto v) EQQUANT_INLINE {
@@ -73,7 +73,7 @@ struct DigitSums {
     });
   }
 
-  // Adds them to `sums`, scaled, and less what is subtracted from codes: those of the
+  // Adds them to `sums`, scaled, and less the numbers subtracted from codes, for the
   // vectors of run `r` from `first` on.
   template <Offset offset>
   EQQUANT_INLINE void finish(const LaneRuns<V>& runs, int64_t r, int first,
@@ -102,7 +102,7 @@ struct DigitSums {
   }
 
  private:
-  // Where instructions take them from a lane, they are not copied to all.
+  // Instructions that take them from a lane need no copies in all lanes.
   static auto all(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
@@ -111,9 +111,8 @@ struct DigitSums {
   }
 };
 
-// Products of the parts of a few rows. Of a single part, codes are multiplied while
-// they are in registers, where their packing allows that; otherwise they are unpacked
-// first.
+// Products of the parts of a few rows. With a single part, codes are multiplied while
+// they are in registers, if their packing allows it; otherwise they are unpacked first.
 template <class V, Unsigned how>
 class FewIntegers {
  public:
@@ -132,8 +131,9 @@ class FewIntegers {
     });
   }
 
-  // The products with the `count` rows of the weight from row `n`: those of some
-  // panels. `sums` are `LongSums` of each of these and each part of a row of inputs.
+  // Computes the products with the `count` rows of the weight from row `n`, which are
+  // some panels. `sums` are `LongSums` of each of these and each part of a row of
+  // inputs.
   void columns(int64_t n, int64_t count, float* sums) const {
     const int64_t panels = divided_up(count, kRows), each = x_.number * kRows;
     (this->*columns_)(n, count, sums);
@@ -142,8 +142,8 @@ class FewIntegers {
   }
 
  private:
-  // Of how many vectors of a panel the sums of two parts stay in registers, and whether
-  // there are enough of these to unpack codes meanwhile.
+  // The number of vectors of a panel for which the sums of two parts stay in registers,
+  // and whether there are enough registers to unpack codes meanwhile.
   static constexpr int kVectors = V::registers / 8;
   static constexpr bool kInRegisters = kVectors == 4;
   // The largest code of a packing, or a larger number if that is as fast.
@@ -152,7 +152,7 @@ class FewIntegers {
                                    ? V::small
                                    : 255;
 
-  // A unit of all panels after the other, since long runs of memory are read fastest.
+  // Takes a unit of each panel in turn, since long runs of memory are read fastest.
   template <Packing packing, Offset offset>
   void some(int64_t n, int64_t count, float* sums) const {
     using P = Packed<packing>;
@@ -206,10 +206,10 @@ class FewIntegers {
     }
   }
 
-  // The sums of the digits that meet a run of codes from position `k` on.
+  // The sums of the digits that are multiplied by a run of codes from position `k` on.
   struct Totals {
-    // The position of the run, and how many codes of it to multiply: the last ones of a
-    // row may be in any of the lanes that are unpacked together.
+    // The position of the run, and the number of its codes to multiply: the last codes
+    // of a row may be in any of the lanes that are unpacked together.
     int64_t first, count;
 
     Totals(const RowParts& x, int64_t k, Run run, int64_t apart)
@@ -219,7 +219,7 @@ class FewIntegers {
           begin_(x.before + first / kRun),
           end_(begin_ + rounded_up(count, kRun) / kRun) {}
 
-    // Of part `m`.
+    // Returns the sums of part `m`.
     EQQUANT_INLINE void operator()(int64_t m, int32_t* totals) const {
       inlined<3>([&](auto d) EQQUANT_INLINE {
         const int64_t i = (3 * m + d) * groups_;
@@ -235,7 +235,8 @@ class FewIntegers {
     const int32_t *begin_, *end_;
   };
 
-  // What is subtracted from every integer. (With offsets, more is from sums.)
+  // Returns the number subtracted from every integer. (With offsets, sums are corrected
+  // further.)
   template <Offset offset, int32_t larger>
   int32_t base() const {
     return (offset == Offset::kNone ? fours_.base() : 0) + larger;
@@ -243,8 +244,8 @@ class FewIntegers {
   template <Packing packing>
   static constexpr int32_t larger_by = Fours<V, how>::template larger_by<packing>();
 
-  // The same, of codes in registers: of GGUF's types with two digits in each byte,
-  // which are of one run or of two.
+  // The same for codes in registers: for GGUF types with two digits in each byte, which
+  // belong to one run or to two.
   template <Packing packing, Offset offset>
   void add_nibbles(int64_t i, const uint8_t* at, const LaneRuns<V>& runs,
                    int64_t ahead, float* sums) const {
@@ -261,7 +262,7 @@ class FewIntegers {
     DigitSums<V, 4, kMost<packing>> sum;
     Totals(x_, k, runs.run[0], 1)(0, totals);
     sum.start(base<offset, larger_by<packing>>(), totals);
-    // (Those of two runs would not stay in registers.)
+    // (The codes of two runs would not stay in registers.)
     alignas(64) uint8_t bytes[places.apart * kRows];
     for (int64_t b = 0; b < places.apart; b += 4) {
       const auto some = unit[b];
@@ -294,7 +295,7 @@ class FewIntegers {
     sum.template finish<offset>(runs, 1, 0, totals, sums);
   }
 
-  // The same, of a stream of codes from position `k` on.
+  // The same for a stream of codes from position `k` on.
   template <Packing packing, Offset offset>
   void add_stream(int64_t k, const uint8_t* at, const LaneRuns<V>& runs, int64_t ahead,
                   float* sums) const {
@@ -322,7 +323,7 @@ class FewIntegers {
     }
   }
 
-  // The same, of run `r` of unpacked codes, and of `M` parts from part `m` on.
+  // The same for run `r` of unpacked codes, and `M` parts from part `m` on.
   template <int M, Offset offset, int most, int32_t larger>
   EQQUANT_INNERMOST EQQUANT_FLAT void multiply(const uint8_t* codes,
                                                const LaneRuns<V>& runs, int64_t r,

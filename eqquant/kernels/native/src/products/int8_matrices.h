@@ -1,11 +1,11 @@
-// Products of matrices of 8-bit integers with AVX2. They are exact, but for rounding to
+// Products of matrices of 8-bit integers with AVX2. They are exact, up to rounding to
 // float32.
 //
-// `vpmaddubsw` multiplies bytes without a sign by bytes with one, and adds pairs of
-// products to 16 bits. There is room for the absolute values of `w` times any `x`. So
-// `w` is packed as absolute values, and signs by which `x` is negated. Bits are quicker
-// to invert, which gives `-x - 1`: then the absolute values of all negative numbers of
-// `w` are missing from a sum, and they are added once.
+// `vpmaddubsw` multiplies unsigned bytes by signed ones, and adds pairs of products in
+// 16 bits. These hold the absolute values of `w` times any `x`. So `w` is packed as
+// absolute values, and as signs by which `x` is negated. Inverting bits is faster,
+// which gives `-x - 1`: then the absolute values of all negative numbers of `w` are
+// missing from a sum, and they are added once.
 #pragma once
 
 #include <immintrin.h>
@@ -26,7 +26,7 @@ class ByteProduct {
 
   explicit ByteProduct(const ByteMatrices& a) : a_(a) {}
 
-  // The results of some rows in the columns of a panel from `n` on.
+  // Computes the results of some rows in the columns of a panel from `n` on.
   void columns(int64_t n, int64_t first_row, int64_t last_row) const {
     Panel panel;
     panel.n = n;
@@ -41,7 +41,8 @@ class ByteProduct {
   }
 
  private:
-  // How many numbers of a column are packed at a time: they stay in the first cache.
+  // The number of numbers of a column that are packed at a time: they stay in the first
+  // cache.
   static constexpr int64_t kCodes = 1024;
   // The absolute values, then the signs, of four numbers of eight columns.
   static constexpr int64_t kFours = 64;
@@ -90,7 +91,7 @@ class ByteProduct {
     return a_.w + (across ? k * a_.n + n : n * a_.k + k);
   }
 
-  // Four numbers of eight columns.
+  // Returns four numbers of eight columns.
   template <bool across>
   __m256i fours(int64_t n, int64_t k) const {
     const int8_t* const p = at(across, n, k);
@@ -119,8 +120,8 @@ class ByteProduct {
     return load(found);
   }
 
-  // Adds the products of `R` rows of `x` with a panel to `y`, which has integers until
-  // the last of them.
+  // Adds the products of `R` rows of `x` with a panel to `y`, which holds integers
+  // until the last panel.
   template <int R>
   EQQUANT_INNERMOST void multiply(const Panel& panel, int64_t m) const {
     const int8_t* x = a_.x + m * a_.k + panel.k;
@@ -141,7 +142,8 @@ class ByteProduct {
         }
       }
     };
-    // (Otherwise decoding the instructions of the loop takes as long as the products.)
+    // (Otherwise decoding the instructions of the loop would take as long as the
+    // products.)
 #pragma GCC unroll 4
     for (int64_t q = panel.codes / 4; q > 0; --q, x += 4, w += 2 * kFours) add(four);
     if (panel.codes % 4 != 0)

@@ -1,6 +1,5 @@
 // Products of panels by rows of digits with instructions that multiply two rows of
-// eight integers by two others. Results are bit-identical to those of
-// `IntegersInRegisters`.
+// eight integers by two others. Results are bit-identical to `IntegersInRegisters`.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,7 @@
 namespace eqquant {
 namespace {
 
-// Two rows of digits are those of one row of inputs, or of two. (A last one is taken
+// Two rows of digits belong to one row of inputs, or to two. (An odd last row is taken
 // twice.)
 template <class V>
 class IntegersInPairs {
@@ -57,7 +56,7 @@ class IntegersInPairs {
   }
 
  private:
-  // Vectors of a panel of which the sums stay in registers.
+  // The number of vectors of a panel whose sums stay in registers.
   static constexpr int kVectors = 2;
 
   // Adds the products of `R` rows of digits with the rows of a panel to `sums`.

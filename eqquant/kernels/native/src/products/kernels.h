@@ -9,9 +9,9 @@
 
 namespace eqquant {
 
-// Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads. Tasks
-// that run at the same time have different `worker`s, below `workers` and `tasks`, by
-// which they choose their part of the scratch memory.
+// Runs `task(data, i, worker)` for each `i` below `tasks`, on several threads.
+// Concurrent tasks have different `worker`s, below `workers` and `tasks`, which select
+// their part of the scratch memory.
 struct Parallel {
   void (*run)(const void* pool, int64_t tasks,
               void (*task)(void* data, int64_t i, int64_t worker), void* data);
@@ -35,8 +35,8 @@ struct Outlier {
   float x;  // in units of the row
 };
 
-// In place of a row's number of outliers: there are too many of them, or the row is too
-// small for digits. Its digits are 0 and meaningless.
+// The number of outliers of a row without digits: there are too many outliers, or the
+// row is too small. Its digits are 0 and meaningless.
 constexpr int32_t kNoDigits = -1;
 
 // Rows of inputs, as 8-bit integers: `x[m, k] = unit[m] * digit[0, m, k]`, or with a
@@ -47,8 +47,8 @@ struct Digits {
   int64_t stride;  // `codes_of` the bytes of a row of the weight, padded with zeros
   const int8_t* digit;      // [number, rows, stride]
   const float* unit;        // [rows]
-  int64_t most;             // how many outliers a row may have
-  const int32_t* outliers;  // [rows], how many each has; null if no row has any
+  int64_t most;             // the largest number of outliers of a row
+  const int32_t* outliers;  // [rows], the number of outliers; null if there are none
   const Outlier* outlier;   // [rows, most], in the order of `k`
 };
 
@@ -57,7 +57,7 @@ struct Digits {
 constexpr float kMostWord = 258 * 127;
 
 // Rows of inputs as 16-bit integers, `x[m, k] = unit[m] * word[m, k]`, in the order of
-// `weight/words_of_quads.h` if words of the weight are made so.
+// `weight/words_of_quads.h` if the words of the weight are in this order.
 struct Words {
   int64_t rows;
   int64_t stride;           // `k`, rounded up to a multiple of 64
@@ -72,11 +72,11 @@ struct Words {
 // The most rows of inputs that are split into parts.
 constexpr int64_t kFewPartRows = 16;
 
-// Parts of rows of inputs, in three 8-bit digits: the part `i` adds to its row
-// `unit[i] * (digit[i, 0, k] + digit[i, 1, k] / 254 + digit[i, 2, k] / 254**2)`. Parts
-// of a row follow each other. Digits are in the order of codes in `weight/quads.h`.
+// Parts of rows of inputs, in three 8-bit digits. Part `i` adds `unit[i] * (digit[i, 0,
+// k] + digit[i, 1, k] / 254 + digit[i, 2, k] / 254**2)` to its row. The parts of a row
+// are consecutive. Digits are in the order of codes in `weight/quads.h`.
 struct RowParts {
-  int64_t number;       // how many parts there are
+  int64_t number;       // the number of parts
   int64_t stride;       // `k`, rounded up to a multiple of 64, and padded with zeros
   const int8_t* digit;  // [number, 3, stride]
   const float* unit;    // [number]
@@ -85,9 +85,9 @@ struct RowParts {
   const int64_t* row;   // [number]
 };
 
-// Matrices of 8-bit integers, and their product `y[m, n]`: of `x[m, k]` with `w[n, k]`,
-// or with `w[k, n]`, `across` it. None is empty, and `k` is below 2**17, so that sums
-// have 32 bits.
+// Matrices of 8-bit integers, and their product `y[m, n]`: `x[m, k]` with `w[n, k]`, or
+// if `across`, with `w[k, n]`. No matrix is empty, and `k` is below 2**17, so that sums
+// fit in 32 bits.
 struct ByteMatrices {
   const int8_t* x;
   const int8_t* w;
@@ -96,27 +96,28 @@ struct ByteMatrices {
   bool across;
 };
 
-// The kernels of an instruction set, by the headers that have them; `whole_products.h`
-// combines them. `scratch` has as many floats as the function before it tells. Null are
-// those that the instruction set does not have. No two tasks of a kernel add to the
-// same number, so that results do not depend on the number of threads.
+// The kernels of an instruction set, by the headers that define them;
+// `whole_products.h` combines them. `scratch` has the number of floats that the
+// function before it returns. Kernels that the instruction set lacks are null. No two
+// tasks of a kernel add to the same number, so results do not depend on the number of
+// threads.
 struct Kernels {
-  // `y[m, n] = x[m, k] @ W[n, k].T`, by the decoded numbers, of any weight.
+  // `y[m, n] = x[m, k] @ W[n, k].T`, from the decoded numbers, for any weight.
   int64_t (*float32_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*float32)(const Blocks&, const float* x, float* y, int64_t rows, float* scratch,
                   const Parallel&);
-  // `y[m, k] = x[m, n] @ W[n, k]`, by the same numbers.
+  // `y[m, k] = x[m, n] @ W[n, k]`, from the decoded numbers.
   void (*float32_across)(const Blocks&, const float* x, float* y, int64_t rows,
                          const Parallel&);
-  // The first of them in bfloat16, accumulated in float32: of codes of whole bits.
+  // The first product in bfloat16, accumulated in float32: for codes of whole bits.
   int64_t (*bfloat16_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*bfloat16)(const Blocks&, const float* x, float* y, int64_t rows,
                    float* scratch, const Parallel&);
 
-  // The first of them by products of 16-bit integers, of points that are integers: it
-  // gives multiples of `unit`. The last five pointers of `to_words` are to the memory
-  // of `Words`, which it writes; rows in which `unit` times the unit of the inputs
-  // would be too small have no words.
+  // The first product in 16-bit integers, for points that are integers: it returns
+  // multiples of `unit`. The last five pointers of `to_words` are the memory of
+  // `Words`, which it writes; rows in which `unit` times the unit of the inputs would
+  // be too small have no words.
   void (*to_words)(const Blocks&, const float* x, float unit, const Words&,
                    int16_t* word, float* sums, float* unit_of_row, int32_t* outliers,
                    Outlier* outlier, const Parallel&);
@@ -124,11 +125,10 @@ struct Kernels {
   void (*int16)(const Blocks&, const Words&, float unit, float* y, float* scratch,
                 const Parallel&);
 
-  // The same of at most `kFewPartRows` rows, by products of 8-bit integers, and nearly
-  // as exact as in float32: of weights that have fours. The last five pointers of
-  // `to_parts` are to the memory of `RowParts`, which it writes, and to a number for
-  // each row: `kNoDigits` if it has no parts, or 0. It returns how many parts there
-  // are, at most two for each row.
+  // The same for at most `kFewPartRows` rows, in 8-bit integers, and nearly as exact as
+  // in float32: for weights that have fours. The last five pointers of `to_parts` are
+  // the memory of `RowParts`, which it writes, and a number for each row: `kNoDigits`
+  // if it has no parts, or 0. It returns the number of parts, at most two for each row.
   bool (*has_fours)(const Blocks&);
   int64_t (*to_parts)(const Blocks&, const float* x, int64_t rows, float unit,
                       int64_t stride, int8_t* digit, float* unit_of_part,
@@ -137,29 +137,29 @@ struct Kernels {
   void (*int8_few_rows)(const Blocks&, const RowParts&, float unit, float* y,
                         float* scratch, const Parallel&);
 
-  // The others are of weights `in_bytes`, side by side, of the sizes of whole blocks;
-  // `x` has inputs for all codes of their bytes, those beyond `k` zeros. They scale
-  // sums, which may overflow or turn infinities of both signs into other values.
+  // The other kernels are for weights `in_bytes`, side by side, with the sizes of whole
+  // blocks; `x` has inputs for all codes of their bytes, with zeros beyond `k`. They
+  // scale sums, which may overflow or turn infinities of both signs into other values.
 
-  // `y[m, n] = x[m, per * row] @ W[n, per * row].T`, by terms of bytes.
+  // `y[m, n] = x[m, per * row] @ W[n, per * row].T`, from terms of bytes.
   int64_t (*lookup_tables_scratch)(const Blocks&, int64_t rows);
   void (*lookup_tables)(const Blocks&, const float* x, float* y, int64_t rows,
                         float* scratch, const Parallel&);
   // `y[m, k] = x[m, n] @ W[n, k]`.
   void (*transposed)(const Blocks&, const float* x, float* y, int64_t rows,
                      const Parallel&);
-  // The first of them in bfloat16, accumulated in float32: of 4 bits.
+  // The first product in bfloat16, accumulated in float32: for 4-bit codes.
   int64_t (*bfloat16_nibbles_scratch)(const Blocks&, int64_t rows, int64_t workers);
   void (*bfloat16_nibbles)(const Blocks&, const float* x, float* y, int64_t rows,
                            float* scratch, const Parallel&);
-  // The first of them by products of 8-bit integers, of whole fours of codes. The last
-  // four pointers of `to_digits` are to the memory of `Digits`, which it writes.
+  // The first product in 8-bit integers, for whole fours of codes. The last four
+  // pointers of `to_digits` are the memory of `Digits`, which it writes.
   void (*to_digits)(const float* x, int64_t k, const Digits&, int8_t* digit,
                     float* unit, int32_t* outliers, Outlier* outlier, const Parallel&);
   int64_t (*int8_scratch)(const Blocks&, const Digits&, int64_t workers);
   void (*int8)(const Blocks&, const Digits&, float* y, float* scratch, const Parallel&);
 
-  // Products of 8-bit integers alone.
+  // Products of 8-bit integers without scales.
   void (*int8_matrices)(const ByteMatrices&, const Parallel&);
 };
 
@@ -174,7 +174,7 @@ enum class Product : int32_t {
 };
 
 // An instruction set: features of processors, by name (the last is its own) and as bits
-// of `Feature`, and the kernels for those that have all of them.
+// of `Feature`, and the kernels for processors with all of them.
 struct Set {
   const char* names;
   uint32_t features;
@@ -191,7 +191,7 @@ struct Sets {
 };
 Sets sets();
 
-// The kernels of the set to which a feature belongs.
+// Returns the kernels of the set to which a feature belongs.
 const Kernels& table_of(Feature own);
 
 }  // namespace eqquant

@@ -1,5 +1,5 @@
-// Sums of any number of terms. In float32, the error of a sum grows with the number of
-// terms. So sums of a limited number are added up in float64.
+// Sums of any number of terms. The error of a float32 sum grows with the number of
+// terms, so sums of a limited number are added up in float64.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,19 @@
 namespace eqquant {
 namespace {
 
-// The least number of codes after which sums are added up in float64. Those of fewer
-// need no memory for that.
+// The least number of codes after which sums are added up in float64. Sums of fewer
+// codes need no memory for this.
 constexpr int64_t kLeastSummed = 512;
 
-// After how many codes of a row sums are, if they are added to a few times for each
-// block, or for each 64 codes of a longer one. (The least blocks are of 16 codes.)
+// Returns the number of codes of a row after which sums are added up, if there are a
+// few additions for each block, or for each 64 codes of a longer one. (The smallest
+// blocks have 16 codes.)
 inline int64_t summed_codes(const Blocks& w) {
   const int64_t size = is_gguf(w.packing) ? 16 : w.block;
   return kLeastSummed / 16 * larger(16, smaller(size, 64));
 }
 
-// Sums in float32 that others add to, and the same in float64.
+// Sums in float32 that kernels add to, and their totals in float64.
 template <class V>
 class LongSums {
  public:
@@ -29,9 +30,9 @@ class LongSums {
     return codes > kLeastSummed ? 3 * sums : sums;
   }
 
-  // `rows` rows of `columns` sums, `stride` apart. In `wide` there are two floats for
-  // each of them, if there are more codes than `kLeastSummed`. `each`: the number of
-  // codes that are summed in float32.
+  // `rows` rows of `columns` sums, `stride` apart. `wide` has two floats for each of
+  // them, if there are more codes than `kLeastSummed`. `each`: the number of codes that
+  // are summed in float32.
   LongSums(float* sums, int64_t rows, int64_t columns, int64_t stride, float* wide,
            int64_t codes, int64_t each)
       : sums_(sums),
@@ -42,20 +43,20 @@ class LongSums {
         codes_(codes),
         each_(each) {}
 
-  // `number` sums, zeros at first, and after them the floats that they need beside.
+  // `number` sums, initially zero, followed by the floats that they need besides.
   LongSums(float* sums, int64_t number, int64_t codes, int64_t each)
       : LongSums(sums, 1, number, 0, sums + number, codes, each) {
     for (int64_t i = 0; i < number; ++i) sums[i] = 0;
   }
 
-  // To be called when the codes before `k` were added.
+  // Call this when the codes before `k` have been added.
   void reach(int64_t k) {
     if (k - kept_ < each_ || k >= codes_) return;
     keep(kept_ == 0);
     kept_ = k;
   }
 
-  // To be called when all were added: then the sums are whole.
+  // Call this when all codes have been added: the sums are then complete.
   void finish() {
     if (kept_ > 0) narrow();
   }
@@ -89,7 +90,7 @@ class LongSums {
   int64_t rows_, columns_, stride_;
   float* wide_;
   int64_t codes_, each_;
-  int64_t kept_ = 0;  // the codes that were added up in float64
+  int64_t kept_ = 0;  // the number of codes that were added up in float64
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 struct Bytes {
   int64_t block, first, last;
 
-  // At most `most` bytes from `first`.
+  // Returns at most `most` bytes from `first`.
   static Bytes of(const Blocks& w, int64_t first, int64_t most, int64_t last) {
     const int64_t block = first / w.in_bytes.block;
     return {block, first,
@@ -23,15 +23,15 @@ struct Bytes {
   }
 };
 
-// The terms of some bytes for rows of inputs, which are `stride` apart: see `products/terms.h`.
+// The terms of some bytes for rows of inputs, `stride` apart: see `products/terms.h`.
 struct Inputs {
   const float* terms;
   int64_t stride;
 };
 
 // A way to add the contribution of some bytes to many columns of `y` at a time, if
-// there is one: returns the first column that it leaves. (That of some sets is in
-// `products/nibbles.h`.)
+// there is one: returns the first column that it does not compute.
+// (`products/nibbles.h` has one for some sets.)
 template <class V, Packing packing>
 class ManyColumns {
  public:
@@ -46,7 +46,7 @@ class ManyColumns {
 template <class V, Packing packing>
 class Sums {
  public:
-  // If `scaled`, sums are multiplied by the scales of their block.
+  // If `scaled`, multiplies sums by the scales of their block.
   Sums(const Blocks& w, bool scaled) : w_(w), step_(w), many_(w), scaled_(scaled) {}
 
   // For `R` rows of `x`, `U` vectors at a time: `R * U` accumulators stay in registers.
@@ -68,7 +68,7 @@ class Sums {
     some<R, 1, zeros, true>(b, x, n, end, y, fresh);
   }
 
-  // The columns of whole vectors, or, if `part`, those of the last, partial vector.
+  // Computes the columns of whole vectors, or if `part`, of the last, partial vector.
   // Returns the next column.
   template <int R, int U, bool zeros, bool part>
   int64_t some(Bytes of, Inputs x, int64_t n, int64_t end, float* y, bool fresh) const {
@@ -130,8 +130,8 @@ class Sums {
 constexpr int64_t kForwardBytes = 64;
 constexpr int64_t kForwardColumns = 512;
 
-// How many additions, one after another, a sum may take before it is added up in
-// float64: those of a tile, and of several tiles.
+// The number of successive additions to a sum before it is added up in float64: in a
+// tile, and in several tiles.
 constexpr int64_t kForwardAdditions = 144;
 
 // The number of rows of `x` that pass over the weight together.
@@ -151,7 +151,8 @@ void forward_many(const Blocks& w, const float* x, float* y, int64_t rows,
     all = {scratch, w.in_bytes.row * size};
   }
   const Sums<V, packing> sums(w, true);
-  // Of the bytes from `first` to `last`. (Apart, so that sums stay in registers.)
+  // Computes the bytes from `first` to `last`. (Not inlined, so that sums stay in
+  // registers.)
   const auto part = [&](int64_t first, int64_t last, int64_t begin,
                         int64_t end) EQQUANT_INNERMOST {
     for (Bytes b = {0, first, first}; b.last < last;) {
@@ -184,7 +185,7 @@ void forward_many(const Blocks& w, const float* x, float* y, int64_t rows,
     }
     found.finish();
   };
-  // Several tasks for each thread, as long as they do not become too narrow.
+  // Several tasks for each thread, unless they would become too narrow.
   const int64_t shared = divided_up(w.n, 4 * parallel.workers * 64) * 64;
   const int64_t width = smaller(kForwardColumns, larger(128, shared));
   const int64_t tasks = larger(1, w.n / width);
@@ -198,14 +199,14 @@ void forward_many(const Blocks& w, const float* x, float* y, int64_t rows,
 // row are split into parts, which different threads sum and `sum_up` adds.
 constexpr int64_t kSweepRows = 3;
 
-// How many bytes of a row are swept: fewer if their terms are tables, or if a vector
-// has many columns.
+// The number of bytes of a row that are swept: fewer if their terms are tables, or if a
+// vector has many columns.
 template <class V, Packing packing>
 constexpr int64_t sweep_bytes() {
   return V::registers > 16 || Terms<packing>::looked_up ? 8 : 16;
 }
 
-// The number of bytes of a part, but the last: at most so many that rounding errors do
+// The number of bytes of a part, except the last: few enough that rounding errors do
 // not build up. The sums of parts are added up in float64.
 inline int64_t sweep_part(const Blocks& w) {
   const int64_t parts = smaller(8, larger(1, w.in_bytes.row / 128));

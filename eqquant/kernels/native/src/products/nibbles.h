@@ -1,5 +1,5 @@
-// Products of codes of 4 bits by few rows of inputs, a vector of bytes of columns at a
-// time: for sets that look points up byte by byte.
+// Products of 4-bit codes by few rows of inputs, a vector of bytes of columns at a
+// time, for instruction sets that look points up byte by byte.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Reads pieces of panels of each packing. Products of any weight do, so that it is
-// compiled apart from them, once for each kind of vectors.
+// Reads pieces of panels of each packing. Products of all weights use this, so it is
+// compiled separately, once for each kind of vectors.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ class Pieces {
   }
 
  private:
-  // Returns the first byte of the unit.
+  // Sets the runs, and returns the first byte of the unit.
   template <Packing packing>
   const uint8_t* set_runs(int64_t i, int64_t n, int64_t count, Piece& piece) const {
     using P = Packed<packing>;
@@ -118,7 +118,8 @@ class Pieces {
       piece.run[r] = {r * P::kBlock, smaller((r + 1) * P::kBlock, piece.number)};
   }
 
-  // The float16s of each row whose first byte is at `at`; zeros if that is negative.
+  // Loads the float16s of each row whose first byte is at `at`; zeros if that is
+  // negative.
   template <bool part>
   static void halves(const Unit<B, part>& unit, int64_t at, typename V::Floats* found) {
     alignas(64) uint8_t low[kRows] = {}, high[kRows] = {};
@@ -129,7 +130,7 @@ class Pieces {
     halves(low, high, found);
   }
 
-  // From the lower and the upper byte of each.
+  // Converts the lower and the upper byte of each.
   static void halves(const uint8_t* low, const uint8_t* high,
                      typename V::Floats* found) {
     EQQUANT_UNROLL
@@ -165,11 +166,11 @@ class Pieces {
     }
   }
 
-  // Sets what belongs to run `r` of the rows of vector `v`.
+  // Sets the parameters of run `r` for the rows of vector `v`.
   //
   // With a minimum, numbers are written as `(code - zero) * scale + rest`, where `rest`
-  // is at most about half of a step if the block has numbers of both signs: so that no
-  // digits are lost in sums of either part alone.
+  // is at most about half of a step if the block has numbers of both signs. So the sums
+  // of neither part alone lose digits.
   void set(Piece& piece, int64_t r, int64_t v, Run run, typename V::Floats scale,
            typename V::Floats zero, typename V::Floats minimum) const {
     const int64_t at = r * kRows + v * W;
@@ -222,7 +223,7 @@ const Reader<V::Bytes::lanes>* find_reader(Packing packing) {
   return found;
 }
 
-// (No kernels of its own.)
+// (This unit has no kernels of its own.)
 template <class V>
 constexpr void add_pieces(Kernels&) {}
 

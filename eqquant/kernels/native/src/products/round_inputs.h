@@ -1,5 +1,5 @@
-// Rounds rows of inputs to two 8-bit digits, or to 16-bit integers (words), with
-// outliers apart.
+// Rounds rows of inputs to two 8-bit digits, or to 16-bit integers (words). Outliers
+// are handled separately.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline float as_float(int32_t bits) {
   return found;
 }
 
-// The largest absolute value of a row, and the least one that is an outlier, as bits.
+// The largest absolute value of a row, and the smallest outlier, as bits.
 struct Range {
   int32_t largest, limit;
 
@@ -33,7 +33,7 @@ struct Range {
     const auto smallest = V::ints(kSmallest), infinity = V::ints(kInfinity);
     int64_t total = 0, number = 0;
     for (int64_t i = 0; i < k;) {
-      // So many terms do not overflow 32 bits.
+      // The sum of this many terms fits in 32 bits.
       auto sum = V::ints(0);
       for (const int64_t end = smaller(i + (1 << 15), k); i < end; i += V::width) {
         const auto a = V::absolute(V::load(x + i, smaller(V::width, k - i)));
@@ -68,14 +68,14 @@ int64_t count_outliers(const float* x, int64_t k, Range& range) {
   return number;
 }
 
-// How a row is rounded: to integers up to `most`, in a unit of its own.
+// The rounding of a row to integers up to `most`, in a unit of its own.
 struct Rounding {
   int32_t limit;
   float unit;
-  int64_t outliers;  // how many, or `kNoDigits`
+  int64_t outliers;  // the number of outliers, or `kNoDigits`
 
-  // `least`: by what the unit is multiplied, at least. `many`: how many outliers a row
-  // may have.
+  // `least`: the smallest factor by which the unit is multiplied. `many`: the largest
+  // number of outliers of a row.
   template <class V>
   static Rounding of(const float* x, int64_t k, float most, float least, int64_t many) {
     Range range = Range::of<V>(x, k);
@@ -89,9 +89,9 @@ struct Rounding {
             none ? kNoDigits : number};
   }
 
-  // Calls `put(i, count, v)` for the `count` inputs from position `i` on of those that
-  // have digits, a vector at a time: `v` is in units, and zero for outliers, which are
-  // written apart.
+  // Calls `put(i, count, v)` for the `count` inputs from position `i` on that have
+  // digits, a vector at a time: `v` is in units, and zero for outliers, which are
+  // written separately.
   template <class V, class Put>
   void over(const float* x, int64_t k, Outlier* outlier, Put put) const {
     const auto s = V::all(unit);
@@ -131,7 +131,7 @@ void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* digit,
   });
 }
 
-// `least`: by what units are multiplied, at least.
+// `least`: the smallest factor by which units are multiplied.
 template <class V>
 void to_words(const Blocks& w, const float* x, float least, const Words& words,
                      int16_t* word, float* sums, float* unit, int32_t* outliers,

@@ -1,4 +1,4 @@
-// Segments of a weight: parts of its blocks, which are unpacked at a time, and sums of
+// Segments of a weight: parts of its blocks that are unpacked at a time, and sums of
 // inputs over them.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace eqquant {
 namespace {
 
 // The largest number of codes of a segment: few enough that no sum overflows 32 bits,
-// nor (less the offset) the 24 bits of a float32.
+// or (less the offset) the 24 bits of a float32.
 constexpr int64_t kIntegersCodes = 256;
 
 // A part of a block: some bytes of each row that share a scale and fit in a panel.
@@ -28,7 +28,7 @@ struct Segment {
   }
   static int64_t number(const Blocks& w) { return w.in_bytes.blocks * of_block(w); }
 
-  // (Those at the end of the last block may be empty.)
+  // (Segments at the end of the last block may be empty.)
   static Segment of(const Blocks& w, int64_t i) {
     const int64_t block = i / of_block(w), size = bytes(w);
     const int64_t first = block * w.in_bytes.block + i % of_block(w) * size;

@@ -11,15 +11,16 @@
 namespace eqquant {
 namespace {
 
-// What inputs of a row are in a part of it: those whose absolute value has bits from
-// `from` to below `end`, of which the largest is `largest`.
+// The inputs of a row that are in a part of it: inputs whose absolute value has bits
+// from `from` to below `end`. `largest` is the largest of them.
 struct PartOfRow {
   int64_t row;
   int32_t from, end, largest;
 };
 
-// The parts of row `m`: its inputs, and if there are some that are too large for the
-// digits of the others, those. Returns how many, or 0 if two do not suffice.
+// Returns the parts of row `m`: its inputs, and, if some are too large for the digits
+// of the others, these as a second part. Returns their number, or 0 if two do not
+// suffice.
 template <class V>
 int64_t parts_of(const float* x, int64_t k, int64_t m, float least,
                         PartOfRow* parts) {
@@ -61,7 +62,7 @@ void write_digits(const float* x, int64_t k, const PartOfRow& part, float unit,
     for (int64_t i = k; i < stride; ++i) digit[d * stride + i] = 0;
 }
 
-// Brings the digits of codes that share a lane together.
+// Brings together the digits for codes that share a lane.
 template <int apart>
 void order_as_fours(int8_t* digit, int64_t stride) {
   for (int64_t k = 0; k < stride; k += 4 * apart, digit += 4 * apart) {

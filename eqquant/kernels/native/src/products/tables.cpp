@@ -1,7 +1,7 @@
-// The instruction sets, whose tables of kernels are put together from those of units.
-// `build.py` defines two lists: `EQQUANT_SETS` has `EQQUANT_SET(features, names)` for each
-// set, and `EQQUANT_PARTS` has `EQQUANT_PART(set, unit)` for each unit of a set and of the
-// sets that it extends, the latter first.
+// The instruction sets. Their tables of kernels are combined from the tables of units.
+// `build.py` defines two lists: `EQQUANT_SETS` has `EQQUANT_SET(features, names)` for
+// each set, and `EQQUANT_PARTS` has `EQQUANT_PART(set, unit)` for each unit of a set
+// and of the sets that it extends, the latter first.
 #include <cstddef>
 #include <cstring>
 
@@ -15,7 +15,7 @@ EQQUANT_PARTS
 
 namespace {
 
-// Replaces the kernels that a unit has. The others of it are null.
+// Replaces the kernels that a unit has. Its other entries are null.
 void add(const Kernels& unit, Kernels& table) {
   constexpr size_t kernels = sizeof(Kernels) / sizeof(void*);
   void *from[kernels], *to[kernels];
@@ -26,7 +26,7 @@ void add(const Kernels& unit, Kernels& table) {
   std::memcpy(&table, to, sizeof(Kernels));
 }
 
-// The first that has a feature: those that extend it come later.
+// Returns the first set that has a feature: the sets that extend it come later.
 int32_t set_of(Feature own, const Sets& sets) {
   int32_t i = 0;
   while ((sets.first[i].features & own) == 0) ++i;

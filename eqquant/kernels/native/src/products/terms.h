@@ -1,8 +1,8 @@
 // The contribution of a byte of the weight to a product in float32.
 //
-// It is computed from the byte's terms, of which each row of `x` has its own: the
-// inputs themselves, or for small digits two tables of partial sums of the inputs,
-// which the digits index (the Method of Four Russians).
+// It is computed from the byte's terms, which differ for each row of `x`: the inputs
+// themselves, or for small digits two tables of partial sums of the inputs, which the
+// digits index (the Method of Four Russians).
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 namespace eqquant {
 namespace {
 
-// How the digits of a byte index two tables: the first digits one of `low` entries, the
-// others one of 16.
+// How the digits of a byte index two tables: the first digits a table of `low` entries,
+// the others a table of 16.
 struct Split {
-  int64_t first;  // how many digits index the first table
-  int64_t low;    // how many entries it has
+  int64_t first;  // the number of digits that index the first table
+  int64_t low;    // the number of its entries
   int64_t base;
 };
 
@@ -80,7 +80,7 @@ class Terms {
 };
 
 // Adds the contributions of a vector of bytes to the sums of `R` rows, which are
-// `apart` in the array of sums.
+// `apart` apart in the array of sums.
 template <class V, Packing packing>
 struct Step;
 
@@ -108,7 +108,7 @@ struct Step<V, Packing::kBits4> {
     add<R, apart>(table[c], table[V::template right<4>(c)], terms, stride, sums);
   }
 
-  // With a zero-point subtracted from the points.
+  // The same with a zero-point subtracted from the points.
   template <int R, int apart>
   void add_less(typename V::Floats zero, typename V::Ints c, const float* terms,
                 int64_t stride, typename V::Floats* sums) const {

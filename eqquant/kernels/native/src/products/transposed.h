@@ -1,7 +1,7 @@
 // Products across the blocks, in float32: `y[m, k] = x[m, n] @ W[n, k]`.
 //
-// A vector decodes the same byte of consecutive rows of `W`, one per lane. `x` is
-// multiplied by the scales instead of the weight, once for several bytes of a block.
+// A vector decodes the same byte of consecutive rows of `W`, one per lane. The scales
+// multiply `x` instead of the weight, once for several bytes of a block.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@
 namespace eqquant {
 namespace {
 
-// The bytes of a row of `W`, and the rows of it, for which scaled inputs are reused.
+// The numbers of bytes of a row of `W`, and of its rows, for which scaled inputs are
+// reused.
 constexpr int64_t kTransposedBytes = 32;
 constexpr int64_t kTransposedColumns = 1024;
 
-// The number of rows of inputs that pass over these together.
+// The number of rows of inputs that pass over this part together.
 constexpr int64_t kTransposedRows = 16;
 
 template <class V, Packing packing>
@@ -29,15 +30,15 @@ class Transposed {
   Transposed(const Blocks& w, const float* x, float* y, int64_t rows)
       : w_(w), decode_(w), x_(x), y_(y), rows_(rows) {}
 
-  // The results of the bytes from `first` to `last`, all in the block `g`.
+  // Computes the results for the bytes from `first` to `last`, all in the block `g`.
   void bytes(int64_t g, int64_t first, int64_t last) const {
     for (int64_t m = 0; m < rows_; m += kTransposedRows)
       some(m, smaller(kTransposedRows, rows_ - m), g, first, last);
   }
 
  private:
-  // The results of `number` rows of inputs from row `m`. The sums of some rows of `W`
-  // are added up in float64, so that rounding errors do not build up.
+  // Computes the results for `number` rows of inputs from row `m`. The sums of some
+  // rows of `W` are added up in float64, so that rounding errors do not build up.
   void some(int64_t m, int64_t number, int64_t g, int64_t first, int64_t last) const {
     const int64_t each = (last - first) * per;
     double sums[kTransposedRows * kTransposedBytes * per];
@@ -63,7 +64,7 @@ class Transposed {
       scale(x_ + (row + r) * w_.n, g, n, count, x + r * kTransposedColumns);
     const uint8_t* zero =
         w_.zero_points == nullptr ? nullptr : w_.zero_points + g * w_.n + n;
-    // (Where a byte has several digits, more bytes at a time are slower.)
+    // (With several digits in a byte, more bytes at a time are slower.)
     constexpr int most = V::registers / (per == 1 ? 2 : 4) / (N * per);
     constexpr int B = most < 1 ? 1 : most < 8 ? most : 8;
     int64_t b = first;
@@ -75,7 +76,7 @@ class Transposed {
   }
 
   // Adds the products of `N` rows of scaled inputs with `B` bytes of each row of `W` to
-  // `sums`, where those of the next row are `each` further.
+  // `sums`, whose rows are `each` apart.
   template <int N, int B>
   void together(int64_t b, const uint8_t* zero, int64_t n, int64_t count,
                 const float* x, double* sums, int64_t each) const {
@@ -83,7 +84,7 @@ class Transposed {
     EQQUANT_UNROLL
     for (int i = 0; i < B * N * per; ++i) sum[i] = V::zero();
     const uint8_t* const c = w_.bytes + b * w_.n + n;
-    // (The processor does not foresee that the next bytes are `n` further.)
+    // (Processors do not predict that the next bytes are `n` further.)
     const int64_t ahead = larger(2, B) * w_.n;
     int64_t i = 0;
     for (; i + W <= count; i += W) {

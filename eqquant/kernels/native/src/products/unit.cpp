@@ -1,5 +1,5 @@
-// The kernels of a product for an instruction set. `build.py` compiles this for each of
-// them, with the headers of both before it.
+// The kernels of a product for an instruction set. `build.py` compiles this for each
+// pair, with the headers of both included first.
 #include "products/kernels.h"
 
 namespace eqquant {

@@ -1,4 +1,4 @@
-// The scales and minima of the small blocks that a block of GGUF's types consists of.
+// The scales and minima of the small blocks in a block of a GGUF type.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 namespace eqquant {
 namespace {
 
-// Where the parts of a block of bytes are, of which the small blocks' scales and minima
-// consist:
+// The places of the scales and minima of small blocks in a block of bytes:
 //
-// - `kStep`: the first byte of a float16, the scale or that of the scales.
-// - `kLow`: that of the minimum, or of the scale of the minima. -1 if there are none.
+// - `kStep`: the first byte of a float16: the scale, or the scale of the scales.
+// - `kLow`: the first byte of the minimum, or of the scale of the minima. -1 if there
+//     are none.
 // - `each(unit, slice, found)` calls `found(j, steps, lows)` for each small block of a
-//   slice: how many such steps its scale is, and its minimum below zero, one byte with
-//   a sign for each row. Where there is no `each`, the float16s are scale and minimum.
+//     slice: its scale and its minimum below zero as multiples of these, one signed
+//     byte for each row. Without `each`, the float16s are scale and minimum.
 template <class F>
 struct PartsOfFields {
   static constexpr int kStep = F::kScale, kLow = F::kLow;

@@ -1,4 +1,5 @@
-// What belongs to the runs of a panel's codes, in the order of lanes of `weight/panel.h`.
+// The parameters of the runs of a panel's codes, in the order of lanes of
+// `weight/panel.h`.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ struct Unit<Lanes<V>, part> {
   }
 };
 
-// The scales of some runs, what is subtracted from their codes, and what is left of
-// their minima then: see `Numbers::set`. Without offsets, the scales alone.
+// The scales of some runs, the numbers subtracted from their codes, and the rest of
+// their minima: see `Numbers::set`. Without offsets, only the scales.
 template <class V>
 struct LaneRuns {
   using B = typename V::Bytes;
@@ -44,8 +45,8 @@ struct LaneRuns {
   alignas(64) float zero[kRuns * kRows];
   alignas(64) float rest[kRuns * kRows];
 
-  // Those of piece `i` of `count` rows from row `n`, with the unit of codes at `at`, and
-  // the one to prefetch `ahead` bytes further.
+  // Sets the parameters of piece `i` of `count` rows from row `n`, whose unit of codes
+  // is at `at`, and prefetches `ahead` bytes further.
   template <Packing packing>
   EQQUANT_INNERMOST void set(const Blocks& w, int64_t i, const uint8_t* at, int64_t n,
                              int64_t count, int64_t ahead) {
@@ -75,9 +76,9 @@ struct LaneRuns {
   }
 
  private:
-  // Of the first run.
+  // The block and the row of the first run.
   int64_t first_block_ = -1, first_row_ = -1;
-  // Of the unit of GGUF's types at `unit_`: the scales of the scales and of the minima.
+  // For the unit of GGUF types at `unit_`: the scales of the scales and of the minima.
   const uint8_t* unit_ = nullptr;
   alignas(64) float step_[kRows];
   alignas(64) float lowest_[kRows];
@@ -163,7 +164,7 @@ struct LaneRuns {
     V::to_lanes(rows, lanes);
   }
 
-  // Of codes up to `most`, of which `base` stands for the minimum.
+  // For codes up to `most`, where `base` stands for the minimum.
   void set_minimum(int64_t at, Floats scales, Floats minimum, float base, float most) {
     const auto steps = V::mul(minimum, V::about_reciprocal(scales));
     const auto nearest = V::rounded(V::sub(V::all(base), steps), most);

@@ -1,5 +1,5 @@
-// How codes are packed in GGUF's types with a codebook: indices of points, each the
-// levels of eight numbers, or of four. Codes become integers with a sign.
+// The packing of codes in GGUF types with a codebook: indices of points, each with the
+// levels of eight numbers, or of four. Codes become signed integers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ template <class B>
 struct Point {
   typename B::Vector first, last;
 
-  // Of the indices `low + 256 * high`.
+  // Returns the point with the index `low + 256 * high`.
   static Point of(const uint16_t* codebook, typename B::Vector low,
                   typename B::Vector high) {
     alignas(64) uint8_t first[B::lanes], last[B::lanes];
@@ -30,7 +30,7 @@ struct Point {
     return {B::load(first), B::load(last)};
   }
 
-  // Level `i`, of so many bits.
+  // Returns level `i`, which has `bits` bits.
   template <int bits, int i>
   typename B::Vector level() const {
     return moved<B, bits * i % 8, bits>(bits * i < 8 ? first : last);
@@ -47,7 +47,8 @@ void put_signed(const UnpackedCodes<B>& put, int64_t k, typename B::Vector signs
   });
 }
 
-// The signs of eight numbers, by the first seven: an even number is negative.
+// Completes the signs of eight numbers from the first seven: an even number is
+// negative.
 template <class B>
 typename B::Vector eight_signs(typename B::Vector seven) {
   auto odd = B::differing(seven, moved<B, 4, 4>(seven));
@@ -56,7 +57,7 @@ typename B::Vector eight_signs(typename B::Vector seven) {
   return B::either(seven, moved<B, 0, 1, 7>(odd));
 }
 
-// Four times seven bits of four bytes, `byte(0)` and so on, as field `g`.
+// Returns field `g` of four times seven bits of four bytes, `byte(0)` and so on.
 template <class B, int g, class Byte>
 typename B::Vector seven_bits(Byte byte) {
   const auto high = moved<B, 0, 7 - g, g>(byte(g));
@@ -66,13 +67,13 @@ typename B::Vector seven_bits(Byte byte) {
     return B::either(moved<B, 8 - g, g>(byte(g - 1)), high);
 }
 
-// `2 x + 1`, of some bits of each byte.
+// Returns `2 x + 1`, for some bits of each byte.
 template <class B, int from, int bits>
 typename B::Vector odd(typename B::Vector c) {
   return B::either(moved<B, from, bits, 1>(c), B::all(1));
 }
 
-// 8, 25 or 43, of level `j`.
+// Returns 8, 25 or 43, for level `j`.
 template <class B, int j>
 typename B::Vector of_iq2(const Point<B>& point) {
   const auto level = point.template level<2, j>();
@@ -91,7 +92,7 @@ void put_eighths(const UnpackedCodes<B>& put, int64_t k, const Point<B>& point,
   });
 }
 
-// What these packings have in common: slices of 32 codes.
+// The common part of these packings: slices of 32 codes.
 template <class F>
 struct OfCodebook {
   static constexpr int kSlices = F::kSlices, kCodes = F::kCodes, kBytes = F::kBytes;
@@ -122,7 +123,7 @@ struct Parts<Packing::kIQ2_XXS> {
   }
 };
 
-// The scales of two small blocks, in a byte.
+// Unpacks the scales of two small blocks from a byte.
 template <class B, class Found>
 void two_scales(typename B::Vector both, Found found) {
   found(0, odd<B, 0, 4>(both), B::all(0));
@@ -230,7 +231,7 @@ struct Parts<Packing::kIQ3_S> {
   }
 };
 
-// Three bits of two bytes, as field `i`.
+// Returns field `i` of three bits, from two bytes.
 template <class B, int i>
 typename B::Vector three_bits(typename B::Vector low, typename B::Vector high) {
   if constexpr (i < 2)
@@ -279,7 +280,7 @@ struct Packed<Packing::kIQ1_M> : OfCodebook<gguf::IQ1_M> {
 };
 template <>
 struct Parts<Packing::kIQ1_M> {
-  // Its bits are not in two bytes: see `step_bytes`.
+  // The float16 is not stored in two bytes: see `step_bytes`.
   static constexpr int kStep = -1, kLow = -1;
   template <class B, bool part, class Found>
   static void each(const Unit<B, part>& unit, int64_t slice, Found found) {
@@ -291,7 +292,7 @@ struct Parts<Packing::kIQ1_M> {
     found(1, odd<B, 0, 3>(even ? scale(Number<1>()) : scale(Number<3>())), B::all(0));
   }
 
-  // The bytes of the float16: the upper four bits of each second byte.
+  // Collects the bytes of the float16: the upper four bits of each second byte.
   template <class B, bool part>
   static void step_bytes(const Unit<B, part>& unit, uint8_t* low, uint8_t* high) {
     const auto joined = [&](int64_t at) {

@@ -40,8 +40,8 @@ class Decode {
     float of[16];
   };
 
-  // The points, repeated to 16 entries: the lookup uses the low 4 bits of an index, of
-  // which those above the digit then have no effect.
+  // The points, repeated to 16 entries: the lookup uses the low 4 bits of an index, so
+  // bits above the digit have no effect.
   static Entries entries(const Blocks& w) {
     constexpr int base = packing == Packing::kBits1   ? 2
                          : packing == Packing::kBits2 ? 4

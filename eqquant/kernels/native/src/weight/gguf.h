@@ -1,17 +1,19 @@
-// How GGUF's types pack codes and scales, as data. `weight/packings.inc` has it, of
-// the fields of `eqquant/formats/gguf`. (Those of types with a codebook are read by
-// `weight/codebooks.h`.) For each type:
+// The packing of codes and scales in GGUF types, as data. `weight/packings.inc` lists
+// it, from the fields of `eqquant/formats/gguf`. (`weight/codebooks.h` reads the codes
+// of types with a codebook.) For each type:
 //
-// - `kBytes`: the size of a block, which is cut to `kSlices` slices of `kCodes` codes.
-//   A byte has codes of one slice, but for their upper bits.
+// - `kBytes`: the size of a block, which is cut into `kSlices` slices of `kCodes`
+//     codes. A byte has codes of one slice, except for upper bits.
 // - `kBlock`: the number of codes that share a scale: a small block.
 // - `kBits`: the number of bits of a code.
 // - `kPoints`: the number of points in the codebook, if there is one.
-// - `kUnit`: what scales are to be multiplied by.
-// - `kScale`, `kLow`: the first bytes of the scale and the minimum, or of those of the
-//   small blocks' scales and minima. -1 if there is none.
-// - `kZero`: what is subtracted from the small blocks' scales, `kScales`.
-// - `kTimes`: how often the loop runs that reads the codes of a slice. It reads bytes
+// - `kUnit`: the factor of scales.
+// - `kScale`, `kLow`: the first bytes of the scale and the minimum, or of the scales of
+//     the small blocks' scales and minima. -1 if there is none.
+// - `kZero`: the number that is subtracted from the small blocks' scales, `kScales`.
+// - `kTimes`: the number of iterations of the loop that reads the codes of a slice. It
+//     reads bytes `kRead`, extracts `kCode` from them, and then continues `kEvery`
+//     codes further.
 //   `kRead`, takes `kCode` out of them, and then codes that are `kEvery` further.
 #pragma once
 
@@ -24,14 +26,14 @@ struct Byte {
   int first, slice, code;
 };
 
-// Some bits of a code: `number` bits of byte `of` of those, from bit `start` on, and
-// `slice` bits higher in each next slice. In the code they begin with bit `at`.
+// Some bits of a code: `number` bits of byte `of` of the bytes read, from bit `start`
+// on, and `slice` bits higher in each next slice. In the code they begin with bit `at`.
 struct CodeBits {
   int of, start, slice, number, at;
 };
 
-// Some bits of the scale of a small block: of byte `first`, and `next` bytes further
-// for each next one. None if their number is 0.
+// Some bits of the scale of a small block: in byte `first`, and `next` bytes further
+// for each next block. None if their number is 0.
 struct ScaleBits {
   int first, next, start, number, at;
 };

@@ -1,4 +1,4 @@
-// How codes are packed: unpacks bytes to one code each. A lane is a row of the weight.
+// The packing of codes: unpacks bytes to one code each. A lane is a row of the weight.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,25 @@
 
 namespace eqquant {
 
-// Where the digits of a slice are, if its codes are digits of whole bytes: from byte
+// The places of the digits of a slice whose codes are digits of whole bytes: from byte
 // `first` of the unit on. The digits of a byte are `apart` codes from each other, and
-// those of the next byte `next` codes from them.
+// the digits of the next byte are `next` codes further.
 struct Places {
   int64_t first, apart, next;
 };
 
 namespace {
 
-// How many bytes further memory is prefetched, where a loop does not say it: the next
-// rows of the weight.
+// The default distance in bytes by which memory is prefetched: the next rows of the
+// weight.
 constexpr int64_t kAhead = 64;
 
-// The same of weights whose rows are in panels. (These are read in order, which
+// The same for weights whose rows are in panels. (These are read in order, which
 // processors predict, but not as far ahead.)
 constexpr int64_t kAheadInPanels = 6144;
 
-// The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer. Each that
-// is read prefetches the one that is `ahead` bytes further.
+// The bytes of a unit of codes, for `B::lanes` rows, or if `part`, for fewer. Reading a
+// byte prefetches the one that is `ahead` bytes further.
 template <class B, bool part>
 struct Unit {
   const uint8_t* at;
@@ -45,18 +45,18 @@ struct Unit {
 };
 
 // Calls `some(first, number)` for rows of a weight that are read in turns, a few
-// numbers of each: the `count` rows from row `n`, or only those of a panel, where rows
-// are in panels.
+// numbers of each: the `count` rows from row `n`, or the rows of each panel if rows are
+// in panels.
 template <class Some>
 void in_turns(const Blocks& w, int64_t n, int64_t count, Some some) {
   const int64_t each = w.in_panels() ? kPanelRows : count;
   for (int64_t i = 0; i < count; i += each) some(n + i, smaller(each, count - i));
 }
 
-// How many bytes further to prefetch while panel `p` is read, where a loop reads
+// Returns how many bytes further to prefetch while panel `p` is read, if a loop reads
 // `bytes` bytes of each of `panels` panels of `rows` rows, one panel after the other,
 // and then the next bytes of each. Processors do not predict this order. The distance,
-// in lines of the cache, gives memory the time to answer.
+// in lines of the cache, hides the latency of memory.
 inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t bytes,
                            const Blocks& w) {
   constexpr int64_t lines = 96;
@@ -65,8 +65,9 @@ inline int64_t bytes_ahead(int64_t p, int64_t panels, int64_t rows, int64_t byte
   return to / panels * bytes * w.n + (to % panels - p) * rows;
 }
 
-// Where unpacked codes go: those of position `k` to `codes + k * B::lanes`. Each 16 of
-// them lose what is in `zero`. (`weight/quads.h` has vectors of several codes of a row.)
+// The destination of unpacked codes: codes of position `k` go to
+// `codes + k * B::lanes`. `zero` is subtracted, with one value for each 16 codes.
+// (`weight/quads.h` has vectors of several codes of a row.)
 template <class B>
 struct UnpackedCodes {
   uint8_t* codes;
@@ -89,7 +90,7 @@ void unrolled(F f) {
   unrolled(f, std::make_integer_sequence<int, number>());
 }
 
-// The same, where the compiler would leave calls.
+// The same, where the compiler would not inline the calls.
 template <class F, int... i>
 EQQUANT_INLINE void inlined(F f, std::integer_sequence<int, i...>) {
   (f(Number<i>()), ...);
@@ -99,11 +100,12 @@ EQQUANT_INLINE void inlined(F f) {
   inlined(f, std::make_integer_sequence<int, number>());
 }
 
-// Some bits of each byte, moved to another place.
+// Moves some bits of each byte to another place.
 template <class B, int from, int bits, int to = 0>
 typename B::Vector moved(typename B::Vector c) {
   constexpr auto mask = static_cast<char>(((1 << bits) - 1) << to);
-  // Whether no other bits are left: those beyond a byte, if they do not go to another.
+  // Whether the shift leaves no other bits: bits beyond a byte, if bytes are shifted
+  // alone.
   constexpr bool right = B::shifts_bytes && from + bits == 8 && to == 0;
   constexpr bool left = B::shifts_bytes && from == 0 && to + bits == 8;
   if constexpr (from == to && bits == 8) return c;
@@ -114,18 +116,18 @@ typename B::Vector moved(typename B::Vector c) {
   return B::both(c, mask);
 }
 
-// How the codes of a unit are packed: in `kBytes` bytes, of which `unpack` takes a
-// slice of `kCodes` codes at a time. (Of streams, only the first `number` of these.) In
-// types of GGUF, `kBlock` of them share a scale.
+// The packing of the codes of a unit: in `kBytes` bytes, of which `unpack` takes a
+// slice of `kCodes` codes at a time. (For streams, only the first `number` of these.)
+// In GGUF types, `kBlock` codes share a scale.
 template <Packing packing, bool gguf = is_gguf(packing),
           bool codebook = (codebook_points(packing) > 0)>
 struct Packed {
-  // A stream of codes of so many bits, the first in the lowest bits of the first byte.
+  // A stream of codes of `kBits` bits, the first in the lowest bits of the first byte.
   // Eight codes end with a byte.
   static constexpr int kBits = static_cast<int>(packing);
   static constexpr int kSlices = 1, kCodes = kBits == 8 ? 32 : 64;
   static constexpr int kBytes = kCodes * kBits / 8;
-  // Of digits: how many bits each has, or 0.
+  // The number of bits of a digit, or 0 if codes are not digits.
   static constexpr int kDigit = kBits == 2 || kBits == 4 ? kBits : 0;
   static constexpr Places places(int64_t) { return {0, 1, 8 / kBits}; }
 
@@ -170,8 +172,8 @@ struct Packed<Packing::kTrits> {
   }
 };
 
-// By how many bits codes of one of GGUF's types are higher in byte `of` of those that
-// are read, in each next slice.
+// Returns the number of bits by which codes of a GGUF type are higher in byte `of` of
+// the bytes read, in each next slice.
 template <class F>
 constexpr int slice_bits(int of) {
   for (const auto& code : F::kCode)
@@ -186,9 +188,9 @@ constexpr bool slices_differ() {
   return false;
 }
 
-// One of GGUF's types without a codebook, as `weight/gguf.h` tells. (The digits of a
-// byte are far apart: of 16 or 32 bytes first the lowest digits, then the next of each,
-// and so on.)
+// A GGUF type without a codebook, as described in `weight/gguf.h`. (The digits of a
+// byte are far apart: for 16 or 32 bytes, first the lowest digits, then the next of
+// each, and so on.)
 template <class F>
 struct PackedFields {
   static constexpr int kSlices = F::kSlices, kCodes = F::kCodes, kBytes = F::kBytes;
@@ -201,7 +203,8 @@ struct PackedFields {
   static constexpr Places places(int64_t slice) {
     return {F::kRead[0].first + F::kRead[0].slice * slice, F::kTimes, F::kRead[0].code};
   }
-  // Whether bytes of a row can be brought together, of which the same bits are taken.
+  // Whether bytes of a row can be brought together because the same bits are taken from
+  // each.
   static constexpr bool kQuads = F::kEvery == 1 && F::kTimes % 4 == 0;
 
   template <class B, bool part, class Put>
@@ -223,7 +226,7 @@ struct PackedFields {
       unrolled<kReads>([&](auto b) {
         constexpr gguf::Byte byte = F::kRead[b];
         c[b] = unit[byte.first + byte.slice * slice + byte.code * i];
-        // (Of two slices, one loop is faster than two.)
+        // (For two slices, one loop is faster than two.)
         constexpr int up = kSlices == 2 ? slice_bits<F>(b) : 0;
         if constexpr (up > 0)
           if (slice == 1) c[b] = B::template right<up>(c[b]);

@@ -1,6 +1,6 @@
-// Panels of codes: some bytes of as many rows of a weight as a vector has bytes, unpacked
-// to one code per byte, in groups of four codes of a row, which is what 8-bit integer
-// products take as a lane.
+// Panels of codes: some bytes of as many rows of a weight as a vector has bytes,
+// unpacked to one code per byte, in groups of four codes of a row, which are a lane of
+// 8-bit integer products.
 //
 // The lanes are not in the order of the rows, since the instructions that interleave
 // bytes work within 128 bits: the lane `4 i + j` of the vector `v` is the row
@@ -21,7 +21,7 @@ struct Panel {
   using Vector = typename B::Vector;
   static constexpr int64_t kRows = B::lanes;
 
-  // What is to be subtracted from unpacked codes, if there are no zero-points.
+  // Returns the number to subtract from unpacked codes, if there are no zero-points.
   static int32_t offset(const Blocks& w) {
     if (w.packing == Packing::kBits8) return V::signs ? 0 : 128;
     return -static_cast<int32_t>(w.points[0]);
@@ -57,7 +57,7 @@ struct Panel {
   template <Packing packing>
   static void digits(Vector c, Vector* found) {
     if constexpr (packing == Packing::kBits8) {
-      // Add 128, where the products want unsigned codes.
+      // Adds 128, if the products need unsigned codes.
       found[0] = V::signs ? c : B::differing(c, B::all(static_cast<char>(0x80)));
     } else if constexpr (packing == Packing::kTrits) {
       trits(c, found);
@@ -71,7 +71,7 @@ struct Panel {
     }
   }
 
-  // The five base-3 digits of each byte, by repeated division.
+  // Extracts the five base-3 digits of each byte, by repeated division.
   static void trits(Vector c, Vector* found) {
     EQQUANT_UNROLL
     for (int i = 0; i < 5; ++i) {

@@ -1,4 +1,4 @@
-// Some codes of the rows of a panel, as what 16-bit integer products take.
+// Some codes of the rows of a panel, as operands of 16-bit integer products.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace eqquant {
 namespace {
 
-// The most codes of a row that are multiplied at a time: what is decoded fits in the
+// The most codes of a row that are multiplied at a time: the decoded codes fit in the
 // first cache.
 constexpr int64_t kWordsCodes = 160;
 
 // Two codes of a row side by side as 16-bit integers. Each run of them has a scale, and
-// with minima, what is left of these once a part of them went into the integers.
+// with minima, the rest of the minimum that is not part of the integers.
 template <class V>
 struct PanelOfWords {
   static constexpr int64_t kRows = Numbers<V>::kRows;

@@ -10,34 +10,34 @@
 namespace eqquant {
 namespace {
 
-// The largest number of codes of a row that are unpacked at a time, and the number of
-// those that share a scale at least.
+// The largest number of codes of a row that are unpacked at a time, and the least
+// number of codes that share a scale.
 constexpr int64_t kPieceCodes = 160;
 constexpr int64_t kRun = 16;
 constexpr int64_t kRuns = kPieceCodes / kRun;
 
 }  // namespace
 
-// Codes from `first` to `last` of a piece, which are of one block.
+// Codes from `first` to `last` of a piece, all in one block.
 struct Run {
   int64_t first, last;
 };
 
-// A piece of a panel: some codes of each of its rows, those of position `k` at
+// A piece of a panel: some codes of each of its rows; codes of position `k` are at
 // `at + k * stride`. For each run of them, and each row:
 //
 // - `zero`: the integer that was subtracted from codes, so that they are signed. 0 if
-//   codes are as they were, and stand for points. (Of each 16 codes, not of each run.)
-// - `less`: what is to be subtracted in addition, from wide integers.
-// - `minimum`, and `rest`: the number that a code stands for which is `less` then.
+//     codes are unchanged, and stand for points. (For each 16 codes, not for each run.)
+// - `less`: a further number to subtract, from wide integers.
+// - `minimum`, and `rest`: the number that a code equal to `less` stands for.
 template <int64_t rows>
 struct PieceOfRows {
-  int64_t number;  // how many codes a row has
+  int64_t number;  // the number of codes of a row
   int64_t runs;
   Run run[kRuns];
   const uint8_t* at;
   int64_t stride;
-  int64_t ahead;  // of `Unit`
+  int64_t ahead;  // as in `Unit`
   alignas(64) uint8_t codes[kPieceCodes * rows];
   alignas(64) uint8_t zero[kRuns * rows];
   alignas(64) float scale[kRuns * rows];
@@ -46,21 +46,22 @@ struct PieceOfRows {
   alignas(64) float rest[kRuns * rows];
 };
 
-// How the pieces of a packing are read.
+// How to read the pieces of a packing.
 template <int64_t rows>
 struct Reader {
-  // The number of codes of a piece; how many pieces have bytes in common, and how many
-  // bytes; and the number of bits of a code, if codes are digits of whole bytes, or 0.
+  // The number of codes of a piece; the number of pieces that share bytes, and the
+  // number of these bytes; and the number of bits of a code, if codes are digits of
+  // whole bytes, or 0.
   int64_t codes, slices, bytes;
   int digit;
-  // As those of `Numbers`, of a piece that has its `number` and `ahead`.
+  // The same as in `Numbers`, for a piece whose `number` and `ahead` are set.
   void (*unpack)(const Blocks&, int64_t i, int64_t n, int64_t count,
                  PieceOfRows<rows>& piece);
   const uint8_t* (*read_runs)(const Blocks&, int64_t i, int64_t n, int64_t count,
                               PieceOfRows<rows>& piece, Places& places);
 };
 
-// With vectors of so many bytes: see `products/pieces.h`.
+// Returns the reader with vectors of `rows` bytes: see `products/pieces.h`.
 template <int64_t rows>
 const Reader<rows>& reader_of(Packing packing);
 
@@ -100,13 +101,13 @@ class Numbers {
     }
   }
 
-  // The number of codes of a piece, but the last of a row.
+  // The number of codes of a piece, except the last of a row.
   int64_t codes() const { return reader_.codes; }
   int64_t pieces() const { return divided_up(w_.k, reader_.codes); }
-  // The number of pieces that have bytes in common.
+  // The number of pieces that share bytes.
   int64_t slices() const { return reader_.slices; }
 
-  // See `bytes_ahead`: where `pieces` pieces of each panel are read at a time.
+  // See `bytes_ahead`: for loops that read `pieces` pieces of each panel at a time.
   int64_t ahead(int64_t p, int64_t panels, int64_t pieces) const {
     const int64_t bytes = larger(1, pieces / reader_.slices) * reader_.bytes;
     return bytes_ahead(p, panels, kRows, bytes, w_);
@@ -121,17 +122,18 @@ class Numbers {
   // The number of bits of a code, if codes are digits of whole bytes; otherwise 0.
   int digit() const { return reader_.digit; }
 
-  // Reads what belongs to runs, but no codes, and returns the first byte of the codes.
+  // Reads the parameters of runs, but no codes, and returns the first byte of the
+  // codes.
   const uint8_t* read_runs(int64_t i, int64_t n, int64_t count, Piece<V>& piece,
                            Places& places) const {
     piece.number = smaller(reader_.codes, w_.k - i * reader_.codes);
     return reader_.read_runs(w_, i, n, count, piece, places);
   }
 
-  // Decodes the codes from `first` to `last` of a piece, both of which are even but for
-  // the last of a row. Calls `put(k, a, b)` for each two of them, with the numbers of
-  // code `k` and of the next: four vectors each, in float32, with the bits that
-  // `AbstractFormat.decode` gives them. What follows the last code is zero.
+  // Decodes the codes from `first` to `last` of a piece, both even except at the end of
+  // a row. Calls `put(k, a, b)` for each two codes, with the numbers of code `k` and of
+  // the next: four vectors each, in float32, bit-identical to `AbstractFormat.decode`.
+  // The number after the last code is zero.
   template <class Put>
   void decode(const Piece<V>& piece, int64_t first, int64_t last, Put put) const {
     with_points<V>(w_, [&](auto points) {
@@ -141,7 +143,7 @@ class Numbers {
     });
   }
 
-  // The same numbers in memory, those of a code `kRows` apart from those of the next.
+  // Writes the same numbers to memory, where codes are `kRows` apart.
   EQQUANT_INNERMOST void decode(const Piece<V>& piece, int64_t first, int64_t last,
                                 float* found) const {
     using Floats = typename V::Floats;
@@ -177,7 +179,7 @@ class Numbers {
       less[v] = is_wide(w_) ? V::load(piece.less + at) : V::zero();
       if constexpr (minima) {
         minimum[v] = V::load(piece.minimum + at);
-        // Of integers: the points, of codes as they were.
+        // For integers, these are the points, from the original codes.
         const auto zero = V::to_floats(
             V::template bytes<false>(piece.zero + run.first / kRun * kRows + v * W));
         less[v] = V::sub(V::all(static_cast<float>(w_.base)), zero);
@@ -191,8 +193,8 @@ class Numbers {
         if constexpr (std::is_same_v<P, IntegerPoints<V>> && minima)
           found[v] = V::sub(found[v], less[v]);
         if constexpr (minima)
-          // Rounded once, as XLA does. Where the two cancel, the rounding of the product
-          // alone would be as large as the number.
+          // Rounded once, as in XLA. If the two terms cancel, the rounding of the
+          // product alone would be as large as the number.
           found[v] = V::fma(found[v], scale[v], minimum[v]);
         else
           found[v] = V::mul(found[v], scale[v]);

@@ -1,4 +1,4 @@
-// What codes stand for.
+// The points of codes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace eqquant {
 namespace {
 
-// Whether integers do not fit in 8 bits with a sign, once zero is subtracted.
+// Whether integers do not fit in 8 signed bits, once zero is subtracted.
 inline bool is_wide(const Blocks& w) {
   return w.packing == Packing::kBits8 || w.offset == Offset::kZeroPoint;
 }
@@ -18,7 +18,7 @@ inline bool is_wide(const Blocks& w) {
 constexpr bool has_few_points(Packing packing) { return bits_of(packing) <= 4; }
 inline bool has_few_points(const Blocks& w) { return has_few_points(w.packing); }
 
-// Whether there are weights of a packing with such points and offsets. Of others no
+// Whether there are weights of a packing with these points and offsets. No other
 // templates are made.
 template <Packing packing>
 constexpr bool exists(PointType points, Offset offset) {
@@ -44,9 +44,9 @@ void with_offset(Offset offset, F f) {
   }
 }
 
-// What the codes of the four vectors of a panel stand for, a `kUnit`th of it, before
-// they are scaled. `less` is that of the piece. `kBytes`: whether there are such codes
-// of 8 bits.
+// The points of the codes of the four vectors of a panel, in units of `kUnit`, before
+// they are scaled. `less` is the `less` of the piece. `kBytes`: whether there are 8-bit
+// codes.
 template <class V>
 struct IntegerPoints {
   static constexpr float kUnit = 1;
@@ -91,7 +91,7 @@ struct TablePoints {
       found[v] = table[V::template bytes<false>(c + v * V::width)];
   }
 };
-// Floats of 8 bits, by way of float16: see `V::small_floats`.
+// 8-bit floats, by way of float16: see `V::small_floats`.
 template <class V, PointType type>
 struct SmallFloatPoints {
   static constexpr float kUnit = type == PointType::kE4M3 ? 256 : 1;
@@ -110,7 +110,7 @@ struct Type {
   using type = T;
 };
 
-// Calls `f` with the type of what the codes of a weight stand for.
+// Calls `f` with the class of the points of a weight.
 template <class V, class F>
 void with_points(const Blocks& w, F f) {
   switch (w.point_type) {

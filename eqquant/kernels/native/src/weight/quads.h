@@ -1,8 +1,8 @@
-// Unpacks codes to bytes, four of a row side by side: what 8-bit integer products take
-// as a lane. The lanes are in the order of `weight/panel.h`.
+// Unpacks codes to bytes, four of a row side by side, which are a lane of 8-bit integer
+// products. The lanes are in the order of `weight/panel.h`.
 //
-// Bytes of a row are brought together before codes are taken out of them, since there
-// are fewer of those.
+// Bytes of a row are brought together before codes are extracted, since there are fewer
+// bytes than codes.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct Unit<Quads<V>, part> {
   const uint8_t* at;
   int64_t stride;
   int64_t rows;
-  int64_t apart;  // bytes of a row that are brought together
+  int64_t apart;  // the distance of bytes of a row that are brought together
   int64_t bytes;
   int64_t ahead = kAhead;
 
@@ -77,8 +77,8 @@ struct Unit<Quads<V>, part> {
   }
 };
 
-// Whether `unpack` of a packing can bring bytes together: those whose codes have the
-// same bits of different bytes.
+// Whether `unpack` of a packing can bring bytes together: the codes have to be the same
+// bits of different bytes.
 constexpr bool has_fours(Packing packing) {
   if (!is_gguf(packing)) return packing != Packing::kTrits;
 #define EQQUANT_PACKING(name) \
@@ -87,7 +87,7 @@ constexpr bool has_fours(Packing packing) {
 #undef EQQUANT_PACKING
 }
 
-// The same with such points and offsets: what is not an integer without a sign has no
+// The same with these points and offsets: codes that are not unsigned integers have no
 // offset.
 template <Packing packing>
 constexpr bool has_fours(PointType points, Offset offset) {
@@ -96,20 +96,20 @@ constexpr bool has_fours(PointType points, Offset offset) {
   return points == PointType::kIntegers || offset == Offset::kNone;
 }
 
-// How far apart the four codes of a lane are in a row.
+// Returns the distance in a row between the four codes of a lane.
 constexpr int64_t apart_in_fours(Packing packing) {
   const int64_t bits = static_cast<int64_t>(packing);
   return is_gguf(packing) || bits == 8 ? 1 : bits == 4 ? 2 : bits % 2 == 0 ? 4 : 8;
 }
 
-// Whether no lane of four codes is of two blocks.
+// Whether each lane of four codes is within one block.
 inline bool whole_fours(const Blocks& w) {
   const int64_t whole = larger(kRun, 4 * apart_in_fours(w.packing));
   return is_gguf(w.packing) || w.block >= w.k || w.block % whole == 0;
 }
 
-// Whether the codes of a weight can be unpacked to 8-bit integers, four at a time: what
-// is not an integer without a sign has no offset.
+// Whether the codes of a weight can be unpacked to 8-bit integers, four at a time:
+// codes that are not unsigned integers have no offset.
 inline bool has_fours(const Blocks& w) {
   const bool integers = w.point_type == PointType::kIntegers;
   if (!has_fours(w.packing) || (!integers && w.offset != Offset::kNone)) return false;
@@ -123,7 +123,7 @@ inline bool has_fours(const Blocks& w) {
   return whole_fours(w);
 }
 
-// What makes codes integers without a sign, or with one, as products take them.
+// How codes become unsigned or signed integers, as products need them.
 enum class Unsigned { kAsTheyAre, kFlipped, kLookedUp };
 
 constexpr PointType points_of(Unsigned how) {
@@ -147,9 +147,9 @@ class Fours {
     table_ = B::table(table);
   }
 
-  // How much larger integers are than what codes stand for. The highest bit of those of
-  // 8 bits is flipped, if products take them with a sign and they have none, or the
-  // other way around.
+  // Returns the difference between integers and points. The highest bit of 8-bit codes
+  // is flipped, if products need signed integers and codes are unsigned, or the other
+  // way around.
   template <Packing packing>
   static constexpr int32_t larger_by() {
     if (V::signs) return flips<packing>() ? -128 : 0;
@@ -159,7 +159,7 @@ class Fours {
   // The integer that stands for zero, of codes of a weight without zero-points.
   int32_t base() const { return how == Unsigned::kAsTheyAre ? w_.base : 0; }
 
-  // The integers of codes.
+  // Returns the integers of codes.
   template <Packing packing>
   Vector of(Vector code) const {
     if constexpr (flips<packing>())
@@ -167,9 +167,9 @@ class Fours {
     return how == Unsigned::kLookedUp ? B::look_up(table_, code) : code;
   }
 
-  // Unpacks `number` codes of piece `i` of `count` rows, of which the unit begins at
-  // `at`, and the one to prefetch `ahead` bytes further. Four vectors are where those of
-  // position `k` and of the three after it would be.
+  // Unpacks `number` codes of piece `i` of `count` rows, whose unit begins at `at`, and
+  // prefetches `ahead` bytes further. Four vectors take the places of position `k` and
+  // of the three after it.
   template <Packing packing>
   void unpack(int64_t i, const uint8_t* at, int64_t count, int64_t number,
               int64_t ahead, uint8_t* codes) const {
@@ -181,7 +181,7 @@ class Fours {
                   });
   }
 
-  // Calls `put(k, four)` for these vectors instead, of codes as they are.
+  // Calls `put(k, four)` for these vectors instead, with unchanged codes.
   template <Packing packing, class Put>
   void each(int64_t i, const uint8_t* at, int64_t count, int64_t number, int64_t ahead,
             Put put) const {

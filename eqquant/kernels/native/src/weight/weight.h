@@ -11,8 +11,8 @@
 
 namespace eqquant {
 
-// How codes are packed: a stream of codes of so many bits, or of digits of base 3, five
-// in a byte; or as in GGUF's types, with their scales.
+// The packing of codes: a stream of codes of a number of bits, or of base-3 digits,
+// five to a byte; or GGUF types, with their scales.
 enum class Packing : int32_t {
   kTrits = 0,
   kBits1 = 1,
@@ -33,14 +33,14 @@ constexpr int32_t kPackings = 9 EQQUANT_GGUF_TYPES(EQQUANT_PACKING);
 
 constexpr bool is_gguf(Packing packing) { return packing > Packing::kBits8; }
 
-// The `what` of one of GGUF's types, a case for each; `none` for other packings.
+// A switch with a case `what` for each GGUF type; `none` for other packings.
 #define EQQUANT_OF_GGUF(what, none) \
   switch (packing) {                \
     EQQUANT_GGUF_TYPES(what)        \
     default: return none;           \
   }
 
-// The number of codes in a block of a type, and of bytes. 0 for others.
+// Returns the number of codes in a block of a type, or of bytes. 0 for other packings.
 constexpr int64_t block_codes(Packing packing) {
 #define EQQUANT_PACKING(name) \
   case Packing::k##name: return gguf::name::kSlices * gguf::name::kCodes;
@@ -61,8 +61,8 @@ constexpr int64_t bits_of(Packing packing) {
 #undef EQQUANT_PACKING
 }
 
-// How many codes a byte has, the first of them its lowest digit; 0 where a byte does
-// not hold whole codes.
+// Returns the number of codes in a byte, the first of which is its lowest digit; 0 if a
+// byte does not hold whole codes.
 constexpr int64_t codes_per_byte(Packing packing) {
   switch (packing) {
     case Packing::kTrits: return 5;
@@ -88,14 +88,14 @@ constexpr int64_t codebook_points(Packing packing) {
 #undef EQQUANT_PACKING
 }
 
-// What scales are to be multiplied by, in units of which codes are integers.
+// Returns the factor of scales, in units of which codes are integers.
 constexpr float unit_of(Packing packing) {
 #define EQQUANT_PACKING(name) case Packing::k##name: return gguf::name::kUnit;
   EQQUANT_OF_GGUF(EQQUANT_PACKING, 1)
 #undef EQQUANT_PACKING
 }
 
-// What a block has beside its scale: see `AbstractGrid.offset`.
+// The parameter of a block besides its scale: see `AbstractGrid.offset`.
 enum class Offset : int32_t { kNone = 0, kZeroPoint = 1, kMinimum = 2 };
 
 // A float for each block of each row, or for each block of all rows.
@@ -103,13 +103,13 @@ struct BlockFloats {
   ScaleType scale_type;
   const void* scale;
   RowOrder order;
-  bool shared;    // by all rows: then there are only those of the first
+  bool shared;    // by all rows: then only the first row is stored
   Factor factor;  // if the type has one
 };
 
-// The sizes of rows and blocks in bytes, where bytes hold whole codes: how many bytes a
-// row and a block have, and how many blocks a row has, of which the last may be
-// shorter.
+// The sizes of rows and blocks in bytes, if bytes hold whole codes: the numbers of
+// bytes of a row and of a block, and the number of blocks of a row, the last of which
+// may be shorter.
 struct InBytes {
   int64_t row, block, blocks;
 
@@ -130,8 +130,8 @@ struct Blocks {
   const uint8_t* bytes;
   RowOrder of_bytes;
   int64_t n, k;
-  // How many codes share a scale. Types of GGUF use neither this nor the scales and
-  // minima below.
+  // The number of codes that share a scale. GGUF types use neither this nor the scales
+  // and minima below.
   int64_t block;
   InBytes in_bytes;
   BlockFloats scales;
@@ -142,11 +142,11 @@ struct Blocks {
   PointType point_type;
   int32_t base;         // of integers: the code that stands for zero
   const float* points;  // the table, of 256
-  // Of types with a codebook: the levels of its points, the first the lowest. As many
-  // as their indices can be; null for other types.
+  // For types with a codebook, the levels of its points, the first the lowest, for
+  // every possible index; null for other types.
   const uint16_t* codebook;
 
-  // Byte `b` of row `i`, and how far the next one is.
+  // Returns byte `b` of row `i`; the next byte is `stride()` further.
   EQQUANT_INLINE const uint8_t* at(int64_t b, int64_t i) const {
     return bytes + of_bytes.place(b, i);
   }
@@ -172,13 +172,13 @@ void with_whole_bytes(Packing packing, F f) {
   }
 }
 
-// The least number of bytes that has a multiple of four codes.
+// The least number of bytes whose number of codes is a multiple of four.
 constexpr int64_t bytes_of_fours(Packing packing) {
   return codes_per_byte(packing) % 4 == 0 ? 1 : codes_per_byte(packing) == 2 ? 2 : 4;
 }
 
-// The number of codes in some bytes, rounded up to whole fours of codes. (Integer
-// products take four codes at a time.)
+// Returns the number of codes in some bytes, rounded up to whole fours of codes.
+// (Integer products take four codes at a time.)
 constexpr int64_t codes_of(Packing packing, int64_t bytes) {
   const int64_t step = bytes_of_fours(packing);
   return divided_up(bytes, step) * step * codes_per_byte(packing);

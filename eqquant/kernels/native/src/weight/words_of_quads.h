@@ -1,6 +1,6 @@
 // Makes 16-bit integers of codes that are unpacked four of a row at a time: the words
-// of a lane are the first and the third code, and those of the next lane the others. So
-// a lane of four bytes becomes two of words by two instructions.
+// of a lane are the first and the third code, and the words of the next lane are the
+// others. So two instructions turn a lane of four bytes into two lanes of words.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace eqquant {
 namespace {
 
-// How far apart the four codes of a lane are in a row, if words of a weight are made of
-// fours, and otherwise 0: lanes should not be of two blocks.
+// Returns the distance in a row between the four codes of a lane, if the words of a
+// weight are made of fours, and otherwise 0: lanes must be within one block.
 inline int64_t apart_in_words(const Blocks& w) {
   const bool integers = w.point_type == PointType::kIntegers;
   const bool points = w.point_type == PointType::kTable && has_few_points(w);
@@ -25,15 +25,15 @@ inline int64_t apart_in_words(const Blocks& w) {
   return whole_fours(w) ? apart_in_fours(w.packing) : 0;
 }
 
-// Where the words of 32 codes come from: the word `i` is of code `word_of_fours(i)`.
+// Returns the code for word `i` of 32 codes.
 constexpr int64_t word_of_fours(int64_t i, int64_t apart) {
   constexpr int64_t code[4] = {0, 2, 1, 3};
   const int64_t group = i / (4 * apart) * (4 * apart);
   return group + (i - group) / 4 + code[i % 4] * apart;
 }
 
-// Brings the words of inputs into the order of those of codes. `stride` is a multiple
-// of 32.
+// Permutes the words of inputs to the order of the words of codes. `stride` is a
+// multiple of 32.
 template <int apart>
 void order_as_words(int16_t* word, int64_t stride) {
   for (int64_t k = 0; k < stride; k += 4 * apart, word += 4 * apart) {
@@ -59,7 +59,7 @@ class WordsOfFours {
   using Ints = typename V::Ints;
   static constexpr int64_t kRows = PanelOfWords<V>::kRows, W = V::width;
 
-  // A point of the table is `unit` times as large.
+  // The points of the table are scaled by `unit`.
   WordsOfFours(const Blocks& w, float unit)
       : w_(w), per_unit_(1 / unit), apart_(apart_in_words(w)), fours_(w), table_(w.points) {
     if (apart_ == 0) return;
@@ -82,16 +82,16 @@ class WordsOfFours {
 
   int64_t apart() const { return apart_; }
 
-  // Of piece `i` of `count` rows from row `n`. Sets `runs` to those of the piece. What
-  // is read next is `ahead` bytes further.
+  // Appends piece `i` of `count` rows from row `n`, and sets `runs` to the runs of the
+  // piece. Prefetches `ahead` bytes further.
   void append(int64_t i, int64_t n, int64_t count, int64_t ahead, LaneRuns<V>& runs,
               PanelOfWords<V>& panel) const {
     (this->*append_)(i, n, count, ahead, runs, panel);
   }
 
  private:
-  // How codes become integers: as they are, with a sign; less what stands for zero, in
-  // the weight or in their run; or by a table of 16.
+  // How codes become integers: unchanged, if they are signed; less the code of zero, of
+  // the weight or of their run; or by a table of 16.
   enum class Kind { kSigned, kLess, kLessOfRun, kTable };
 
   template <Packing packing, Kind kind>
@@ -103,7 +103,7 @@ class WordsOfFours {
     const int64_t k = i * P::kCodes, number = smaller(P::kCodes, w_.k - k);
     const int64_t start = panel.number;
     runs.template set<packing>(w_, i, at, n, count, ahead);
-    // Of each 16 words.
+    // One number for each 16 words.
     alignas(64) int32_t less[kind == Kind::kLessOfRun ? kRuns * kRows : 1];
     for (int64_t r = 0; r < runs.number; ++r) {
       const Run words = {runs.run[r].first, in_whole_fours(runs.run[r].last)};
@@ -139,18 +139,19 @@ class WordsOfFours {
     panel.number += in_whole_fours(number);
   }
 
-  // (The words of the last codes of a row are anywhere among those of whole fours.)
+  // (The words of the last codes of a row may be anywhere among the words of whole
+  // fours.)
   int64_t in_whole_fours(int64_t codes) const {
     return divided_up(codes, 4 * apart_) * (4 * apart_);
   }
 
-  // What belongs to run `r` of the piece that begins at position `k` of the row. Its
-  // `words` are counted from there.
+  // Appends the parameters of run `r` of the piece that begins at position `k` of the
+  // row. Its `words` are counted from there.
   void append_run(const LaneRuns<V>& runs, int64_t r, Run words, int64_t k,
                   PanelOfWords<V>& panel) const {
     const int64_t start = panel.number;
     if (r == 0 && start > 0 && !is_gguf(w_.packing) && k % w_.block != 0) {
-      // The rest of a block.
+      // This continues a block.
       panel.run[panel.runs - 1].last = start + words.last;
       return;
     }
@@ -164,7 +165,7 @@ class WordsOfFours {
     panel.run[panel.runs++] = {start + words.first, start + words.last};
   }
 
-  // Each integer as both words of its lane.
+  // Returns each integer as both words of its lane.
   static Ints twice(typename V::Floats integers) {
     const Ints one = V::to_ints(integers);
     return V::side_by_side(one, one);

@@ -1,5 +1,5 @@
-// What the functions that XLA calls have in common: the choice of kernels, threads,
-// memory, and errors.
+// Shared by the functions that XLA calls: the choice of kernels, threads, memory, and
+// errors.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Set `i` of the instruction sets, or null if the machine does not have it.
+// Returns set `i` of the instruction sets, or null if the machine does not have it.
 inline const Set* set_here(int32_t i) {
   const Sets all = sets();
   if (i < 0 || i >= all.number) return nullptr;

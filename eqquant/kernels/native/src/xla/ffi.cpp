@@ -32,12 +32,12 @@ bool has(const Kernels& kernels, Product product) {
   return false;
 }
 
-// Whether the points of codes are integers, one apart, or of codes of one bit two
-// apart.
+// Whether the points of codes are consecutive integers, or for codes of one bit,
+// integers that are two apart.
 bool are_consecutive(const Blocks& w) {
   if (w.packing == Packing::kBits8) return true;
   int codes = w.packing == Packing::kTrits ? 3 : 1 << bits_of(w.packing);
-  // (Points of digits that are no codes are zeros.)
+  // (Points of digits that are not codes are zeros.)
   while (codes > 2 && w.points[codes - 1] == 0) --codes;
   const float step = w.packing == Packing::kBits1 ? 2 : 1;
   for (int i = 0; i < codes; ++i)
@@ -45,7 +45,7 @@ bool are_consecutive(const Blocks& w) {
   return w.points[0] == static_cast<float>(static_cast<int32_t>(w.points[0]));
 }
 
-// Why kernels that read whole bytes of codes do not take a weight, or "".
+// Returns why kernels that read whole bytes of codes do not take a weight, or "".
 std::string not_in_bytes(const Blocks& w) {
   const int64_t per = codes_per_byte(w.packing);
   if (per == 0 || w.in_panels() || (w.block < w.k && w.block % per != 0))
@@ -58,7 +58,7 @@ std::string not_in_bytes(const Blocks& w) {
   return "";
 }
 
-// Why a product cannot be computed of a weight, or "".
+// Returns why a product cannot be computed for a weight, or "".
 std::string refused(Product product, const Kernels& kernels, const Blocks& w,
                     int64_t rows) {
   const PointType points = w.point_type;
@@ -88,7 +88,7 @@ std::string refused(Product product, const Kernels& kernels, const Blocks& w,
                  : not_in_bytes(w);
     case Product::int8:
       if (auto p = not_in_bytes(w); !p.empty()) return p;
-      // (The last four of a block would reach into the next one.)
+      // (Otherwise the last four of a block would reach into the next one.)
       if (w.block < w.k && w.in_bytes.block % bytes_of_fours(w.packing) != 0)
         return "blocks should be of whole fours";
       return are_consecutive(w) ? ""
@@ -97,7 +97,8 @@ std::string refused(Product product, const Kernels& kernels, const Blocks& w,
   return "there is no such product";
 }
 
-// What is wrong with the operands of a product from `from` to `to` columns, or "".
+// Returns the problem with the operands of a product from `from` to `to` columns, or
+// "".
 std::string check(const Weights& w, const Matrices& x, const Matrices& y, int64_t from,
                   int64_t to) {
   std::string problem = w.problem();
@@ -113,7 +114,7 @@ std::string check(const Weights& w, const Matrices& x, const Matrices& y, int64_
 
 // `y[m, n] = x[m, k] @ w[n, k].T`, or `y[m, k] = x[m, n] @ w[n, k]`, for each weight of
 // a stack. Inputs are floats, or for `int8` also integers `x[m, k]` in units of their
-// row. A point of the table is `unit` times as large.
+// row. The points of the table are scaled by `unit`.
 ffi::Error multiply(const ffi::ThreadPool& pool, const ffi::AnyBuffer& x,
                     const Floats& unit_of_row, const Operands& o, Result& y,
                     Product product, int32_t set, float unit) {
@@ -201,7 +202,7 @@ auto bind_product() {
       .Attr<float>("unit");
 }
 
-// `y[m, n] = x[m, k] @ w[n, k].T`, or `x[m, k] @ w[k, n]`, of integers.
+// `y[m, n] = x[m, k] @ w[n, k].T`, or `x[m, k] @ w[k, n]`, for integers.
 ffi::Error int8_matrices(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x,
                          ffi::Buffer<ffi::S8> w, Result y, bool across, int32_t set) {
   const Kernels* kernels = kernels_of(set);
@@ -239,16 +240,16 @@ auto bind_int8_matrices() {
 EQQUANT_EXPORT int32_t eqquant_interface_major() { return XLA_FFI_API_MAJOR; }
 EQQUANT_EXPORT int32_t eqquant_interface_minor() { return XLA_FFI_API_MINOR; }
 
-// The names of the features of set `i`, or null if there is none.
+// Returns the names of the features of set `i`, or null if there is no such set.
 EQQUANT_EXPORT const char* eqquant_set(int32_t i) {
   const eqquant::Sets all = eqquant::sets();
   return i < all.number ? all.first[i].names : nullptr;
 }
-// Whether this machine has it.
+// Whether this machine has the set.
 EQQUANT_EXPORT int32_t eqquant_is_here(int32_t i) {
   return eqquant::set_here(i) != nullptr;
 }
-// Whether it has the kernels of this name.
+// Whether the set has the kernels with this name.
 EQQUANT_EXPORT int32_t eqquant_has(int32_t i, const char* name) {
   const eqquant::Kernels* const kernels = eqquant::kernels_of(i);
   if (kernels == nullptr) return false;

@@ -1,4 +1,4 @@
-// The numbers that Python asks for by name, so that it has no copy of them.
+// The numbers that Python looks up by name, so that it needs no copy of them.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ constexpr Named kNames[] = {
     named("scale.float8_e8m0fnu", ScaleType::kE8M0),
 };
 
-// The number of this name, or -1.
+// Returns the number with this name, or -1.
 inline int32_t number_of(const char* name) {
   for (const Named& known : kNames)
     if (std::strcmp(known.name, name) == 0) return known.number;

@@ -14,8 +14,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The shape of an operand as a stack of matrices: its last two axes, and how many there
-// are.
+// The shape of an operand as a stack of matrices: its last two axes, and the number of
+// matrices.
 struct Matrices {
   int64_t number = 1, rows = 1, columns = 1;
 
@@ -27,7 +27,7 @@ struct Matrices {
   int64_t each() const { return rows * columns; }
 };
 
-// The order of the numbers of a matrix, whose columns are the rows of a weight.
+// Returns the order of the numbers of a matrix whose columns are the rows of a weight.
 inline RowOrder order_of(const Matrices& shape, bool in_panels) {
   return in_panels ? RowOrder::in_panels(shape.rows)
                    : RowOrder::side_by_side(shape.columns);
@@ -53,7 +53,7 @@ class ScaleOperands {
     return bytes == 4 ? ffi::U32 : bytes == 2 ? ffi::U16 : ffi::U8;
   }
 
-  // What is wrong with the type or the factors, or "".
+  // Returns the problem with the type or the factors, or "".
   std::string problem() const {
     if (type_ < 0 || type_ > static_cast<int32_t>(ScaleType::kE4M3Inverse))
       return "unknown type of scales " + std::to_string(type_);
@@ -65,7 +65,7 @@ class ScaleOperands {
     return "";
   }
 
-  // Those of the weight `i`, whose rows may be in panels.
+  // Returns the scales of the weight `i`, whose rows may be in panels.
   BlockFloats of(int64_t i, bool in_panels = false) const {
     float whole = 0;
     if (has_factor(type()))
@@ -87,8 +87,8 @@ class ScaleOperands {
   int32_t type_;
 };
 
-// The operands and attributes of a weight, as XLA passes them. In place of scales,
-// types with a codebook have that.
+// The operands and attributes of a weight, as passed by XLA. Types with a codebook pass
+// it in place of scales.
 struct Operands {
   ffi::AnyBuffer codes, scale;
   ffi::Buffer<ffi::U32> factor;
@@ -99,7 +99,7 @@ struct Operands {
   bool in_panels;
 };
 
-// How many codes are packed together, and in how many bytes.
+// The number of codes that are packed together, and the number of their bytes.
 struct Together {
   int64_t codes, bytes;
 
@@ -125,7 +125,7 @@ class Weights {
   int64_t n() const { return codes_.columns; }
   int64_t k() const { return o_.k; }
 
-  // What is wrong with the operands, or "". Nothing is read before this is checked.
+  // Returns the problem with the operands, or "". Nothing is read before this check.
   std::string problem() const {
     if (o_.packing < 0 || o_.packing >= kPackings)
       return "unknown packing " + std::to_string(o_.packing);
@@ -211,7 +211,7 @@ class Weights {
   std::string of_blocks(const std::string& what, const ffi::AnyBuffer& buffer,
                         const Matrices& shape, ffi::DataType type) const {
     if (buffer.element_type() != type) return what + " are of another type";
-    // Bytes may have room for more codes than a row has, and so may blocks.
+    // Bytes and blocks may have room for more codes than a row has.
     const Together unit = Together::of(packing());
     const int64_t room = codes_.rows / unit.bytes * unit.codes;
     const int64_t blocks = divided_up(o_.k, o_.block);

@@ -1,7 +1,7 @@
 // Whole products, as combinations of kernels. Each returns false if memory ran out.
 //
-// `Memory<T>(number)` allocates an array: `get()` is its pointer, and `failed()` tells
-// whether the allocation failed.
+// `Memory<T>(number)` allocates an array: `get()` is its pointer, and `failed()` is
+// true if the allocation failed.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace eqquant {
 namespace {
 
 // A row in which more than one input in `kOutlierShare` is an outlier is computed in
-// float32: with so many outliers, integers would take about as long.
+// float32: with this many outliers, integers would take about as long.
 constexpr int64_t kOutlierShare = 16;
 
 // The number of results that a task checks (at least one row).
 constexpr int64_t kCheckedResults = 1 << 14;
 
 inline bool are_finite(const float* y, int64_t n) {
-  // (Of bits, so that the compiler makes vectors of them.)
+  // (On bits, so that the compiler vectorizes the loop.)
   uint32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
     uint32_t bits;
@@ -31,7 +31,7 @@ inline bool are_finite(const float* y, int64_t n) {
   return largest < 0x7f800000;
 }
 
-// Rows of `k` inputs, with zeros behind them where there should be more `columns`.
+// Rows of `k` inputs, padded with zeros to `columns`.
 template <template <class> class Memory, class T>
 class Padded {
  public:
@@ -74,7 +74,7 @@ class Products {
     return true;
   }
 
-  // Rounds `x` to 16-bit integers. A point of the table is `unit` times as large.
+  // Rounds `x` to 16-bit integers. The points of the table are scaled by `unit`.
   bool int16(const float* x, float* y, float unit) const {
     const int64_t stride = divided_up(w_.k, 64) * 64, most = w_.k / kOutlierShare;
     const bool minima = w_.offset == Offset::kMinimum;
@@ -98,8 +98,8 @@ class Products {
     return mend(x, y, outliers.get(), unit);
   }
 
-  // Splits `x` into parts of 8-bit digits. A point of the table is `unit` times as
-  // large. For weights that have `fours`, and at most `kFewPartRows` rows.
+  // Splits `x` into parts of 8-bit digits. The points of the table are scaled by
+  // `unit`. For weights that have `fours`, and at most `kFewPartRows` rows.
   bool int8_few_rows(const float* x, float* y, float unit) const {
     const int64_t stride = divided_up(w_.k, 64) * 64;
     const Memory<int8_t> digit(2 * rows_ * 3 * stride);
@@ -188,7 +188,7 @@ class Products {
   }
 
  private:
-  // The number of codes that the bytes of a row have room for, and of those in fours.
+  // The number of codes that fit in the bytes of a row, and the same in whole fours.
   int64_t codes() const { return w_.in_bytes.row * codes_per_byte(w_.packing); }
   int64_t codes_in_fours() const { return codes_of(w_.packing, w_.in_bytes.row); }
 
@@ -218,7 +218,7 @@ class Products {
     return mend(x, y, none.get());
   }
 
-  // Of a weight whose points are `unit` times as large.
+  // The same for a weight whose points are scaled by `unit`.
   bool mend(const float* x, float* y, int32_t* outliers, float unit = 1) const {
     float points[256];
     for (int i = 0; i < 256; ++i) points[i] = unit * w_.points[i];
@@ -235,9 +235,9 @@ class Products {
                      });
   }
 
-  // Computes in float32, by `product(x, y, rows)`, rows without digits or words, and
-  // those with sums that are not finite: scaled sums may be so where sums of scaled
-  // numbers are not. `row(m, to)` copies the `k` inputs of a row.
+  // Computes in float32, by `product(x, y, rows)`, the rows without digits or words,
+  // and rows with sums that are not finite: scaled sums may not be finite where sums of
+  // scaled numbers are. `row(m, to)` copies the `k` inputs of a row.
   template <class Row, class Product>
   bool mend_rows(Row row, int64_t k, float* y, int64_t n, int32_t* outliers,
                  Product product) const {
