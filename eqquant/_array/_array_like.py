@@ -163,7 +163,7 @@ class AbstractArrayLike(eqx.Module):
         return (
             f"A `{type(self).__name__}` of shape {self.shape}{_place(self)} was passed "
             "where an ordinary array is needed. Products (`x @ q`, `q @ x`), "
-            "arithmetic, indexing and the methods of arrays work as they are. Call "
+            "arithmetic, indexing and the methods of arrays work directly. Call "
             "other functions, or a module that calls some, as "
             "`eqquant.implicit(function)`, or pass them `q.dequantize()`. A module "
             "calls itself so if it is quantized with `example=`, the arguments of a "

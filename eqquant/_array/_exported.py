@@ -53,8 +53,8 @@ def _from_json(text: bytes | bytearray) -> dict[str, Any]:
         )
     if static["version"] == 2:
         raise ValueError(
-            "The export has quantized arrays in panels, as an earlier version of "
-            "eqquant laid them. This one lays them otherwise: export it again."
+            "The export has quantized arrays in the panels of an earlier version of "
+            "eqquant, which had another layout: export it again."
         )
     activation = static["activation"]
     return {

@@ -26,8 +26,8 @@ def spec_to_json(
     named = all(name is None or isinstance(name, str) for name in names)
     if not named or spec.unreduced or spec.reduced:
         raise ValueError(
-            f"only the names of axes can be saved of a sharding. Got {spec}; remove "
-            "it, with `with_sharding(None)`."
+            f"a sharding can be saved only by the names of its axes. Got {spec}; "
+            "remove it, with `with_sharding(None)`."
         )
     return list(spec.partitions)
 

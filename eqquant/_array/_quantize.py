@@ -255,7 +255,7 @@ def check_activation(format: AbstractFormat) -> None:
     if any(a.shape[0] != 2 for a in jtu.tree_leaves(stored)):
         raise ValueError(
             "`activation` should be a format with separate scales for each row. "
-            f"Got {format}, whose scale all rows share. Take a format such as "
+            f"Got {format}, whose scale all rows share. Use a format such as "
             "`MXFP4()` or `Int8()`."
         )
 

@@ -191,8 +191,8 @@ class Statistics(eqx.Module):
         shapes = [a.shape for a in self._values]
         if self._places != other._places or shapes != [a.shape for a in other._values]:
             raise ValueError(
-                "`+` takes statistics of the same model and function. Got those of "
-                f"{list(self)} and {list(other)}."
+                "`+` takes statistics of the same model and function. Got "
+                f"statistics of {list(self)} and of {list(other)}."
             )
         add = lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True))
         return Statistics(

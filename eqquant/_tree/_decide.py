@@ -182,7 +182,7 @@ def _exception(info, format, min_size, embeddings) -> Skip | None:
     table = info.looked_up or isinstance(info.owner, eqx.nn.Embedding)
     if table and not embeddings:
         tied = any(isinstance(module, eqx.nn.Shared) for module in info.ancestors)
-        reason = "an embedding, and what is tied to it" if tied else "an embedding"
+        reason = "an embedding, and arrays tied to it" if tied else "an embedding"
         return Skip("embedding", reason, "Pass `embeddings=True`")
     if not info.known and info.multiplied is False:
         return Skip("unknown owner", _not_multiplied(info), rule)
@@ -200,7 +200,7 @@ def _not_multiplied(info):
         return "multiplied by the example, but only with other arrays of the model"
     products = ("dot", "ragged_dot", "conv_")
     if any(name.startswith(products) for name in info.others):
-        return "multiplied by the example, but not along axes that can be told"
+        return "multiplied by the example, but along unknown axes"
     none = "not multiplied with inputs by the example"
     return f"{none}, but used in `{info.others[0]}`" if info.others else none
 

@@ -89,7 +89,6 @@ def tree_quantize(
         need dense arrays: convolutions, `WeightNorm` and `SpectralNorm`.
 
         - `"skip"` leaves their weights as they are.
-        - `"skip"` leaves their weights as they are.
         - `"on_call"` quantizes them, and runs the call of each such layer through
             [`eqquant.implicit`][]. Modules around a quantized weight run so, too,
             unless they are Equinox's own: they may read the weight themselves, as in

@@ -197,8 +197,8 @@ def not_along(
     return ValueError(
         f"`stats` should know `{path}` along the axes {axes}, along which it is "
         f"quantized. Products contract it along {' and '.join(map(str, known))}: pass "
-        f"`axis={axis}`, which is then that of all weights, or `example=`, the "
-        "arguments of a call, which tells the axes of each."
+        f"`axis={axis}` for all weights, or `example=`, the arguments of a call, to "
+        "find the axes of each."
     )
 
 
@@ -217,7 +217,7 @@ def warn(
         return
     _warn(
         few,
-        "met fewer rows than inputs while calibrating, so the statistics say little. "
+        "met fewer rows than inputs while calibrating, so the statistics are poor. "
         "Calibrate with more batches.",
         stacklevel + 1,
     )

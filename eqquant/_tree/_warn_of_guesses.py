@@ -29,7 +29,7 @@ def warn_of_guesses(decisions: Sequence[Decision], axis: Any) -> None:
     warnings.warn(
         "The axis that products contract is a guess for arrays outside of modules, and "
         "for fields that are not registered. Pass `example=`, the arguments of a call "
-        "or `(fn, args)`, which tells it; or `axis=`, if the guess is right:"
+        "or `(fn, args)`, to find it; or `axis=`, if the guess is right:"
         f"{lines}{more}",
         stacklevel=3,
     )

@@ -29,14 +29,14 @@ def not_held_text(format: AbstractFormat) -> str:
     format, and which formats can store them."""
     if not _is_narrow(format):
         return (
-            "What it decodes to has to fit into float32 and into the dtype of `w`: "
+            "Decoded numbers have to fit into float32 and into the dtype of `w`: "
             "divide `w` by a number first."
         )
     if "scale_dtype" in [field.name for field in dataclasses.fields(format)]:
         wider = "`scale_dtype=jnp.float32`, or bfloat16"
     else:
         wider = "another format, such as `Int8(32)`"
-    return f"Its scales are in float16, at most 65504: take {wider}."
+    return f"Its scales are in float16, at most 65504: use {wider}."
 
 
 def _is_narrow(format):

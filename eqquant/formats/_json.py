@@ -26,8 +26,8 @@ def format_to_json(format: AbstractFormat) -> dict[str, Any]:
     known = known_formats().get(type(format).__name__.lower())
     if known is not type(format):
         raise ValueError(
-            f"the format {format} could not be loaded. Files have the names of "
-            f"classes, and that of {type(format)} is also the name of {known}."
+            f"the format {format} could not be loaded. Files store the names of "
+            f"classes, and {type(format)} has the same name as {known}."
         )
     if format_from_json(json) != format:
         raise ValueError(

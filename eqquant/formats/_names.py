@@ -93,5 +93,5 @@ def _value(node):
         if module in ("", *_of_dtypes):
             return name
     raise ValueError(
-        f"`{ast.unparse(node)}` is none of a number, a text, a dtype and a format."
+        f"`{ast.unparse(node)}` is not a number, a text, a dtype or a format."
     )

@@ -22,8 +22,8 @@ def as_roundings(
     pair = backward if isinstance(backward, tuple) else (backward,)
     if any(isinstance(r, Delayed) for r in (forward, *pair)):
         raise ValueError(
-            "Scales of earlier steps are kept with a weight, so products without one "
-            f"cannot be `Delayed`. Got {forward} and {backward}: give the formats."
+            "`Delayed` keeps its history with a weight, and this product has none. Got "
+            f"{forward} and {backward}: pass the formats themselves."
         )
     return Roundings(checked_format("forward", forward), *checked_backward(backward))
 

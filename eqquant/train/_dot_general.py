@@ -87,7 +87,7 @@ class DotGeneral(eqx.Module):
         if out_sharding is not None:
             raise ValueError(
                 "`out_sharding` should be `None` for products in fewer bits: their "
-                "sharding follows from that of the operands. Got "
+                "sharding follows from the operands. Got "
                 f"{out_sharding}: apply `jax.sharding.reshard` to the result."
             )
         exact = ft.partial(

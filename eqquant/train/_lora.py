@@ -223,9 +223,9 @@ def _warn_of_guesses(leaves, infos):
     if doubtful:
         more = f" (and {len(doubtful) - 1} more)" if len(doubtful) > 1 else ""
         warnings.warn(
-            f"Adapters of {doubtful[0]}{more} are those of a stack of matrices, which "
-            "is a guess. Pass `example=`, the arguments of a call or `(fn, args)`, "
-            "which tells the axes; or `eqquant.register_owner` that of a field.",
+            f"Adapters of {doubtful[0]}{more} are for a stack of matrices, which is a "
+            "guess. Pass `example=`, the arguments of a call or `(fn, args)`, to find "
+            "the axes; or register the axis of a field by `eqquant.register_owner`.",
             stacklevel=3,
         )
 

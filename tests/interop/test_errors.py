@@ -351,14 +351,14 @@ def test_two_formats_of_one_name(path, monkeypatch):
     q = eqq.quantize(normal(2, 4), Negated())
     known = {**known_formats(), "negated": eqq.Int8}
     monkeypatch.setattr("eqquant.formats._json.known_formats", lambda: known)
-    with pytest.raises(ValueError, match="Negated.* is also the name of .*Int8"):
+    with pytest.raises(ValueError, match="Negated.* has the same name as .*Int8"):
         save(path, [q])
 
 
 @pytest.mark.parametrize("spec", [P(P.UNCONSTRAINED), P("a", unreduced=frozenset("b"))])
 def test_shardings_that_cannot_be_declared(spec, path):
     q = dataclasses.replace(tree["w"], sharding=spec)
-    with pytest.raises(ValueError, match="only the names of axes can be saved"):
+    with pytest.raises(ValueError, match="saved only by the names of its axes"):
         save(path, [q])
 
 

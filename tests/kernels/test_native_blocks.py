@@ -157,7 +157,7 @@ def test_points_that_are_far_from_integers():
     explained = eqq.explain(x, q)
     assert explained.kernel != "native_decoded_integers"
     why = dict(explained.refused)["native_decoded_integers"]
-    assert "points that are near to integers" in why
+    assert "points that are near integers" in why
 
 
 @pytest.mark.examples(2)

@@ -97,7 +97,7 @@ def test_version(folder, minor):
     running = library._interface()
     assert running is not None
     expected = (
-        f"or a newer minor version; that of jaxlib is {running[0]}.{running[1]}"
+        f"or a newer minor version; jaxlib's version is {running[0]}.{running[1]}"
         if minor == 99
         else "which JAX does not accept: "
     )
@@ -112,7 +112,7 @@ def test_version_is_that_of_jaxlib():
 def test_interface_that_is_not_known(folder, monkeypatch):
     make_stub(folder, 3)
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(folder))
-    assert "that of jaxlib is unknown" in (library.missing() or "")
+    assert "jaxlib's version is unknown" in (library.missing() or "")
 
 
 def test_processor_without_the_instructions(folder):

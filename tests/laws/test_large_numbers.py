@@ -63,7 +63,7 @@ def test_traced_narrow(format):
     "format, what",
     [
         *(
-            (format, "float16, at most 65504: take `scale_dtype=jnp.f")
+            (format, "float16, at most 65504: use `scale_dtype=jnp.f")
             for format in narrow[:4]
         ),
         *((narrow[4], "float16"), (narrow[5], "float16")),

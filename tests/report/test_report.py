@@ -308,7 +308,7 @@ class Own(eqx.Module):
 def test_example():
     model = Own(*jr.normal(jr.key(0), (6, 32, 32)))
     x = jnp.ones((5, 32))
-    not_told = "multiplied by the example, but not along axes that can be told"
+    not_told = "multiplied by the example, but along unknown axes"
     with pytest.warns(match=not_told):
         q = eqq.tree_quantize(model, example=x, min_size=0)
     found = eqq.report(q, model, example=x)

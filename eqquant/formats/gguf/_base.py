@@ -283,7 +283,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
     def encode(self, w, scale=None):
         if scale is not None:
             raise ValueError(
-                f"There is no one scale for each block in {self}. Got `scale`."
+                f"Blocks of {self} have several scales. Got `scale`."
             )
         # The last block is padded with its last number, which widens no range.
         missing = -w.shape[-1] % self.block_size

@@ -179,7 +179,7 @@ def _integers(problem: Problem) -> str | None:
     if reason is not None:
         return reason
     if integer_step(problem.format) is None:
-        return f"needs points that are integers, not those of {problem.format}"
+        return f"needs points that are integers, got {problem.format}"
     if problem.terms > _most:
         return f"is for sums of at most {_most} products, got {problem.terms}"
     activation = problem.activation

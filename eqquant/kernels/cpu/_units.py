@@ -294,7 +294,7 @@ def refuse_units(problem: Problem) -> str | None:
     if isinstance(format, AbstractGrid) and format.radix is not None:
         # (Others leave bits of a byte unused.)
         if format.radix not in (2, 4, 16, 256):
-            return f"decodes codes of whole bits, not those of {format}"
+            return f"decodes codes of whole bits, got {format}"
         if (format.block_size or 16) % 16:
             return f"needs blocks of a multiple of 16 codes, got {format}"
     return refuse_layout(problem)

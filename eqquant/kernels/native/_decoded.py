@@ -110,7 +110,7 @@ def _rounds_to_integers(problem: Problem, most: float = _rounded) -> str | None:
         return "needs a CPU with 16-bit integer products"
     points = integer_points(problem.format)
     if points is None or points.error > most:
-        return f"needs points that are near to integers, not those of {problem.format}"
+        return f"needs points that are near integers, got {problem.format}"
     return refuse_small(problem)
 
 

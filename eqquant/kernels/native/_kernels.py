@@ -96,9 +96,7 @@ def _integers(problem: Problem) -> str | None:
     if not library.has("int8"):
         return "needs a CPU with 8-bit integer products"
     if not are_consecutive(problem.format):
-        return (
-            f"needs points that are consecutive integers, not those of {problem.format}"
-        )
+        return f"needs points that are consecutive integers, got {problem.format}"
     activation = problem.activation
     if activation is None:
         return refuse_small(problem)

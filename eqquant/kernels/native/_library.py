@@ -192,7 +192,7 @@ def _checked() -> ctypes.CDLL | str:
     if running is None or compiled[0] != running[0] or compiled[1] > running[1]:
         return (
             f"which is for version {_text(compiled)} of XLA's FFI or a newer minor "
-            f"version; that of jaxlib is {_text(running)}"
+            f"version; jaxlib's version is {_text(running)}"
         )
     return library
 
