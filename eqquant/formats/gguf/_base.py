@@ -282,9 +282,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
 
     def encode(self, w, scale=None):
         if scale is not None:
-            raise ValueError(
-                f"Blocks of {self} have several scales. Got `scale`."
-            )
+            raise ValueError(f"Blocks of {self} have several scales. Got `scale`.")
         # The last block is padded with its last number, which widens no range.
         missing = -w.shape[-1] % self.block_size
         w = jnp.pad(w, [(0, 0)] * (w.ndim - 1) + [(0, missing)], mode="edge")
