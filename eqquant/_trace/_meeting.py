@@ -15,7 +15,7 @@ class Meeting(NamedTuple):
     - `contracted`: the axes of the leaf that are contracted, in order.
     - `columns`, `batch`: the axes of the other operand that are contracted with these,
         and its batch axes.
-    - `over`: for each axis of `batch`, the factors of the leaf on the other side.
+    - `over`: for each batch axis, the factors of the leaf.
     - `rows`: the number of rows of the other operand that meet one matrix.
     - `free`: for a plain product, the factors of the axes of the view that are neither
         contracted nor batch axes.

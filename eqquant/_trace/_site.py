@@ -34,7 +34,7 @@ class Product:
 
 
 class Step(NamedTuple):
-    """The index of an unknown step of a scan. `number` is the number of the scan."""
+    """The index of any step of a scan. `number` is the number of the scan."""
 
     number: int
     reverse: bool

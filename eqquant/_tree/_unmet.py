@@ -13,8 +13,8 @@ from ._rules import is_every, matches, Rules
 
 # A filter names arrays with a format by
 #
-# - a rule whose pattern is not `*` alone: `*` means "every weight", and skips the
-# arrays   that cannot be quantized;
+# - a rule whose pattern is not `*` alone: `*` means "every weight", and skips arrays
+#   that cannot be quantized;
 # - a format at a place of a prefix tree that has matrices. (Booleans and functions
 #   there filter, as for `eqx.partition`.)
 #
