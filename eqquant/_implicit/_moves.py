@@ -23,7 +23,7 @@ class Transpose(NamedTuple):
 
 
 class Reshape(NamedTuple):
-    """The same numbers, in row-major order, in another shape."""
+    """Arranges the same numbers, in row-major order, in another shape."""
 
     shape: tuple[int, ...]
 

@@ -129,8 +129,7 @@ class Capture:
         if self._lanes is not None:
             x = values[met.other]
             second = self._mapped(lax.all_gather(x, self._lanes)[1])
-            # (Of arrays in bfloat16, XLA:CPU cannot multiply one with another that has
-            # an axis more.)
+            # (XLA:CPU cannot multiply a bfloat16 array with one that has an axis more.)
             values = [self._mapped(a) for a in values]
             if pick is not None:
                 pick = pick._replace(value=self._mapped(pick.value))

@@ -7,7 +7,7 @@ from ._walk import Walked
 
 
 class Plan(NamedTuple):
-    """Which sums to make.
+    """The sums to take.
 
     - `lead`: the leading axes of each sum.
     - `shared`: the slots of leaves, each with the slot whose sum it shares.

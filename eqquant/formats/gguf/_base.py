@@ -134,8 +134,8 @@ class BlockFields(NamedTuple):
 
     - `codes`: the code of each number.
     - `steps`, `lows`: the scale and the minimum of each part, as multiples of the
-        block's two scales in float16. Minima are subtracted. Without them a block has
-        only one part, and the two numbers in float16 are its scale and its minimum.
+        block's two scales in float16. Minima are subtracted. If a block has only one
+        part, there are none, and the two numbers in float16 are its scale and minimum.
     - `zero`: the number that is subtracted from `steps`.
     - `signed`: whether `steps` are signed integers of 8 bits.
     """

@@ -18,7 +18,7 @@ from .._problem import Problem
 
 
 class Decoder(NamedTuple):
-    """How a tile of bytes is decoded.
+    """Decodes a tile of bytes.
 
     - `planes`: the number of planes.
     - `decode`: `(bytes, zero-points or None) -> planes`.
