@@ -22,12 +22,19 @@ from .._tree import (
     warn_of_little,
 )
 from ..formats import AbstractFormat, Int8
-from ._checked import Backward, checked_backward, checked_format, checked_forward
-from ._delayed import Delayed
-from ._history import History
-from ._lora_array import LoRA
-from ._low_precision import is_low_precision, LowPrecision, plain
-from ._low_precision_product import Roundings
+from ._lora import LoRA
+from ._low_precision import (
+    Backward,
+    checked_backward,
+    checked_format,
+    checked_forward,
+    Delayed,
+    History,
+    is_low_precision,
+    LowPrecision,
+    plain,
+    Roundings,
+)
 
 
 def tree_compute(

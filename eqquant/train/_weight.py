@@ -52,3 +52,8 @@ class AbstractWeight(AbstractArrayLike):
 def by_transpose(w: AbstractWeight, x: Array) -> Array:
     """Computes `w @ x` as the product of the transposes."""
     return x @ w.mT if x.ndim == 1 else (x.mT @ w.mT).mT
+
+
+def is_simple(index: Any) -> bool:
+    """Whether indexing a stack axis keeps the matrices, and leaves `axis` as it is."""
+    return type(index) is int or isinstance(index, np.integer | slice)

@@ -6,7 +6,7 @@ import pytest
 import eqquant as eqq
 from eqquant.formats import AbstractDithered
 from eqquant.train import Stochastic
-from eqquant.train._operand import rounded
+from eqquant.train._low_precision._operand import rounded
 
 from .reference import dynamic
 

@@ -86,7 +86,7 @@ examples = {
 # What JAX makes of derivatives, in some versions.
 derived = {"closed_call"}
 # Whose rules are those for packed arrays, applied to skeletons.
-of_skeletons = "eqquant.train._fake_quantized_rules"
+of_skeletons = "eqquant.train._qat._rules"
 
 
 def equations(jaxpr):

@@ -118,7 +118,7 @@ def test_what_is_not_finite():
 
 # A scale is each bin's, to the last number of it.
 def test_ends_of_bins():
-    from eqquant.train._history import bin_of, History
+    from eqquant.train._low_precision._history import bin_of, History
 
     ends = 1.75 * 2.0 ** np.arange(-125, 128).astype(np.float64)
     ends = ends.astype(np.float32)

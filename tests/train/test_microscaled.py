@@ -8,9 +8,10 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import eqquant as eqq
-from eqquant.train import _microscaled, tree_compute
-from eqquant.train._microscaled import elements, microscaled, scaled
-from eqquant.train._operand import as_operand
+from eqquant.train import tree_compute
+from eqquant.train._low_precision import _microscaled
+from eqquant.train._low_precision._microscaled import elements, microscaled, scaled
+from eqquant.train._low_precision._operand import as_operand
 
 from ..helpers import normal
 from ..sharding.meshes import mesh, put

@@ -190,7 +190,7 @@ def test_derivatives():
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("format", [eqq.Int8(), eqq.FP8("e5m2"), eqq.NVFP4()])
 def test_stochastic_rounding(format):
-    from eqquant.train._operand import rounded as rounded_at
+    from eqquant.train._low_precision._operand import rounded as rounded_at
 
     row = jnp.asarray(normal(64))
     # (Differences of each copy, which are far below its rounding.)

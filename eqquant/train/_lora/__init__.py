@@ -1,0 +1,11 @@
+"""LoRA: adapters of two small matrices (`_matrix`) beside frozen weights (`_array`).
+`eqquant.implicit` finds their products by `_rules`."""
+
+from . import _rules as _rules
+from ._adapters import (
+    lora_only as lora_only,
+    merge_lora as merge_lora,
+    with_lora as with_lora,
+)
+from ._array import LoRA as LoRA
+from ._lora import lora as lora, lora_spec as lora_spec

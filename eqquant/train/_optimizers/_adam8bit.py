@@ -1,0 +1,137 @@
+from collections.abc import Callable
+from typing import Any, TYPE_CHECKING
+
+from jaxtyping import PyTree
+
+from ...formats import Dynamic8
+from ._moments import chained, Scalar, Size
+from ._quantized_adam import scale_by_quantized_adam
+
+
+if TYPE_CHECKING:
+    import optax
+
+
+def scale_by_adam8bit(
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    *,
+    nesterov: bool = False,
+    block_size: Size = 256,
+    filter_spec: PyTree = True,
+    min_size: Size = 4096,
+    embeddings: bool = False,
+) -> "optax.GradientTransformation":
+    """`optax.scale_by_adam` with a state of two bytes per parameter instead of eight.
+    Both moments are flattened and stored in [`eqquant.Dynamic8`][] with dithered
+    rounding; the second moment is unsigned.
+
+    !!! Example
+
+        ```python
+        optimizer = optax.chain(
+            optax.clip_by_global_norm(1.0),
+            eqquant.train.scale_by_adam8bit(),
+            optax.scale_by_learning_rate(1e-3),
+        )
+        ```
+
+    **Arguments:**
+
+    - `b1`, `b2`, `eps`, `eps_root`, `nesterov`: as in `optax.scale_by_adam`.
+    - `block_size`: the number of elements that share a scale.
+    - `filter_spec`: which parameters have their moments in 8 bits: a prefix PyTree of
+        the parameters, as in `eqx.partition`, of booleans and of functions from a leaf
+        to a boolean. All other moments stay in float32.
+    - `min_size`: parameters with fewer elements keep their moments in float32.
+    - `embeddings`: whether the moments of an `eqx.nn.Embedding` are in 8 bits, too. By
+        default they stay in float32, since few rows have a gradient in any one step.
+        (Embeddings of other modules can be excluded by `filter_spec`.)
+
+    Moments are sharded over the same devices as their parameters.
+
+    A NaN or an infinity in a gradient makes the moments of its block NaN. Finite
+    gradients beyond 1e19, whose squares overflow, count as 1e19.
+
+    To compile `init` under `optax.inject_hyperparams`, pass `"block_size"` and
+    `"min_size"` as `static_args`.
+
+    **Returns:**
+
+    An `optax.GradientTransformation`.
+
+    **Raises:**
+
+    A `ModuleNotFoundError` if optax is not installed. `init` raises a `ValueError` for
+    complex parameters: wrap the optimizer in `optax.contrib.split_real_and_imaginary`.
+
+    ??? cite "Reference"
+
+        8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
+    """
+    return scale_by_quantized_adam(
+        Dynamic8,
+        (b1, b2),
+        eps,
+        eps_root,
+        nesterov,
+        block_size,
+        filter_spec,
+        min_size,
+        embeddings,
+    )
+
+
+def adamw8bit(
+    learning_rate: Scalar | Callable[[Any], Any],
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    weight_decay: Scalar = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+    block_size: Size = 256,
+    filter_spec: PyTree = True,
+    min_size: Size = 4096,
+    embeddings: bool = False,
+) -> "optax.GradientTransformation":
+    """`optax.adamw` with a state of two bytes per parameter.
+
+    !!! Example
+
+        ```python
+        optimizer = eqquant.train.adamw8bit(1e-3)
+        state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+        ```
+
+    **Arguments:**
+
+    - `learning_rate`, `b1`, `b2`, `eps`, `eps_root`, `weight_decay`, `mask`,
+        `nesterov`: as in `optax.adamw`.
+    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
+        [`eqquant.train.scale_by_adam8bit`][].
+
+    **Returns:**
+
+    An `optax.GradientTransformation`.
+
+    **Raises:**
+
+    A `ModuleNotFoundError` if optax is not installed.
+    """
+    scale_by = scale_by_adam8bit(
+        b1,
+        b2,
+        eps,
+        eps_root,
+        nesterov=nesterov,
+        block_size=block_size,
+        filter_spec=filter_spec,
+        min_size=min_size,
+        embeddings=embeddings,
+    )
+    return chained(scale_by, learning_rate, weight_decay, mask)
