@@ -32,20 +32,20 @@ _key, _checksum_key, _index_key = "eqquant", "eqquant.crc32", "eqquant.index"
 
 
 def to_header(layout: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a safetensors file that describes a tree."""
+    """Returns the metadata of a safetensors file that describe a tree."""
     text = json.dumps({"version": layout_version, **layout})
-    # What is written can be read.
+    # Make sure that the header can be read again.
     check_bounds(text.encode(), "the description of `m`")
     return {_key: text, _checksum_key: _checksum(text)}
 
 
 def to_part(index: str) -> dict[str, str]:
-    """The metadata of one file of several, with the name of their index."""
+    """Returns the metadata of one file of several, with the name of their index."""
     return {_index_key: index}
 
 
 def is_own(metadata: dict[str, str]) -> bool:
-    """Whether this is the metadata of a file of `save` or `convert`, or of one of
+    """Whether these are the metadata of a file of `save` or `convert`, or of one of
     several such files."""
     return _key in metadata or _index_key in metadata
 
