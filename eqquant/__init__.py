@@ -5,18 +5,21 @@ The rooms of the package, from the top to the bottom. A room imports only from r
 below it, through their `__init__.py`. Each room's docstring describes its purpose and
 how to extend it.
 
-    _cli the command `eqquant` bench the benchmarks behind `eqquant bench` demo the
-    language models behind `eqquant demo` _report what a quantized model costs, and why;
-    formats within a budget interop files and other libraries' checkpoints <-> trees of
-    arrays train straight-through estimators, QAT, LoRA, 8-bit optimizers _tree
-    tree_quantize: which leaves of a model are weights, and in which format _trace which
-    products the arrays of a model enter, and with what inputs _implicit run any JAX
-    function on quantized operands _solvers rounding that minimizes the error of
-    products: GPTQ and others _ops matmul, dot_general, conv and ragged products of
-    quantized arrays _array QuantizedArray, quantize, indexing, leading axes _product
-    the primitive behind every product; axes, sharding specs, partitioning kernels the
-    dispatch table, and the kernels for CPU, GPU and TPU formats numbers <-> stored
-    integer arrays
+    _cli        the command `eqquant`
+    bench       the benchmarks behind `eqquant bench`
+    demo        the language models behind `eqquant demo`
+    _report     what a quantized model costs, and why; formats within a budget
+    interop     files and other libraries' checkpoints <-> trees of arrays
+    train       straight-through estimators, QAT, LoRA, 8-bit optimizers
+    _tree       tree_quantize: which leaves of a model are weights, and in which format
+    _trace      which products the arrays of a model enter, and with what inputs
+    _implicit   run any JAX function on quantized operands
+    _solvers    rounding that minimizes the error of products: GPTQ and others
+    _ops        matmul, dot_general, conv and ragged products of quantized arrays
+    _array      QuantizedArray, quantize, indexing, leading axes
+    _product    the primitive behind every product; axes, sharding specs, partitioning
+    kernels     the dispatch table, and the kernels for CPU, GPU and TPU
+    formats     numbers <-> stored integer arrays
 
 To add a format, start in `eqquant.formats`; a kernel, in `eqquant.kernels`; a reader or
 writer of files, in `eqquant.interop`; a rule of `implicit`, in `eqquant._implicit`.

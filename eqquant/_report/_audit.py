@@ -203,8 +203,8 @@ _operand_name = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 
 
 def product_dtypes(text: str) -> dict[str, int]:
-    """Counts the products in a compiled program by their dtypes, such as `"s8 x s8 ->
-    s32"`. Products inside kernels are not counted.
+    """Counts the products in a compiled program by their dtypes, such as
+    `"s8 x s8 -> s32"`. Products inside kernels are not counted.
 
     **Arguments:**
 

@@ -87,8 +87,8 @@ def predictions(
     top: int | None = None,
 ) -> Predictions:
     """Keeps the predictions of a language model for a text, so that
-    [`eqquant.evaluate`][] can compare any number of models with it, without running it
-    again.
+    [`eqquant.evaluate`][] can compare any number of models with them, without running
+    that model again.
 
     !!! Example
 

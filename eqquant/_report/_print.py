@@ -78,8 +78,7 @@ _few = 8
 
 
 def print_report(rows: list[Row], total: Total, width: int) -> Iterator[Any]:
-    """Prints the quantized arrays, the dense arrays with the reasons for it, and the
-    total."""
+    """Prints the quantized arrays, the dense arrays with the reasons, and the total."""
     from rich.text import Text
 
     quantized = [row for row in rows if row.format is not None]

@@ -61,8 +61,8 @@ class Candidate:
     - `kernel`: returns the name of the kernel for some rows, or `None`.
     - `compile`: compiles `fn` for some rows and `weight`.
     - `copy`: copies `weight`.
-    - `suffix`: the suffix that distinguishes its name from other ways with the same
-        weight.
+    - `suffix`: the suffix of its name, which distinguishes it from other ways with the
+      same weight.
     """
 
     weight: Any

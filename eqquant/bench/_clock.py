@@ -37,7 +37,7 @@ class Times:
 
     @property
     def ratio_p10(self) -> float:
-        """The speed relative to the baseline, by the tenth percentiles, at which the
+        """The speed relative to the baseline, by the tenth percentiles, when the
         machine did little else."""
         return _quantile(self.baseline, 0.1) / self.p10
 

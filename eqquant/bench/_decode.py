@@ -79,7 +79,7 @@ def measure_decoding(
     - `min_rounds`: the minimum number of calls of each.
     - `seed`: the random seed of the weights.
     - `show`: called from time to time with the fraction of the work that is done, and a
-        description of the current step.
+      description of the current step.
 
     **Returns:**
 

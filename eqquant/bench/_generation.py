@@ -31,16 +31,16 @@ class Generation:
 
     - `library`: `"eqquant"` or `"llama.cpp"`.
     - `format`: the format of the weights, except for the embedding, which is in
-        float32.
+      float32.
     - `nbytes`: the size of the file.
     - `prefill`: by the length of a text, the tokens per second at which it is read.
     - `decode`: by the number of texts that are continued at once, their total tokens
-        per second.
+      per second.
     - `resident_bytes`, `most_bytes`, `idle_bytes`: the resident memory of the process
-        after the measurement, at its peak, and before the model is read. `None` if
-        unknown.
+      after the measurement, at its peak, and before the model is read. `None` if
+      unknown.
     - `error`: the largest error of a thousand logits, relative to the largest of them,
-        against the first row, which is in float32.
+      against the first row, which is in float32.
     """
 
     library: str
@@ -79,16 +79,16 @@ def measure_generation(
     **Arguments:**
 
     - `formats`: formats, or names of formats. llama.cpp is measured for GGUF's formats
-        only.
+      only.
     - `size`: the size of the transformer. By default it has 134 million parameters.
     - `prompts`: the lengths of texts to read.
     - `streams`: the numbers of texts to continue at once. These texts have the first
-        length in `prompts`.
+      length in `prompts`.
     - `number`: the number of tokens to generate for each text.
     - `seconds`: the seconds for which to repeat each measurement; the median counts.
     - `seed`: the random seed of the weights.
     - `show`: called from time to time with the fraction of the work that is done, and a
-        description of the current step.
+      description of the current step.
 
     **Returns:**
 

@@ -1,6 +1,6 @@
-"""Measures how fast a model reads and generates text, in a separate process: `python -m
-eqquant.bench._generation_child JSON` takes its options as a JSON object, and prints its
-results as another."""
+"""Measures how fast a model reads and generates text, in a separate process.
+`python -m eqquant.bench._generation_child` takes its options as a JSON object, and
+prints its results as another."""
 
 import functools as ft
 import json

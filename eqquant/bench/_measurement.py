@@ -8,9 +8,9 @@ from ._clock import Times
 class Measurement:
     """The speed and the error of one way to compute `x @ w`.
 
-    - `name`: the name of the format or of the other library's product. It ends in `",
-      XLA"` if the kernel was chosen without the native library, and in `", prepacked"`
-      if the weight was prepacked by [`eqquant.tree_prepack`][].
+    - `name`: the name of the format or of the other library's product. It ends in
+      `", XLA"` if the kernel was chosen without the native library, and in
+      `", prepacked"` if the weight was prepacked by [`eqquant.tree_prepack`][].
     - `rows`: the number of rows of `x`.
     - `shape`: the shape of `w`.
     - `times`: the times of the product, next to the times of float32.
@@ -26,7 +26,7 @@ class Measurement:
     - `outlier_error`: the largest error for `x` with one number in each row set to 300.
     - `compile_seconds`: the time to compile; `None` if nothing is compiled.
     - `failure`: the exception of another library, in which case there are no times and
-        errors.
+      errors.
     """
 
     name: str

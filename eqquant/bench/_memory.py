@@ -38,7 +38,7 @@ class Memory:
     - `depth`: the number of layers.
     - `scanned`: whether the layers run in a `jax.lax.scan` or in a Python loop.
     - `temporary_bytes`: the memory that the compiled value and gradient allocate,
-        besides their arguments and results. `None` if unknown.
+      besides their arguments and results. `None` if unknown.
     - `failure`: the exception, if compiling failed.
     """
 

@@ -61,15 +61,15 @@ def load_into(
         which are applied in turn:
 
         - a dictionary from patterns to names. The first pattern that matches applies.
-            In a pattern, each `*` matches any text, and each `{field}` text without
-            dots; the name has the same `*` and fields. `None` leaves the array out, and
-            a tuple of names puts it in several places.
+          In a pattern, each `*` matches any text, and each `{field}` text without dots;
+          the name has the same `*` and fields. `None` leaves the array out, and a tuple
+          of names puts it in several places.
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
         - `"llama"`, `"mistral"` or `"qwen"`: from llama.cpp's names to Hugging Face's,
-            for models of this family. (All three are the same. The architecture of a
-            GGUF file must be one whose rows of queries and keys, and whose norms,
-            [`eqquant.interop.open`][] converts to Hugging Face's.)
+          for models of this family. (All three are the same. The architecture of a GGUF
+          file must be one whose rows of queries and keys, and whose norms,
+          [`eqquant.interop.open`][] converts to Hugging Face's.)
 
         Dictionaries and pairs can also combine arrays, or take them apart. If the name
         lacks a field of the pattern, the field must match numbers: the arrays are

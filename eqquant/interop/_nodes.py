@@ -23,7 +23,7 @@ def children(node: PyTree) -> dict[Hashable, PyTree] | list[PyTree] | None:
     if len(found) == 1 and found[0][0] == ():
         return None
     keys, nodes = [key for (key,), _ in found], [child for _, child in found]
-    # Without children, there are no keys to tell a sequence.
+    # Without children, there are no keys that identify a sequence.
     is_sequence = bool(keys) or isinstance(node, Sequence)
     if is_sequence and all(isinstance(key, _indices) for key in keys):
         return nodes

@@ -60,11 +60,11 @@ def open(
 
         - `bits`, for GPTQ and MLX: the bits of a code.
         - `group_size`, for GPTQ, AWQ, compressed-tensors and MLX: the number of codes
-            per scale. (The shapes of MLX determine only the product `bits *
-            group_size`. By default, 256 means `4 * 64`, as in MLX.)
+          per scale. (In MLX, shapes determine only the product `bits * group_size`. By
+          default, 256 means `4 * 64`, as in MLX.)
         - `version`, for GPTQ: 1 (by default) stores each zero-point minus one, and 2
-            stores it unchanged. (In a symmetric file, the zero-points determine the
-            version.)
+          stores it unchanged. (In a symmetric file, the zero-points determine the
+          version.)
         - `linear_class`, for BitNet: `"bitlinear"` (by default) divides by the scales,
           and `"autobitlinear"` multiplies by them.
 

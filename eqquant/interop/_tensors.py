@@ -102,7 +102,7 @@ def as_dtype(name: str) -> np.dtype:
     dtype = known_dtype(name)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
-            f"it has numbers of {name}, which JAX is not configured to use. Set "
+            f"it has numbers of {name}, which JAX is not set up to use. Set "
             "`JAX_ENABLE_X64=1`, or read it inside `with jax.enable_x64(True):`."
         )
     return dtype
@@ -126,7 +126,7 @@ def for_jax(x: np.ndarray) -> np.ndarray:
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array, or its struct, has random keys."""
+    """Whether an array, or a struct of one, holds random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

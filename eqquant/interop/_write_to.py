@@ -121,8 +121,8 @@ def write(
         - `"compressed-tensors"`: `Int` without minima, `Int4`, `Int8`, `FP8`, `MXFP4`
           and `NVFP4(inverse=True)`;
         - `"gptq"`, in version 2 of its layout: `Int4`, and `Int` of 2, 3, 4 and 8 bits
-            without minima, with 16-bit scales, and the same bits and block size for all
-            arrays;
+          without minima, with 16-bit scales, and the same bits and block size for all
+          arrays;
         - `"bitsandbytes"`: `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
         - or a name given to [`eqquant.interop.register_layout`][].
 

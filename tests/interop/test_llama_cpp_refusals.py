@@ -94,7 +94,7 @@ _template = {"type": "TemplateProcessing"}
         (("model", "vocab", "a"), "0", "token 'a' should have a number"),
         (("model", "vocab"), {}, None),
         (("model", "vocab", "\ud800"), 8, "'.ud800' should be text"),
-        (("model", "vocab", "[PAD15]"), 8, "named .PAD...., as unused ones"),
+        (("model", "vocab", "[PAD15]"), 8, "named .PAD...., like unused"),
         (("model", "merges"), [], "pairs for 'merges'. It has none"),
         (("model", "merges"), ["a"], "pairs of text without spaces"),
         (("model", "merges"), [["a", "b c"]], "pairs of text without spaces"),

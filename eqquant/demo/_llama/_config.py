@@ -14,9 +14,9 @@ class Config:
     """The hyperparameters of an [`eqquant.demo.Llama`][].
 
     - `vocabulary`, `width`, `hidden`, `depth`: the number of tokens, the width of an
-        embedding, the width inside an MLP, and the number of layers.
+      embedding, the width inside an MLP, and the number of layers.
     - `heads`, `key_heads`, `head_size`: the number of heads of queries, the number of
-        heads of keys and values, and the size of each head.
+      heads of keys and values, and the size of each head.
     - `eps`: the epsilon of the norms.
     - `theta`: the base of the frequencies of rotary embeddings.
     - `factors`: the divisors of these frequencies, if they are scaled.

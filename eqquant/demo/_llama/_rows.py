@@ -18,11 +18,11 @@ class LlamaRow(NamedTuple):
     - `format`: the format of the weights of its layers, as written in Python.
     - `method`: `"the file"`, `"nearest"` or `"GPTQ"`. Empty for the model in float32.
     - `bits_per_weight`: the bits per weight of the matrices of its layers, scales
-        included.
+      included.
     - `megabytes`: the size of the whole model.
     - `nats_per_token`, `nats_error`: the loss on held-out text, and its standard error.
     - `change_per_token`, `change_error`: the difference from the loss in float32 on the
-        same tokens, and its standard error.
+      same tokens, and its standard error.
     - `tokens_per_second`: the speed at which one text is continued.
     - `text`: the continuation of the prompt.
     """

@@ -56,8 +56,8 @@ class RawTensor:
     - `name`: its name in the file.
     - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
     - `dtype`, `shape`: the dtype and the shape of the array that `read` returns, which
-        has bytes for block types. `dtype` is `None` if NumPy or this library has no
-        such dtype; `read` then raises a `ValueError`.
+      has bytes for block types. `dtype` is `None` if NumPy or this library has no such
+      dtype; `read` then raises a `ValueError`.
     """
 
     __slots__ = ("name", "kind", "dtype", "shape", "_file", "_start", "nbytes")

@@ -82,12 +82,13 @@ def convert(
     - `ordinary`: as in [`eqquant.interop.open`][].
     - `axis`: the contracted axis: -1 for matrices of the shape `(out, in)`, or -2 for
         `(in, out)`. If arrays differ, pass pairs of a condition, as in `rules`, and an
-        axis, or a tuple of the axes that a convolution contracts; for GPT-2, `[("h.*",
-        -2)]`. The first match decides, and other arrays use `"auto"`. `"auto"` keeps
-        the axis of arrays that are quantized in the source. Otherwise it is -1, or all
-        axes but the first for the filter of a convolution, `(out, in, *window)`. (An
-        array with more than two axes counts as a filter if its last axis is shorter
-        than 16. Otherwise, if it has four axes or more, `axis` must give its axes.)
+        axis, or a tuple of the axes that a convolution contracts; for example
+        `[("h.*", -2)]` for GPT-2. The first match decides, and other arrays use
+        `"auto"`. `"auto"` keeps the axis of arrays that are quantized in the source.
+        Otherwise it is -1, or all axes but the first for the filter of a convolution,
+        `(out, in, *window)`. (An array with more than two axes counts as a filter if
+        its last axis is shorter than 16. Otherwise, if it has four axes or more, `axis`
+        must give its axes.)
     - `min_size`: arrays with fewer numbers are not quantized.
     - `embeddings`: whether to quantize embeddings too.
     - `requantize`: whether to requantize arrays that are quantized in the source. The
@@ -111,10 +112,11 @@ def convert(
     **Raises:**
 
     A `ValueError` if arrays cannot be read, quantized or written, if a rule names an
-    array whose axes cannot be told from its shape, if `stats` describe other arrays, if
-    llama.cpp could not run the model, if all arrays to quantize are quantized already,
-    or if `OUT.partial` comes from a call with other arguments. A `FileExistsError` if
-    `out`, or a file that goes with it, exists, or if `OUT.partial` has other files.
+    array whose axes cannot be determined from its shape, if `stats` describe other
+    arrays, if llama.cpp could not run the model, if all arrays to quantize are
+    quantized already, or if `OUT.partial` comes from a call with other arguments. A
+    `FileExistsError` if `out`, or a file that goes with it, exists, or if `OUT.partial`
+    has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     suffix = out.suffix.lower()
@@ -293,7 +295,7 @@ def _cast(x, dtype):
     if lost := int(np.sum(np.isfinite(x) & ~np.isfinite(found))):
         raise ValueError(
             f"It has numbers that are too large for {dtype.name}: {lost} of {x.size}. "
-            "A rule with bf16 or f32 can have them."
+            "A rule with bf16 or f32 can store them."
         )
     return found
 

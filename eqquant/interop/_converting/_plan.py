@@ -22,7 +22,7 @@ _dense = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 _quantized_already = "quantized already"
-# Files have no modules, so names tell embeddings and norms.
+# Files have no modules, so embeddings and norms are recognized by their names.
 _embedding = re.compile(r"(?<![a-z])(emb|wte|wpe)")
 _norm = re.compile(r"norm|(^|[._])ln_")
 
@@ -150,7 +150,7 @@ def plan(
             along = _contracted(entry, axes[name])
             planned.append(Planned(entry, asked.prepacked("cpu"), along))
         else:
-            reason = f"{asked.name}, as was asked for"
+            reason = f"{asked.name}, as requested"
             planned.append(Planned(entry, None, entry.axis, asked, reason))
     _check_some(planned)
     return planned
@@ -200,7 +200,8 @@ def _axes(checkpoint, axis):
 
 def _known(entry):
     # Returns the axis of a quantized array. (If blocks go over the whole array, all
-    # axes count as contracted, which does not tell the axes of products.)
+    # axes count as contracted, which does not determine the axes that products
+    # contract.)
     if entry.format is None or len(as_tuple(entry.axis)) == len(entry.shape):
         return None
     return entry.axis
@@ -218,9 +219,9 @@ def _contracted(entry, axis):
     if axis is None:
         name, last = entry.name, tuple(range(1, len(entry.shape)))
         raise ValueError(
-            f"Which axes products contract of {name!r}, of shape {entry.shape}, its "
-            f"shape does not tell. Pass them as `axis`: [({name!r}, -1)] for a stack "
-            f"of (out, in) matrices, or [({name!r}, {last})] for the filter of a "
+            f"The axes of {name!r} that products contract do not follow from its shape "
+            f"{entry.shape}. Pass them as `axis`: [({name!r}, -1)] for a stack of "
+            f"(out, in) matrices, or [({name!r}, {last})] for the filter of a "
             f"convolution (--axis '{name}=-1', or --axis "
             f"'{name}={','.join(map(str, last))}')."
         )
@@ -230,8 +231,8 @@ def _contracted(entry, axis):
         raise ValueError(f"Could not convert {entry.name!r}: {e}") from e
     if isinstance(axis, tuple) and len(axis) == len(entry.shape):
         raise ValueError(
-            f"Could not convert {entry.name!r}: `axis` should leave out that of the "
-            f"outputs. Got {axis} for an array of shape {entry.shape}."
+            f"Could not convert {entry.name!r}: `axis` should leave out the axis of "
+            f"the outputs. Got {axis} for an array of shape {entry.shape}."
         )
     return axis
 

@@ -89,7 +89,7 @@ class Solver:
             ) from e
 
     def digest(self) -> str:
-        """Returns a digest that differs for solvers which round differently."""
+        """Returns a digest of everything that affects the rounding."""
         digest = hashlib.sha256(repr(self.method).encode())
         if self._stats is not None:
             digest.update(repr(self._stats).encode())

@@ -19,9 +19,9 @@ class Target(NamedTuple):
 
     - `suffix`: the suffix of the names of files.
     - `parts`: returns the tensors of an array, given its name and the array, which may
-        be a struct without numbers.
+      be a struct without numbers.
     - `layout`: returns the layout of a file, given its tensors, its position, the
-        number of files, and the total number of tensors.
+      number of files, and the total number of tensors.
     - `config`: returns the configuration, given the formats of arrays by their names.
     - `index`: the metadata of the index of several files. `None` if there is no index.
     """

@@ -8,8 +8,8 @@ class Architecture(NamedTuple):
     """The changes that llama.cpp's converter makes to the arrays of an architecture.
 
     - `interleaved`: the arrays of queries and keys, `"weight"` or `"bias"`, in which
-        the two halves of each head, between which RoPE rotates, are interleaved. (In
-        the original models, one half follows the other.)
+      the two halves of each head, between which RoPE rotates, are interleaved. (In the
+      original models, one half follows the other.)
     - `is_shifted`: whether one is added to the weights of norms.
     """
 

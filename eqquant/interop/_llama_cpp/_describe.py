@@ -19,7 +19,7 @@ class Description(NamedTuple):
     """The description of a model that llama.cpp needs besides its weights.
 
     - `family`: the family of the model. `None` if only llama.cpp knows the
-        hyperparameters and names of its architecture.
+      hyperparameters and names of its architecture.
     - `metadata`: the hyperparameters and the tokenizer.
     - `factors`: the divisors of rotary frequencies, if there are any.
     - `is_tied`: whether the embedding is also the output matrix. `None` if unknown.

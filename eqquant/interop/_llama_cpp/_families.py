@@ -54,7 +54,7 @@ class Family:
     - `architecture`: its name in llama.cpp.
     - `hyperparameters`: returns the hyperparameters of a configuration.
     - `block`, `optional`: the required and the optional tensors of each layer, with
-        their shapes.
+      their shapes.
     - `names`: maps patterns of names in Hugging Face to patterns in llama.cpp.
     - `has_head`: whether the output may have its own matrix.
     - `is_tied`: whether the embedding is also the output matrix by default.

@@ -47,7 +47,7 @@ class Splitting(NamedTuple):
     """The way in which text is split into words, before their bytes are merged.
 
     - `steps`: pairs of `"Split"` and a pattern, of `"Digits"` and whether each digit is
-        split off, or of `"ByteLevel"` and whether it splits like GPT-2.
+      split off, or of `"ByteLevel"` and whether it splits like GPT-2.
     - `ignores_merges`: whether words that are tokens are looked up as a whole.
     - `adds_bos`: whether the token at the beginning of a text is added by default.
     """

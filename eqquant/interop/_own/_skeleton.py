@@ -15,12 +15,12 @@ class Skeleton(NamedTuple):
     """The contents of a file, without the numbers.
 
     - `tree`: the tree with structs instead of arrays. A struct, or a quantized array,
-        in two places is the same array in both.
+      in two places is the same array in both.
     - `types`, `arrays`: the type and the struct of each array, by its name.
     - `quantized`: the quantized arrays, by their names.
     - `numpy`: `"array"` or `"scalar"` for each NumPy array and scalar, by its name.
     - `on_call`: the paths, of plain keys, of modules that run under `implicit`, and
-        whether all their methods do.
+      whether all their methods do.
     """
 
     tree: PyTree

@@ -229,9 +229,9 @@ def transposed(piece: Piece) -> Piece:
 
 def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
     """Quantizes an array, unless it already has this format. Arrays in another format
-    are quantized along the same axis as before. Filters of convolutions, which are told
-    by their shape, are quantized along all axes but the first, and other arrays along
-    `axis`.
+    are quantized along the same axis as before. Filters of convolutions, which are
+    recognized by their shape, are quantized along all axes but the first, and other
+    arrays along `axis`.
 
     **Raises:**
 
