@@ -93,7 +93,7 @@ class Audit:
 
 def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
     """Shows how a program uses each quantized array: which kernel computes its
-    products, and where it is dequantized. `fn` is traced and compiled, as by
+    products, and where it is dequantized. `fn` is traced and compiled, as in
     `eqx.filter_jit`, but not run.
 
     !!! Example

@@ -29,9 +29,9 @@ _of_configs = [
     ),
     ({"num_hidden_layers": 1}, "'model.layers.1.* has no place in the architecture"),
     ({"num_key_value_heads": 4}, r"k_proj.weight' should have the shape \(64, 32\)"),
-    ({"hidden_act": "gelu"}, "'silu', as llama.cpp, for 'hidden_act'. Got 'gelu'"),
+    ({"hidden_act": "gelu"}, "'silu', as in llama.cpp, for 'hidden_act'. Got 'gelu'"),
     ({"head_dim": 7}, "an even number for 'head_dim'"),
-    ({"rope_scaling": {"type": "dynamic"}}, "one of default, linear.* Got 'dynamic'"),
+    ({"rope_scaling": {"type": "dynamic"}}, "default, linear, yarn.* Got 'dynamic'"),
     ({"rope_scaling": {"rope_type": "linear"}}, "'factor'. It has none"),
     ({"rope_scaling": llama3 | {"high_freq_factor": 1}}, "a number above 1.0"),
     ({"rope_scaling": []}, "an object for 'rope_scaling'"),
@@ -51,14 +51,14 @@ def test_configurations_that_are_refused(changes, match, tmp_path):
 @pytest.mark.parametrize(
     "kind, changes, match",
     [
-        ("Gemma2", {"query_pre_attn_scalar": 100}, "16, as llama.cpp computes it"),
+        ("Gemma2", {"query_pre_attn_scalar": 100}, "16, as in llama.cpp"),
         ("Gemma2", {"final_logit_softcapping": None}, "'final_logit_softcapping'"),
         ("Gemma2", {"sliding_window": ...}, "'sliding_window'. It has none"),
-        ("Gemma3", {"attn_logit_softcapping": 3.0}, "null, as llama.cpp"),
+        ("Gemma3", {"attn_logit_softcapping": 3.0}, "null, as in llama.cpp"),
         ("Gemma3", {"layer_types": ["full_attention"]}, "for each layer"),
-        ("Gemma3", {"use_bidirectional_attention": True}, "false, as llama.cpp"),
-        ("Gemma", {"tie_word_embeddings": False}, "true, as llama.cpp"),
-        ("Qwen2", {"rope_scaling": llama3}, "no llama3, which llama.cpp lacks"),
+        ("Gemma3", {"use_bidirectional_attention": True}, "false, as in llama.cpp"),
+        ("Gemma", {"tie_word_embeddings": False}, "true, as in llama.cpp"),
+        ("Qwen2", {"rope_scaling": llama3}, "a kind other than llama3"),
         (
             "Qwen3",
             {"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1}},
@@ -88,7 +88,7 @@ _template = {"type": "TemplateProcessing"}
 @pytest.mark.parametrize(
     "path, value, match",
     [
-        (("model", "type"), "Unigram", "'BPE', as these"),
+        (("model", "type"), "Unigram", "'BPE', as in these"),
         (("model", "vocab"), ["a"], "tokens and their numbers"),
         (("model", "vocab", "a"), -1, "token 'a' should have a number. Got -1"),
         (("model", "vocab", "a"), "0", "token 'a' should have a number"),
@@ -99,7 +99,7 @@ _template = {"type": "TemplateProcessing"}
         (("model", "merges"), ["a"], "pairs of text without spaces"),
         (("model", "merges"), [["a", "b c"]], "pairs of text without spaces"),
         (("model", "merges"), [["a", 1]], "pairs of text without spaces"),
-        (("model", "end_of_word_suffix"), "</w>", "nothing, as llama.cpp"),
+        (("model", "end_of_word_suffix"), "</w>", "nothing, as in llama.cpp"),
         (("normalizer",), {"type": "Lowercase"}, "none, or NFC"),
         (("added_tokens",), [{"id": 3}], "text for 'content'"),
         (("added_tokens",), [{"id": "3", "content": "a"}], "a number for 'id'"),
@@ -115,7 +115,7 @@ _template = {"type": "TemplateProcessing"}
                     {"Sequence": {"id": "A"}},
                 ]
             },
-            "the bos token, as llama.cpp",
+            "the bos token, as in llama.cpp",
         ),
     ],
 )

@@ -16,10 +16,12 @@ def is_of_bytes(tokenizer: Values) -> bool:
     """
     model = tokenizer.below("model")
     if model.get("type") != "BPE":
-        raise model.wrong("type", "'BPE', as these architectures,", model.get("type"))
+        raise model.wrong(
+            "type", "'BPE', as in these architectures,", model.get("type")
+        )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise model.wrong(key, "nothing, as llama.cpp,", model.get(key))
+            raise model.wrong(key, "nothing, as in llama.cpp,", model.get(key))
     return not model.flag("byte_fallback", False)
 
 

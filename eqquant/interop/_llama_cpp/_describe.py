@@ -110,8 +110,10 @@ def _from_folder(folder, overrides):
     metadata[f"{family.architecture}.vocab_size"] = config.count("vocab_size")
     factors = rope_factors(config, head_size(config), 1e4)
     if factors is not None and not family.has_factors:
-        raise config.wrong("rope_type", "no llama3, which llama.cpp lacks here,", name)
+        raise config.wrong(
+            "rope_type", "a kind other than llama3, as in llama.cpp,", name
+        )
     is_tied = config.flag("tie_word_embeddings", family.is_tied)
     if not is_tied and not family.has_head:
-        raise config.wrong("tie_word_embeddings", "true, as llama.cpp,", False)
+        raise config.wrong("tie_word_embeddings", "true, as in llama.cpp,", False)
     return Description(family, metadata | overrides, factors, is_tied)

@@ -60,7 +60,7 @@ def gemma3(config: Values) -> dict[str, Any]:
     if config.get("attn_logit_softcapping") is not None:
         raise config.wrong(
             "attn_logit_softcapping",
-            "null, as llama.cpp has none here,",
+            "null, as in llama.cpp,",
             config.get("attn_logit_softcapping"),
         )
     if config.get("final_logit_softcapping") is not None:
@@ -68,7 +68,9 @@ def gemma3(config: Values) -> dict[str, Any]:
     if config.get("sliding_window") is None:
         return found
     if config.flag("use_bidirectional_attention", False):
-        raise config.wrong("use_bidirectional_attention", "false, as llama.cpp,", True)
+        raise config.wrong(
+            "use_bidirectional_attention", "false, as in llama.cpp,", True
+        )
     period = config.count("sliding_window_pattern", 6)
     layers = config.count("num_hidden_layers", most=most_layers)
     local = rope_values(config, "sliding_attention")
@@ -117,7 +119,7 @@ def _softcaps(config, *keys):
 def _check_activation(config, wanted, key="hidden_act"):
     found = config.get(key)
     if found != wanted:
-        raise config.wrong(key, f"{wanted!r}, as llama.cpp,", found)
+        raise config.wrong(key, f"{wanted!r}, as in llama.cpp,", found)
 
 
 def _check_scale(config, largest):
@@ -128,9 +130,7 @@ def _check_scale(config, largest):
         size = config.count("hidden_size") // config.count("num_attention_heads")
     found = config.number("query_pre_attn_scalar", size)
     if not math.isclose(found, size):
-        raise config.wrong(
-            "query_pre_attn_scalar", f"{size}, as llama.cpp computes it,", found
-        )
+        raise config.wrong("query_pre_attn_scalar", f"{size}, as in llama.cpp,", found)
 
 
 def _windows(config, default, period):

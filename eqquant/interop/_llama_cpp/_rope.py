@@ -36,12 +36,14 @@ def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
     rope = rope_values(config)
     share = rope.number("partial_rotary_factor", config.number(_share, 1.0))
     if share != 1.0:
-        raise rope.wrong(_share, "1, as llama.cpp rotates whole heads here,", share)
+        raise rope.wrong(_share, "1, since llama.cpp rotates whole heads,", share)
     found: dict[str, Any] = {"rope.freq_base": rope.number("rope_theta", theta)}
     kind = rope_kind(rope)
     if kind not in ("default", "linear", "yarn", "llama3"):
         raise rope.wrong(
-            "rope_type", "one of default, linear, yarn and llama3, as llama.cpp,", kind
+            "rope_type",
+            "default, linear, yarn or llama3, as in llama.cpp,",
+            kind,
         )
     if kind in ("linear", "yarn"):
         found["rope.scaling.type"] = kind
@@ -94,9 +96,9 @@ _keys = (
 def _yarn(config, rope, factor):
     for key in ("mscale", "mscale_all_dim"):
         if rope.get(key):
-            raise rope.wrong(key, "nothing, as llama.cpp,", rope.get(key))
+            raise rope.wrong(key, "nothing, as in llama.cpp,", rope.get(key))
     if not rope.flag("truncate", True):
-        raise rope.wrong("truncate", "true, as llama.cpp does that,", False)
+        raise rope.wrong("truncate", "true, as in llama.cpp,", False)
     whole = config.count("max_position_embeddings")
     length = rope.count("original_max_position_embeddings", whole)
     # llama.cpp always multiplies by this factor.

@@ -99,7 +99,7 @@ def _of_template(step, vocabulary, numbers):
         if len(those) == 1 and numbers[kind] is None:
             numbers[kind] = those[0]
         if those and (those != [numbers[kind]] or those == [None]):
-            raise step.wrong("single", f"the {kind} token, as llama.cpp,", names)
+            raise step.wrong("single", f"the {kind} token, as in llama.cpp,", names)
     return found
 
 
