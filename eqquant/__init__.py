@@ -1,8 +1,9 @@
 """Quantization for JAX and Equinox: a weight is swapped for a smaller array, and the
 model, its layers and its training loop stay as they were.
 
-The house, from the roof to the ground. A room imports only from rooms below it, through
-their `__init__.py`; each room's docstring says what it is for and how to add to it.
+The rooms of the package, from the top to the bottom. A room imports only from rooms
+below it, through their `__init__.py`. Each room's docstring describes its purpose and
+how to extend it.
 
     _cli        the command `eqquant`
     bench       the benchmarks behind `eqquant bench`
@@ -13,7 +14,7 @@ their `__init__.py`; each room's docstring says what it is for and how to add to
     _tree       tree_quantize: which leaves of a model are weights, and in which format
     _trace      which products the arrays of a model enter, and with what inputs
     _implicit   run any JAX function on quantized operands
-    _solvers    rounding that knows what a weight is multiplied with: GPTQ and others
+    _solvers    rounding that minimizes the error of products: GPTQ and others
     _ops        matmul, dot_general, conv and ragged products of quantized arrays
     _array      QuantizedArray, quantize, indexing, leading axes
     _product    the primitive behind every product; axes, sharding specs, partitioning
@@ -84,7 +85,8 @@ from .kernels import (
 __version__ = "0.1.0"
 
 # Not every program needs these rooms, so each is imported when it, or one of its names
-# below, is first used. Type checkers do not see that: they read the imports.
+# below, is first used. Type checkers do not follow `__getattr__`, so they read these
+# imports.
 if TYPE_CHECKING:
     from . import interop as interop, train as train
     from ._report import (

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 
 
-# What is printed where an encoding lacks a character.
+# Replacements for characters that an encoding lacks.
 _others = {"─": "-", "→": "->", "×": "x", "…": "...", "━": "=", "╸": "-", "–": "-"}
 _others |= {"±": "+-", "µ": "u"}
 
@@ -23,7 +23,7 @@ codecs.register_error("eqquant", _replaced)
 
 @contextlib.contextmanager
 def any_encoding() -> Iterator[None]:
-    """Standard output then takes any text, whatever its encoding is."""
+    """Makes standard output accept any text, whatever its encoding is."""
     file = sys.stdout
     if not isinstance(file, io.TextIOWrapper):
         yield
@@ -38,6 +38,7 @@ def any_encoding() -> Iterator[None]:
 
 
 def encodable(text: str) -> str:
-    """Text that standard output takes, whatever its encoding is."""
+    """Returns `text` with the characters replaced that standard output cannot
+    encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "eqquant").decode(encoding)

@@ -1,5 +1,6 @@
-"""Ctrl-C while the command `eqquant` is imported, which takes a second or two and comes
-before the command can catch it. Imported first, and of no effect in other programs."""
+"""Handles Ctrl-C while the command `eqquant` is imported, which takes a second or two
+and comes before the command can catch it. This module is imported first. It has no
+effect in other programs."""
 
 import pathlib
 import sys

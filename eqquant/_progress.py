@@ -1,5 +1,5 @@
-"""Progress of what takes long: a bar on a terminal, with what is being done, how fast
-it goes, and the time that is left."""
+"""Progress bars for long work, on a terminal: the current item, the speed, and the time
+that is left."""
 
 import contextlib
 import time
@@ -8,14 +8,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 
 _Item = TypeVar("_Item")
-# Called with the part of the work that is done, and what is being done.
+# Called with the fraction of the work that is done, and a description of the current
+# item.
 Listener: TypeAlias = Callable[[float, str], Any]
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def told_to(listener: Listener) -> Iterator[None]:
-    """Progress is told to a function, and not shown by bars, in any thread."""
+    """Passes progress, of any thread, to a function instead of showing bars."""
     _listeners.append(listener)
     try:
         yield
@@ -24,23 +25,23 @@ def told_to(listener: Listener) -> Iterator[None]:
 
 
 def time_left(seconds: float) -> str:
-    """A text, in steps of five seconds."""
+    """Formats a time, rounded up to five seconds."""
     rounded = 5 * -int(-seconds // 5)
     return f"{rounded // 60}:{rounded % 60:02} left"
 
 
 class Watched(Generic[_Item]):
     """Items to iterate over, with a progress bar on a terminal once they have taken two
-    seconds. A line above it says how long it takes in all, if that is more than a
+    seconds. A line above it gives the expected total time, if that is more than a
     minute.
 
     **Arguments:**
 
     - `items`: the items.
-    - `label`: what is done.
-    - `name`: what to call an item.
-    - `size`: how many numbers an item has, if its time is in proportion to that.
-        Otherwise all take about as long.
+    - `label`: the name of the task.
+    - `name`: returns the name of an item.
+    - `size`: returns the number of elements of an item, if its time is proportional to
+        that. Otherwise, all items are assumed to take equally long.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Watched(Generic[_Item]):
         known = isinstance(items, list | tuple)
         self._number = len(items) if known else None
         self._total = sum(map(self._size, items)) if known else None
-        # (Where it takes long for another reason says nothing of the pace.)
+        # `_usual` leaves out items that took long for another reason (see `note`).
         self._done, self._usual = _Work(), _Work()
         self._item = ""
         self._is_noted = self._is_told = False
@@ -64,14 +65,14 @@ class Watched(Generic[_Item]):
         self._lines: list[str] = []
 
     def note(self, what: str) -> None:
-        """Shows what else is done for an item, such as compiling. Its time then says
-        nothing of the next."""
+        """Shows extra work for an item, such as compiling. The item's time is then not
+        used to predict the next ones."""
         self._is_noted = True
         self._open()
         self._show(f"({what})")
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar, if there will be one."""
+        """Prints a line above the bar, once the bar is shown."""
         self._lines.append(line)
 
     def __iter__(self) -> Iterator[_Item]:
@@ -101,7 +102,7 @@ class Watched(Generic[_Item]):
             self._tell(self._done.seconds + (self._left() or 0.0))
 
     def _left(self):
-        # In seconds. `None` if that is not known.
+        # The time that is left, in seconds. `None` if it is not known.
         if self._total is None or self._usual.size == 0:
             return None
         size = self._total - self._done.size

@@ -21,7 +21,7 @@ def add_to(commands: Any) -> Parser:
         "--rename",
         choices=("llama", "mistral", "qwen"),
         help="the family of models, if one file has the names of llama.cpp and the "
-        "other those of Hugging Face",
+        "other has the names of Hugging Face",
     )
     add_ordinary(compare)
     return compare
@@ -64,7 +64,7 @@ def _opened(path, ordinary):
     from ..interop import open
 
     checkpoint = open(path)
-    # (GGUF and files of eqquant say what each array is.)
+    # (GGUF files and eqquant's files declare the format of each array.)
     if not ordinary or checkpoint.kind in ("gguf", "eqquant"):
         return checkpoint
     checkpoint.close()

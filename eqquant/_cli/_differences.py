@@ -2,12 +2,12 @@ import math
 from typing import Any, NamedTuple
 
 
-# The numbers that are compared at once, so that little memory is taken.
+# The number of elements compared at once, to save memory.
 _numbers = 2**22
 
 
 class Difference(NamedTuple):
-    """How far an array is from another one.
+    """The difference between two arrays.
 
     - `is_exact`: whether all numbers are equal. (NaN is equal to NaN.)
     - `sqnr`: the signal-to-quantization-noise ratio in decibels.
@@ -20,12 +20,13 @@ class Difference(NamedTuple):
 
 
 def difference(x: Any, y: Any) -> Difference:
-    """Compares two arrays of the same shape, of any dtypes, of which none is rounded.
+    """Compares two arrays of the same shape and of any dtypes. Neither is rounded for
+    this.
 
     **Arguments:**
 
     - `x`: the reference.
-    - `y`: what is compared with it.
+    - `y`: the array to compare with it.
     """
     import numpy as np
 
@@ -39,7 +40,8 @@ def difference(x: Any, y: Any) -> Difference:
         for a, b in _pieces(x, y):
             for i, z in enumerate(_signal_and_noise(a, b)):
                 sums[i] += np.sum((z / (peaks[i] or 1)) ** 2)
-        # Of ratios to the largest numbers, whose squares are no infinities or zeros.
+        # The sums are of squared ratios to the peaks, so that squares neither overflow
+        # nor vanish.
         with np.errstate(divide="ignore"):
             ratios = 10 * np.log10(sums) + 20 * np.log10(peaks)
         return Difference(False, float(ratios[0] - ratios[1]), float(peaks[1]))
@@ -54,7 +56,8 @@ def _pieces(x, y):
 
 
 def _wide(x):
-    # A dtype that has all numbers of that of `x`. Those of Python have any integer.
+    # Converts to a dtype that represents all values of the dtype of `x`. Python's
+    # integers have no limit.
     import numpy as np
 
     if x.dtype in (np.int64, np.uint64):
@@ -70,7 +73,8 @@ def _apart(x, y):
 
 
 def _signal_and_noise(x, y):
-    # Magnitudes; zero where both are infinite or NaN.
+    # The magnitudes of `x` and of `x - y`. Both are zero where both arrays are infinite
+    # or NaN.
     import numpy as np
 
     signal = np.abs(x).astype(np.float64)

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-# Architectures of llama.cpp, and of Hugging Face.
+# Maps llama.cpp's names of architectures to Hugging Face's.
 _architectures = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
-# By their names in `config.json`, the metadata of GGUF without the architecture.
+# Maps keys of `config.json` to keys of GGUF's metadata, without the prefix of the
+# architecture.
 _keys = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -28,12 +29,12 @@ _keys = {
 }
 _needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _reals = ("rms_norm_eps", "rope_theta")
-# What a configuration that it does not expect raises in eqx-zoo.
+# The errors that eqx-zoo raises for a configuration that it does not expect.
 _of_another_model = (
     *(ArithmeticError, AttributeError, LookupError, NotImplementedError),
     *(TypeError, ValueError),
 )
-# The experts of a layer are one array.
+# eqx-zoo stacks the experts of a layer in one array.
 _experts = "model.layers.{i}.mlp.experts"
 _stacks = {f"{_experts}.{{e}}.{{x}}.weight": f"{_experts}.{{x}}.weight"}
 _head = "lm_head.weight"
@@ -41,19 +42,18 @@ _embedding = "token_embd.weight"
 
 
 def load_model(path: pathlib.Path, config: pathlib.Path | None, largest: int) -> Any:
-    """Loads a model of eqx-zoo, `CausalLM`, from a folder of Hugging Face or from a
-    file of GGUF.
+    """Loads an eqx-zoo `CausalLM` from a Hugging Face folder or a GGUF file.
 
     **Arguments:**
 
-    - `config`: a folder with a `config.json`. By default, that of `path`, or the
-        metadata of GGUF.
-    - `largest`: the largest number of a token that the model should have.
+    - `config`: a folder with a `config.json`. By default, the `config.json` in `path`,
+        or the metadata of GGUF.
+    - `largest`: the largest token that the model must have in its vocabulary.
 
     **Raises:**
 
-    A `ValueError` if there is no eqx-zoo, or if it has no such model. An `OSError` if a
-    file cannot be read.
+    A `ValueError` if eqx-zoo is not installed, or does not support the model. An
+    `OSError` if a file cannot be read.
     """
     import equinox as eqx
     import jax
@@ -88,8 +88,8 @@ def load_model(path: pathlib.Path, config: pathlib.Path | None, largest: int) ->
 
 
 def renaming(checkpoint: Any) -> list[Any]:
-    """Rules from the names in a file to those in eqx-zoo. Also a file of eqquant may
-    have the names of llama.cpp."""
+    """Returns the rules that rename the arrays of a file for eqx-zoo. A file of eqquant
+    may have the names of llama.cpp, too."""
     return ["llama", _stacks] if _embedding in checkpoint else [_stacks]
 
 
@@ -122,7 +122,7 @@ def _read(path):
 def _check_numbers(config):
     for key in (*_keys, "vocab_size"):
         x, is_count = config.get(key), key not in _reals
-        # Of what a family of models lacks, the value may be null.
+        # The value may be null for features that a family of models lacks.
         if x is None and (key not in config or key not in _needed):
             continue
         kinds = (int,) if is_count else (int, float)
@@ -133,11 +133,11 @@ def _check_numbers(config):
 
 
 def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
-    """What `config.json` would say of the model in a GGUF file.
+    """Returns the equivalent of `config.json` for the model in a GGUF file.
 
     **Raises:**
 
-    A `ValueError` if it is of another architecture, or if something is missing.
+    A `ValueError` if its architecture is not supported, or if metadata are missing.
     """
     metadata: Mapping[str, Any] = checkpoint.metadata
     architecture = metadata.get("general.architecture")
@@ -149,8 +149,8 @@ def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in checkpoint:
         raise ValueError(
-            "it scales its rotary frequencies, and --config should name a folder whose "
-            "config.json says how"
+            "it scales its rotary frequencies: --config should name a folder whose "
+            "config.json describes the scaling"
         )
     found = {
         key: metadata[f"{architecture}.{name}"]
@@ -167,7 +167,7 @@ def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
     ]
     if is_bad:
         raise ValueError(f"its metadata should have numbers for {', '.join(is_bad)}")
-    # llama.cpp gives experts that were chosen shares that add up to one.
+    # llama.cpp normalizes the weights of the chosen experts to sum to one.
     return found | {
         "architectures": [_architectures[architecture]],
         "vocab_size": vocabulary,

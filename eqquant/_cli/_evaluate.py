@@ -10,16 +10,17 @@ from ._parser import add_flag, Parser, user_error
 from ._values import as_count
 
 
-# How many of the dense model's most probable tokens are kept for several others.
+# The number of the dense model's most probable tokens that are kept when several models
+# are compared with it.
 _top = 1024
 
 
 def add_to(commands: Any) -> Parser:
     evaluate = commands.add_parser(
         "evaluate",
-        help="measure how well language models predict a text, and what they lost",
+        help="measure how well language models predict a text, and how much they lost",
         description="Perplexity of models of eqx-zoo (Llama, Qwen 2 and 3), and how "
-        "far their predictions are from those of the dense model.",
+        "far their predictions diverge from the dense model's predictions.",
     )
     evaluate.add_argument(
         "models",
@@ -47,7 +48,7 @@ def add_to(commands: Any) -> Parser:
         "--config",
         type=pathlib.Path,
         metavar="FOLDER",
-        help="the folder with the config.json, if MODEL does not tell all",
+        help="the folder with the config.json, if MODEL lacks a part of it",
     )
     evaluate.add_argument(
         "--length",
@@ -129,11 +130,11 @@ def _table(found):
 
 
 def read_tokens(path: pathlib.Path) -> Any:
-    """The numbers in a file.
+    """Reads the token numbers in a file.
 
     **Raises:**
 
-    A `ValueError` if there are other things in it. An `OSError` if it cannot be read.
+    A `ValueError` if it holds anything else. An `OSError` if it cannot be read.
     """
     import numpy as np
 
@@ -167,7 +168,7 @@ def _tokens_of_text(text):
 
 
 def _texts(tokens, length) -> Iterator[Any]:
-    # The last is filled up, so that one program is compiled.
+    # The last text is padded to the same length, so that only one program is compiled.
     import numpy as np
 
     length = min(length, len(tokens))
@@ -184,14 +185,14 @@ def _logits(model, tokens):
 
 
 def _errors(model, dense, tokens):
-    """How far the outputs of each layer are from those of the dense model."""
+    """Returns the relative error of the outputs of each layer."""
     import equinox as eqx
     import jax.numpy as jnp
 
     from .._implicit import implicit
 
     def outputs(model, tokens):
-        # As `DecoderModel` of eqx-zoo.
+        # Repeats `DecoderModel` of eqx-zoo, but keeps the outputs of each layer.
         places = jnp.arange(len(tokens))
         mask = places[None, :] <= places[:, None]
         x, found = model.model.embed_tokens.weight[tokens], []

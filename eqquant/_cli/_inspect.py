@@ -66,7 +66,7 @@ def _print_about(checkpoint, console):
 
     from .._tree import printable
 
-    # (Without the description of a file of eqquant, which is what is listed.)
+    # (Leave out eqquant's own header: it describes the arrays, which are listed below.)
     metadata = {k: v for k, v in checkpoint.metadata.items() if not _is_header(k)}
     console.print(Text(checkpoint.kind, "bold"))
     for key, value in metadata.items():

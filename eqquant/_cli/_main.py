@@ -20,16 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `argv`: the arguments after the name of the command. By default, those of this
-        process.
+    - `argv`: the arguments after the name of the command. By default, the arguments of
+        this process.
 
     **Returns:**
 
     The exit status: 0 for success; 1 if `bench --platform gpu` finds wrong products, or
-    `compare` finds arrays that cannot be compared; 2 for an error of the user, which is
-    reported by a line on standard error, as is output that cannot be written; 130 if it
-    was interrupted. (Arguments that cannot be parsed raise
-    `SystemExit`, as in `argparse`.)
+    `compare` finds arrays that cannot be compared; 2 for a user error or for output
+    that cannot be written, either of which is reported by a line on standard error; 130
+    if it was interrupted. (Arguments that cannot be parsed raise `SystemExit`, as in
+    `argparse`.)
     """
     parser = Parser("eqquant", description="Quantized arrays for JAX and Equinox.")
     parser.add_argument(

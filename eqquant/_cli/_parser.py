@@ -23,8 +23,8 @@ def add_ordinary(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="the names of arrays that are not parts of quantized ones, though they "
-        "look so, such as 'images*'; repeatable",
+        help="the names of ordinary arrays that look like parts of quantized arrays, "
+        "such as 'images*'; repeatable",
     )
 
 
@@ -40,14 +40,14 @@ def add_out(parser: argparse.ArgumentParser, default: str, help: str) -> None:
 
 
 def user_error(command: str, message: object) -> int:
-    """Reports an error of the user in one line, and returns the exit status."""
+    """Reports a user error in one line, and returns the exit status."""
     _print_error(command, message)
     return 2
 
 
 def interrupted(command: str, what_now: str = "") -> int:
-    """Reports an interruption by the user, and returns the exit status, as a shell
-    has it."""
+    """Reports an interruption by the user, and returns the exit status that shells use
+    for it."""
     _print_error(command, f"interrupted. {what_now}")
     return 130
 

@@ -55,7 +55,7 @@ def add_to(commands: Any) -> Parser:
         metavar="[PATTERN=]AXIS",
         help="the axis that products contract: -1 for (out, in) matrices, -2 for "
         "(in, out), and as in 'conv.*=1,2,3' for filters; repeatable, and the first "
-        "match decides (default: -1, and of filters all but the first)",
+        "match decides (default: -1; for filters, all axes but the first)",
     )
     quantize.add_argument(
         "--min-size",
@@ -214,7 +214,7 @@ class _Bar:
         from .._tree import printable
 
         name = printable(name)
-        # The work of an earlier, interrupted run should not count towards the speed.
+        # Work done by an earlier, interrupted run must not count towards the speed.
         if self._task is None:
             self._task = self._bar.add_task(name, total=total, completed=done)
         self._bar.update(self._task, completed=done, description=name)
@@ -251,7 +251,7 @@ def _print(outcomes):
     kept = [x for x in outcomes if x.reason == "quantized already" and x.hint]
     if kept:
         number = "1 array" if len(kept) == 1 else f"{len(kept)} arrays"
-        text = f"\nQuantized already, and as before: {number}, such as "
+        text = f"\nQuantized already, and left as is: {number}, such as "
         text += f"{printable(kept[0].name)} → --requantize"
         console.print(Text(text, "yellow"), soft_wrap=True)
     measured = [x for x in outcomes if x.sqnr is not None]

@@ -5,12 +5,12 @@ from .._report import Row
 
 
 def row_of(entry: Any, after: int, **others: Any) -> Row:
-    """A row of a report about an entry of a checkpoint, or about the outcome of
+    """Returns the row of a report for an entry of a checkpoint, or for the outcome of
     converting one.
 
     **Arguments:**
 
-    - `after`: its number of bytes.
+    - `after`: its size in bytes.
     """
     size = math.prod(entry.shape)
     dtype = entry.dtype if isinstance(entry.dtype, str) else entry.dtype.name

@@ -52,7 +52,7 @@ def as_axis(text: str) -> tuple[str, int | tuple[int, ...]]:
 
 def format_from_text(text: str) -> Any:
     """Parses a format, by its name or as written in Python: `nf4` or `NF4(128)`. `none`
-    is `None`, and the names of dtypes stay.
+    becomes `None`, and names of dtypes are returned unchanged.
 
     **Raises:**
 

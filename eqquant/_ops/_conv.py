@@ -32,7 +32,8 @@ def qconv(
     preferred_element_type: Any = None,
 ) -> Inexact[Array, "..."]:
     """`jax.lax.conv_general_dilated` with a quantized filter. The filter is decoded a
-    few channels at a time; neither the forward nor the backward pass holds all of it.
+    few channels at a time; neither the forward nor the backward pass holds the whole
+    dense filter.
 
     !!! Example
 
@@ -91,8 +92,9 @@ def conv(
     batch_group_count: int,
     **params: Any,
 ) -> Inexact[Array, "..."] | None:
-    """`lax.conv_general_dilated` from the packed codes. `None` if the filter cannot be
-    split into tiles along its output channels or its input channels."""
+    """Computes `lax.conv_general_dilated` from the packed codes. Returns `None` if the
+    filter cannot be split into tiles along its output channels or its input
+    channels."""
     out_axis, in_axis, *_ = dimension_numbers.rhs_spec
     lead = leading_axes(q)
     if batch_group_count != 1:
@@ -108,8 +110,8 @@ def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
     params = dict(params)
     _, in_axis, *_ = dimension_numbers.rhs_spec
 
-    # The convolution with a tile of the filter. The checkpoint makes its residuals the
-    # packed codes instead of the decoded tile.
+    # Convolves with a tile of the filter. The checkpoint makes the packed codes its
+    # residuals, instead of the decoded tile.
     @ft.partial(jax.checkpoint, static_argnums=(3, 4, 5))
     def part(x, q, start, size, axis, groups):
         w = take_along(q, axis, start, size).dequantize().astype(x.dtype)

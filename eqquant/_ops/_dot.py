@@ -27,12 +27,13 @@ def dot(
     precision: str | None,
     q_first: bool = False,
 ) -> Inexact[Array, "..."] | None:
-    """`lax.dot_general(x, q, ...)` from the packed codes. If `q_first`, the result has
-    the axes of `q` before those of `x`; `dimension_numbers` have `x` first either way.
+    """Computes `lax.dot_general(x, q, ...)` from the packed codes. If `q_first`, the
+    axes of `q` come before the axes of `x` in the result; `dimension_numbers` have `x`
+    first either way.
 
-    Each axis of `q` is a batch axis, contracted, or free. This reduces to products of
-    matrices if the axes along which blocks lie are either all contracted or all free.
-    `None` otherwise.
+    Each axis of `q` is a batch axis, contracted, or free. If the axes along which
+    blocks lie are either all contracted or all free, this reduces to products of
+    matrices. Otherwise, returns `None`.
     """
     q = as_mapped(q)
     (x_contracted, q_contracted), (x_batch, q_batch) = dimension_numbers
@@ -92,8 +93,8 @@ def dot(
     if len(sums) > 0:
         y = jnp.sum(y, axis=tuple(sums))
 
-    # The product has free axes of `q` before and after those of `x`: bring them into
-    # the order of `lax.dot_general`.
+    # The product has free axes of `q` before and after the free axes of `x`: bring them
+    # into the order of `lax.dot_general`.
     before = [i for i in stack if i not in (*q_batch, *summed)]
     after = rows if contracted is blocked else blocked
     batch_shape = [shape[i] for i in q_batch]
@@ -115,7 +116,8 @@ def dot(
 
 
 def precision_name(precision: Any) -> str | None:
-    """The name of a `precision` argument of `lax.dot_general`: of two, the higher."""
+    """Returns the name of a `precision` argument of `lax.dot_general`. For a pair,
+    returns the higher one."""
     if isinstance(precision, tuple):
         return precision_name(max(precision, key=lambda p: p.value))
     if precision is None or isinstance(precision, str):
@@ -128,7 +130,8 @@ def precision_name(precision: Any) -> str | None:
 
 
 def _matrices(q, shape, stack, rows, blocked):
-    # Permutes the leading axes to this order, and merges `rows` into one axis.
+    # Permutes the leading axes to `stack`, then `rows`, and merges `rows` into one
+    # axis.
     new = permuted(q, [*stack, *rows, *blocked])
     assert new is not None
     row = math.prod(shape[i] for i in rows)

@@ -16,7 +16,8 @@ def qmatmul(
     kernel: str | None = None,
     precision: str | lax.Precision | None = None,
 ) -> Inexact[Array, "..."]:
-    """`x @ w`, where either operand may be quantized, with a choice of the kernel.
+    """Computes `x @ w`, where either operand may be quantized, with a choice of the
+    kernel.
 
     !!! Example
 

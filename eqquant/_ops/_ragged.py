@@ -28,14 +28,15 @@ def ragged_dot(
     dtype: Any,
     precision: str | None,
 ) -> Inexact[Array, "m n"] | None:
-    """`lax.ragged_dot`: multiplies the first `group_sizes[0]` rows of `x` by the first
-    weight of `q[g, k, n]` (of `q[g, n, k]` if `transposed`), the next rows by the
-    second, and so on. Rows that are left are zero; sizes that are left play no part.
-    `None` if blocks lie along the axis `g`.
+    """Computes `lax.ragged_dot`: multiplies the first `group_sizes[0]` rows of `x` by
+    the first weight of `q[g, k, n]` (of `q[g, n, k]` if `transposed`), the next rows by
+    the second, and so on. Rows beyond the sum of the sizes give zeros; sizes beyond the
+    number of rows are ignored. Returns `None` if blocks lie along the axis `g`.
 
-    It scans over pairs of a tile of rows and a weight that some of its rows need. So
-    one weight is read at a time, and unneeded ones are not read at all. If weights are
-    split over devices, each goes through its own, and the results are added.
+    This scans over pairs of a tile of rows and a weight that some of its rows need. So
+    one weight is read at a time, and unneeded weights are not read at all. If weights
+    are split over devices, each device scans its own weights, and the results are
+    added.
     """
     q = as_mapped(q)
     number = q.shape[0]
@@ -45,13 +46,14 @@ def ragged_dot(
 
 
 def _shards(q: QuantizedArray) -> tuple[int, NamedSharding | None]:
-    # How many parts the axis of weights is split in, as was declared, and the sharding
-    # of a stack of one weight of each part. (Of one weight, if there is one part.)
+    # Returns into how many parts the axis `g` is split, by the declared sharding, and
+    # the sharding of a stack of one weight from each part. (With a single part, the
+    # sharding of one weight.)
     declared = declared_by_row(q.sharding, q.axis, q.ndim)
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if q.sharding is None or declared is None or manual:
         return 1, None
-    # (Of the last axes.)
+    # The spec describes the last axes: fill it up on the left.
     entry, *others = (*[None] * q.ndim, *spec_of(q.sharding))[-q.ndim :]
     number = number_of_shards(declared.mesh, entry)
     leaves = jtu.tree_leaves(q.stored)
@@ -69,25 +71,25 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
     tiles = -(-m // size)
     x = jnp.pad(x.astype(dtype), ((0, tiles * size - m), (0, 0)))
 
-    # (Narrow integers could not count up to `m`.)
+    # Narrow integers could overflow before `m`.
     if group_sizes.dtype.itemsize < 4:
         group_sizes = group_sizes.astype(jnp.int32)
     # Rows beyond the last one do not exist.
     ends = jnp.cumsum(group_sizes)
     starts, ends = jnp.minimum(ends - group_sizes, m), jnp.minimum(ends, m)
     first = starts // size
-    # The number of tiles that each weight is needed for.
+    # The number of tiles that need each weight.
     tiles_of = jnp.where(ends > starts, (ends - 1) // size - first + 1, 0)
 
-    # Each shard goes through its own weights, beside the others.
+    # Each shard scans its own weights, in parallel with the others.
     split = lambda a: a.reshape(shards, number, *a.shape[1:])
     starts, ends, first, tiles_of = map(split, (starts, ends, first, tiles_of))
     upto = jnp.cumsum(tiles_of, axis=1)
     stored = jtu.tree_map(split, q.stored)
 
     def place(i, starts, ends, first, tiles_of, upto):
-        # The weight and the tile of step `i`, and which of its rows are of the weight.
-        # (Steps from `upto[-1]` on do nothing.)
+        # Returns the weight of step `i`, the first row of its tile, and which rows of
+        # the tile belong to the weight. (Steps from `upto[-1]` on do nothing.)
         which = jnp.minimum(jnp.sum(upto <= i), number - 1)
         start = (first[which] + i - (upto[which] - tiles_of[which])) * size
         row = start + jnp.arange(size, dtype=start.dtype)
@@ -125,7 +127,7 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
 
 
 def _tile(m, number):
-    # Large enough that few weights are read twice, small enough that few rows of a tile
-    # are computed in vain.
+    # Large enough that few weights are read twice, small enough that little work is
+    # wasted on rows of a tile that belong to other weights.
     mean = max(1, m // number)
     return min(256, max(8, 2 ** math.ceil(math.log2(mean))))

@@ -1,9 +1,9 @@
-"""What a quantized model costs and how it computes: `report`, `audit`, `explain`, the
-table of formats, what each weight loses in each format (`sensitivity`), and what a
-language model does (`evaluate`).
+"""Tools to inspect quantized models: the size and error of each array (`report`), the
+kernels that run (`audit`, `explain`), the table of formats, the error of each weight in
+each format (`sensitivity`), and the loss of language models (`evaluate`).
 
-This room imports `train`, `_tree`, `_solvers` and the rooms below them, and rich where
-a table is printed.
+May import `train`, `_tree`, `_solvers` and the rooms below them, and rich where a table
+is printed.
 """
 
 from ._allocation import Sensitivity as Sensitivity, SensitivityRow as SensitivityRow

@@ -3,13 +3,13 @@ from typing import Any
 import numpy as np
 
 
-# In inches: a row for each weight, and what is around it.
+# In inches: the height of the row of a weight, and of everything around the rows.
 _row, _around = 0.28, 1.6
 
 
 def allocation_figure(found: Any, bits: Any) -> Any:
-    """A figure of the formats that are chosen within each of some budgets, and of the
-    sum of the errors.
+    """Plots the formats that are chosen within each of several budgets, and the sum of
+    the errors.
 
     **Arguments:**
 

@@ -19,9 +19,9 @@ from ._uses import closed_over, Use, uses
 class Operand:
     """A quantized array among the operands of a program.
 
-    - `path`: where it is: `"layers.0.weight"` in the function, if that is a module or a
-        transformation of one, and `"args.0.weight"` in its arguments.
-    - `shape`, `dtype`, `format`, `nbytes`: those of the array.
+    - `path`: its path, such as `"layers.0.weight"` in the function, if that is a module
+        or a transformation of one, and `"args.0.weight"` in its arguments.
+    - `shape`, `dtype`, `format`, `nbytes`: the attributes of the array.
     """
 
     path: str
@@ -36,7 +36,7 @@ class Audit:
     """How a program uses quantized arrays. It prints as a table.
 
     - `operands`: the quantized arrays among its operands.
-    - `uses`: what the program does with them, in order.
+    - `uses`: how the program uses each of them, in order.
     - `temporary_bytes`: the memory that the compiled program allocates while it runs,
         besides its operands and results. `None` if XLA does not report it.
     - `product_dtypes`: the dtypes of the products in the compiled program, and the
@@ -93,7 +93,7 @@ class Audit:
 
 def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
     """Shows how a program uses each quantized array: which kernel computes its
-    products, and where it is dequantized. `fn` is traced and compiled, as by
+    products, and where it is dequantized. `fn` is traced and compiled, as in
     `eqx.filter_jit`, but not run.
 
     !!! Example
@@ -141,8 +141,9 @@ def audit(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Audit:
 
 
 def _of_function(fn):
-    # For `jax.vmap(model)`, the arrays of the model. `eqx.filter_vmap(model)` also has
-    # the model as a part.
+    # Lists the arrays in a function: for `jax.vmap(model)`, the arrays of the model.
+    # `eqx.filter_vmap(model)` has the model both wrapped and as a field, so its arrays
+    # would be listed twice.
     inside = _quantized({"fn": inspect.unwrap(fn)})
     known = {id(a) for _, q in inside for a in jtu.tree_leaves(q)}
     return inside + [
@@ -202,12 +203,12 @@ _operand_name = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 
 
 def product_dtypes(text: str) -> dict[str, int]:
-    """The dtypes of the products in a compiled program, such as `"s8 x s8 -> s32"`, and
-    the number of each. Products inside kernels are not counted.
+    """Counts the products in a compiled program by their dtypes, such as
+    `"s8 x s8 -> s32"`. Products inside kernels are not counted.
 
     **Arguments:**
 
-    - `text`: the program, as `compiled.as_text()` gives it.
+    - `text`: the program, from `compiled.as_text()`.
     """
     lines = text.splitlines()
     dtypes: dict[str, str] = {}

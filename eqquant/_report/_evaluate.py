@@ -25,21 +25,22 @@ from ._text import plain
 class Evaluation:
     """How well a language model predicts a text. It prints as a table.
 
-    Means are over tokens. Their standard errors take tokens to be independent.
+    Means are over tokens. Their standard errors assume that tokens are independent.
 
     - `tokens`: the number of tokens that were predicted.
     - `loss`, `loss_error`: the cross-entropy, in nats per token, and its standard
         error.
 
-    The rest compares with the dense model, and is `None` if there is none:
+    The other fields compare with the dense model, and are `None` if none was given:
 
-    - `dense_loss`: its cross-entropy.
-    - `change`, `change_error`: by how much the loss differs from that, and the standard
-        error of this difference. It is far smaller than those of the two losses, which
-        are of the same tokens.
-    - `divergence`: the Kullback-Leibler divergence of the predictions from those of the
-        dense model, in nats per token.
-    - `agreement`: the share of tokens for which both models have the same favourite.
+    - `dense_loss`: the cross-entropy of the dense model.
+    - `change`, `change_error`: the loss minus `dense_loss`, and the standard error of
+        this difference. It is far smaller than the standard errors of the two losses,
+        since both are over the same tokens.
+    - `divergence`: the Kullback-Leibler divergence from the predictions of the dense
+        model, in nats per token.
+    - `agreement`: the share of tokens for which both models have the same most probable
+        token.
     """
 
     tokens: int
@@ -84,8 +85,8 @@ def evaluate(
     batches: Iterable[Any],
     dense: PyTree | Predictions | None = None,
 ) -> Evaluation:
-    """Measures how well a language model predicts a text, and what it lost by being
-    quantized.
+    """Measures how well a language model predicts a text, and how much quantization
+    costs.
 
     !!! Example
 
@@ -96,15 +97,16 @@ def evaluate(
 
     **Arguments:**
 
-    - `fn`: a function `(model, tokens) -> logits`, with an axis of `logits` more than
-        `tokens` has: the vocabulary. The logits at each place predict the next token.
-        It is compiled.
+    - `fn`: a function `(model, tokens) -> logits`, where `logits` has one more axis
+        than `tokens`, the vocabulary. The logits at each place predict the next token.
+        `fn` is compiled.
     - `model`: the model.
     - `batches`: an iterable of arrays of `tokens`, with the place in the text last; or
         of pairs `(tokens, mask)`, where `mask` is false for tokens that do not count,
         such as padding.
     - `dense`: the model before it was quantized, to compare with. To compare several
-        with it, pass what [`eqquant.predictions`][] keeps of it.
+        models with it, pass the result of [`eqquant.predictions`][] instead, which runs
+        the dense model once.
 
     **Returns:**
 
@@ -112,8 +114,8 @@ def evaluate(
 
     **Raises:**
 
-    A `ValueError` if `fn` gives logits of another shape, if a token is not in the
-    vocabulary, if there is no token to predict, and if `dense` has predictions of other
+    A `ValueError` if `fn` returns logits of another shape, if a token is not in the
+    vocabulary, if there is no token to predict, or if `dense` has predictions for other
     batches.
     """
     check_batches(batches)

@@ -20,18 +20,18 @@ class Explanation:
     """How a product with a quantized array is computed. It prints as sentences.
 
     - `w`: the quantized array.
-    - `problem`: the description of the product that kernels are chosen by.
+    - `problem`: the description of the product, by which kernels are chosen.
     - `kernel`: the name of the kernel that runs.
     - `error`: the bound that the kernel declares on its error for this product,
         relative to `|x| @ |w|`.
     - `provided`: the condition on the operands under which the bound holds. Empty if it
-        holds for all of them.
+        always holds.
     - `about`: how the kernel works.
-    - `seconds`: how long the kernels that can compute it are predicted to take on one
-        core, by name, the one that runs first. Empty if they were not measured.
+    - `seconds`: the predicted times on one core of the kernels that can compute it, by
+        name, beginning with the kernel that runs. Empty if they were not measured.
     - `measured`: the machine on which these times were measured.
-    - `exported`: the name of the kernel in a program that `jax.export` writes. (One
-        that [`eqquant.export`][] writes has `kernel`.)
+    - `exported`: the name of the kernel in a program that `jax.export` writes.
+        (Programs that [`eqquant.export`][] writes run `kernel`.)
     - `refused`: the names of the kernels that were considered, and why each does not
         apply.
 
@@ -147,7 +147,8 @@ def explain(
     if problem is None:
         return Explanation(w, None, None, None, "", "", {}, "", None, [])
     kernel, refused, others = choose(problem)
-    # (A kernel may be there twice: of panels, and of rows that are laid side by side.)
+    # (A kernel may be listed twice: for panels, and for rows that are laid side by
+    # side.)
     able = {other.name: other for other in [*others[::-1], kernel]}
     seconds = {
         other.name: other.seconds(problem)

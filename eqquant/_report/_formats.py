@@ -99,7 +99,7 @@ class FormatTable:
             f"five degrees of freedom, in rows of {_size}."
         )
         if self._has_losses:
-            caption += " Change of loss: that of the demo's language model, per byte."
+            caption += " Change of loss: of the demo's language model, per byte."
         table = Table(
             box=SIMPLE_HEAD,
             show_edge=False,
@@ -186,7 +186,7 @@ def _sqnr(w: np.ndarray, format: AbstractFormat) -> float:
 
 
 def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
-    """The change of the loss by format, from the CSV file that the demo writes.
+    """Reads the change of the loss by format from the CSV file that the demo writes.
 
     **Raises:**
 
@@ -201,10 +201,10 @@ def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
                 f"and `change`. Got columns {', '.join(columns)}"
             )
         found = [(row["format"], float(row["change"])) for row in reader]
-    # The first row of a format is that of rounding to nearest, if it has several.
+    # If a format has several rows, the first is for rounding to nearest.
     return {_spelled(name): change for name, change in reversed(found)}
 
 
 def _spelled(name: str) -> str:
-    # The first row is of the model that is not quantized.
+    # The first row is for the dense model.
     return name if name == "float32" else str(as_format(name))

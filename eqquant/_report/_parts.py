@@ -3,8 +3,8 @@ from ..train import FakeQuantized, LoRA, LowPrecision
 
 
 def part_of(info: LeafInfo) -> tuple[str, str] | None:
-    """Why an array of a weight in training is dense, and what would change that. `None`
-    for other arrays."""
+    """Returns why an array of a weight in training is dense, and how to change that.
+    Returns `None` for other arrays."""
     owner, field = info.owner, info.field
     if isinstance(owner, FakeQuantized):
         if field == "step_size":
@@ -25,7 +25,7 @@ def part_of(info: LeafInfo) -> tuple[str, str] | None:
         if isinstance(module, LowPrecision):
             format, dtype = module.roundings.forward, module.dtype.name
             if owner is module.history:
-                return "what the scales of the next steps are made from", ""
+                return "the history that sets the scales of the next steps", ""
             if module is not owner:
                 return f"rounded to {format} by `train.tree_preround`", ""
             reason = f"trains in {dtype}; its products are computed in {format}"

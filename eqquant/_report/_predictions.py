@@ -13,10 +13,11 @@ from .._trace import check_batches
 
 
 class Favourites(eqx.Module):
-    """The probabilities that a model gives to the next token, at each place.
+    """The probabilities that a model assigns to the next token, at each place.
 
-    - `logs`: their logarithms, of the most probable tokens, or of all.
-    - `tokens`: which tokens these are, the most probable first. `None` if all are kept.
+    - `logs`: the log-probabilities of the most probable tokens, or of all tokens.
+    - `tokens`: the numbers of these tokens, the most probable first. `None` if all are
+        kept.
     """
 
     logs: Float[Array | np.ndarray, "*b t n"]
@@ -24,14 +25,14 @@ class Favourites(eqx.Module):
 
     @property
     def first(self) -> Integer[Array, "*b t"]:
-        """The favourites."""
+        """The most probable token at each place."""
         if self.tokens is None:
             return jnp.argmax(self.logs, axis=-1)
         return jnp.asarray(self.tokens)[..., 0]
 
     def divergence(self, logs: Float[Array, "*b t v"]) -> Float[Array, "*b t"]:
-        """The Kullback-Leibler divergence of others, given the logarithms of all their
-        probabilities. Where not all are kept here, the rest counts as one token."""
+        """Returns the Kullback-Leibler divergence of another model, given all its
+        log-probabilities. Tokens that are not kept count as a single token."""
         mine = jnp.asarray(self.logs)
         if self.tokens is not None:
             its = jnp.take_along_axis(logs, jnp.asarray(self.tokens), axis=-1)
@@ -43,14 +44,15 @@ class Favourites(eqx.Module):
 
 
 def _log_of_rest(logs):
-    # (Rounded, the others may take all. A small rest is then as good as none.)
+    # The rounded probabilities of the kept tokens may sum to one or more, so the rest
+    # is clipped to a small positive number.
     rest = 1 - jnp.sum(jnp.exp(logs), axis=-1, keepdims=True)
     return jnp.log(jnp.maximum(rest, 1e-7))
 
 
 class Kept(NamedTuple):
-    """What a model predicted of one batch, whose loss `of_next` is for each token but
-    the first."""
+    """The predictions of a model for one batch, and its loss `of_next` for each token
+    but the first."""
 
     text: Integer[np.ndarray, "*b t"]
     favourites: Favourites
@@ -59,17 +61,17 @@ class Kept(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Predictions:
-    """What a language model predicts of a text, kept to compare others with. See
+    """The predictions of a language model for a text, to compare other models with. See
     [`eqquant.predictions`][].
 
-    - `kept`: what it predicted, by batch.
+    - `kept`: the predictions for each batch.
     """
 
     kept: list[Kept]
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take, in bytes."""
+        """The size of the predictions in bytes."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.kept))
 
     def __repr__(self) -> str:
@@ -84,9 +86,9 @@ def predictions(
     *,
     top: int | None = None,
 ) -> Predictions:
-    """Keeps what a language model predicts of a text, so that
-    [`eqquant.evaluate`][] can compare any number of others with it, without running it
-    again.
+    """Keeps the predictions of a language model for a text, so that
+    [`eqquant.evaluate`][] can compare any number of models with them, without running
+    that model again.
 
     !!! Example
 
@@ -100,19 +102,19 @@ def predictions(
 
     **Arguments:**
 
-    - `fn`, `batches`: as those of [`eqquant.evaluate`][].
-    - `model`: the model, which is not needed any more afterwards.
-    - `top`: how many of the most probable tokens to keep at each place: 8 bytes for
-        each. By default all, 4 bytes for each. Divergences from the rest are then those
-        of one token in its place, which are smaller.
+    - `fn`, `batches`: as in [`eqquant.evaluate`][].
+    - `model`: the model. It is not needed afterwards.
+    - `top`: how many of the most probable tokens to keep at each place, at 8 bytes
+        each. By default, all are kept, at 4 bytes each. With `top`, divergences count
+        the remaining tokens as one, which makes them smaller.
 
     **Returns:**
 
-    An [`eqquant.Predictions`][], in the memory of the host.
+    An [`eqquant.Predictions`][], in host memory.
 
     **Raises:**
 
-    A `ValueError` as [`eqquant.evaluate`][], and if `top` is not positive.
+    A `ValueError` as in [`eqquant.evaluate`][], and if `top` is not positive.
     """
     if top is not None and top < 1:
         raise ValueError(f"`top` should be positive, or `None`. Got {top}.")
@@ -132,8 +134,8 @@ def predicted(
     text: Integer[Array | np.ndarray, "*b t"],
     top: int | None,
 ) -> tuple[Favourites, Float[Array, "*b s"], int]:
-    """What a model predicts, the loss of each token but the first, and the size of the
-    vocabulary."""
+    """Returns the predictions of a model, the loss of each token but the first, and the
+    size of the vocabulary."""
     logs = log_probabilities(fn, model, text)
     if top is None or top >= logs.shape[-1]:
         favourites = Favourites(logs, None)
@@ -157,7 +159,7 @@ def check_vocabulary(text: Integer[np.ndarray, "*b t"], size: int) -> None:
 def texts(
     batches: Iterable[Any],
 ) -> Iterator[tuple[Integer[np.ndarray, "*b t"], Bool[np.ndarray, "*b t"]]]:
-    """The tokens of each batch, and which of them count.
+    """Yields the tokens of each batch, and which of them count.
 
     **Raises:**
 
@@ -186,11 +188,11 @@ def texts(
 def log_probabilities(
     fn: Callable[[Any, Any], Any], model: PyTree, text: Integer[Any, "*b t"]
 ) -> Float[Array, "*b t v"]:
-    """The logarithms of the probabilities that a model gives to each token.
+    """Returns the log-probabilities of all tokens at each place.
 
     **Raises:**
 
-    A `ValueError` if `fn` does not give logits for each token.
+    A `ValueError` if `fn` does not return logits for each token.
     """
     logits = fn(model, text)
     shape = getattr(logits, "shape", None)
@@ -206,7 +208,7 @@ def log_probabilities(
 def loss_of_next(
     logs: Float[Array, "*b t v"], text: Integer[Any, "*b t"]
 ) -> Float[Array, "*b s"]:
-    """The loss of each token but the first."""
+    """Returns the loss of each token but the first."""
     at = jnp.asarray(text)[..., 1:, None].astype(jnp.int32)
     found = jnp.take_along_axis(logs[..., :-1, :], at, axis=-1, mode="clip")
     return -found[..., 0]

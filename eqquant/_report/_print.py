@@ -13,19 +13,19 @@ class Row:
     """An array in an [`eqquant.report`][].
 
     - `path`: its path, such as `"layers.0.weight"`, as in [`eqquant.Rules`][].
-    - `shape`, `dtype`: those of the array before it was quantized.
+    - `shape`, `dtype`: the shape and the dtype of the array before it was quantized.
     - `format`, `activation`, `axis`: how it is quantized. `None` if it is not.
     - `bits_per_weight`: its bits per weight, scales included.
     - `before`, `after`: its size in bytes as a dense array, and as it is. An array in
-        several places counts in the first of them.
+        several places counts only in the first of them.
     - `sqnr`: the signal-to-quantization-noise ratio in decibels, infinite for an array
         that is unchanged. `None` for arrays of integers, and if `dense` was not given.
     - `reason`, `hint`: why the array is dense, and what would change that.
-    - `tied_to`: if the same array is also in an earlier place, the path of the first.
+    - `tied_to`: the first path of the same array, if it occurs earlier in the model.
     - `sharding`: how a quantized array is split over devices. `None` if it is not.
     - `declared`: the declared sharding, if it differs from `sharding`.
-    - `padding`: how many numbers are stored in vain at the end of each row of blocks,
-      since the blocks of the format are stored whole.
+    - `padding`: how many unused numbers are stored at the end of each row, because the
+        format stores whole blocks.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Row:
 class Total:
     """The totals of an [`eqquant.report`][]. Each array counts once.
 
-    - `arrays`, `quantized`: the number of arrays, and of those that are quantized.
+    - `arrays`, `quantized`: the number of arrays, and of quantized arrays.
     - `size`: their number of elements.
     - `before`, `after`: their size in bytes as dense arrays, and as they are.
     """
@@ -72,13 +72,13 @@ class Total:
         return 8 * self.after / max(1, self.size)
 
 
-# Up to this many similar arrays, or dense ones for the same reason, are printed one by
-# one.
+# Up to this many similar arrays, or arrays that are dense for the same reason, are
+# printed one by one.
 _few = 8
 
 
 def print_report(rows: list[Row], total: Total, width: int) -> Iterator[Any]:
-    """Prints the quantized arrays, the dense ones and why they are, and the total."""
+    """Prints the quantized arrays, the dense arrays with the reasons, and the total."""
     from rich.text import Text
 
     quantized = [row for row in rows if row.format is not None]
@@ -225,7 +225,8 @@ def _merged(rows: list[Row]) -> list[list[Row]]:
 
 
 def _merged_dense(rows: list[Row]) -> list[list[Row]]:
-    # Those of a few layers may be many together, such as norms and biases.
+    # Even a few layers have many dense arrays together, such as norms and biases, so
+    # all are counted.
     return _merged_if(rows, lambda group: len(rows) > _few)
 
 

@@ -28,13 +28,13 @@ from ._text import plain, short_array
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What a model costs, array by array. It prints as a table; `rows` and `total` hold
-    its data.
+    """The size, the format and the error of each array of a model. It prints as a
+    table; `rows` and `total` hold its data.
 
     If more than eight arrays differ only in the numbers in their paths, they are
     printed as one line, with `*` for these numbers, the sum of their bytes, and the
-    lowest signal-to-quantization-noise ratio. Likewise, if more than eight arrays are
-    dense for the same reason, those of them that differ only in these numbers.
+    lowest signal-to-quantization-noise ratio. Arrays that are dense for the same reason
+    are merged likewise, if there are more than eight of them.
     """
 
     rows: list[Row]
@@ -65,7 +65,7 @@ def report(
     min_size: int | None = None,
     example: Any = None,
 ) -> Report:
-    """Lists what each array of a model costs and how it is quantized, or else why it is
+    """Lists the size of each array of a model, and how it is quantized, or why it is
     not.
 
     !!! Example
@@ -81,8 +81,8 @@ def report(
         `eqx.filter_eval_shape`.
     - `dense`: the model before it was quantized, for the error of each array. Arrays
         are dequantized one at a time for this.
-    - `filter_spec`: that of the call of [`eqquant.tree_quantize`][], so that the
-        reasons refer to it.
+    - `filter_spec`: as passed to [`eqquant.tree_quantize`][], so that the reasons refer
+        to it.
     - `min_size`, `example`: likewise.
 
     **Returns:**
@@ -131,7 +131,7 @@ def report(
 
 
 def _of_unknown_size(decision: Decision) -> Decision:
-    # Smaller arrays are quantized, so `min_size` was not what it is by default.
+    # Smaller arrays are quantized, so `min_size` was not the default.
     skip = decision.skip
     if skip is None or skip.kind != "small":
         return decision
@@ -209,7 +209,7 @@ def _is_placed(q):
 
 
 def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:
-    """The arrays of `dense` at the paths of those of `model`.
+    """Returns the arrays of `dense` at the paths of the arrays of `model`.
 
     **Raises:**
 

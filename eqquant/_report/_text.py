@@ -28,18 +28,19 @@ def short_array(shape: tuple[int, ...], dtype: str) -> str:
 
 
 def plain(renderable: Any) -> str:
-    """The text that rich prints, without colours, in the width of the terminal and the
-    characters of its encoding."""
+    """Returns the text that rich prints, without colours, for the width and the
+    encoding of the terminal."""
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns
-    # In a notebook, too, this should be text.
+    # Without `force_jupyter=False`, rich would display it in a notebook, instead of
+    # returning text.
     console = Console(
         file=io.StringIO(), width=width, color_system=None, force_jupyter=False
     )
     with console.capture() as capture:
         console.print(renderable)
-    # (Without colours, there are no escapes but those of names.)
+    # (Without colours, the only escape sequences are in names.)
     lines = capture.get().removesuffix("\n").split("\n")
     return encodable("\n".join(printable(line).rstrip() for line in lines))
 
@@ -50,7 +51,7 @@ _indent = "    "
 
 class Aligned:
     """Lines of aligned cells. The first cell of a line is its name, which is never cut:
-    if the lines would be too wide, names are on lines of their own, above the cells.
+    if the lines would be too wide, each name gets a line of its own, above the cells.
     """
 
     def __init__(self, lines: Sequence[tuple[str, ...]], alignment: str, width: int):

@@ -23,15 +23,16 @@ closed_over = "closed over"
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """What a program does with a quantized operand, once.
+    """One use of a quantized operand by a program.
 
-    - `paths`: the path of the operand. Several, if it was computed from several arrays.
+    - `paths`: the path of the operand, or several paths, if it was computed from
+        several arrays.
     - `kind`: `"product"` if a product reads the packed codes, `"rows"` if some rows are
         decoded, and `"dequantize"` if the dense array is made.
     - `how`: the kernel of a product. Where `implicit` dequantizes an array, the name of
         the primitive that needs it.
     - `problem`: the description of a product by a kernel.
-    - `nbytes`: the number of bytes that are decoded: none for products.
+    - `nbytes`: the number of decoded bytes, which is 0 for products.
     - `times`: the number of times, for uses in a loop.
     - `source`: the file and the line in the user's code.
     """
@@ -50,13 +51,13 @@ def uses(
     labels: Sequence[Paths],
     constants: Mapping[int, Paths] | None = None,
 ) -> list[Use]:
-    """What a program does with quantized operands, in order.
+    """Lists the uses of quantized operands in a program, in order.
 
     **Arguments:**
 
     - `jaxpr`: the program.
-    - `labels`: for each of its operands, the paths of the quantized arrays whose stored
-        array it is.
+    - `labels`: for each of its operands, the paths of the quantized arrays that store
+        it.
     - `constants`: the same for its constants, by the `id` of each array.
     """
     found = []
@@ -74,7 +75,7 @@ class _Walk:
     found: list[Use]
 
     def walk(self, jaxpr, labels, times) -> list[Paths]:
-        """The paths of the results."""
+        """Returns the paths of the results."""
         jaxpr, constants = opened(jaxpr)
         env = dict(zip(jaxpr.invars, labels, strict=True))
         for var, constant in zip(jaxpr.constvars, constants):
@@ -125,7 +126,8 @@ class _Walk:
         return outputs
 
     def _until_same(self, step, inputs, carry):
-        # A result of a loop's body may be another part of the carry in the next step.
+        # The body of a loop may move a value to another part of the carry, so iterate
+        # until the paths no longer change.
         while True:
             walk = _Walk(self.constants, [])
             outputs = step(walk, inputs)
@@ -167,7 +169,7 @@ def _made(eqn, inputs, kind, how, problem, nbytes, times):
 
 
 def problem_in(eqn: JaxprEqn) -> Problem:
-    """The description of a product by the primitive, on the default backend."""
+    """Returns the description of a product by the primitive, on the default backend."""
     platform = jax.export.default_export_platform()
     platform = platform if platform in platforms else "other"
     return problem_of(*[v.aval for v in eqn.invars], platform=platform, **eqn.params)

@@ -1,9 +1,9 @@
-"""`eqquant bench`: measures how fast products and whole models run, and how much memory
-they take, next to float32 and to other libraries.
+"""`eqquant bench`: measures the speed and the memory of products and of whole models,
+next to float32 and to other libraries.
 
 May import every room but `_cli`, and rich and matplotlib. To add a product of another
 library, write a function from a weight to a `Candidate` in `_peers_*.py`, and list it
-in `_peers.py`. Whole models run in processes of their own, in `_generation*.py`.
+in `_peers.py`. Whole models (`_generation*.py`) run in separate processes.
 """
 
 from ._clock import Times as Times

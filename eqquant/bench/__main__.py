@@ -1,4 +1,4 @@
-"""Measures the kernels for CPUs on this machine, for those who develop them:
+"""Measures the CPU kernels on this machine, for developers of kernels:
 
     python -m eqquant.bench costs FILE
     python -m eqquant.bench choices

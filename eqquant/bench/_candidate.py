@@ -24,7 +24,7 @@ from ._memory_rate import number_of_copies
 class Compiled:
     """A product that is ready to be timed.
 
-    - `fn`: computes the product of rows and a weight, and waits until it is done.
+    - `fn`: computes the product of rows and a weight, and blocks until it is done.
     - `seconds`: the time to compile it; `None` if nothing was compiled.
     - `temporary_bytes`: the memory that it allocates while it runs; `None` if unknown.
     """
@@ -61,8 +61,8 @@ class Candidate:
     - `kernel`: returns the name of the kernel for some rows, or `None`.
     - `compile`: compiles `fn` for some rows and `weight`.
     - `copy`: copies `weight`.
-    - `suffix`: what distinguishes its name from that of another way with the same
-      weight.
+    - `suffix`: the suffix of its name, which distinguishes it from other ways with the
+      same weight.
     """
 
     weight: Any
@@ -77,21 +77,21 @@ class Candidate:
     suffix: str = ""
 
     def rotation(self, cycle: int) -> list[Any]:
-        """The weight and copies of it, of `cycle` bytes in all."""
+        """Returns the weight and as many copies of it as take `cycle` bytes in all."""
         copies = range(number_of_copies(self.nbytes, cycle) - 1)
         weights = [self.weight, *[self.copy(self.weight) for _ in copies]]
         return jax.block_until_ready(weights)
 
 
 def rotating(fn: Callable, x: Any, weights: list[Any]) -> Callable[[], Any]:
-    """A function without arguments, each call of which multiplies by the next
+    """Returns a function without arguments, each call of which multiplies by the next
     weight."""
     turn = itertools.cycle(weights)
     return lambda: fn(x, next(turn))
 
 
 def dense(dtype: Any, w: Float[np.ndarray, "k n"]) -> Candidate:
-    """JAX's own product."""
+    """Returns JAX's own product."""
     weight = jnp.asarray(w, dtype)
     return Candidate(
         weight=weight,
@@ -102,8 +102,8 @@ def dense(dtype: Any, w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def quantized(quantization: Quantization, w: Float[np.ndarray, "k n"]) -> Candidate:
-    """The product of this library. For formats that store integers only, the weight is
-    rounded first."""
+    """Returns the product of this library. For formats that store integers only, the
+    weight is rounded first."""
     if isinstance(quantization.format, AbstractExact):
         lowest, *_, highest = quantization.format.domain
         w = np.clip(np.round(w), lowest, highest)
@@ -120,15 +120,15 @@ def as_float32(a: Array) -> Float[np.ndarray, "..."]:
     return np.asarray(a.astype(jnp.float32))
 
 
-# The suffixes of the names of measurements: without the native library, and of weights
-# that `tree_prepack` has laid in the order of this machine.
+# The suffixes of the names of measurements: without the native library, and with
+# weights in the order of `tree_prepack` for this machine.
 xla = ", XLA"
 prepacked = ", prepacked"
 
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """A context in which kernels are chosen as if there was no native library."""
+    """A context in which kernels are chosen as if there were no native library."""
     before = os.environ.get("EQQUANT_NATIVE")
     os.environ["EQQUANT_NATIVE"] = "0"
     try:
@@ -141,7 +141,7 @@ def without_native() -> Iterator[None]:
 
 
 def by_xla(candidate: Candidate) -> Candidate:
-    """The same product of the same weight, without the native library."""
+    """Returns the same product of the same weight, without the native library."""
     return dataclasses.replace(
         candidate,
         kernel=without_native()(candidate.kernel),
@@ -151,8 +151,8 @@ def by_xla(candidate: Candidate) -> Candidate:
 
 
 def by_prepacking(candidate: Candidate) -> Candidate | None:
-    """The same product of a prepacked weight, or `None` if the weight lies in the order
-    of this machine already."""
+    """Returns the same product of a prepacked weight, or `None` if prepacking does not
+    change the weight on this machine."""
     if not is_quantized(candidate.weight):
         return None
     weight = tree_prepack(candidate.weight)

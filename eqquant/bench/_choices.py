@@ -14,9 +14,9 @@ from ._formats import all_formats, Quantization
 
 
 class Cell(NamedTuple):
-    """A product, and what its kernels take.
+    """A product, and the times of its kernels.
 
-    - `chosen`: the name of the kernel that is chosen for it.
+    - `chosen`: the name of the kernel that is chosen for the product.
     - `seconds`: the time of each kernel, on one core.
     """
 
@@ -45,9 +45,9 @@ def measure_choices(
     across: bool = False,
     show: Show | None = None,
 ) -> list[Cell]:
-    """Times all kernels that can compute some products, by the processor's time on one
-    core, beside the one that is chosen. (Kernels that are predicted to take more than
-    three times as long are left out.)"""
+    """Times all kernels that can compute some products, including the chosen one, by
+    the processor time on one core. (Kernels are left out that are predicted to take
+    more than three times as long as the fastest.)"""
     if quantizations is None:
         others = [Quantization(Int4(), Int8())]
         quantizations = [*all_formats(), *others]

@@ -12,7 +12,7 @@ class Times:
     """The times of a function.
 
     - `seconds`: the time of a call in each round, in order.
-    - `baseline`: the times of the function it is compared with, in the same rounds.
+    - `baseline`: the times, in the same rounds, of the function it is compared with.
     """
 
     seconds: tuple[float, ...]
@@ -37,8 +37,8 @@ class Times:
 
     @property
     def ratio_p10(self) -> float:
-        """The same by the tenth percentiles, which are of times at which the machine
-        did little else."""
+        """The speed relative to the baseline, by the tenth percentiles, when the
+        machine did little else."""
         return _quantile(self.baseline, 0.1) / self.p10
 
 
@@ -51,12 +51,12 @@ class Clock:
     """Times functions in turn, so that other load on the machine affects all of them
     alike.
 
-    - `budget`: the seconds to spend in all.
-    - `min_rounds`: the least number of rounds.
+    - `budget`: the total number of seconds to spend.
+    - `min_rounds`: the minimum number of rounds.
     - `rest`: the seconds to wait before each turn.
     - `settle`: the seconds for which to warm up a function in its turn. Threads that
         were idle, or busy with the previous function, take some milliseconds to start.
-    - `turn`: the seconds for which to time it then; at least one call.
+    - `turn`: the seconds for which to time it afterwards, with at least one call.
     """
 
     budget: float | int
@@ -75,7 +75,7 @@ class Clock:
         - `calls`: functions that return when their work is done. The first is the
             baseline.
         - `spent`: called after each round with the part of the budget that it took.
-            These add up to the budget, even if the rounds took longer.
+            These parts add up to the budget, even if the rounds took longer.
         """
         rounds = []
         start = time.perf_counter()
@@ -96,7 +96,7 @@ class Clock:
 
 
 def _repeat(call: Callable[[], Any], seconds: float | int) -> float:
-    """The mean time of as many calls as fill some seconds."""
+    """Returns the mean time of a call, over as many calls as fill some seconds."""
     start = time.perf_counter()
     number, elapsed = 0, 0.0
     while number == 0 or elapsed < seconds:

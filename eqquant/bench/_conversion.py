@@ -40,7 +40,7 @@ from ._entries import Meter, progress_bar, Show
 caption = (
     "The speed at which an array of the shape 4096x4096 is quantized along axis {axis} "
     "and dequantized, in megabytes of float32 per second; and as a share of the speed "
-    "at which it is copied, on one thread, to memory that is there."
+    "at which it is copied, on one thread, to allocated memory."
 )
 _formats = (Int8(), Int8(64), NF4(), Int4(), Ternary(), Binary(), FP8(), MXFP4())
 _formats += (NVFP4(), Q4_0(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K())
@@ -49,11 +49,11 @@ _formats += (IQ4_NL(), IQ4_XS())
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """The speed at which numbers become codes, and codes numbers.
+    """The speed at which a format quantizes and dequantizes arrays.
 
     - `name`: the format.
-    - `nbytes`: the bytes of the numbers, in float32.
-    - `quantize`, `dequantize`: the times of each, next to those of a copy.
+    - `nbytes`: the size of the array in bytes, in float32.
+    - `quantize`, `dequantize`: the times of each, next to the times of a copy.
     """
 
     name: str
@@ -76,9 +76,9 @@ def measure_conversions(
     **Arguments:**
 
     - `formats`: formats, or names of formats.
-    - `shape`, `axis`: the shape of the array, and the axis that is quantized along.
+    - `shape`, `axis`: the shape of the array, and the axis to quantize along.
     - `budget`: the seconds for which to call them, once they are compiled.
-    - `min_rounds`: the least number of calls of each.
+    - `min_rounds`: the minimum number of calls of each.
     - `show`: as in [`eqquant.bench.measure_decoding`][].
 
     **Returns:**
@@ -118,7 +118,7 @@ def run_conversions(
     **Arguments:**
 
     - `formats`: formats, or names of formats. By default, several.
-    - `axis`: the axis that is quantized along.
+    - `axis`: the axis to quantize along.
     - `console`: the console to print to.
 
     **Returns:**

@@ -20,7 +20,7 @@ from ._formats import all_formats, Quantization
 from ._machine import describe_machine
 
 
-# Products with a square weight, and with one that has few results for each row.
+# The shapes of a square weight, and of a weight with few results for each row.
 _square, _narrow = (2048, 2048), (16384, 128)
 _rows = (1, 2, 4, 8, 16, 64)
 _rounds = 4
@@ -28,7 +28,7 @@ _turn = 0.01
 
 
 def kinds_to_measure() -> list[Quantization]:
-    """Weights of each kind that is measured."""
+    """Returns a quantization for each kind of weight to measure."""
     short = [Int8(32), Int4(32), NF4(32), Ternary(32), Ternary(64, radix=4)]
     others = [Int(bits, 64) for bits in (2, 3, 5, 6, 7)]
     minima = [Int(bits, 64, offset="minimum") for bits in (2, 3, 5, 6)]
@@ -41,8 +41,7 @@ def kinds_to_measure() -> list[Quantization]:
 
 
 class Product(NamedTuple):
-    """A product to time: of inputs with a weight, or `across` its blocks, with the
-    transpose of the weight."""
+    """A product to time: `x @ q`, or `x @ q.T` if `across` the blocks of the weight."""
 
     x: Any
     q: QuantizedArray
@@ -57,14 +56,15 @@ class Product(NamedTuple):
 
     @property
     def kernels(self) -> list[str]:
-        """The measured kernels that can compute it, from the arrays as they lie."""
+        """The measured kernels that can compute it from the stored arrays as they
+        are."""
         kernels = [k for k in supporting(self.problem) if k.seconds is not None]
         if self.problem.layout.panels is not None:
             kernels = [k for k in kernels if k.reads_panels]
         return list(dict.fromkeys(kernel.name for kernel in kernels))
 
     def by(self, kernel: str) -> Callable[[], Any]:
-        """A function that computes it by a kernel."""
+        """Returns a function that computes it by a kernel."""
         fn = jax.jit(lambda x, q: qmatmul(x, q.T if self.across else q, kernel=kernel))
         compiled = fn.lower(self.x, self.q).compile()
         return lambda: jax.block_until_ready(compiled(self.x, self.q))
@@ -78,8 +78,8 @@ def product(
     across: bool = False,
     panels: bool = False,
 ) -> Product | None:
-    """`x @ q` for a weight of a shape; `across` its blocks, `x @ q.T`. `None` if a
-    weight cannot be laid in `panels`."""
+    """Returns the product `x @ q` for a weight of a shape, or `x @ q.T` if `across` its
+    blocks. Returns `None` if the weight cannot be prepacked in `panels`."""
     q = _weight(quantization, shape, panels)
     if q is None:
         return None
@@ -110,15 +110,15 @@ def _weight(quantization, shape, panels):
 
 
 def on_one_core() -> None:
-    """Keeps this process on one core, so that the time that it uses is that of its
-    work. Has to be called before JAX starts."""
+    """Keeps this process on one core, so that its processor time is the time of the
+    work alone. Must be called before JAX starts."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def times(calls: Sequence[Callable[[], Any]], rounds: int = _rounds) -> list[float]:
-    """The least time of the processor that each function takes, in seconds. They are
-    called in turn."""
+    """Returns the minimum processor time of each function, in seconds. The functions
+    are called in turn."""
     found = [float("inf")] * len(calls)
     for call in calls:
         call()
@@ -133,8 +133,8 @@ def times(calls: Sequence[Callable[[], Any]], rounds: int = _rounds) -> list[flo
 
 
 def measure_costs(show: Show | None = None) -> dict[str, Any]:
-    """Measures how long all kernels for CPUs take on this machine, as
-    `eqquant/kernels/cpu/costs` has it."""
+    """Measures the times of all CPU kernels on this machine, and returns the content of
+    a file in `eqquant/kernels/cpu/costs`."""
     ways = [(False, False), (True, False), (False, True)]
     every = [(q, *way) for q in kinds_to_measure() for way in ways]
     costs: dict[Kind, dict[str, list[float]]] = {}
@@ -169,7 +169,8 @@ def _costs(quantization, across, panels):
         for name, its in zip(names, times([found.by(name) for name in names])):
             seconds.setdefault(name, {})[rows] = its
     last = {name: max(its) for name, its in seconds.items()}
-    # (A product across the blocks has as many results as a row has numbers.)
+    # A product across the blocks has as many results as a row has numbers, so the
+    # narrow shape is transposed.
     shape = (_narrow[1], _narrow[0]) if across else _narrow
     of_narrow = {}
     for rows in sorted(set(last.values())):
@@ -186,7 +187,7 @@ def _costs(quantization, across, panels):
 
 
 def _wanted(name, rows):
-    # Three numbers of rows, or two, of those that a kernel is for.
+    # Each kernel is measured at two or three numbers of rows in its range.
     if name in ("sweep", "unit_sweep", "rsr_lookup", "rsr_segment_sum"):
         return rows in (1, 2)
     if name == "native_few_integers":
@@ -195,15 +196,15 @@ def _wanted(name, rows):
 
 
 def _fitted(its: dict[int, float], narrow: float | None) -> list[float]:
-    """The `a`, `b` and `c` of a kernel, from its times with a square weight and with a
-    narrow one."""
+    """Fits the costs `a`, `b` and `c` of a kernel to its times with a square weight and
+    with a narrow one."""
     rows = np.array(list(its), np.float64)
-    # For each number of the weight, in picoseconds.
+    # The time per element of the weight, in picoseconds.
     found = np.array(list(its.values())) * 1e12 / np.prod(_square)
     columns = np.stack([np.ones_like(rows), rows], 1) / found[:, None]
     (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(rows), rcond=None)
     if a < 0 or b < 0:
-        # One of them alone.
+        # Costs are not negative: fit the other one alone.
         a, b = (0.0, _scale(rows, found)) if a < 0 else (_scale(1, found), 0.0)
     if narrow is None:
         return [round(a, 2), round(b, 3), 0.0]
@@ -215,13 +216,14 @@ def _fitted(its: dict[int, float], narrow: float | None) -> list[float]:
 
 
 def _scale(rows, found):
-    # Of relative errors, the least squares.
+    # The least-squares solution for relative errors.
     ratio = rows / found
     return float(np.sum(ratio) / np.sum(ratio**2)) if np.ndim(ratio) else 0.0
 
 
 def write_costs(path: str | os.PathLike[str], show: Show | None = None) -> None:
-    """Measures, and writes a file for `eqquant/kernels/cpu/costs`."""
+    """Measures the costs of this machine, and writes a file for
+    `eqquant/kernels/cpu/costs`."""
     found = measure_costs(show)
     costs = ",\n".join(f"    {json.dumps(one)}" for one in found.pop("costs"))
     head = json.dumps(found, indent=2).removesuffix("\n}")

@@ -29,12 +29,12 @@ class Decoding:
     """The speed at which a model generates text, one token at a time.
 
     - `name`: the format of its weights. It ends in `", XLA"` if kernels were chosen
-      without the native library, and in `", prepacked"` if [`eqquant.tree_prepack`][]
-      laid the weights.
+      without the native library, and in `", prepacked"` if the weights were prepacked
+      by [`eqquant.tree_prepack`][].
     - `parameters`: the number of parameters of the model.
     - `bits_per_weight`: the bits of each quantized weight, scales included.
-    - `nbytes`: the bytes of the whole model.
-    - `times`: the times of one step, next to those of the model in float32.
+    - `nbytes`: the size of the whole model in bytes.
+    - `times`: the times of one step, next to the times of the model in float32.
     - `temporary_bytes`: the memory that the compiled step allocates while it runs.
       `None` if unknown.
     - `error`: the largest error of the logits, relative to the largest logit, against
@@ -67,26 +67,26 @@ def measure_decoding(
 ) -> list[Decoding]:
     """Measures a decoding step of a transformer with random weights on this machine, in
     float32 and with all weights but the embedding quantized. The models are called in
-    turn, in one process. Those that use kernels of the native library are also measured
-    without it. Those that [`eqquant.tree_prepack`][] lays in another order on this
-    machine are also measured in that order.
+    turn, in one process. Models that use kernels of the native library are also
+    measured without it. Models that [`eqquant.tree_prepack`][] reorders for this
+    machine are also measured prepacked.
 
     **Arguments:**
 
     - `formats`: formats, or names of formats.
     - `size`: the size of the transformer. By default it has 134 million parameters.
     - `budget`: the seconds for which to call the models, once all are compiled.
-    - `min_rounds`: the least number of calls of each.
+    - `min_rounds`: the minimum number of calls of each.
     - `seed`: the random seed of the weights.
-    - `show`: called from time to time with the fraction of the work that is done, and
-        what is being done.
+    - `show`: called from time to time with the fraction of the work that is done, and a
+      description of the current step.
 
     **Returns:**
 
-    A list of `Decoding`s. The first is of the model in float32.
+    A list of `Decoding`s. The first is for the model in float32.
     """
     wanted = [as_format(format) for format in formats]
-    # It takes about eight seconds to quantize, compile and check a model.
+    # Quantizing, compiling and checking a model takes about eight seconds.
     meter = Meter(8 * (1 + len(wanted)) + budget, show)
     dense = random_decoder(size, seed)
     steps = []
@@ -149,7 +149,7 @@ class _Step:
 
 
 def _kernels(model: Decoder) -> set[str | None]:
-    """The names of the kernels for the weights of a model."""
+    """Returns the names of the kernels for the weights of a model."""
     weights = {a.shape: a for a in _quantized(model)}
     x = lambda a: jax.ShapeDtypeStruct((1, a.shape[1]), jnp.float32)
     return {explain(x(a), a.T).kernel for a in weights.values()}

@@ -44,7 +44,8 @@ class Decoder(eqx.Module):
         position: Int[Array, ""],
         past: list[Float[Array, "2 h s c"]],
     ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
-        """The logits of the next token, and the keys and values including this one."""
+        """Returns the logits of the next token, and the cache with the keys and values
+        of this one."""
         return self.read(token[None], position, past)
 
     def read(
@@ -53,7 +54,8 @@ class Decoder(eqx.Module):
         start: Int[Array, ""],
         past: list[Float[Array, "2 h s c"]],
     ) -> tuple[Float[Array, " v"], list[Float[Array, "2 h s c"]]]:
-        """The same after several tokens, at the positions from `start`."""
+        """Reads several tokens, at the positions from `start`. Returns the logits of
+        the next token, and the cache."""
         x = jax.vmap(self.embedding)(tokens)
         new = []
         for block, cache in zip(self.blocks, past):
@@ -114,8 +116,8 @@ class Block(eqx.Module):
 
 
 def random_decoder(size: Size, seed: int) -> Decoder:
-    """A transformer whose norms are ones, and whose weights are normally distributed
-    with a variance that preserves the magnitude of activations."""
+    """Returns a transformer whose norms are ones, and whose weights are normally
+    distributed, with a variance that preserves the magnitude of activations."""
     rng = np.random.default_rng(seed)
 
     def fill(a):
@@ -129,6 +131,6 @@ def random_decoder(size: Size, seed: int) -> Decoder:
 
 
 def empty_past(size: Size, dtype: Any = jnp.float32) -> list[Float[Array, "2 h s c"]]:
-    """The empty cache of keys and values of each layer, which are of `dtype`."""
+    """Returns the empty cache of keys and values of each layer, in `dtype`."""
     shape = (2, size.heads, size.positions, size.width // size.heads)
     return [jnp.zeros(shape, dtype) for _ in range(size.depth)]

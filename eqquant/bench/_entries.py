@@ -29,7 +29,7 @@ class Entry:
 
     - `name`: the name in tables.
     - `make`: makes a candidate of a weight.
-    - `foreign`: whether it is another library's.
+    - `foreign`: whether it is a product of another library.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Entry:
 
 
 def entries(wanted: Sequence[Quantization], peers: bool) -> list[Entry]:
-    """All products to measure, of which float32 is the first."""
+    """Returns all products to measure, beginning with float32."""
     return [
         Entry("float32", lambda w: dense(jnp.float32, w)),
         Entry("bfloat16", lambda w: dense(jnp.bfloat16, w)),
@@ -61,13 +61,15 @@ def entries(wanted: Sequence[Quantization], peers: bool) -> list[Entry]:
     ]
 
 
-# Called with the fraction of the work that is done, and what is being done.
+# Called with the fraction of the work that is done, and a description of the current
+# step.
 Show: TypeAlias = Callable[[float, str], Any]
 
 
 @contextlib.contextmanager
 def progress_bar(console: Console) -> Iterator[Show]:
-    """A progress bar, if the console is a terminal, and the function that moves it."""
+    """Shows a progress bar, if the console is a terminal, and yields the function that
+    updates it."""
     with Progress(
         BarColumn(),
         TimeRemainingColumn(),

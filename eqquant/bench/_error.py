@@ -2,7 +2,7 @@ import numpy as np
 from jaxtyping import Float
 
 
-# The number of columns multiplied at a time, which are copied to float64.
+# The number of columns multiplied at a time, which limits the copies in float64.
 _columns = 1024
 
 
@@ -11,7 +11,7 @@ def product_error(
     x: Float[np.ndarray, "m k"],
     w: Float[np.ndarray, "k n"],
 ) -> float:
-    """The largest error of `y = x @ w`, relative to `|x| @ |w|`, in float64."""
+    """Returns the largest error of `y = x @ w`, relative to `|x| @ |w|`, in float64."""
     x = x.astype(np.float64)
     largest = 0.0
     for start in range(0, w.shape[1], _columns):
@@ -24,7 +24,7 @@ def product_error(
 
 
 def normal(shape: tuple[int, int], seed: int) -> Float[np.ndarray, "_ _"]:
-    """Normally distributed numbers."""
+    """Returns normally distributed numbers."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 

@@ -16,8 +16,8 @@ def write_figure(path: pathlib.Path, rows: Sequence[Measurement]) -> None:
 
 def figure(rows: Sequence[Measurement]) -> Any:
     """Plots the speed of each product relative to float32 against its bits per weight,
-    with a panel for each number of rows. Hollow markers are without the native library,
-    and those with a black edge of prepacked weights.
+    with a panel for each number of rows. Hollow markers stand for products without the
+    native library, and black edges for prepacked weights.
 
     **Arguments:**
 
@@ -35,7 +35,7 @@ def figure(rows: Sequence[Measurement]) -> Any:
     shapes = _distinct(row.shape for row in rows)
     styles = _styles(rows)
     legend = _legend(styles, shapes)
-    # The figure is as high as its legend.
+    # The figure must be at least as high as its legend.
     size = 1.8 + 3.6 * len(numbers), max(4.2, 0.5 + 0.2 * len(legend))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(numbers), sharey=True, squeeze=False)[0]

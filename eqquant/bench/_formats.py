@@ -42,8 +42,8 @@ from ..formats import (
 
 
 class Quantization(NamedTuple):
-    """The formats of a product: that of the weight, and that of the rows of `x` if they
-    are quantized, too."""
+    """The formats of a product: of the weight, and of the rows of `x` if they are
+    quantized, too."""
 
     format: AbstractFormat
     activation: AbstractFormat | None = None
@@ -55,7 +55,7 @@ class Quantization(NamedTuple):
 
 
 def default_formats() -> list[Quantization]:
-    """The formats that are measured by default."""
+    """Returns the formats that are measured by default."""
     return [
         Quantization(Int8()),
         Quantization(Int8(), Int8()),
@@ -68,8 +68,8 @@ def default_formats() -> list[Quantization]:
 
 
 def all_formats() -> list[Quantization]:
-    """The formats of every file that [`eqquant.interop.open`][] reads, as their
-    writers configure them, after those of `default_formats`."""
+    """Returns `default_formats`, followed by the formats in files that
+    [`eqquant.interop.open`][] reads, as their writers configure them."""
     of_files = [
         Nested(NF4(64), scale=Int8(256)),
         BnbFP4(),

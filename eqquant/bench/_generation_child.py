@@ -1,5 +1,6 @@
-"""Measures how fast a model reads and generates text, in a process of its own:
-`python -m eqquant.bench._generation_child` with a JSON object. It prints another."""
+"""Measures how fast a model reads and generates text, in a separate process.
+`python -m eqquant.bench._generation_child` takes its options as a JSON object, and
+prints its results as another."""
 
 import functools as ft
 import json
@@ -25,8 +26,8 @@ from ._generation_file import read_model
 def generate(
     model: Decoder, token: Int[Array, " b"], start: Any, past: Any, number: int
 ) -> tuple[Int[Array, "n b"], Any]:
-    """The most likely next tokens of several texts. One program does all steps, and
-    writes keys and values where they are."""
+    """Generates the most likely next tokens of several texts. One program runs all
+    steps, and updates keys and values in place."""
 
     def step(state, i):
         token, past = state
@@ -39,8 +40,8 @@ def generate(
 
 
 def most_likely(logits: Float[Array, "b v"]) -> Int[Array, " b"]:
-    """The first of the largest logits of each text. (XLA on a CPU looks for the index
-    of a maximum one number after the other, and for a maximum of many at once.)"""
+    """Returns the index of the first largest logit of each text. This is faster than
+    `argmax`, which XLA:CPU does not vectorize; it does vectorize `max` and `min`."""
     i = jnp.arange(logits.shape[-1])
     largest = jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(logits == largest, i, logits.shape[-1] - 1), axis=-1)
@@ -77,7 +78,7 @@ def main(path: str, size: dict[str, int], prompts, streams, number, seconds) -> 
 
 
 def empty_cache(size: dict[str, int], positions: int) -> list[Float[Array, "2 h s c"]]:
-    """A cache in float16, as llama.cpp has it."""
+    """Returns an empty cache in float16, like llama.cpp's."""
     return empty_past(Size(**size | {"positions": positions}), jnp.float16)
 
 
@@ -91,8 +92,8 @@ def _median(call: Callable[[], Any], seconds: float) -> float:
 
 
 def memory() -> dict[str, int | None]:
-    """The bytes of memory that this process has now, and that it had at most. `None`
-    if the system does not tell."""
+    """Returns the resident memory of this process now and at its peak, in bytes. `None`
+    if the system does not report them."""
     status = pathlib.Path("/proc/self/status")
     lines = status.read_text("utf-8").splitlines() if status.exists() else []
     values = dict(line.split(":", 1) for line in lines)

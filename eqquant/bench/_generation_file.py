@@ -1,5 +1,5 @@
-"""The model of `eqquant bench --llama` in files: in GGUF, which llama.cpp reads, too,
-or in this library's own for formats that GGUF lacks."""
+"""Writes and reads the model of `eqquant bench --llama`: in GGUF, which llama.cpp
+reads, too, or in eqquant's own files for formats that GGUF lacks."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ _block = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-# From the names of a `Decoder` to those of Hugging Face.
+# Maps the names of a `Decoder` to Hugging Face's names.
 _names = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",

@@ -1,6 +1,6 @@
-"""Measures how fast llama.cpp reads and generates text: `python` of a Python that has
-its package, this file, and a JSON object. It prints another. (Not imported: that Python
-may have no JAX.)"""
+"""Measures how fast llama.cpp reads and generates text. Run this file by a Python that
+has the package `llama_cpp`, with a JSON object of options; it prints its results as
+another. It does not import eqquant, because that Python may have no JAX."""
 
 import importlib
 import json
@@ -66,7 +66,7 @@ def main(path, size, prompts, streams, number, seconds):
 
 def _context(model, length, streams):
     settings = lib.llama_context_default_params()
-    # Lengths are in steps of 256.
+    # llama.cpp rounds lengths up to multiples of 256.
     settings.n_ctx = -(-length // 256) * 256 * streams
     settings.n_batch = settings.n_ubatch = 512
     settings.n_seq_max = streams

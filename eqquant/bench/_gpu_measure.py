@@ -28,10 +28,9 @@ class GPUMeasurement:
     - `rows`: the number of rows of `x`.
     - `kernel`: the kernel that [`eqquant.explain`][] names. `None` for bfloat16.
     - `seconds`: the time of one product, the median of several rounds.
-    - `baseline`: the same for bfloat16.
-    - `nbytes`: the bytes of the stored weight.
-    - `copy`: the bytes per second that a copy within the memory of the GPU reads and
-      writes.
+    - `baseline`: the time of the product in bfloat16.
+    - `nbytes`: the size of the stored weight in bytes.
+    - `copy`: the bytes per second that a copy within GPU memory reads and writes.
     - `error`: the largest error, relative to `|x| @ |w|`.
     - `bound`: the bound on that error.
     """
@@ -62,7 +61,7 @@ class GPUMeasurement:
         return self.error <= self.bound
 
 
-# The number of products in a program: enough that they take longer than its launch.
+# The number of products in a program: enough to take longer than its launch.
 _together = 16
 
 
@@ -76,8 +75,8 @@ def measure_gpu(
     rounds: int = 5,
     show: Show | None = None,
 ) -> list[GPUMeasurement]:
-    """Measures products on the default device, which should be a GPU, next to those in
-    bfloat16. `x` is in bfloat16, too.
+    """Measures products on the default device, which should be a GPU, next to products
+    in bfloat16. `x` is in bfloat16, too.
 
     **Arguments:**
 
@@ -85,12 +84,12 @@ def measure_gpu(
     - `formats`: the formats of the weights.
     - `cycle`: the bytes of weights to use in turn, so that none comes from a cache.
     - `copied`: the bytes to copy when measuring the rate of memory.
-    - `turn`, `rounds`: the seconds for which to time each product, and how often.
+    - `turn`, `rounds`: the seconds for which to time each product, and how many times.
     - `show`: as in [`eqquant.bench.measure`][].
 
     **Returns:**
 
-    A list of `GPUMeasurement`s: for each case, of bfloat16 and of `formats`.
+    A list of `GPUMeasurement`s: for each case, bfloat16, then `formats`.
     """
     timed = ft.partial(_seconds, turn=turn, rounds=rounds)
     meter = Meter(len(cases) * (len(formats) + 1), show)
@@ -168,8 +167,8 @@ def _time_product(
 
 @jax.jit
 def _products(x, weights):
-    # One product after another, for the sake of which the barrier ties `x` to each.
-    # All are returned: XLA would not compute the others.
+    # The barrier makes each product wait for the one before, so that they run one after
+    # another. All are returned, because XLA removes unused products.
     product = jax.jit(lambda x, w: x @ w)
     products = []
     for w in weights:
@@ -187,7 +186,8 @@ def _copy_rate(nbytes, timed):
 def _seconds(
     calls: Sequence[Callable[[], Any]], turn: float | int, rounds: int
 ) -> float:
-    """The median time of a call, of several functions that are called in turn."""
+    """Returns the median time of a call, for several functions that are called in
+    turn."""
 
     def run(number):
         start = time.perf_counter()

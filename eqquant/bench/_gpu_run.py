@@ -87,7 +87,7 @@ def run_gpu(
 
 
 def read_gpu(path: str | os.PathLike[str]) -> list[GPUMeasurement]:
-    """The measurements in a file that `run_gpu` wrote."""
+    """Reads the measurements in a file that `run_gpu` wrote."""
     products = json.loads(pathlib.Path(path).read_text("utf-8"))["products"]
     return [
         GPUMeasurement(**(row | {"shape": tuple(row["shape"])})) for row in products
@@ -95,7 +95,7 @@ def read_gpu(path: str | os.PathLike[str]) -> list[GPUMeasurement]:
 
 
 def gpu_table(rows: Sequence[GPUMeasurement], markdown: bool = False) -> Table:
-    """A table with a row for each measurement, on request in Markdown."""
+    """Returns a table with a row for each measurement, in Markdown on request."""
     table = Table(box=MARKDOWN if markdown else SIMPLE_HEAD, show_edge=markdown)
     table.add_column("format")
     table.add_column("kernel")

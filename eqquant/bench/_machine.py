@@ -6,7 +6,7 @@ import jax
 from ..kernels import processor
 
 
-# The names of instruction sets in `/proc/cpuinfo`, and their usual names.
+# Maps the names of instruction sets in `/proc/cpuinfo` to their usual names.
 _features = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -23,8 +23,8 @@ _features = {
 
 
 def describe_machine() -> str:
-    """A line about the processor, its instruction sets, and the versions of JAX and
-    Python."""
+    """Returns a line about the processor, its instruction sets, and the versions of JAX
+    and Python."""
     info = processor()
     name = info.get("model name") or platform.processor() or platform.machine()
     flags = (info.get("flags") or info.get("Features") or "").split()
@@ -39,5 +39,5 @@ def describe_machine() -> str:
 
 
 def has_slow_lookups() -> bool:
-    """Whether XLA:CPU of this version of JAX is slow at lookups in small tables."""
+    """Whether the XLA:CPU of this version of JAX is slow at lookups in small tables."""
     return jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11)

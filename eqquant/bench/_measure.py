@@ -29,19 +29,19 @@ def measure(
     seed: int = 0,
     show: Show | None = None,
 ) -> list[Measurement]:
-    """Measures products with quantized weights on this machine, next to those in
+    """Measures products with quantized weights on this machine, next to products in
     float32 and bfloat16.
 
-    All products of the same shape are timed in turn, in one process. Each uses copies
-    of its weight in turn, so that the weight is read from memory, as in a model, and
-    not from a cache. In turn with products of one row, a float32 matrix of at least
-    1 GB is multiplied by a vector, to measure the rate of memory. If these copies would
-    take more than half of the machine's memory, the products are timed in groups, each
-    next to float32.
+    All products of the same shape are timed in turn, in one process. Each cycles
+    through copies of its weight, so that the weight is read from memory, as in a model,
+    and not from a cache. In turn with products of one row, a float32 matrix of at least
+    1 GB is multiplied by a vector, to measure the memory bandwidth. If these copies
+    would take more than half of the machine's memory, the products are timed in groups,
+    each next to float32.
 
     Where a kernel of the native library is chosen, the product is also measured with
-    the kernel that would be chosen without it. Where [`eqquant.tree_prepack`][] lays
-    the weight in another order on this machine, it is also measured in that order.
+    the kernel that would be chosen without it. Where [`eqquant.tree_prepack`][]
+    reorders the weight for this machine, the prepacked weight is also measured.
 
     !!! Example
 
@@ -55,20 +55,21 @@ def measure(
     - `shapes`: the shapes of the weights, contracted axis first.
     - `rows`: the numbers of rows by which to multiply each.
     - `formats`: formats, names of formats, or `Quantization`s. A name such as
-        `"int8:int8"` has the formats of the weight and of the rows.
+        `"int8:int8"` gives the formats of the weight and of the rows.
     - `peers`: whether to measure the other libraries that are installed, too.
-    - `budget`: the seconds for each shape and number of rows, once all is compiled.
-    - `min_rounds`: the least number of times to time each product.
+    - `budget`: the seconds for each shape and number of rows, once all products are
+        compiled.
+    - `min_rounds`: the minimum number of times to time each product.
     - `cycle`: the bytes of weights to use in turn. By default, four times the size of
         the largest cache, and at least 256 MB.
     - `seed`: the random seed of the weights and of the rows.
-    - `show`: called from time to time with the fraction of the work that is done, and
-        what is being done.
+    - `show`: called from time to time with the fraction of the work that is done, and a
+        description of the current step.
 
     **Returns:**
 
-    A list of `Measurement`s: for each shape and number of rows, those of float32, of
-    bfloat16, of `formats`, and of other libraries.
+    A list of `Measurement`s: for each shape and number of rows, float32, bfloat16,
+    `formats`, and other libraries.
     """
     _check(shapes, rows)
     read = default_reading() if cycle is None else cycle
@@ -100,9 +101,9 @@ def measure(
 def _groups(
     wanted: Sequence[Entry], shape: tuple[int, int], cycle: int, read: int
 ) -> list[Sequence[Entry]]:
-    """Divides products into groups, the weights of which fit into half of the memory
-    next to the matrix that is read and two dense copies of a weight. (Each product may
-    have prepacked weights, too.)"""
+    """Divides products into groups whose weights fit into half of the memory, next to
+    the matrix that is read and two dense copies of a weight. (Each product may have
+    prepacked weights, too.)"""
     dense, memory = 4 * math.prod(shape), physical_memory()
     if memory is None:
         return [wanted]
@@ -164,7 +165,8 @@ def _products(
 def _store(
     entry: Entry, w: Float[np.ndarray, "k n"], cycle: int
 ) -> list[tuple[Candidate, list[Any]]]:
-    """The ways to compute a product, each with the weights that it uses in turn."""
+    """Returns the ways to compute a product, each with the weights that it cycles
+    through."""
     candidate = entry.make(w)
     weights = candidate.rotation(cycle)
     ways = [(candidate, weights), (by_xla(candidate), weights)]
@@ -177,8 +179,8 @@ def _prepare(
     ways: list[tuple[Candidate, list[Any]]],
     x: Float[np.ndarray, "m k"],
 ) -> list[tuple[Measurement, Callable[[], Any]]]:
-    """Prepares a product in all ways, but without the native library only if its kernel
-    is in that."""
+    """Prepares a product in all ways. The way without the native library is left out if
+    its kernel is the same."""
     kernels = [candidate.kernel(candidate.operand(x)) for candidate, _ in ways]
     return [
         _prepare_one(row, candidate, weights, x)
@@ -193,7 +195,8 @@ def _prepare_one(
     weights: list[Any],
     x: Float[np.ndarray, "m k"],
 ) -> tuple[Measurement, Callable[[], Any]]:
-    """The measurement of a product without its times, and the function to time."""
+    """Returns the measurement of a product without its times, and the function to
+    time."""
     operand = candidate.operand(x)
     compiled = candidate.compile(candidate.fn, operand, candidate.weight)
     decoded = candidate.decoded()

@@ -10,10 +10,10 @@ class Measurement:
 
     - `name`: the name of the format or of the other library's product. It ends in
       `", XLA"` if the kernel was chosen without the native library, and in
-      `", prepacked"` if [`eqquant.tree_prepack`][] laid the weight.
+      `", prepacked"` if the weight was prepacked by [`eqquant.tree_prepack`][].
     - `rows`: the number of rows of `x`.
     - `shape`: the shape of `w`.
-    - `times`: the times of the product, next to those of float32.
+    - `times`: the times of the product, next to the times of float32.
     - `memory`: the bytes per second at which this machine reads memory, in the fastest
       of the same rounds. Measured for one row only.
     - `kernel`: the kernel that [`eqquant.explain`][] names. `None` for products of
@@ -23,9 +23,10 @@ class Measurement:
       `None` if unknown.
     - `error`: the largest error, against the product with the decoded weight, relative
       to `|x| @ |w|`, for normally distributed `x`.
-    - `outlier_error`: the same, for `x` with one number in each row set to 300.
+    - `outlier_error`: the largest error for `x` with one number in each row set to 300.
     - `compile_seconds`: the time to compile; `None` if nothing is compiled.
-    - `failure`: the exception of another library. There are no times and errors then.
+    - `failure`: the exception of another library, in which case there are no times and
+      errors.
     """
 
     name: str

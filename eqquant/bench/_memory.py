@@ -22,7 +22,7 @@ from ._peers import installed_peers
 
 caption = (
     "Megabytes that the compiled value and gradient of layers tanh(x @ w) with "
-    "trainable adapters of rank {rank} allocates while it runs. x has {rows} rows; "
+    "trainable adapters of rank {rank} allocate while they run. x has {rows} rows; "
     "each w is {width}x{width}, frozen, and would take {dense:.1f} MB in float32."
 )
 _peers = ("eformer ArrayNF4", "qwix nf4, 64")
@@ -37,8 +37,8 @@ class Memory:
     - `name`: the library, and the format of the frozen weights.
     - `depth`: the number of layers.
     - `scanned`: whether the layers run in a `jax.lax.scan` or in a Python loop.
-    - `temporary_bytes`: the memory that the compiled value and gradient allocates,
-      without its arguments and results. `None` if unknown.
+    - `temporary_bytes`: the memory that the compiled value and gradient allocate,
+      besides their arguments and results. `None` if unknown.
     - `failure`: the exception, if compiling failed.
     """
 
@@ -70,8 +70,8 @@ def measure_memory(
 
     **Returns:**
 
-    A list of [`eqquant.bench.Memory`][]: of this library; of the same model, but with
-    each product dequantizing its weight; and of the other libraries.
+    A list of [`eqquant.bench.Memory`][]: for this library; for the same model, but with
+    each product dequantizing its weight; and for the other libraries.
     """
     w = np.random.default_rng(0).standard_normal((width, width), np.float32)
     w = w / np.sqrt(width, dtype=np.float32)

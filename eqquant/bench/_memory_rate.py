@@ -12,7 +12,8 @@ _least = 256 << 20
 
 
 def last_level_cache() -> int | None:
-    """The size in bytes of the largest cache of this machine, or `None` if unknown."""
+    """Returns the size in bytes of the largest cache of this machine, or `None` if
+    unknown."""
     sizes = []
     for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         number = path.read_text("utf-8").strip()
@@ -21,7 +22,7 @@ def last_level_cache() -> int | None:
 
 
 def physical_memory() -> int | None:
-    """The bytes of memory of this machine, or `None` if unknown."""
+    """Returns the bytes of memory of this machine, or `None` if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError):  # Not every system has these.
@@ -29,18 +30,18 @@ def physical_memory() -> int | None:
 
 
 def default_cycle() -> int:
-    """The bytes of weights to use in turn, so that each is read from memory: four times
-    the size of the largest cache, and at least 256 MB."""
+    """Returns the bytes of weights to cycle through, so that each is read from memory:
+    four times the size of the largest cache, and at least 256 MB."""
     return max(_least, 4 * (last_level_cache() or 0))
 
 
 def default_reading() -> int:
-    """The number of bytes to read when measuring the rate of memory."""
+    """Returns the number of bytes to read when measuring the memory bandwidth."""
     return max(1 << 30, default_cycle())
 
 
 def number_of_copies(nbytes: int, cycle: int) -> int:
-    """The number of weights of `nbytes` bytes that fill a cycle."""
+    """Returns the number of weights of `nbytes` bytes that fill a cycle."""
     return min(1024, max(1, math.ceil(cycle / max(1, nbytes))))
 
 
@@ -68,5 +69,5 @@ class Reading:
         self._product(self._matrix, self._vector).block_until_ready()
 
     def rate(self, times: Times) -> float:
-        """The bytes per second of the fastest round."""
+        """Returns the bytes per second of the fastest round."""
         return self.nbytes / min(times.seconds)

@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
-        """The packages that it needs but that are not installed."""
+        """The required packages that are not installed."""
         return [p for p in self.packages if importlib.util.find_spec(p) is None]
 
 
@@ -65,10 +65,10 @@ _all = (
 
 
 def installed_peers() -> list[Peer]:
-    """The products of other libraries whose packages are installed."""
+    """Returns the products of other libraries whose packages are installed."""
     return [peer for peer in _all if not peer.missing]
 
 
 def missing_packages() -> list[str]:
-    """The packages that the remaining products need."""
+    """Returns the packages that the other products need."""
     return sorted({package for peer in _all for package in peer.missing})

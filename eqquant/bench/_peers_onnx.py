@@ -14,8 +14,8 @@ _block = 64
 def onnxruntime(
     bits: int, rows: bool
 ) -> Callable[[Float[np.ndarray, "k n"]], Candidate]:
-    """The operator `MatMulNBits`, with unsigned codes whose middle stands for zero. If
-    `rows`, it may quantize the rows to 8 bits."""
+    """Returns a maker of candidates by the operator `MatMulNBits`, with unsigned codes,
+    whose middle stands for zero. If `rows`, it may quantize the rows to 8 bits."""
 
     def make(w):
         library = importlib.import_module("onnxruntime")

@@ -29,7 +29,7 @@ def bitsandbytes(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def bitsandbytes_bfloat16(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """The layer of bitsandbytes, which repacks its codes on CPUs with bfloat16
+    """Returns the layer of bitsandbytes, which repacks its codes on CPUs with bfloat16
     products."""
     torch = importlib.import_module("torch")
     library = importlib.import_module("bitsandbytes")
@@ -60,7 +60,7 @@ def bitsandbytes_bfloat16(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def int8(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """8-bit codes with a scale for each column."""
+    """Returns a product with 8-bit codes and a scale for each column."""
     torch = importlib.import_module("torch")
     dense = torch.from_numpy(w.T.copy())
     scale = (dense.abs().amax(1) / 127).bfloat16()
@@ -79,8 +79,8 @@ def int8(w: Float[np.ndarray, "k n"]) -> Candidate:
 
 
 def int4(w: Float[np.ndarray, "k n"]) -> Candidate:
-    """Unsigned 4-bit codes, of which 8 stands for zero, with a scale and a shift for
-    each block of 64."""
+    """Returns a product with unsigned 4-bit codes, where 8 stands for zero, and a scale
+    and a shift for each block of 64."""
     torch = importlib.import_module("torch")
     n, k = w.T.shape
     blocks = torch.from_numpy(w.T.copy()).unflatten(1, (-1, 64))

@@ -34,8 +34,8 @@ def run(
 ) -> tuple[list[Measurement], list[Decoding]]:
     """Measures products with quantized weights, and decoding steps of a transformer, on
     this machine, and prints their speeds and errors. Products whose kernel is in the
-    native library are also measured without it, and weights that `tree_prepack` lays in
-    another order on this machine are also measured in that order.
+    native library are also measured without it. Weights that `tree_prepack` reorders
+    for this machine are also measured prepacked.
 
     **Arguments:**
 
@@ -50,7 +50,7 @@ def run(
 
     **Returns:**
 
-    The `Measurement`s and the `Decoding`s. The latter may be empty.
+    The `Measurement`s and the `Decoding`s. The list of `Decoding`s may be empty.
     """
     console = Console() if console is None else console
     write = lambda text: console.print(Text(text), soft_wrap=True)

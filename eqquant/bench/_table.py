@@ -20,7 +20,7 @@ caption = (
     "the largest error, against the product with the decoded weight, relative to "
     "|x| @ |w|, for normally distributed x; outlier, for x with one number in each row "
     "set to 300. Compile: in seconds. XLA: with the kernel that is chosen without the "
-    "native library. Prepacked: the weight as eqquant.tree_prepack lays it."
+    "native library. Prepacked: with the weight in the order of eqquant.tree_prepack."
 )
 decoding_caption = (
     "One decoding step of a transformer of Llama's architecture with random weights, "
@@ -32,7 +32,7 @@ _times = ("ratio", "p10", "ms,\nspread")
 
 
 def tables(rows: Sequence[Measurement]) -> list[Table]:
-    """A table for each shape and number of rows."""
+    """Returns a table for each shape and number of rows."""
     made = []
     for (shape, m), group in itertools.groupby(rows, lambda r: (r.shape, r.rows)):
         k, n = shape
@@ -64,7 +64,7 @@ def tables(rows: Sequence[Measurement]) -> list[Table]:
 
 
 def decoding_table(rows: Sequence[Decoding]) -> Table:
-    """The table of the decoding speeds of a model."""
+    """Returns the table of the decoding speeds of a model."""
     table = plain_table(
         f"Decoding, {rows[0].parameters / 1e6:.0f} million parameters",
         ("format", *_times, "tokens\nper s", "bits", "MB", "temp.\nMB", "error")
@@ -93,7 +93,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    # Headings have two lines, as the rows do.
+    # Headings have two lines, like the rows.
     name, *numbers = [c if "\n" in c else f"\n{c}" for c in columns]
     table.add_column(name, min_width=16, max_width=40)
     for column in numbers:

@@ -1,7 +1,8 @@
 """`eqquant demo`: opens a real language model, quantizes it to several formats, and
-compares what they cost (`_llama`). Or trains a small one, and compares rounding,
-calibration and further training; with `--calibrate`, what rounding, calibration and the
-choice of formats lose. The notebooks use the model, the text and the training.
+compares their sizes, losses and speeds (`_llama`). Without one, it trains a small
+model, and compares rounding, calibration and further training. With `--calibrate`, it
+compares the losses of rounding, of calibration and of formats within a budget. The
+notebooks use the model, the text and the training.
 
 May import `_report`, `interop` and the rooms below them, and rich and matplotlib.
 """

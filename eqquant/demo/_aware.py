@@ -18,8 +18,8 @@ def trained_for(
     steps: int,
     bar: Bar,
 ) -> LanguageModel:
-    """A model that was trained further with its weights rounded to a format
-    (quantization-aware training), and is packed."""
+    """Trains a model further with its weights rounded to a format (quantization-aware
+    training), and returns the packed model."""
     prepared = tree_fake_quantize(model, format)
     losses = train(
         prepared,

@@ -2,7 +2,8 @@ from typing import Any
 
 
 def axes_of_bits(width: float, height: float, label: str) -> tuple[Any, Any]:
-    """A figure, in inches, and its axes, for something against bits per weight."""
+    """Returns a figure of a size in inches, and axes for a plot against bits per
+    weight."""
     # (Unlike pyplot, this needs no display.)
     from matplotlib.figure import Figure
 

@@ -11,14 +11,14 @@ from .._progress import time_left, told_to
 
 
 class Bar:
-    """A progress bar that tells what is done now, and how long the rest takes.
+    """A progress bar with the current step and the time that is left.
 
-    Work is counted in seconds of a machine whose speed is known. How long it takes here
-    follows from what was done so far.
+    Work is counted in seconds on a reference machine. The time that is left is
+    estimated from the speed of this machine so far.
 
     **Arguments:**
 
-    - `total`: how long everything takes on that machine, in seconds.
+    - `total`: the total time on the reference machine, in seconds.
     """
 
     def __init__(self, total: float, console: Console):
@@ -32,7 +32,7 @@ class Bar:
         )
         self._console = console
         self._total, self._done = total, 0.0
-        # The time that was left when something was last done.
+        # The time that was left at `_last`.
         self._left = total
         self._start = self._last = time.monotonic()
         self._task = self._progress.add_task("", total=total, left="")
@@ -41,7 +41,8 @@ class Bar:
     def shown(
         self, above: Callable[[], RenderableType | None] = lambda: None
     ) -> Iterator[None]:
-        """Shows the bar, below what there is. The library draws no bars over it."""
+        """Shows the bar below `above`. Meanwhile, the library's own progress bars are
+        off."""
 
         def all():
             rest = above()
@@ -57,26 +58,26 @@ class Bar:
             yield
 
     def doing(self, what: str) -> None:
-        """Tells what is done now."""
+        """Shows the current step."""
         self._progress.update(self._task, description=what)
 
     def done(self, seconds: float) -> None:
-        """Counts what is done."""
+        """Counts finished work."""
         self._done += seconds
         self._last = time.monotonic()
-        # At first, this machine is taken to be as fast as the other.
+        # At first, this machine is assumed to be as fast as the reference machine.
         slower = (self._last - self._start + 2) / (self._done + 2)
         self._left = max(0.0, self._total - self._done) * slower
 
     def less(self, seconds: float) -> None:
-        """Counts out what need not be done."""
+        """Removes work that need not be done."""
         self._total -= seconds
         self._left -= seconds
 
     @contextlib.contextmanager
     def follow(self, what: str, seconds: float) -> Iterator[None]:
-        """Tells what is done in a block, and how far the library is with it, and counts
-        it."""
+        """Shows the step that a block runs and the library's progress in it, and counts
+        its work."""
         done = self._done
 
         def show(part, item):
@@ -89,7 +90,8 @@ class Bar:
         self.done(done + seconds - self._done)
 
     def __rich__(self) -> RenderableType:
-        # (Something that takes longer than was thought leaves the rest to do.)
+        # Even if a step takes longer than expected, at least half of the time stays
+        # left, for the other steps.
         left = self._left - min(time.monotonic() - self._last, self._left / 2)
         self._progress.update(
             self._task,

@@ -26,10 +26,10 @@ from ._trained import full, quick as quick_recipe, trained
 
 
 class Change(NamedTuple):
-    """How much the loss rises when a model is quantized.
+    """The change of the loss when a model is quantized.
 
-    - `format`: the format, as written in Python, or the budget of bits that formats
-        were chosen within.
+    - `format`: the format, as written in Python, or the budget of bits for which
+        formats were chosen.
     - `method`: how numbers were rounded, or how the formats were chosen.
     - `bits_per_weight`: the bits of each quantized weight, scales included.
     - `change`: the difference from the loss of the dense model, in nats per byte. The
@@ -65,17 +65,17 @@ def run_calibrated(
     console: Console | None = None,
     seeds: int = 1,
 ) -> list[Change]:
-    """Quantizes a model to few bits. (It is larger than that of `run`, and trained for
-    longer.) Prints how much its loss rises if it is rounded to nearest, by
-    `ScaleSearch()`, by `GPTQ()`, and by `GPTQ()` with `Sequential` statistics; and by
+    """Quantizes a model to few bits. (The model is larger than in `run`, and trained
+    for longer.) Prints how much its loss rises if it is rounded to nearest, by
+    `ScaleSearch()`, by `GPTQ()`, by `GPTQ()` with `Sequential` statistics, and by
     `GPTQ()` in formats that were chosen within a budget of bits.
 
     **Arguments:**
 
-    - `quick`, `fresh`, `out`, `console`: as of `run`. The files are `calibrated.csv`
+    - `quick`, `fresh`, `out`, `console`: as in `run`. The files are `calibrated.csv`
         and, if matplotlib is installed, `calibrated.png` and `budgets.png`.
-    - `seeds`: how many sets of 64 windows of the training text to calibrate with, of
-        which the median is taken.
+    - `seeds`: how many sets of 64 windows of the training text to calibrate with.
+        Results are medians over these sets.
 
     **Returns:**
 
@@ -83,7 +83,7 @@ def run_calibrated(
 
     **Raises:**
 
-    As `run`.
+    The errors of `run`.
     """
     console = Console() if console is None else console
     recipe = quick_recipe if quick else full
@@ -108,10 +108,11 @@ def run_calibrated(
 
 
 class _Measured:
-    """Measures the rows, one after another, and tells a bar.
+    """Measures the rows, one after another, and updates a progress bar.
 
-    - `sensitivity`: of the first set, by the loss, once it was measured.
-    - `steps`: how many rows there are.
+    - `sensitivity`: the sensitivity for the first set, by the loss, once it was
+        measured.
+    - `steps`: the number of rows.
     """
 
     steps = len(_formats) * len(_methods) + len(_budgets) * len(_choices)
@@ -180,9 +181,9 @@ def _table(rows, dense_loss, held_out, seeds):
     known = {(row.format, row.method): row for row in rows}
     each = "one set" if seeds == 1 else f"medians over {seeds} sets"
     caption = (
-        f"\nHow much the loss rises above that of float32, {dense_loss:.4f} nats per "
-        f"byte of {held_out:,} bytes of held-out modules. Calibrated with {_number} "
-        f"windows of the training text ({each})."
+        f"\nThe increase of the loss above float32, {dense_loss:.4f} nats per byte on "
+        f"{held_out:,} bytes of held-out modules. Calibrated with {_number} windows of "
+        f"the training text ({each})."
     )
     methods = _columns("format", [str(format) for format in _formats], _methods, known)
     names = [f"{bits} bits" for bits in _budgets]
@@ -210,7 +211,7 @@ def _columns(title, names, methods, known):
     return table
 
 
-# In a terminal of eighty columns.
+# Broken so that the table fits into eighty columns.
 _heads = {
     "to nearest": "to\nnearest",
     "ScaleSearch()": "Scale-\nSearch()",

@@ -6,7 +6,7 @@ from ._axes import axes_of_bits
 
 
 def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
-    """Plots how much the loss rises against bits per weight, with a mark for each
+    """Plots the increase of the loss against bits per weight, with a marker for each
     method, and a line for formats that were chosen within a budget."""
     figure, axes = axes_of_bits(8.0, 5.0, "loss above float32, nats per byte")
     axes.set_yscale("log")

@@ -22,17 +22,17 @@ from ._trained import Recipe, trained
 
 nearest = (Int8(), NF4(), Int4(), Int(3))
 calibrated = (Int(3),)
-# So few bits work well only in a model that is trained with them.
+# Formats with so few bits work well only in a model that is trained with them.
 trained_with = (Ternary(), Binary())
 # Jitted as a whole, which compiles faster than array by array.
 quantized = eqx.filter_jit(tree_quantize)
 _unrolled = eqx.filter_jit(lambda model, *format: Unrolled(_in(model, *format)))
-# Of one of each, on two cores.
+# The time of one step of each kind, on two cores.
 _seconds = {"to nearest": 1.5, "calibrating": 5.0, "compiling": 4.0, "speed": 2.0}
 
 
 class Comparison:
-    """Makes the rows of the table, and shows how far it is.
+    """Makes the rows of the table, and shows its progress.
 
     **Arguments:**
 

@@ -39,8 +39,8 @@ def write_figure(path: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def _heights(to_pixels, points, rows):
-    """The height of each label above its point, such that no two overlap. Labels
-    further to the left are higher."""
+    """Yields the height of each label above its point, so that labels do not overlap.
+    Labels further to the left are higher."""
     placed = []
     order = lambda row: (-row.bits_per_weight, row.nats_per_byte)
     for row in sorted(rows, key=order):

@@ -18,8 +18,8 @@ def write_files(
 
     **Arguments:**
 
-    - `files`: what writes each file to its path, by its name. Figures, which end in
-        `.png`, are only drawn if matplotlib is installed.
+    - `files`: maps the name of each file to the function that writes it to a path.
+        Figures, whose names end in `.png`, are only drawn if matplotlib is installed.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

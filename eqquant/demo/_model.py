@@ -30,7 +30,7 @@ class LanguageModel(eqx.Module):
         self.depth = depth
 
     def __call__(self, text: UInt8[Array, " t"]) -> Float[Array, "t 256"]:
-        """The logits of the byte that follows each byte."""
+        """Returns the logits of the byte that follows each byte."""
         logits, _ = self.step(text, jnp.asarray(0), None)
         return logits
 
@@ -40,8 +40,8 @@ class LanguageModel(eqx.Module):
         start: Int[Array, ""],
         past: Float[Array, "l 2 h s c"] | None,
     ) -> tuple[Float[Array, "t 256"], Float[Array, "l 2 h s c"] | None]:
-        """The same for bytes at the positions from `start`, which follow those whose
-        keys and values are in `past`."""
+        """Returns the logits for bytes at the positions from `start`, and the updated
+        cache. `past` has the keys and values of earlier bytes."""
         arrays, static = eqx.partition(self.blocks, eqx.is_array)
 
         @jax.checkpoint
@@ -54,7 +54,7 @@ class LanguageModel(eqx.Module):
         return jax.vmap(self.head)(jax.vmap(self.norm)(x)), past
 
     def empty_past(self, size: int) -> Float[Array, "l 2 h s c"]:
-        """An empty cache of keys and values for `size` positions."""
+        """Returns an empty cache of keys and values for `size` positions."""
         heads = self.blocks.attention.heads
         head_size = self.embedding.embedding_size // heads
         return jnp.zeros((self.depth, 2, heads, size, head_size))
@@ -121,9 +121,9 @@ def attend(
     v: Float[Array, "s c"],
     mask: Bool[Array, "t s"],
 ) -> Float[Array, "t c"]:
-    """The attention of one head."""
-    # Keys come first: XLA on a CPU copies the second factor of a product in order to
-    # transpose it. For one query that would take longer than the product.
+    """Computes the attention of one head."""
+    # Keys come first, because XLA:CPU copies the second factor of a product to
+    # transpose it. For one query, the copy would take longer than the product.
     scores = (k @ q.T).T / q.shape[-1] ** 0.5
     return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)) @ v
 
@@ -131,9 +131,9 @@ def attend(
 def rotate(
     x: Float[Array, "h t c"], positions: Int[Array, " t"]
 ) -> Float[Array, "h t c"]:
-    """Rotary position embeddings: rotates pairs of numbers by angles proportional to
-    the position, so that products of queries and keys depend only on their
-    distance."""
+    """Applies rotary position embeddings: rotates pairs of numbers by angles
+    proportional to the position, so that products of queries and keys depend only on
+    their distance."""
     half = x.shape[-1] // 2
     frequencies = 1000.0 ** (-jnp.arange(half) / half)
     angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]

@@ -27,7 +27,7 @@ def run(
     console: Console | None = None,
 ) -> list[Row]:
     """Trains a small language model on the source of Python's standard library, and
-    quantizes it: to the nearest numbers of several formats, with statistics of its
+    quantizes it: by rounding to nearest in several formats, with statistics of its
     inputs, and by further training. Prints the size, the loss and the speed of each,
     the calls that made them, and text that two of them generate.
 

@@ -11,19 +11,20 @@ import numpy as np
 from ._model import Block, LanguageModel
 
 
-# So large that the time of calling a program does not matter.
+# Large enough that the overhead of calling a program does not matter.
 _width, _depth, _heads = 1024, 2, 16
 _positions = 64  # of the cache of keys and values
 
 
 def larger() -> LanguageModel:
-    """A model of the same kind as that of the demo, but of 26 million parameters. It is
-    not trained, as its speed does not depend on that."""
+    """Returns a larger model of the demo's kind, with 26 million parameters. It is not
+    trained, since its speed does not depend on its weights."""
     return LanguageModel(_width, _depth, _heads, key=jr.key(0))
 
 
 class Unrolled(eqx.Module):
-    """A model whose layers are not scanned: XLA copies what it scans over."""
+    """A model whose layers are not scanned, because XLA copies the arrays that it scans
+    over."""
 
     model: LanguageModel
     blocks: list[Block]
@@ -45,9 +46,9 @@ class Unrolled(eqx.Module):
 
 
 def tokens_per_second(models: Sequence[Unrolled]) -> list[float]:
-    """How many tokens of one text each model generates in a second, its weights read
-    from memory. The models take turns, so that whatever else the machine does slows
-    down all of them. A quarter of the steps are faster than what is returned."""
+    """Returns the tokens per second at which each model generates one text, with its
+    weights read from memory. The models take turns, so that other load on the machine
+    slows down all of them alike. The times are lower quartiles over all steps."""
     seconds = [[] for _ in models]
     other = np.zeros(2**25, np.float32)
     for _ in range(24):
@@ -58,7 +59,7 @@ def tokens_per_second(models: Sequence[Unrolled]) -> list[float]:
 
 
 def time_of_step(model: Unrolled) -> float:
-    """The time of one step, in seconds. The first time, that of compiling it, too."""
+    """Returns the time of one step in seconds. The first call includes compilation."""
     token, position = jnp.asarray(0, jnp.uint8), jnp.asarray(_positions - 1)
     past = [jnp.zeros((2, _heads, _positions, _width // _heads))] * _depth
     jax.block_until_ready((token, position, past))

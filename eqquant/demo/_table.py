@@ -23,7 +23,7 @@ class Row(NamedTuple):
     - `megabytes`: the size of the whole model.
     - `nats_per_byte`: the loss on held-out text.
     - `change`: the difference from the loss of the dense model.
-    - `tokens_per_second`: the speed of a larger model in this format, which generates
+    - `tokens_per_second`: the speed at which a larger model in this format generates
         one text.
     """
 
@@ -39,13 +39,13 @@ class Row(NamedTuple):
 def table(
     rows: Sequence[Row], held_out: int, steps: int, platform: str
 ) -> RenderableType:
-    """A table of rows, the first of which is the dense model, and the calls that made
-    them.
+    """Returns a table of rows, and the calls that made them. The first row is the dense
+    model.
 
     **Arguments:**
 
-    - `held_out`: the number of bytes of which the loss is the mean.
-    - `steps`: how many steps a row was trained for.
+    - `held_out`: the number of bytes over which the loss is averaged.
+    - `steps`: the number of steps of further training.
     - `platform`: the platform on which the models ran.
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -81,17 +81,17 @@ trained   model = eqq.train.tree_fake_quantize(model, eqq.Ternary())
           ... and {steps} more steps of the same training, and then ...
           eqq.train.tree_freeze(model)
 
-Loss: per byte, of {held_out:,} bytes of held-out modules. Change: from float32.
+Loss: per byte, on {held_out:,} bytes of held-out modules. Change: from float32.
 MB: of the whole model, whose embedding stays in float32. Speed: of an untrained
 model of the same kind with 26 million parameters that generates one text, on
-{platform}. (The trained one is so small that its speed is that of calling it.)"""
+{platform}. (The trained one is so small that call overhead dominates.)"""
 
 
 def measure(
     name: str, method: str, model: LanguageModel, held_out: UInt8[Array, "b t"]
 ) -> Row:
-    """The size of a model, and its loss on windows of a text. (Its speed is measured
-    later, when nothing else runs.)"""
+    """Returns a row with the size of a model, and its loss on windows of a text. (The
+    speed is measured later, when nothing else runs.)"""
     return Row(
         format=name,
         method=method,
@@ -102,8 +102,8 @@ def measure(
 
 
 def bits_of(model: LanguageModel) -> float:
-    """The bits of each quantized weight of a model, scales included. Those of all
-    weights, if none is quantized."""
+    """Returns the bits per quantized weight of a model, scales included; or per weight,
+    if none is quantized."""
     leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
     weights = [leaf for leaf in leaves if is_quantized(leaf)] or leaves
     return 8 * _nbytes(weights) / sum(leaf.size for leaf in weights)

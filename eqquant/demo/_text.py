@@ -25,15 +25,15 @@ _packages = (
 
 
 class Text(NamedTuple):
-    """The bytes of the modules to train on, and of those that are held out."""
+    """The bytes of the modules to train on, and of the held-out modules."""
 
     train: UInt8[np.ndarray, " t"]
     held_out: UInt8[np.ndarray, " u"]
 
 
 def standard_library() -> Text:
-    """The source of the interpreter's standard library. One module in sixteen is held
-    out, by a hash of its name.
+    """Returns the source of the interpreter's standard library. One module in sixteen
+    is held out, by a hash of its name.
 
     **Raises:**
 
@@ -59,7 +59,7 @@ def standard_library() -> Text:
 def windows(
     text: Integer[np.ndarray, " t"], number: int, size: int
 ) -> Integer[np.ndarray, "{number} {size}"]:
-    """Windows of a text, at evenly spaced positions."""
+    """Returns windows of a text, at evenly spaced positions."""
     starts = np.linspace(0, len(text) - size, number).astype(int)
     return text[starts[:, None] + np.arange(size)[None, :]]
 

@@ -23,7 +23,7 @@ def train(
     key: PRNGKeyArray,
 ) -> Iterator[tuple[LanguageModel, Float[Array, ""]]]:
     """Trains a model on random windows of a text. After each step, yields the model,
-    and its loss before the step in nats per byte."""
+    and its loss before the step, in nats per byte."""
     device_text = jnp.asarray(text)
     params, static = eqx.partition(model, eqx.is_inexact_array)
     moments = init(params)
@@ -46,14 +46,15 @@ def train(
 
 
 def loss(model: LanguageModel, windows: UInt8[Array, "b t"]) -> Float[Array, ""]:
-    """The mean cross-entropy of all bytes but the first of each window, in nats."""
+    """Returns the mean cross-entropy of all bytes but the first of each window, in
+    nats."""
     logits = jax.vmap(model)(windows[:, :-1])
     target = windows[:, 1:, None].astype(jnp.int32)
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), target, axis=-1))
 
 
 def mean_loss(model: LanguageModel, windows: UInt8[Array, "b t"], batch: int) -> float:
-    """The same, `batch` windows at a time, which should divide their number."""
+    """Computes `loss`, `batch` windows at a time, which should divide their number."""
     batches = windows.reshape(-1, batch, windows.shape[-1])
     return sum(float(_loss(model, x)) for x in batches) / len(batches)
 
@@ -70,7 +71,7 @@ class Moments(NamedTuple):
 
 
 def init(params: PyTree[Array]) -> Moments:
-    """The initial state of AdamW."""
+    """Returns the initial state of AdamW."""
     zeros = jtu.tree_map(jnp.zeros_like, params)
     return Moments(zeros, zeros, jnp.asarray(0))
 
@@ -84,7 +85,7 @@ def update(
     b1: float = 0.9,
     b2: float = 0.95,
 ) -> tuple[PyTree[Array], Moments]:
-    """One step of AdamW (Loshchilov and Hutter, 2019, Algorithm 2)."""
+    """Takes one step of AdamW (Loshchilov and Hutter, 2019, Algorithm 2)."""
     t = (moments.count + 1).astype(jnp.float32)
     mean = jtu.tree_map(lambda m, g: b1 * m + (1 - b1) * g, moments.mean, grads)
     square = jtu.tree_map(lambda v, g: b2 * v + (1 - b2) * g**2, moments.square, grads)
@@ -100,7 +101,7 @@ def update(
 def warmup_cosine(
     count: Int[Array, ""], steps: int, peak: float, warmup: float = 0.1
 ) -> Float[Array, ""]:
-    """The learning rate, which rises linearly to `peak`, and falls to zero along a
-    cosine."""
+    """Returns the learning rate, which rises linearly to `peak`, then falls to zero
+    along a cosine."""
     done = (count + 1).astype(jnp.float32) / (steps + 1)
     return peak * jnp.minimum(done / warmup, (1 + jnp.cos(jnp.pi * done)) / 2)

@@ -34,7 +34,7 @@ class Recipe:
 
     @property
     def seconds(self) -> float:
-        """About how long the training takes on two cores."""
+        """The approximate training time on two cores."""
         return 4 + self.steps * self.seconds_per_step
 
     @property
@@ -55,7 +55,7 @@ full = Recipe(
     steps=3000,
     learning_rate=3e-3,
 )
-"""The recipe of [`eqquant.demo.run_calibrated`][]. That of [`eqquant.demo.run`][] has
+"""The recipe of [`eqquant.demo.run_calibrated`][]. [`eqquant.demo.run`][] uses one with
 fewer layers and steps."""
 
 short = dataclasses.replace(full, depth=2, steps=1000)
@@ -65,8 +65,8 @@ quick = dataclasses.replace(full, depth=2, steps=120, learning_rate=4e-3)
 def trained(
     recipe: Recipe, text: Text, *, fresh: bool, console: Console, bar: Bar
 ) -> LanguageModel:
-    """The trained model of a recipe. It is loaded from the user's cache if it is there;
-    otherwise it is trained and saved there."""
+    """Returns the trained model of a recipe. It is loaded from the user's cache, or
+    trained and saved there."""
     write = ft.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     path = folder() / f"demo-{_fingerprint(recipe, text)}.eqx"
     if path.exists() and not fresh:
@@ -117,7 +117,7 @@ def _fingerprint(recipe, text):
 
 
 def folder() -> pathlib.Path:
-    """The folder of this library in the user's cache."""
+    """Returns the folder of this library in the user's cache."""
     home = pathlib.Path.home()
     if sys.platform == "win32":
         root = os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"
@@ -141,7 +141,7 @@ def save(path: pathlib.Path, model: PyTree) -> None:
 
 
 def load(path: pathlib.Path, like: PyTree) -> PyTree | None:
-    """Reads a file of `save`. `None` if it is damaged."""
+    """Reads a file of `save`. Returns `None` if it is damaged."""
     content = path.read_bytes()
     checksum, data = content[:32], content[32:]
     if hashlib.sha256(data).digest() != checksum:

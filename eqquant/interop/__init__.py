@@ -1,14 +1,14 @@
 """Files: `save` and `load`, and reading and writing other libraries' checkpoints.
 
-This room imports `_tree` and the rooms below it. Within it, `_containers` reads and
-writes safetensors and GGUF files, `_layouts` has the layouts of libraries in these,
-`_own` the files of `save`, `_llama_cpp` what llama.cpp has to know about a model,
-`_renaming` the rules by which arrays get other names, and are joined, split and
-stacked, and `_converting` goes from files to files.
+May import `_tree` and the rooms below it. `_containers` reads and writes safetensors
+and GGUF files; `_layouts` has the layouts of libraries in these files, and `_own` the
+files of `save`. `_llama_cpp` describes a model for llama.cpp. `_renaming` has the rules
+by which arrays are renamed, joined, split and stacked. `_converting` converts files to
+files.
 
-To add a library's layout, write one file in `_layouts` with a function that finds the
-library's arrays among the tensors of a file, and one that gives the tensors of an
-array; end it with `register_layout`, and import it in `_layouts/__init__.py`. Code
+To add a library's layout, write one file in `_layouts`, with a function that finds the
+library's arrays among the tensors of a file, and one that returns the tensors of an
+array. End it with `register_layout`, and import it in `_layouts/__init__.py`. Code
 outside the package calls [`eqquant.interop.register_layout`][] itself. To add an
 architecture of llama.cpp, add its hyperparameters and its line of the table in
 `_llama_cpp`.

@@ -19,22 +19,23 @@ from ._tensors import for_jax
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array of a checkpoint, which is not read yet.
+    """An array of a checkpoint that is read on request.
 
     - `name`: its name in the checkpoint.
-    - `shape`, `dtype`: those of the (dequantized) array. (Integers of 64 bits that fit
-        into 32 are read as such where JAX is not set up for more.)
-    - `format`: the format of a quantized array; `None` for others.
-    - `layout`: the library's layout, such as `"gptq"`; or `"dense"`.
-    - `sources`: the tensors that have its numbers.
-    - `to_array`: reads these, as a NumPy array or, if there is a `format`, as a
-        [`eqquant.QuantizedArray`][].
+    - `shape`, `dtype`: the shape and the dtype of the (dequantized) array. (If JAX's
+        64-bit types are disabled, 64-bit integers that fit into 32 bits are read as
+        such.)
+    - `format`: the format of a quantized array. `None` for a dense array.
+    - `layout`: the library's layout, such as `"gptq"`, or `"dense"`.
+    - `sources`: the tensors in the files that store the array.
+    - `to_array`: reads these tensors, as a NumPy array or, if there is a `format`, as
+        an [`eqquant.QuantizedArray`][].
     - `axis`: the contracted axis of a quantized array.
-    - `write`: if there is one, the native library can write the stored arrays to any
-        place in memory: a dictionary of NumPy arrays like those of `struct().stored`,
-        in which each row of numbers may be part of a longer one.
-    - `why_not`: if there is one, it tells why the array cannot be read: it is part of a
-        quantized array that no layout understands.
+    - `write`: writes the stored arrays to given memory, by the native library: a
+        dictionary of NumPy arrays like `struct().stored`, whose rows may be parts of
+        longer rows. `None` if the native library cannot do that.
+    - `why_not`: returns why the array cannot be read, if it is part of a quantized
+        array that no layout supports. `None` if it can be read.
     """
 
     name: str
@@ -52,16 +53,16 @@ class Entry:
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be read, if it cannot."""
+        """Why the array cannot be read, or `None` if it can."""
         return None if self.why_not is None else self.why_not()
 
     @property
     def nbytes(self) -> int:
-        """Its size in the files, in bytes."""
+        """The size of the array in the files, in bytes."""
         return sum(source.nbytes for source in self.sources)
 
     def struct(self) -> jax.ShapeDtypeStruct | QuantizedArray:
-        """The array without its numbers."""
+        """Returns the array with `jax.ShapeDtypeStruct`s instead of numbers."""
         return struct_of(self.shape, self.dtype, self.format, self.axis)
 
     def check(self) -> None:
@@ -78,7 +79,7 @@ class Entry:
         try:
             x = self.to_array()
             if self.format is None:
-                # A copy: the memory map changes with its file.
+                # Copy it, because the memory map changes with its file.
                 return jnp.array(for_jax(x), copy=True)
         except ValueError as e:
             raise ValueError(f"Could not read {self.name!r}: {e}") from e
@@ -87,7 +88,7 @@ class Entry:
         return x
 
     def write_to(self, stored: dict[str, np.ndarray]) -> None:
-        """Reads the array to given memory, if it has a `write`."""
+        """Reads the array into given memory, if it has a `write`."""
         assert self.write is not None, self.name
         try:
             self.write(stored)
@@ -95,8 +96,8 @@ class Entry:
             raise ValueError(f"Could not read {self.name!r}: {e}") from e
 
     def numpy(self) -> Shaped[np.ndarray, "..."]:
-        """Reads an array that is not quantized as a NumPy array: a memory map of the
-        file, where that is possible."""
+        """Reads a dense array as a NumPy array, which is a memory map of the file where
+        that is possible."""
         if self.format is not None:
             raise ValueError(f"{self.name!r} is quantized, in {self.format}.")
         self.check()
@@ -107,7 +108,7 @@ class Entry:
 def struct_of(
     shape: tuple[int, ...], dtype: Any, format: AbstractFormat | None, axis: Axis
 ) -> jax.ShapeDtypeStruct | QuantizedArray:
-    """An array without its numbers."""
+    """Returns an array with `jax.ShapeDtypeStruct`s instead of numbers."""
     w = jax.ShapeDtypeStruct(shape, dtype)
     if format is None:
         return w
@@ -115,14 +116,14 @@ def struct_of(
 
 
 def _zeros(format, w):
-    # (Not what the format encodes: it may only be for reading.)
+    # `format.encode` is not traced, because some formats can only be read.
     return jtu.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), format.structs(w.shape))
 
 
 def written(
     struct: Any, write: Callable[[dict[str, np.ndarray]], None]
 ) -> QuantizedArray:
-    """An array whose numbers `write` writes to the memory that it is given."""
+    """Returns an array whose stored numbers are written by `write`, into new memory."""
     stored = {name: empty(a.shape, a.dtype) for name, a in struct.stored.items()}
     write(stored)
     # (On a CPU, this is the same memory.)
@@ -131,22 +132,22 @@ def written(
 
 class Checkpoint(Mapping[str, Any]):
     """The arrays of a file or a folder, by their names. Each is read on access, and not
-    cached: quantized ones as a [`eqquant.QuantizedArray`][] with the same codes, others
-    as JAX arrays.
+    cached: quantized arrays as [`eqquant.QuantizedArray`][]s with the same codes,
+    others as JAX arrays.
 
     A prefix of names, up to a dot, gives all arrays below it:
     `checkpoint["model.layers.0"]["mlp.up_proj.weight"]`.
 
     - `kind`: the layout: `"gguf"`, `"eqquant"`, `"gptq"`, ...; several are joined by
-        `+`. `"safetensors"` if nothing in it is quantized.
-    - `entries`: describe the arrays before they are read.
-    - `metadata`: of the file. That of GGUF has the tokenizer, also after `convert`:
-        [`eqquant.interop.tokenizer`][] makes it.
-    - `config`: the `config.json` next to the file. If it is damaged, to ask for it is a
-        `ValueError`.
-    - `paths`: those of its files.
+        `+`. `"safetensors"` if no array is quantized.
+    - `entries`: the descriptions of the arrays, which do not read them.
+    - `metadata`: the metadata of the file. The metadata of GGUF hold the tokenizer,
+        also after `convert`; [`eqquant.interop.tokenizer`][] builds it.
+    - `config`: the content of the `config.json` next to the file. Raises a `ValueError`
+        if that is damaged.
+    - `paths`: the paths of its files.
 
-    [`eqquant.interop.open`][] makes it.
+    It is made by [`eqquant.interop.open`][].
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Checkpoint(Mapping[str, Any]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # `Mapping` would compare all arrays.
+    # `Mapping.__eq__` would compare all arrays.
     def __eq__(self, other: object) -> bool:
         return self is other
 

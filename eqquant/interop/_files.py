@@ -1,7 +1,7 @@
-"""What systems differ in about files. Windows reads only from where a file's position
-is, opens no folder, and neither replaces nor removes what a program has open or mapped
-into memory. Whether a system has a call is asked where it is made: no other file of
-this room knows of systems."""
+"""The differences between operating systems in handling files. Windows has no `pread`,
+cannot open folders, and neither replaces nor removes files that a program has open or
+mapped into memory. Each function here tests for the system's call that it needs; no
+other file of this room depends on the system."""
 
 import abc
 import errno
@@ -17,21 +17,22 @@ import numpy as np
 
 
 class ReadOnly(abc.ABC):
-    """A file that threads may read at once, anywhere."""
+    """A file that several threads may read at once, at any position."""
 
     @abc.abstractmethod
     def size(self) -> int:
-        """Its number of bytes now."""
+        """Returns the current size of the file in bytes."""
 
     @abc.abstractmethod
     def read(self, start: int, size: int) -> bytes:
-        """A part of it, or what there is of that part."""
+        """Reads a part of the file, which is shorter at the end of the file."""
 
     @abc.abstractmethod
     def map(self, start: int, size: int, kept: bool) -> np.ndarray:
-        """A part of it, as a read-only array of bytes: a memory map where that does not
-        keep the file from being replaced. If the array is not `kept`, that is
-        everywhere. A `ValueError` if the file was changed so that it cannot be read."""
+        """Returns a part of the file as a read-only array of bytes. This is a memory
+        map if the array is not `kept`, or if a map does not keep the file from being
+        replaced. Raises a `ValueError` if the file was changed so that it cannot be
+        read."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -43,7 +44,7 @@ def read_only(path: str | os.PathLike[str]) -> ReadOnly:
 
 
 class _Held(ReadOnly):
-    """It stays open, and is the same file even after another took its place."""
+    """Stays open, and reads the same file even after another replaces it."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._file = open(path, "rb", buffering=0)
@@ -62,8 +63,8 @@ class _Held(ReadOnly):
 
 
 class _Reopened(ReadOnly):
-    """It is opened anew for each part, so that it can be replaced in between, which is
-    found out: parts of two files should not be mixed up."""
+    """Opens the file anew for each part, so that it can be replaced in between. Detects
+    that, so that parts of two files are never mixed."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = os.path.abspath(path)
@@ -113,7 +114,7 @@ def _mapped(file, start, size):
 
 def sync(path: str | os.PathLike[str]) -> None:
     """Waits until a file is on disk."""
-    # (Windows synchronizes only what is open for writing.)
+    # Windows synchronizes only files that are open for writing.
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
@@ -147,7 +148,7 @@ def replace(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Removes a file, if it is there, and be it read-only."""
+    """Removes a file if it exists, even if it is read-only."""
     try:
         pathlib.Path(path).unlink(missing_ok=True)
     except PermissionError:
@@ -156,8 +157,8 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def remove_locked(file: IO[bytes], path: pathlib.Path) -> None:
-    """Closes a file that is locked, and removes it with its folder: before its lock is
-    lost, where an open file can be removed."""
+    """Closes a locked file, and removes it with its folder. Where the system allows it,
+    the file is removed before its lock is released."""
     try:
         path.unlink()
     except PermissionError:
@@ -181,7 +182,7 @@ def lock(file: IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-# Windows lets no other process read a byte that is locked: this one is behind the end.
+# Windows lets no other process read a locked byte, so this one lies past the end.
 _locked = 2**31 - 2
 
 

@@ -13,7 +13,7 @@ from ._write_to import write_gguf
 
 
 _sums, _counts = ".in_sum2", ".counts"
-# What llama.cpp's `imatrix` counts as one, if not told otherwise.
+# The default number of tokens in a chunk of `llama-imatrix`.
 _rows_of_chunk = 512
 _most_entries = 2**16
 
@@ -25,8 +25,8 @@ def read_imatrix(
     axis: int = -1,
     chunk_size: int = _rows_of_chunk,
 ) -> Statistics:
-    """Reads an importance matrix of llama.cpp: the mean squares of what each weight is
-    multiplied with, which are diagonals of Gram matrices.
+    """Reads an importance matrix of llama.cpp: the mean squares of the inputs of each
+    weight, which are diagonals of Gram matrices.
 
     !!! Example
 
@@ -39,26 +39,26 @@ def read_imatrix(
 
     **Arguments:**
 
-    - `path`: a file of `llama-imatrix`, of GGUF or of the older kind (`.dat`).
-    - `rename`: from the names in the file, such as `"blk.0.attn_q.weight"`, to the
-        paths of a model, as for [`eqquant.interop.load_into`][].
+    - `path`: a file of `llama-imatrix`, in GGUF or in the older format (`.dat`).
+    - `rename`: rules from the names in the file, such as `"blk.0.attn_q.weight"`, to
+        the paths of a model, as in [`eqquant.interop.load_into`][].
     - `axis`: the axis of the weights that products contract: -1 for `(out, in)`
         matrices, -2 for `(in, out)`.
-    - `chunk_size`: how many tokens a chunk had, which is the context that
-        `llama-imatrix` ran with (`-c`). A file of the older kind counts chunks and does
-        not say how large they were; files of GGUF count tokens, and this is ignored.
-        It scales the `rows` of an [`eqquant.Gram`][], not the means: so it matters
-        where a file is added to other statistics, and where there were fewer rows than
-        inputs, since these then count less, with a warning.
+    - `chunk_size`: the number of tokens in a chunk, which is the context that
+        `llama-imatrix` ran with (`-c`). Files in the older format count chunks, and do
+        not store their size. GGUF files count tokens, so `chunk_size` is ignored. It
+        scales the `rows` of an [`eqquant.Gram`][], not the means. So it matters if a
+        file is added to other statistics, or if there were fewer rows than inputs: such
+        statistics are given less weight, with a warning.
 
     **Returns:**
 
-    An [`eqquant.Statistics`][]. The experts of a layer have diagonals of their own.
-    Inputs of a weight, or of an expert, that met no data count alike.
+    An [`eqquant.Statistics`][]. Each expert of a layer has its own diagonal. If a
+    weight or an expert saw no data, all its inputs get the same importance.
 
     **Raises:**
 
-    A `ValueError` if this is no such file, or a damaged one.
+    A `ValueError` if the file is not an importance matrix, or is damaged.
     """
     if axis not in (-1, -2):
         raise ValueError(f"`axis` should be -1 or -2. Got {axis!r}.")
@@ -81,7 +81,7 @@ def read_imatrix(
     values, rows, places = [], [], []
     for i, (name, (sums, counts)) in enumerate(found.items()):
         experts, k = sums.shape
-        # Of a matrix, or of a stack of them.
+        # One expert is a matrix, several are a stack of matrices.
         lead = (1,) if experts == 1 else (experts, 1)
         contracted = len(lead) + 1 + axis
         values.append(jnp.asarray(sums.reshape(*lead, k), jnp.float32))
@@ -111,14 +111,14 @@ def write_imatrix(
 
     - `path`: the file. An existing file is replaced atomically.
     - `stats`: statistics of matrices, and of stacks of experts.
-    - `rename`: from paths to the names in the file, as for
+    - `rename`: rules from paths to the names in the file, as in
         [`eqquant.interop.write_gguf`][].
-    - `datasets`: the names of the data, for the file.
+    - `datasets`: the names of the data sets, to store in the file.
 
     **Raises:**
 
-    A `ValueError` if a weight is contracted along several axes, or is no matrix and no
-    stack of matrices.
+    A `ValueError` if a weight is contracted along several axes, or is neither a matrix
+    nor a stack of matrices.
     """
     tensors: dict[str, np.ndarray] = {}
     most = 0.0
@@ -150,7 +150,8 @@ def write_imatrix(
 
 
 def _read(path, chunk_size) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-    # The sums of squares of each tensor, and the numbers of rows: `e k` and `e`.
+    # Reads the sums of squares of each tensor, and the numbers of rows, of shapes `e k`
+    # and `e`.
     file = MappedFile(path)
     try:
         if file.start(4) != gguf_magic:
@@ -160,7 +161,7 @@ def _read(path, chunk_size) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     container = open_container(path)
     try:
         if container.metadata.get("general.type") != "imatrix":
-            raise _error(path, "it is a GGUF file, but no importance matrix.")
+            raise _error(path, "it is a GGUF file, but not an importance matrix.")
         return _of_tensors(path, container.tensors)
     finally:
         container.close()
@@ -194,7 +195,8 @@ def _of_tensors(path, tensors):
 
 
 def _read_old(path, file, chunk_size):
-    # Means of squares, times the number of chunks, which is there, too.
+    # The older format stores means of squares times the number of chunks, and this
+    # number.
     cursor = Cursor(file.map(0, file.size).data if file.size else memoryview(b""))
     found = {}
     try:
@@ -205,7 +207,7 @@ def _read_old(path, file, chunk_size):
                 name = bytes(cursor.take(length, "a name")).decode()
             except UnicodeDecodeError as e:
                 raise ValueError(
-                    "it is no importance matrix: a name is no text."
+                    "not an importance matrix: the name of an entry is not text."
                 ) from e
             chunks = _int(cursor, f"the number of chunks of {name!r}", 0, 2**31 - 1)
             size = _int(cursor, f"the number of values of {name!r}", 1, 2**31 - 1)
@@ -229,8 +231,8 @@ def _int(cursor, what, least, most):
     value = cursor.uint32(what)
     if not least <= value <= most:
         raise ValueError(
-            f"it is no importance matrix of llama.cpp, or damaged: {what} should be "
-            f"from {least} to {most}. Got {value}."
+            "it is not an importance matrix of llama.cpp, or damaged: "
+            f"{what} should be from {least} to {most}. Got {value}."
         )
     return value
 

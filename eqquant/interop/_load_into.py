@@ -18,7 +18,7 @@ from ._renaming import evaluated, has_table, moved, near, Piece, sources
 from ._tensors import for_jax
 
 
-# A hint compares a name with all paths.
+# Hints are limited, because each compares a name with all paths.
 _most_hints = 10
 _number = re.compile(r"\d+")
 
@@ -26,7 +26,7 @@ _number = re.compile(r"\d+")
 def load_into(
     model: PyTree, tree: Any, rename: Any = None, *, strict: bool = True
 ) -> PyTree:
-    """Replaces the arrays of a model by those of a checkpoint.
+    """Loads the arrays of a checkpoint into a model.
 
     !!! Example
 
@@ -39,7 +39,8 @@ def load_into(
             rename=["llama", {"model.*": "*", "lm_head.*": "head.*"}],
         )
 
-        # One layer of attention, whose projections are one, for all layers.
+        # A stack of all layers, with one array for the projections of queries, keys and
+        # values.
         qkv = Join(*(f"layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"))
         rename = {
             qkv: "layers.qkv.weight",
@@ -50,50 +51,48 @@ def load_into(
 
     **Arguments:**
 
-    - `model`: a PyTree, with its arrays or, as `eqx.filter_eval_shape` makes it,
-        without: then no dense copy of it is ever made. An array that is quantized in
-        `tree` is quantized in the result. Matrices are `(out, in)`, as in
-        `eqx.nn.Linear`.
-    - `tree`: a [`eqquant.interop.Checkpoint`][], of which one array at a time is read;
+    - `model`: a PyTree of arrays, or of structs from `eqx.filter_eval_shape`, which
+        avoids a dense copy of the model. An array that is quantized in `tree` is
+        quantized in the result. Matrices are `(out, in)`, as in `eqx.nn.Linear`.
+    - `tree`: an [`eqquant.interop.Checkpoint`][], whose arrays are read one at a time;
         or a PyTree of arrays, whose names are the paths of keys, joined by dots.
     - `rename`: maps the names of `tree` to the paths of `model`, such as
-        `"layers.0.attention.q_proj.weight"`. One of these, or a list of them, applied
-        in turn:
+        `"layers.0.attention.q_proj.weight"`. One of the following, or a list of them,
+        which are applied in turn:
 
-        - a dictionary from patterns to names. The first pattern that matches counts.
-          In it, each `*` matches any text, and each `{field}` text without dots; the
-          name has the same `*` and fields. `None` leaves the array out, and a tuple of
-          names puts it in several places.
+        - a dictionary from patterns to names. The first pattern that matches applies.
+          In a pattern, each `*` matches any text, and each `{field}` text without dots;
+          the name has the same `*` and fields. `None` leaves the array out, and a tuple
+          of names puts it in several places.
         - a pair of a pattern and a name;
         - a function from a name to a name, to `None` or to a tuple of names;
-        - `"llama"`, `"mistral"` or `"qwen"`: from the names of llama.cpp to those of
-          Hugging Face, for models of this family. (They are the same; a GGUF file has
-          to be of an architecture whose rows of queries and keys, and whose norms,
-          [`eqquant.interop.open`][] turns into those of Hugging Face.)
+        - `"llama"`, `"mistral"` or `"qwen"`: from llama.cpp's names to Hugging Face's,
+          for models of this family. (All three are the same. The architecture of a GGUF
+          file must be one whose rows of queries and keys, and whose norms,
+          [`eqquant.interop.open`][] converts to Hugging Face's.)
 
-        Dictionaries and pairs also make one array of several, and several of one. A
-        field that the name lacks is a number: the arrays are stacked in this order,
-        along new axes in front. A field that only the name has is a place in such a
-        stack. A pattern may be a [`eqquant.interop.Join`][] or a
-        [`eqquant.interop.Sum`][], and a name a [`eqquant.interop.Split`][], a
+        Dictionaries and pairs can also combine arrays, or take them apart. If the name
+        lacks a field of the pattern, the field must match numbers: the arrays are
+        stacked in their order, along new leading axes. A field that only the name has
+        is an index into such a stack. A pattern may be a [`eqquant.interop.Join`][] or
+        a [`eqquant.interop.Sum`][], and a name a [`eqquant.interop.Split`][], a
         [`eqquant.interop.Transposed`][] or a [`eqquant.interop.Quantized`][]. Packed
-        codes are copied, and not decoded but by the last of these.
+        codes are copied, and only `Quantized` decodes them.
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
-        one of `tree` is not used. If false, this is a warning, and arrays that are
-        missing stay as they are.
+        if an array of `tree` is not used. If false, this is a warning, and arrays of
+        the model that are missing are kept.
 
     **Returns:**
 
     The model. Its floating-point arrays keep their dtypes, and arrays on a mesh their
-    shardings. Arrays that are not quantized get the axes of size one that those of the
-    model have, such as the bias of a convolution. Layers of Equinox that need dense
-    arrays, such as convolutions, run as by [`eqquant.implicit`][] if their weights are
-    quantized.
+    shardings. Dense arrays get the axes of size one that the model's arrays have, such
+    as the bias of a convolution. Equinox layers that need dense arrays, such as
+    convolutions, run under [`eqquant.implicit`][] if their weights are quantized.
 
     **Raises:**
 
-    A `ValueError` that lists all differences: each array that is missing, not used, of
-    another shape, or that cannot be joined with others, with the most similar names.
+    A `ValueError` that lists all differences, with the most similar names: arrays that
+    are missing, not used, of another shape, or that cannot be joined.
     """
     if isinstance(tree, Checkpoint) and has_table(rename):
         check_architecture(tree.metadata, "Load it with patterns of `rename`.")
@@ -150,7 +149,7 @@ def _found(tree):
 
 
 def _unreadable(tree):
-    # Parts of quantized arrays that no layout understands.
+    # Lists the parts of quantized arrays that no layout reads.
     entries = tree.entries if isinstance(tree, Checkpoint) else {}
     return {
         name: f"{name!r} cannot be read: {entry.problem}"
@@ -160,7 +159,7 @@ def _unreadable(tree):
 
 
 def _to_move(x):
-    # (Parts of rows are taken apart and joined as they lie side by side.)
+    # Rows can be taken apart and joined only if they are stored side by side.
     if is_quantized(x):
         return side_by_side(x)
     is_integer = jnp.issubdtype(x.dtype, jnp.integer)
@@ -192,7 +191,8 @@ def _difference(path, leaf, piece):
 
 
 def _has_more_axes(leaf, piece):
-    # Of size one. (A quantized array is contracted along one of its axes.)
+    # Whether the shapes differ only in axes of size one. (A quantized array must keep
+    # its axes, because it is contracted along one of them.)
     sizes = [tuple(n for n in x.shape if n != 1) for x in (leaf, piece)]
     more = len(leaf.shape) > len(piece.shape)
     return piece.format is None and more and sizes[0] == sizes[1]
@@ -227,7 +227,7 @@ def _message(problems, found, rename):
 
 
 def _once_each(problems):
-    # Of sentences that are the same but for their numbers, such as those of all layers,
+    # Merges sentences that differ only in numbers, such as the index of a layer, into
     # the first.
     alike: dict[str, list[str]] = {}
     for problem in problems:

@@ -10,20 +10,20 @@ from jaxtyping import PyTree
 from .._array import has_numbers, is_quantized
 
 
-# Of `jtu.DictKey` and `jtu.SequenceKey`.
+# A path of `jtu.DictKey`s and `jtu.SequenceKey`s.
 Path: TypeAlias = tuple[Any, ...]
 
 
 def children(node: PyTree) -> dict[Hashable, PyTree] | list[PyTree] | None:
-    """The children of a node of a PyTree: a list for a sequence, and otherwise a
-    dictionary, in which attributes go by their names. `None` for a leaf."""
+    """Returns the children of a node of a PyTree: a list for a sequence, or else a
+    dictionary, with the names of attributes as keys. Returns `None` for a leaf."""
     if node is None or is_quantized(node):
         return None
     found, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(found) == 1 and found[0][0] == ():
         return None
     keys, nodes = [key for (key,), _ in found], [child for _, child in found]
-    # Without children, the keys do not tell.
+    # Without children, there are no keys that identify a sequence.
     is_sequence = bool(keys) or isinstance(node, Sequence)
     if is_sequence and all(isinstance(key, _indices) for key in keys):
         return nodes
@@ -39,7 +39,8 @@ _indices = (jtu.SequenceKey, jtu.FlattenedIndexKey)
 
 
 def leaves(node: PyTree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Each leaf, quantized arrays among them, in the order of `jax.tree.leaves`."""
+    """Yields each leaf with its path, in the order of `jax.tree.leaves`. Quantized
+    arrays are leaves."""
     found = children(node)
     if found is not None:
         for key, child in keyed(found):
@@ -49,14 +50,14 @@ def leaves(node: PyTree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def keyed(found: dict[Hashable, PyTree] | list[PyTree]) -> list[tuple[Any, PyTree]]:
-    """Children with their keys in a path."""
+    """Returns children with their keys in a path."""
     if isinstance(found, list):
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(found)]
     return [(jtu.DictKey(name), child) for name, child in found.items()]
 
 
 def plain_key(key: Any) -> Any:
-    """A key in a path, as it is in `children`."""
+    """Returns the index or the name of a key in a path, as in `children`."""
     return key.idx if isinstance(key, jtu.SequenceKey) else key.key
 
 
@@ -70,14 +71,15 @@ def is_data(leaf: Any) -> bool:
 
 
 def python_scalar(leaf: Any) -> type | None:
-    """The type of a Python scalar, which `numpy.float64` also is, or else `None`."""
+    """Returns the type of a Python scalar, including `numpy.float64`, or else
+    `None`."""
     if type(leaf) in (bool, int):
         return type(leaf)
     return next((cls for cls in (float, complex) if isinstance(leaf, cls)), None)
 
 
 def kind_of_numpy(leaf: Any) -> Literal["array", "scalar"] | None:
-    """Whether a leaf is a NumPy array or scalar, to be loaded as such.
+    """Returns whether a leaf is a NumPy array or a NumPy scalar, or `None` for others.
 
     **Raises:**
 
@@ -91,23 +93,23 @@ def kind_of_numpy(leaf: Any) -> Literal["array", "scalar"] | None:
 
 
 def dotted(path: Path) -> str:
-    """A path as text: `"layers.0.weight"`."""
+    """Returns a path as text: `"layers.0.weight"`."""
     return jtu.keystr(path, simple=True, separator=".")
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array, quantized or not, and no number of Python."""
+    """Whether a leaf is an array, quantized or not, and not a Python scalar."""
     return is_data(leaf) and python_scalar(leaf) is None
 
 
 def by_name(
     tree: PyTree, argument: str, wanted: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """The leaves that are wanted, by their paths as text.
+    """Returns the leaves for which `wanted` is true, by their paths as text.
 
     **Raises:**
 
-    A `ValueError` that names the `argument`, if two have the same.
+    A `ValueError` that names the `argument`, if two leaves have the same path.
     """
     found: dict[str, Any] = {}
     for path, leaf in leaves(tree):

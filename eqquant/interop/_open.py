@@ -31,7 +31,8 @@ def open(
     ordinary: Sequence[str] = (),
     **hints: Any,
 ) -> Checkpoint:
-    """Opens a model that any of several libraries wrote, without reading its arrays.
+    """Opens a model in the files of any of several libraries, without reading its
+    arrays.
 
     !!! Example
 
@@ -45,46 +46,48 @@ def open(
 
     - `path`: a GGUF or safetensors file, the index of several safetensors files, or a
         folder with one of these.
-    - `layout`: the library that wrote it: `"gguf"`, `"gptq"`, `"awq"`,
-        `"bitsandbytes"`, `"compressed-tensors"`, `"mlx"`, `"bitnet"`, `"mxfp4"`
-        (gpt-oss), `"torchao"`, `"modelopt"` (NVFP4), or a name given to
-        [`eqquant.interop.register_layout`][]. By default, the names and shapes of the
-        tensors decide, and a file may have several layouts.
-    - `ordinary`: the names of tensors that are arrays as they are, though their names
-        or dtypes, or a `config.json`, make them look like parts of quantized ones, such
-        as images in `uint8` beside their `images_scale`. In it, `*` matches any text:
-        `["*"]` is all tensors, of which no layout then reads any. For safetensors files
-        of other libraries.
-    - `hints`: what neither `config.json` nor the shapes of the tensors tell; these
-        override `config.json`:
+    - `layout`: the layout of the file: `"gguf"`, `"gptq"`, `"awq"`, `"bitsandbytes"`,
+        `"compressed-tensors"`, `"mlx"`, `"bitnet"`, `"mxfp4"` (gpt-oss), `"torchao"`,
+        `"modelopt"` (NVFP4), or a name given to [`eqquant.interop.register_layout`][].
+        By default, the names and shapes of the tensors decide, and a file may have
+        several layouts.
+    - `ordinary`: the names of tensors that are ordinary arrays, though their names or
+        dtypes, or a `config.json`, make them look like parts of quantized arrays, such
+        as images in `uint8` next to `images_scale`. A `*` matches any text: `["*"]`
+        reads all tensors as ordinary arrays. For safetensors files of other libraries.
+    - `hints`: options that neither `config.json` nor the shapes of the tensors
+        determine. They override `config.json`:
 
-        - `bits`, for GPTQ and MLX: of a code.
-        - `group_size`, for GPTQ, AWQ, compressed-tensors and MLX: the numbers to a
-          scale. (The shapes of MLX give only the product `bits * group_size`. Without
-          hints, MLX takes 256 to be `4 * 64`.)
+        - `bits`, for GPTQ and MLX: the bits of a code.
+        - `group_size`, for GPTQ, AWQ, compressed-tensors and MLX: the number of codes
+          per scale. (In MLX, shapes determine only the product `bits * group_size`. By
+          default, 256 means `4 * 64`, as in MLX.)
         - `version`, for GPTQ: 1 (by default) stores each zero-point minus one, and 2
-          stores it as it is. (Zero-points of a symmetric file tell which it is.)
+          stores it unchanged. (In a symmetric file, the zero-points determine the
+          version.)
         - `linear_class`, for BitNet: `"bitlinear"` (by default) divides by the scales,
           and `"autobitlinear"` multiplies by them.
 
     **Returns:**
 
     A [`eqquant.interop.Checkpoint`][], which maps names to arrays and reads each on
-    access. Nothing is quantized again: a packed array becomes an
+    access. Arrays are not requantized: a packed array becomes an
     [`eqquant.QuantizedArray`][] with the same codes and scales. Matrices have the shape
     `(out, in)`, as in `eqx.nn.Linear`, except for the experts of gpt-oss, which are
-    `(in, out)`. Names are those in the file. Of a GGUF file, rows of queries and keys
-    that the architecture permutes are in their original order, and norms do not have
-    the one that some architectures add, as Gemma's; arrays of architectures that this
-    library does not know are as in the file. `checkpoint.metadata` has the tokenizer.
+    `(in, out)`. Names are as in the file. For a GGUF file, rows of queries and keys
+    that the architecture permutes are restored to their original order, and the one
+    that some architectures, such as Gemma, add to norms is subtracted. Arrays of
+    architectures that this library does not know are as in the file.
+    `checkpoint.metadata` has the tokenizer.
 
     **Raises:**
 
-    A `ValueError` if there is no such file, if it is damaged (naming the tensor), if no
-    array has the layout, if a hint is unknown, or if none of its tensors is one of
-    `ordinary`. An `OSError` if a file cannot be read. The parts of a quantized array
-    that no layout reads, such as those of HQQ, or codes whose scales are missing, have
-    entries, but to read them is a `ValueError` that names `ordinary`.
+    A `ValueError` if `path` is neither GGUF nor safetensors, if a file is damaged
+    (naming the tensor), if no array has the layout, if a hint is unknown, or if a name
+    in `ordinary` matches no tensor. An `OSError` if a file cannot be read. Parts of
+    quantized arrays that no layout reads, such as HQQ's, or codes whose scales are
+    missing, have entries, but reading them raises a `ValueError` that mentions
+    `ordinary`.
     """
     container = open_container(path)
     try:
@@ -114,7 +117,8 @@ def _checkpoint(container, layout, ordinary, hints):
     if layout is not None:
         _check_layout(layout, kind, names)
         names = [layout]
-    # What depends on no configuration opens beside that of something else.
+    # Read the configuration only if it is needed, because it may be damaged or belong
+    # to another model.
     tensors = _others(container.tensors, ordinary, kind)
     needed = kind == "safetensors" and not _is_plain(tensors)
     config = container.config() if needed else {}
@@ -147,13 +151,13 @@ def _checkpoint(container, layout, ordinary, hints):
 
 
 def _others(tensors, ordinary, kind):
-    # Those that layouts look at.
+    # Returns the tensors that layouts may use.
     if isinstance(ordinary, str):
         raise TypeError(f"`ordinary` should be a list of names. Got {ordinary!r}.")
     if ordinary and kind != "safetensors":
         raise ValueError(
-            "`ordinary` is for safetensors files of other libraries. This is one of "
-            f"{kind}, which says what each array is."
+            "`ordinary` is for safetensors files of other libraries. This is a file of "
+            f"{kind}, which declares the format of each array."
         )
     found = set()
     for pattern in ordinary:
@@ -166,7 +170,7 @@ def _others(tensors, ordinary, kind):
 
 
 def _is_plain(tensors):
-    # Floating-point numbers that are no scales of others.
+    # Whether all tensors are ordinary arrays of floats, and not scales.
     kinds = {tensor.kind for tensor in tensors.values()}
     return _floats.issuperset(kinds) and not any(map(may_be_part, tensors))
 
@@ -188,7 +192,8 @@ def _entries(tensors, quantized, whys):
     used: dict[str, str] = {}
     for entry in quantized:
         for tensor in entry.sources:
-            # Arrays of `save` may share stored arrays, as an array and its transpose.
+            # Arrays of `save` may share stored arrays, such as an array and its
+            # transpose.
             if tensor.name in used and entry.layout != "eqquant":
                 raise ValueError(
                     f"{tensor.name!r} belongs to both {used[tensor.name]!r} and "
@@ -212,7 +217,7 @@ def _entries(tensors, quantized, whys):
 
 
 def _dtype(tensor):
-    # A tensor of an unreadable dtype stands for its bytes.
+    # A tensor of an unreadable dtype is described by its bytes.
     return np.dtype(np.uint8) if tensor.dtype is None else tensor.dtype
 
 
@@ -220,7 +225,7 @@ def _section(config, own):
     found = {key: config[key] for key in _sections if isinstance(config.get(key), dict)}
     if own in found:
         return dict(found[own])
-    # (MLX may have it under both names. What names a method is of another library.)
+    # MLX may use either name. Sections with a method belong to other libraries.
     others = [section for section in found.values() if "quant_method" not in section]
     if others:
         return dict(others[0])

@@ -7,7 +7,7 @@ from ._files import remove, replace, sync
 
 
 def temporary_path(path: str | os.PathLike[str], token: str) -> str:
-    """The path of the temporary file of [`replacing`][]."""
+    """Returns the path of the temporary file of [`replacing`][]."""
     # For a symbolic link, next to its target.
     folder = os.path.dirname(os.path.realpath(path))
     return os.path.join(folder, f".eqquant-{token}.tmp")
@@ -15,9 +15,9 @@ def temporary_path(path: str | os.PathLike[str], token: str) -> str:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
-    """Gives the path of a temporary file, which replaces the file at `path` at the end.
-    If anything fails, it is removed, and the file at `path` is unchanged. Its name has
-    the `token`, which should be new.
+    """Yields the path of a temporary file, which replaces the file at `path` at the
+    end. If anything fails, it is removed, and the file at `path` is unchanged. Its name
+    contains `token`, which should be unique.
 
     **Raises:**
 
@@ -27,7 +27,7 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     temporary = temporary_path(path, token)
     if os.path.isdir(path):
         raise IsADirectoryError(
-            f"`path` should be that of a file. Got {os.fspath(path)}, a folder."
+            f"`path` should be the path of a file. Got {os.fspath(path)}, a folder."
         )
     _check_folder(path)
     path = os.path.realpath(path)
@@ -51,8 +51,8 @@ def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors then name the file: those of writing to one that is open, as on a full
-    disk, do not."""
+    """Adds the name of the file to errors. Errors of writing to an open file, such as
+    on a full disk, lack it."""
     try:
         yield
     except OSError as e:
@@ -66,8 +66,8 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    A `FileNotFoundError` if its folder does not exist, a `NotADirectoryError` if that
-    is a file, and a `PermissionError` if it is not writable.
+    A `FileNotFoundError` if its folder does not exist, a `NotADirectoryError` if the
+    folder is a file, and a `PermissionError` if it is not writable.
     """
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
@@ -83,7 +83,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    A `NotADirectoryError` or a `PermissionError`, as [`replacing`][].
+    A `NotADirectoryError` or a `PermissionError`, as in [`replacing`][].
     """
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
@@ -91,7 +91,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def _check(path, folder):
-    # The folder, or its nearest parent that exists.
+    # Checks the folder, or its nearest parent that exists.
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):

@@ -12,13 +12,13 @@ from ._files import remove, replace, sync
 from ._replacing import make_folder, replacing, temporary_path
 
 
-# What a configuration says of the quantization of a model, and files that say it.
+# The sections of a configuration about quantization, and files about it.
 _sections = ("quantization_config", "quantization", "compression_config")
 _descriptions = ("quantize_config.json", "quant_config.json")
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration less what is about quantization."""
+    """Returns a configuration without its sections about quantization."""
     return {key: value for key, value in config.items() if key not in _sections}
 
 
@@ -26,20 +26,20 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 def replacing_model(
     path: pathlib.Path, is_folder: bool, config: dict[str, Any]
 ) -> Iterator[str]:
-    """As `replacing`, gives the path of a temporary file, which becomes the model at
-    `path`, and its configuration the one beside it.
+    """Like `replacing`, yields the path of a temporary file, which becomes the model at
+    `path`. Also updates the configuration next to it.
 
     While several files change places, the old configuration is set aside under a name
-    for which `open` refuses the model. So a process that is killed never leaves arrays
-    under the configuration of others.
+    that makes `open` refuse the model. So a killed process never leaves arrays next to
+    the configuration of other arrays.
 
     **Arguments:**
 
-    - `path`: of the file.
-    - `is_folder`: whether its folder is to have this model alone: then another one in
+    - `path`: the path of the file.
+    - `is_folder`: whether its folder is for this model alone. If so, another model in
         it, in several files with an index, is removed.
-    - `config`: what the configuration says of the quantization. Of an existing
-        configuration, entries about other things stay.
+    - `config`: the sections about quantization. Other entries of an existing
+        configuration are kept.
 
     **Raises:**
 
@@ -74,8 +74,8 @@ def replacing_model(
 
 
 def _other_files(path, own):
-    """Files in the folder of a model that are of the model before it. The index comes
-    last: until then, it names those that are left."""
+    """Returns the files of the previous model in a folder. The index comes last: until
+    it is removed, it names the files that are left."""
     folder = path.parent
     index = folder / f"model{index_suffix}"
     named = set(read_index(index)[0].values()) if index.is_file() else set()
@@ -95,7 +95,7 @@ def _other_files(path, own):
 
 
 def _existing(*files):
-    # After a kill, it may still be set aside.
+    # If an earlier process was killed, the configuration may still be set aside.
     found = {}
     for file in files:
         if file.is_file() and file.stat().st_size > 0:
@@ -105,7 +105,8 @@ def _existing(*files):
 
 @contextlib.contextmanager
 def _written(beside, config):
-    # In the folder of `beside` even if that is a link, for it is moved.
+    # Write to the folder of `beside` even if that is a link, because the file is
+    # renamed there.
     temporary = temporary_path(beside.parent / "config", secrets.token_hex(4))
     try:
         pathlib.Path(temporary).write_bytes(json.dumps(config, indent=2).encode())

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-# The dtypes that every safetensors reader has, and their names in files.
+# The dtypes that every safetensors reader supports, and their names in files.
 _plain = {
     "bool": "BOOL",
     "int8": "I8",
@@ -38,8 +38,8 @@ _dtypes = {*_plain, *_complex, *_bytes}
 
 
 class ArrayType(NamedTuple):
-    """The dtype and the shape of an array in a file. `dtype` is a name; that of random
-    keys has their implementation, `"key:threefry2x32"`."""
+    """The dtype and the shape of an array in a file. `dtype` is a name. For random
+    keys, it includes their implementation, as in `"key:threefry2x32"`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class ArrayType(NamedTuple):
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """The array without its numbers."""
+        """The array as a `jax.ShapeDtypeStruct`."""
         if self.implementation is None:
             return jax.ShapeDtypeStruct(self.shape, known_dtype(self.dtype))
         key, _ = _key_structs(self.implementation)
@@ -75,13 +75,13 @@ class ArrayType(NamedTuple):
 
     @property
     def tensor_type(self) -> tuple[str, tuple[int, ...]]:
-        """The same, with safetensors' name of the dtype."""
+        """The type of the tensor, with the safetensors name of the dtype."""
         dtype, shape = self.container
         return _plain[dtype], shape
 
 
 def known_dtype(name: str) -> np.dtype:
-    """The dtype of this name.
+    """Returns the dtype of this name.
 
     **Raises:**
 
@@ -93,7 +93,7 @@ def known_dtype(name: str) -> np.dtype:
 
 
 def as_dtype(name: str) -> np.dtype:
-    """The dtype of this name, for a JAX array.
+    """Returns the dtype of this name, for a JAX array.
 
     **Raises:**
 
@@ -109,12 +109,12 @@ def as_dtype(name: str) -> np.dtype:
 
 
 def for_jax(x: np.ndarray) -> np.ndarray:
-    """An array in the dtype that JAX has for it. Where that has 32 bits, integers of 64
-    bits that fit are narrowed.
+    """Returns an array in the dtype that JAX uses for it. If 64-bit types are disabled,
+    64-bit integers that fit into 32 bits are narrowed.
 
     **Raises:**
 
-    A `ValueError` if its dtype is unknown, or if it would lose bits.
+    A `ValueError` if its dtype is unknown, or if narrowing would lose bits.
     """
     narrow = jax.dtypes.canonicalize_dtype(known_dtype(x.dtype.name))
     if jnp.issubdtype(narrow, jnp.integer) and narrow != x.dtype:
@@ -126,12 +126,12 @@ def for_jax(x: np.ndarray) -> np.ndarray:
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array, or a struct of one, has random keys."""
+    """Whether an array, or a struct of one, holds random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def type_of(x: Any) -> ArrayType:
-    """The type of an array.
+    """Returns the type of an array.
 
     **Raises:**
 
@@ -146,18 +146,18 @@ def type_of(x: Any) -> ArrayType:
             )
         return ArrayType(f"key:{implementation}", x.shape)
     if x.dtype.name not in _dtypes or not x.dtype.isnative:
-        raise ValueError(f"it should have a dtype that JAX has. Got {x.dtype}.")
+        raise ValueError(f"it should have a dtype that JAX supports. Got {x.dtype}.")
     return ArrayType(x.dtype.name, x.shape)
 
 
 def to_tensor(x: np.ndarray) -> np.ndarray:
-    """An array as a file has it, in a dtype that safetensors has."""
+    """Converts an array for a file, to a dtype of safetensors."""
     dtype, shape = type_of(x).container
     return np.asarray(x, order="C").reshape(-1).view(dtype).reshape(shape)
 
 
 def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
-    """The inverse of `to_tensor`. For random keys, it returns their data."""
+    """The inverse of `to_tensor`. For random keys, returns their data."""
     dtype = type.data.dtype
     shape = tensor.shape[:-1] if dtype in _complex else tensor.shape
     flat = np.asarray(tensor, order="C").reshape(-1)
@@ -166,6 +166,6 @@ def from_tensor(type: ArrayType, tensor: np.ndarray) -> np.ndarray:
 
 @ft.cache
 def _key_structs(implementation):
-    # The structs of one key, and of its data.
+    # Returns the structs of one key, and of its data.
     key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
     return key, jax.eval_shape(jax.random.key_data, key)

@@ -7,7 +7,7 @@ from ._containers import read_bytes, short
 from ._llama_cpp import splitting, Tables
 
 
-# It is not imported before it is needed.
+# The package is optional, so it is only imported when it is needed.
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 else:
@@ -18,8 +18,8 @@ _space = "\u2581"
 
 
 def tokenizer(checkpoint: Checkpoint, *, pre: str | None = None) -> Tokenizer:
-    """The tokenizer of a model: from the tables in its GGUF file, or else from the
-    `tokenizer.json` beside its files.
+    """Returns the tokenizer of a model, from the tables in its GGUF file, or from the
+    `tokenizer.json` next to its files.
 
     !!! Example
 
@@ -30,27 +30,25 @@ def tokenizer(checkpoint: Checkpoint, *, pre: str | None = None) -> Tokenizer:
         text = tokenizer.decode(tokens)
         ```
 
-    It is one of the package `tokenizers`: `pip install "eqquant[text]"`.
+    This needs the package `tokenizers`: `pip install "eqquant[text]"`.
 
     **Arguments:**
 
-    - `checkpoint`: what [`eqquant.interop.open`][] returns. It may be closed.
-    - `pre`: of tables that merge bytes, the name that llama.cpp has for the way in
-        which text is split into words, such as `"llama-bpe"`. By default, that of the
-        file.
+    - `checkpoint`: a checkpoint from [`eqquant.interop.open`][]. It may be closed.
+    - `pre`: for tables that merge bytes, llama.cpp's name for the way in which text is
+        split into words, such as `"llama-bpe"`. By default, the name in the file.
 
     **Returns:**
 
-    A `tokenizers.Tokenizer`. Tokens that control the model, such as that which ends a
-    text, are found in text, too, and left out of what is decoded. The token that begins
-    a text is added where llama.cpp adds it. Scores of SentencePiece become an order of
-    merges as in transformers: of equal scores, llama.cpp takes the leftmost pair first.
+    A `tokenizers.Tokenizer`. Control tokens, such as the one that ends a text, are also
+    recognized in text, and left out of decoded text. The token that begins a text is
+    added where llama.cpp adds it. Scores of SentencePiece become an order of merges, as
+    in transformers. (For equal scores, llama.cpp merges the leftmost pair first.)
 
     **Raises:**
 
-    An `ImportError` if there is no package `tokenizers`. A `ValueError` if there are
-    neither tables nor a `tokenizer.json`, or if these are damaged, or of a kind that is
-    not known here.
+    An `ImportError` if the package `tokenizers` is missing. A `ValueError` if there are
+    neither tables nor a `tokenizer.json`, or if these are damaged or not supported.
     """
     library = _library()
     kind = checkpoint.metadata.get("tokenizer.ggml.model")
@@ -66,7 +64,7 @@ def tokenizer(checkpoint: Checkpoint, *, pre: str | None = None) -> Tokenizer:
     name = checkpoint.metadata.get("tokenizer.ggml.pre") if pre is None else pre
     found = makers[kind](library, tables, name)
     for text, is_control in tables.special():
-        # (One by one: they are numbered as in the tables, which have them all.)
+        # Added one by one, so that each keeps its number in the tables.
         token = library.AddedToken(text, normalized=False, special=is_control)
         (found.add_special_tokens if is_control else found.add_tokens)([token])
     return found
@@ -91,7 +89,7 @@ def _from_file(library, checkpoint):
         )
     try:
         return library.Tokenizer.from_buffer(read_bytes(path))
-    # (The library raises nothing more special.)
+    # (The library raises no more specific exception.)
     except Exception as e:
         raise ValueError(f"Could not read {str(path)!r}: {e}") from e
 
@@ -148,7 +146,7 @@ def _add_ends(library, found, tables, adds_bos, defaults):
     special = []
     for kind in filter(ends.get, ends):
         text, number = tables.token(kind, defaults.get(kind))
-        # (By its kind, since a token may be any text.)
+        # The id is the kind, because the text of a token may be anything.
         special.append({"id": kind, "ids": [number], "tokens": [text]})
     if special:
         parts = [kind for kind in ("bos", "$A", "eos") if ends.get(kind, True)]

@@ -31,7 +31,7 @@ def write_gguf(
     rename: Any = None,
     config: str | os.PathLike[str] | Checkpoint | None = None,
 ) -> None:
-    """Writes a GGUF file, version 3. With a `config`, it is one that llama.cpp loads.
+    """Writes a GGUF file of version 3. With a `config`, llama.cpp can load it.
 
     !!! Example
 
@@ -41,41 +41,41 @@ def write_gguf(
         metadata = {"general.architecture": "llama", "llama.block_count": 1}
         eqquant.interop.write_gguf("model.gguf", weights, metadata)
 
-        # A whole model, with what llama.cpp has to know from a folder of Hugging Face.
+        # A whole model, with its hyperparameters and tokenizer from a Hugging Face
+        # folder.
         eqquant.interop.write_gguf("model.gguf", model, config="folder")
         ```
 
     **Arguments:**
 
     - `path`: the file. An existing file is replaced atomically.
-    - `tensors`: names and arrays: a dictionary, any other PyTree, or a
-        [`eqquant.interop.Checkpoint`][], of which one array at a time is read. No array
+    - `tensors`: names and arrays: a dictionary, any other PyTree, or an
+        [`eqquant.interop.Checkpoint`][], whose arrays are read one at a time. No array
         is quantized or requantized; a format without a GGUF type is an error. Quantized
-        arrays have to be contracted along their last axis.
-    - `metadata`: text, booleans, numbers, and lists of one of these. For a known
-        `"general.architecture"`, the rows of `blk.*.attn_q` and `blk.*.attn_k` are
-        permuted if this architecture has them so, as `"llama"`, `"mistral3"` and
-        `"granite"` have, which takes `"llama.attention.head_count"` and
-        `"llama.attention.head_count_kv"`; and weights of norms have one added if it
-        has them so, as `"gemma3"` and `"nemotron"` have. `open` takes both back.
-    - `rename`: from the names of `tensors` to those in the file, as for
-        [`eqquant.interop.load_into`][]; but `"llama"`, `"mistral"` and `"qwen"` turn
-        the names of Hugging Face into those of llama.cpp, if the architecture in the
-        metadata is known.
-    - `config`: where the hyperparameters and the tokenizer are: a folder of Hugging
-        Face, with `config.json` and `tokenizer.json` (or `tokenizer.model`); or a GGUF
-        file. It may be of Llama, Mistral, Qwen 2 or 3, or Gemma 1, 2 or 3. The file is
-        then as llama.cpp has this architecture: names of Hugging Face, be it without
-        the first `model.`, become its own, and norms and biases are stored in float32.
-        A GGUF file may also be of another known architecture, and then gives its
-        metadata alone. `metadata` overrides what is found;
-        `{"tokenizer.ggml.model": "none"}` leaves out the tokenizer.
+        arrays must be contracted along their last axis.
+    - `metadata`: text, booleans, numbers, and lists of one of these. The arrays are
+        converted to the conventions of a known `"general.architecture"`. Some, such as
+        `"llama"`, `"mistral3"` and `"granite"`, permute the rows of `blk.*.attn_q` and
+        `blk.*.attn_k`, which needs `"llama.attention.head_count"` and
+        `"llama.attention.head_count_kv"`. Some, such as `"gemma3"` and `"nemotron"`,
+        add one to the weights of norms. `open` reverts both.
+    - `rename`: rules from the names of `tensors` to the names in the file, as in
+        [`eqquant.interop.load_into`][]. But here, `"llama"`, `"mistral"` and `"qwen"`
+        map Hugging Face's names to llama.cpp's, if the architecture in the metadata is
+        known.
+    - `config`: the source of the hyperparameters and the tokenizer: a Hugging Face
+        folder with `config.json` and `tokenizer.json` (or `tokenizer.model`), or a GGUF
+        file, of Llama, Mistral, Qwen 2 or 3, or Gemma 1, 2 or 3. The arrays are then
+        stored as llama.cpp expects: Hugging Face's names, with or without the first
+        `model.`, are renamed, and norms and biases are in float32. A GGUF file may also
+        have another known architecture, in which case only its metadata are used.
+        `metadata` takes precedence; `{"tokenizer.ggml.model": "none"}` leaves out the
+        tokenizer.
 
     **Raises:**
 
-    A `ValueError` if an array, or a value, cannot be written; with a `config`, also if
-    an array is missing or has the wrong shape, or if llama.cpp could not run the model
-    as it is, and why.
+    A `ValueError` if an array or a value cannot be written. With a `config`, also if an
+    array is missing or has the wrong shape, or if llama.cpp could not run the model.
     """
     arrays = _Arrays(tensors, rename, inverse=True)
     if config is not None:
@@ -94,7 +94,8 @@ def write_gguf(
 def write(
     path: str | os.PathLike[str], tensors: Any, layout: str, *, rename: Any = None
 ) -> None:
-    """Writes a safetensors file as another library does, and its `config.json`.
+    """Writes a safetensors file in the layout of another library, and its
+    `config.json`.
 
     !!! Example
 
@@ -105,27 +106,27 @@ def write(
 
     **Arguments:**
 
-    - `path`: the file, beside which its configuration is written: `model.config.json`
+    - `path`: the file. Its configuration is written next to it, as `model.config.json`
         for `model.safetensors`. Or a folder, for the files `model.safetensors` and
-        `config.json`. These replace a model that is there: its index and the files that
-        the index names are removed, and what its configuration says of quantization;
-        other entries of the configuration stay. If the process is killed on its way,
-        the folder opens as the old model, or as the new one, or `open` refuses it until
+        `config.json`. These replace a model in the folder: its index, the files that
+        the index names, and the sections of its configuration about quantization are
+        removed; other entries of the configuration are kept. If the process is killed,
+        the folder opens as the old model or as the new one, or `open` refuses it until
         it is written again.
-    - `tensors`: as for [`eqquant.interop.write_gguf`][]. The names of quantized arrays
-        end with `.weight`, except for bitsandbytes.
-    - `layout`: the library:
+    - `tensors`: as in [`eqquant.interop.write_gguf`][]. The names of quantized arrays
+        must end with `.weight`, except for bitsandbytes.
+    - `layout`: the library, and the formats that it supports:
 
-        - `"mlx"` has `Int(bits, block_size, offset="minimum")`, `MXFP4()`, `MXFP8()`;
-        - `"compressed-tensors"` has `Int` without minima, `Int4`, `Int8`, `FP8`,
-          `MXFP4` and `NVFP4(inverse=True)`;
-        - `"gptq"`, in version 2 of its layout, has `Int4`, and `Int` of 2, 3, 4 and 8
-          bits without minima, with 16-bit scales, and the same bits and block size for
-          all arrays;
-        - `"bitsandbytes"` has `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
+        - `"mlx"`: `Int(bits, block_size, offset="minimum")`, `MXFP4()`, `MXFP8()`;
+        - `"compressed-tensors"`: `Int` without minima, `Int4`, `Int8`, `FP8`, `MXFP4`
+          and `NVFP4(inverse=True)`;
+        - `"gptq"`, in version 2 of its layout: `Int4`, and `Int` of 2, 3, 4 and 8 bits
+          without minima, with 16-bit scales, and the same bits and block size for all
+          arrays;
+        - `"bitsandbytes"`: `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
         - or a name given to [`eqquant.interop.register_layout`][].
 
-    - `rename`: from the names of `tensors` to those in the file, as for
+    - `rename`: rules from the names of `tensors` to the names in the file, as in
         [`eqquant.interop.load_into`][].
 
     **Raises:**
@@ -160,9 +161,9 @@ write_bitsandbytes = ft.partial(write, layout="bitsandbytes")
 
 
 class _Arrays:
-    """Arrays by their names in a file.
+    """The arrays to write, by their names in the file.
 
-    - `structs`: describe them.
+    - `structs`: the arrays with structs instead of numbers.
     """
 
     def __init__(self, tensors: Any, rename: Any, inverse: bool = False):
@@ -189,7 +190,7 @@ class _Arrays:
         self.structs = {name: piece.struct() for name, piece in self._pieces.items()}
 
     def parts(self, parts_of: Callable[[str, Any], dict[str, Part]]):
-        """The tensors of all arrays."""
+        """Returns the tensors of all arrays."""
         parts, owners = {}, {}
         for name, found in parts_of_each(parts_of, self.structs).items():
             for key, part in found.items():
@@ -202,7 +203,7 @@ class _Arrays:
         return parts
 
     def each(self, use: Callable[[str, Any], None]) -> None:
-        """Reads one after another."""
+        """Reads the arrays one after another, and calls `use(name, array)`."""
         names = list(self._pieces)
         evaluated(list(self._pieces.values()), lambda i, x: use(names[i], x))
 

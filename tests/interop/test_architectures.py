@@ -132,7 +132,7 @@ def test_adapters(tmp_path):
 def test_norms_that_are_quantized(tmp_path):
     norm = {"output_norm.weight": eqq.quantize(np.ones(64, "f4"), "q8_0")}
     path = tmp_path / "a.gguf"
-    with pytest.raises(ValueError, match="'output_norm.weight'.*one is added to the n"):
+    with pytest.raises(ValueError, match="'output_norm.weight'.*adds one to the n"):
         interop.write_gguf(path, norm, _metadata("gemma3"))
     # In a file of another library.
     interop.write_gguf(path, norm, _metadata("llama3"))

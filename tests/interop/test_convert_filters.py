@@ -147,7 +147,7 @@ def test_axes_that_the_shape_does_not_tell(tmp_path, capsys):
     "axis, message",
     (
         ((1, 2, 4), r"'two.weight'.*between -4 and 3"),
-        ((0, 1, 2, 3), r"'two.weight'.*leave out that of the outputs"),
+        ((0, 1, 2, 3), r"'two.weight'.*leave out the axis of the outputs"),
         ((1, 1), "none twice"),
     ),
 )

@@ -58,7 +58,7 @@ def test_quantized_in_part(tmp_path, capsys):
     argv = ["quantize", str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")]
     assert main([*argv, "--format", "q8_0"]) == 0
     text = capsys.readouterr().out
-    assert "Quantized already, and as before: 1 array, such as a → --requantize" in text
+    assert "Quantized already, and left as is: 1 array, such as a → --req" in text
     found = interop.open(tmp_path / "b.gguf")
     assert same(found["a"], arrays["a"])
     assert found["b"].format == eqq.formats.Q8_0()

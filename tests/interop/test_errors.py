@@ -280,7 +280,7 @@ def test_format_with_fields_that_it_refuses(path):
     ids=lambda leaf: str(leaf.dtype),
 )
 def test_dtypes_that_jax_does_not_have(leaf, path):
-    with pytest.raises(ValueError, match="`m`, at `a.0`: .*a dtype that JAX has. Got "):
+    with pytest.raises(ValueError, match="`m`, at `a.0`: .*dtype that JAX supports. G"):
         save(path, {"a": [leaf]})
     assert not path.exists()
 

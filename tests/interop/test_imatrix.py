@@ -111,7 +111,7 @@ def test_damaged(tmp_path):
             read_imatrix(path)
     nan = {"a": np.full((1, 64), np.nan, np.float32)}
     bad = {
-        "no importance matrix": dict(type="model"),
+        "not an importance matrix": dict(type="model"),
         "finite": dict(sums=nan, counts={"a": np.ones(1, np.float32)}),
         "counts": dict(
             counts={**counts, "blk.0.attn_q.weight": np.ones(2, np.float32)}
@@ -292,12 +292,12 @@ def test_statistics_of_other_arrays(files):
     stats = read_imatrix(folder / "imatrix.gguf")
     other = read_imatrix(folder / "imatrix.gguf", {"*": "other.*"})
     source, out = folder / "in.gguf", folder / "out.gguf"
-    with pytest.raises(ValueError, match="`stats` should know the arrays"):
+    with pytest.raises(ValueError, match="`stats` should have entries for"):
         convert(source, out, "q4_k", stats=other)
     one = read_imatrix(folder / "imatrix.gguf", {"*gate*": None})
-    with pytest.warns(UserWarning, match="`stats` do not know 1 of 2 arrays"):
+    with pytest.warns(UserWarning, match="`stats` has no entry for 1 of 2 arrays"):
         convert(source, out, "q4_k", stats=one, method=eqq.ScaleSearch())
-    with pytest.raises(ValueError, match="`stats` should know it along"):
+    with pytest.raises(ValueError, match="`stats` should have its entry along"):
         convert(
             source,
             folder / "b.gguf",

@@ -149,7 +149,7 @@ def test_sums(tmp_path):
     for a, b, match in (
         (q, q, "only arrays of floats"),
         (np.zeros(3, np.int32), np.zeros(3, np.int32), "only arrays of floats"),
-        (_random(3), _random(4), "another shape each"),
+        (_random(3), _random(4), "differ in their shape"),
         (_random(3), None, "there is no 'b'"),
     ):
         tree = {"a": a} if b is None else {"a": a, "b": b}

@@ -90,7 +90,7 @@ def test_folder_is_made(write, folder):
 @pytest.mark.parametrize("write", (_save, _write_gguf))
 def test_path_of_a_folder(write, folder):
     (folder / "here").mkdir()
-    with pytest.raises(IsADirectoryError, match="should be that of a file. Got here"):
+    with pytest.raises(IsADirectoryError, match="be the path of a file. Got here"):
         write("here")
 
 

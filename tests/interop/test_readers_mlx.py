@@ -49,7 +49,7 @@ def test_mlx_without_configuration(path):
     q = interop.read_mlx(path, bits=8, group_size=32)["a.weight"]
     assert q.shape == (2, 64) and q.format.bits == 8
     files.save(path, {"a.weight": rows[:, :8], "a.scales": scales, "a.biases": scales})
-    with pytest.raises(ValueError, match="'a.weight' has 128 bits to a scale.*config"):
+    with pytest.raises(ValueError, match="'a.weight' has 128 bits per scale.*config"):
         interop.open(path)
     assert interop.read_mlx(path, bits=2, group_size=64)["a.weight"].shape == (2, 128)
 
@@ -69,7 +69,7 @@ def test_mlx_of_one_bit(path):
     parts = mx.quantize(w, bits=1, group_size=64)
     arrays = dict(zip(("a.weight", "a.scales", "a.biases"), parts))
     mx.save_safetensors(str(path), arrays)
-    with pytest.raises(ValueError, match=r"64 bits to a scale.*\(2, 32\), \(1, 64\)"):
+    with pytest.raises(ValueError, match=r"64 bits per scale.*\(2, 32\), \(1, 64\)"):
         interop.open(path)
-    with pytest.raises(ValueError, match="'a.weight' is of 1 bit"):
+    with pytest.raises(ValueError, match="'a.weight' has 1-bit codes"):
         interop.read_mlx(path, bits=1, group_size=64)

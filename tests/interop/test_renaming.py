@@ -214,19 +214,19 @@ _q = eqq.quantize(normal(32, 64), "nf4", axis=-1)
             {"w": (8, 8)},
             {"a": _w, "b": _w[:, :4]},
             {Join("a", "b"): "w"},
-            ["another shape each: (4, 8) of 'a' and (4, 4) of 'b'"],
+            ["differ in their shape: (4, 8) of 'a' and (4, 4) of 'b'"],
         ),
         (
             {"w": (64, 64)},
             {"a": _q, "b": eqq.quantize(normal(32, 64), "int8", axis=-1)},
             {Join("a", "b"): "w"},
-            ["another format each: NF4() of 'a' and Int8() of 'b'"],
+            ["differ in their format: NF4() of 'a' and Int8() of 'b'"],
         ),
         (
             {"w": (8, 8)},
             {"a": _w, "b": _w.astype(np.float16)},
             {Join("a", "b"): "w"},
-            ["another dtype each: float32 of 'a' and float16 of 'b'"],
+            ["differ in their dtype: float32 of 'a' and float16 of 'b'"],
         ),
         (
             {"w": (64, 64)},

@@ -96,7 +96,7 @@ def _resized(part):
 
 
 damages = [
-    ("int8", lambda t, m, n: (t, {}), "metadata of the file does not tell its class"),
+    ("int8", lambda t, m, n: (t, {}), "metadata of the file does not name its class"),
     ("int8", lambda t, m, n: (t, m | {n: "{"}), "is not JSON"),
     ("int8", lambda t, m, n: (t, m | {n: "[1]"}), "should be a JSON object"),
     (

@@ -1,7 +1,7 @@
-"""The demo of a real language model: Llama, Mistral, Qwen 2 or Qwen 3, from its file.
+"""The demo with a real language model: Llama, Mistral, Qwen 2 or Qwen 3, from its file.
 
-`_config` and `_model` are the model, `_open` loads it, and `_generate` writes with it.
-`_comparison` measures it in several formats, and `_run` is the command.
+`_config` and `_model` define the model, `_open` loads it, and `_generate` generates
+text. `_comparison` measures it in several formats, and `_run` is the command.
 """
 
 from ._config import Config as Config

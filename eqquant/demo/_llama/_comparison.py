@@ -28,7 +28,8 @@ nearest = (Int8(), NF4(), Int4(), Int(3))
 calibrated = Int(3)
 _batch = 2  # windows at once
 _continued = 32  # tokens
-# Of one of each on two cores: to compile, and to run 135 million parameters.
+# The time of one step of each kind, on two cores: to compile it, and to run it with 135
+# million parameters.
 _seconds = {
     "row": (4.0, 5.0),
     "calibrating": (4.0, 16.0),
@@ -38,14 +39,15 @@ _seconds = {
 
 
 class LlamaComparison:
-    """Makes the rows of the table, and shows how far it is.
+    """Makes the rows of the table, and shows its progress.
 
     **Arguments:**
 
-    - `model`: as it is in its file.
-    - `tokenizer`: that of the model.
+    - `model`: the model, as in its file.
+    - `tokenizer`: the tokenizer of the model.
     - `held_out`: windows of the held-out text.
-    - `calibration`: windows of the text to calibrate with. `None` for no such row.
+    - `calibration`: windows of the text to calibrate with. `None` for no calibrated
+        row.
     - `prompt`: the text to continue.
     """
 
@@ -81,7 +83,7 @@ class LlamaComparison:
             self._dense_losses = losses(dense, self._held_out, _batch)
             self._add(self._row("float32", "", dense), dense)
             self._done("row")
-            # What looks up tokens stays as it is in the file.
+            # The embedding stays as it is in the file.
             where = lambda model: model.embed_tokens
             base = eqx.tree_at(where, dense, where(self._file_model))
             self._add_nearest(base)
@@ -156,13 +158,14 @@ class LlamaComparison:
     def _add_speeds(self):
         self._bar.doing("timing")
         best = [float("inf")] * len(self.rows)
-        # They take turns, so that whatever else the machine does slows down all.
+        # The models take turns, so that other load on the machine slows down all of
+        # them alike.
         for _ in range(3):
             for i, model in enumerate(self._models):
                 start = time.perf_counter()
                 jax.block_until_ready(generate(model, self._prompt, _continued))
                 best[i] = min(best[i], time.perf_counter() - start)
-        # (The same program for both rows of a format.)
+        # (Both rows of a format run the same program.)
         fastest = {}
         for row, seconds in zip(self.rows, best):
             fastest[row.format] = min(seconds, fastest.get(row.format, seconds))
@@ -173,7 +176,8 @@ class LlamaComparison:
 
 
 def _format_of(model: Llama) -> str | None:
-    """The format of most weights of the layers. `None` if it is not quantized."""
+    """Returns the format of most weights of the layers, or `None` if they are not
+    quantized."""
     sizes = collections.Counter()
     for leaf in jtu.tree_leaves(model.layers, is_leaf=is_quantized):
         sizes[str(leaf.format) if is_quantized(leaf) else None] += leaf.size

@@ -11,16 +11,16 @@ from ...interop import Checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The size of a [`eqquant.demo.Llama`][], and what else its arrays do not tell.
+    """The hyperparameters of an [`eqquant.demo.Llama`][].
 
-    - `vocabulary`, `width`, `hidden`, `depth`: the numbers of tokens, of values of an
-      embedding, of those within an MLP, and of layers.
-    - `heads`, `key_heads`, `head_size`: the numbers of heads of queries, and of keys
-      and values, and the size of each.
-    - `eps`: of the norms.
+    - `vocabulary`, `width`, `hidden`, `depth`: the number of tokens, the width of an
+      embedding, the width inside an MLP, and the number of layers.
+    - `heads`, `key_heads`, `head_size`: the number of heads of queries, the number of
+      heads of keys and values, and the size of each head.
+    - `eps`: the epsilon of the norms.
     - `theta`: the base of the frequencies of rotary embeddings.
-    - `factors`: what each of these frequencies is divided by, if they are scaled.
-    - `is_tied`: whether the embedding is the matrix for the output, too.
+    - `factors`: the divisors of these frequencies, if they are scaled.
+    - `is_tied`: whether the embedding is also the output matrix.
     - `has_biases`: whether queries, keys and values have biases, as in Qwen 2.
     - `has_head_norms`: whether heads of queries and keys are normalized, as in Qwen 3.
     """
@@ -41,19 +41,20 @@ class Config:
 
     @property
     def frequencies(self) -> Float[np.ndarray, " r"]:
-        """The angles by which a position more rotates pairs of a head's numbers."""
+        """The angles by which each position rotates the pairs of numbers of a head
+        further."""
         found = self.theta ** -(np.arange(0, self.head_size, 2) / self.head_size)
         return (found / np.asarray(self.factors or 1.0)).astype(np.float32)
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> "Config":
-        """The configuration of a model in a file: by the metadata of a GGUF file, or
-        else by the `config.json` beside it.
+        """Reads the configuration of a model from the metadata of a GGUF file, or from
+        the `config.json` next to other files.
 
         **Raises:**
 
-        A `ValueError` if it is of another architecture, if it scales its rotary
-        frequencies in a way that is not known here, or if something is missing.
+        A `ValueError` if the architecture or the scaling of the rotary frequencies is
+        not supported, or if a value is missing.
         """
         read, names = (_of_folder, _of_hugging_face)
         if "token_embd.weight" in checkpoint:
@@ -145,7 +146,7 @@ def _of_folder(checkpoint):
             "The `config.json` beside the model should have one of "
             f"{', '.join(known)} for 'architectures'. Got {names!r}."
         )
-    # (transformers 5 has both under one key.)
+    # (transformers 5 keeps the base and the scaling under one key.)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
@@ -157,7 +158,8 @@ def _of_folder(checkpoint):
         factor = _number(rope, "factor")
         if kind == "linear":
             return (factor,)
-        # Long waves are divided, short ones are not, and others partly.
+        # Low frequencies are divided by `factor`, high ones are kept, and the others
+        # are interpolated.
         length = _number(rope, "original_max_position_embeddings")
         low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
         turns = length * frequencies / (2 * math.pi)
@@ -177,7 +179,7 @@ def _of_folder(checkpoint):
 
 
 _unknown_scaling = (
-    "The scaling of the model's rotary frequencies should be linear, or that of "
+    "The scaling of the model's rotary frequencies should be linear, or as in "
     "Llama 3. Got {!r}."
 )
 

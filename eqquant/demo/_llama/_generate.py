@@ -10,8 +10,8 @@ from ._model import Llama
 def generate(
     model: Llama, prompt: Int[Array, " t"], number: int
 ) -> Int[Array, " {number}"]:
-    """Continues a text by its most likely tokens, in one program: the prompt is read at
-    once, and what follows token by token, from a cache.
+    """Continues a text by its most likely tokens, in one program: it reads the prompt
+    at once, then generates token by token with a cache.
 
     **Arguments:**
 

@@ -18,8 +18,8 @@ def through(
     start: Any,
     past: Cache | None,
 ) -> tuple[Float[Array, "t d"], Cache | None]:
-    """Calls layers one after another, `x, past[i] = layer(x, start, past[i])`: a stack,
-    each of whose arrays has a leading axis of layers, by a scan; or those of a list."""
+    """Calls layers one after another, `x, past[i] = layer(x, start, past[i])`. A stack,
+    whose arrays have a leading axis of layers, is scanned; a list is unrolled."""
     if not isinstance(layers, list):
         arrays, static = eqx.partition(layers, eqx.is_array)
         layer = lambda x, a: eqx.combine(a[0], static)(x, start, a[1])
@@ -31,7 +31,7 @@ def through(
 
 
 def stacked(layers: _Layer | list[_Layer]) -> _Layer:
-    """A stack of layers that are alike."""
+    """Stacks layers, which should have the same structure."""
     if not isinstance(layers, list):
         return layers
     if len({jax.tree.structure(layer) for layer in layers}) > 1:
@@ -44,6 +44,6 @@ def stacked(layers: _Layer | list[_Layer]) -> _Layer:
 
 
 def listed(layers: _Layer, number: int) -> list[_Layer]:
-    """The layers of the skeleton of a stack."""
+    """Returns the skeletons of the layers in the skeleton of a stack."""
     first = lambda layers: jax.tree.map(lambda a: a[0], layers)
     return [eqx.filter_eval_shape(first, layers) for _ in range(number)]

@@ -13,9 +13,9 @@ from ._layers import Cache, stacked, through
 
 class Llama(eqx.Module):
     """A transformer of the Llama, Mistral, Qwen 2 and Qwen 3 families, made of ordinary
-    `eqx.nn` layers, without any code for quantization. Its arrays have the names of
-    Hugging Face; those of its layers are stacked, and scanned. (Touvron et al., 2023.)
-    Layers that have other formats each are a list, and so are their arrays.
+    `eqx.nn` layers, without any code for quantization. Its arrays have Hugging Face's
+    names. Its layers are stacked and scanned, or a list, if their formats differ.
+    (Touvron et al., 2023.)
     """
 
     embed_tokens: eqx.nn.Embedding
@@ -34,14 +34,14 @@ class Llama(eqx.Module):
         self.config = config
 
     def __call__(self, tokens: Int[Array, " t"]) -> Float[Array, "t v"]:
-        """The logits of the token that follows each token."""
+        """Returns the logits of the token that follows each token."""
         return self.step(tokens, jnp.asarray(0), None)[0]
 
     def step(
         self, tokens: Int[Array, " t"], start: Int[Array, ""], past: Cache | None
     ) -> tuple[Float[Array, "t v"], Cache | None]:
-        """The same for tokens at the positions from `start`, which follow those whose
-        keys and values are in `past`."""
+        """Returns the logits for tokens at the positions from `start`, and the updated
+        cache. `past` has the keys and values of earlier tokens."""
         x = jax.vmap(self.embed_tokens)(tokens)
         x, past = through(self.layers, x, start, past)
         x = jax.vmap(self.norm)(x)
@@ -50,12 +50,13 @@ class Llama(eqx.Module):
         return jax.vmap(self.lm_head)(x), past
 
     def empty_past(self, size: int) -> Cache:
-        """An empty cache of keys and values for `size` positions."""
+        """Returns an empty cache of keys and values for `size` positions."""
         c = self.config
         return jnp.zeros((c.depth, 2, c.key_heads, size, c.head_size))
 
     def stacked(self) -> "Llama":
-        """The same model, with its layers in a stack. They should be alike."""
+        """Returns the same model with its layers in a stack. They should have the same
+        structure."""
         return eqx.tree_at(lambda m: m.layers, self, stacked(self.layers))
 
 
@@ -79,7 +80,8 @@ class Layer(eqx.Module):
 
 
 class Attention(eqx.Module):
-    """Causal attention, in which several heads of queries share one of keys."""
+    """Causal attention, in which several heads of queries share a head of keys and
+    values."""
 
     q_proj: eqx.nn.Linear
     k_proj: eqx.nn.Linear
@@ -114,14 +116,14 @@ class Attention(eqx.Module):
             past = jax.lax.dynamic_update_slice_in_dim(past, new, start, 2)
             k, v = past.astype(x.dtype)
         mask = jnp.arange(k.shape[1])[None, :] <= positions[:, None]
-        # Heads of queries that share one of keys are next to each other.
+        # Heads of queries that share a head of keys are next to each other.
         q = q.reshape(len(k), -1, *q.shape[1:])
         attend_all = jax.vmap(attend, in_axes=(0, None, None, None))
         y = jax.vmap(attend_all, in_axes=(0, 0, 0, None))(q, k, v, mask)
         return jax.vmap(self.o_proj)(jnp.moveaxis(y, 2, 0).reshape(len(x), -1)), past
 
     def _rotated(self, x, positions):
-        # Rotary embeddings: the first half of each head against the second.
+        # Rotary embeddings rotate the first half of each head against the second.
         angles = positions.astype(jnp.float32)[:, None] * self.config.frequencies[None]
         cos, sin = (f(angles).astype(x.dtype)[None] for f in (jnp.cos, jnp.sin))
         a, b = jnp.split(x, 2, axis=-1)

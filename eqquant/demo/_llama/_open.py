@@ -15,18 +15,18 @@ def load_llama(checkpoint: Checkpoint) -> Llama:
 
     **Arguments:**
 
-    - `checkpoint`: what [`eqquant.interop.open`][] returns, of a GGUF file or a folder
-        of Hugging Face.
+    - `checkpoint`: a GGUF file or a Hugging Face folder, opened by
+        [`eqquant.interop.open`][].
 
     **Returns:**
 
-    An [`eqquant.demo.Llama`][]. Arrays that are quantized in the file stay so, packed.
-    Its layers are a stack, which is scanned; or if their arrays are of other formats
-    each, as in llama.cpp's `Q4_K_M`, a list of layers, which takes longer to compile.
+    An [`eqquant.demo.Llama`][]. Quantized arrays stay packed. Its layers are a stack,
+    which is scanned. If their formats differ, as in llama.cpp's `Q4_K_M`, they are a
+    list, which takes longer to compile.
 
     **Raises:**
 
-    A `ValueError` if it is of another architecture, or if an array is missing.
+    A `ValueError` if its architecture is not supported, or if an array is missing.
     """
     config = Config.of(checkpoint)
     model = eqx.filter_eval_shape(Llama, config, key=jr.key(0))
@@ -35,14 +35,14 @@ def load_llama(checkpoint: Checkpoint) -> Llama:
         where = lambda model: model.layers
         model = eqx.tree_at(where, model, listed(model.layers, config.depth))
         layers = "layers.{i}.*"
-    # From the names of Hugging Face to those of the model.
+    # Maps Hugging Face's names to the names of the model.
     names = {"model.layers.{i}.*": layers, "model.*": "*"}
     head = {"lm_head.*": None} if config.is_tied else {}
     return load_into(model, checkpoint, ["llama", names | head])
 
 
 def _is_mixed(checkpoint):
-    """Whether an array has another format in some layers than in others."""
+    """Whether the formats of an array differ between layers."""
     formats = collections.defaultdict(set)
     for name, entry in checkpoint.entries.items():
         formats[re.sub(r"\.\d+\.", ".*.", name, count=1)].add(entry.format)

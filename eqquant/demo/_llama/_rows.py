@@ -15,15 +15,16 @@ from ._model import Llama
 class LlamaRow(NamedTuple):
     """The size, the loss and the speed of a model in one format.
 
-    - `format`: of the weights of its layers, as written in Python.
+    - `format`: the format of the weights of its layers, as written in Python.
     - `method`: `"the file"`, `"nearest"` or `"GPTQ"`. Empty for the model in float32.
-    - `bits_per_weight`: of the matrices of its layers, scales included.
+    - `bits_per_weight`: the bits per weight of the matrices of its layers, scales
+      included.
     - `megabytes`: the size of the whole model.
     - `nats_per_token`, `nats_error`: the loss on held-out text, and its standard error.
-    - `change_per_token`, `change_error`: the difference from the loss in float32, of
-      the same tokens, and its standard error.
-    - `tokens_per_second`: at which one text is continued.
-    - `text`: how it continues the prompt.
+    - `change_per_token`, `change_error`: the difference from the loss in float32 on the
+      same tokens, and its standard error.
+    - `tokens_per_second`: the speed at which one text is continued.
+    - `text`: the continuation of the prompt.
     """
 
     format: str
@@ -46,8 +47,8 @@ class LlamaRow(NamedTuple):
 def losses(
     model: Llama, windows: Int[np.ndarray, "b t"], batch: int
 ) -> Float[np.ndarray, " n"]:
-    """The loss of each token but the first of each window, in nats. `batch` windows at
-    a time, which should divide their number."""
+    """Returns the loss of each token but the first of each window, in nats. It takes
+    `batch` windows at a time, which should divide their number."""
     parts = jnp.asarray(windows).reshape(-1, batch, windows.shape[-1])
     return np.concatenate([np.asarray(_losses(model, part)).ravel() for part in parts])
 
@@ -59,12 +60,12 @@ def _losses(model: Llama, windows: Int[Array, "b t"]) -> Float[Array, "b t-1"]:
 
 
 def mean_and_error(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """The mean, and its standard error if the values are independent."""
+    """Returns the mean, and its standard error if the values are independent."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 def bits_of(model: Llama) -> float:
-    """The bits of each weight of the matrices of layers, scales included."""
+    """Returns the bits per weight of the matrices of layers, scales included."""
     ndim = 2 if isinstance(model.layers, list) else 3
     leaves = jtu.tree_leaves(model.layers, is_leaf=is_quantized)
     weights = [leaf for leaf in leaves if leaf.ndim >= ndim]
@@ -72,10 +73,10 @@ def bits_of(model: Llama) -> float:
 
 
 def size_of(model: Llama) -> int:
-    """The number of its parameters."""
+    """Returns the number of parameters of a model."""
     return sum(a.size for a in jtu.tree_leaves(model, is_leaf=is_quantized))
 
 
 def megabytes_of(model: Llama) -> float:
-    """The size of a model."""
+    """Returns the size of a model in megabytes."""
     return sum(a.nbytes for a in jtu.tree_leaves(model, is_leaf=is_quantized)) / 1e6

@@ -28,14 +28,14 @@ def run_llama(
     out: str | os.PathLike[str] | None = "eqquant-demo",
     console: Console | None = None,
 ) -> list[LlamaRow]:
-    """Opens a language model, quantizes it to several formats, and prints what each
-    costs: the size, the loss on a text that every Python has, the speed at which it
-    writes, and how it continues a prompt.
+    """Opens a language model, quantizes it to several formats, and prints for each the
+    size, the loss on a text that every Python has, the speed of generation, and the
+    continuation of a prompt.
 
     **Arguments:**
 
-    - `path`: a GGUF file, or a folder of Hugging Face, of the architecture of Llama,
-        Mistral, Qwen 2 or Qwen 3.
+    - `path`: a GGUF file or a Hugging Face folder of a Llama, Mistral, Qwen 2 or Qwen 3
+        model.
     - `prompt`: the text to continue.
     - `quick`: whether to measure with a quarter of the text, and not to calibrate.
     - `out`: the folder for `llama.csv` and, if matplotlib is installed, `llama.png`.
@@ -48,9 +48,9 @@ def run_llama(
 
     **Raises:**
 
-    An `ImportError` if there is no package `tokenizers`. A `ValueError` if the file is
-    damaged, of another architecture, or without a tokenizer. An `OSError` if it cannot
-    be read.
+    An `ImportError` if the package `tokenizers` is missing. A `ValueError` if the file
+    is damaged, has an unsupported architecture, or has no tokenizer. An `OSError` if it
+    cannot be read.
     """
     console = Console() if console is None else console
     with open(path) as checkpoint:

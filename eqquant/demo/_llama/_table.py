@@ -13,13 +13,14 @@ from ._rows import LlamaRow
 def table(
     rows: Sequence[LlamaRow], held_out: int, calibration: int, embedding: str
 ) -> RenderableType:
-    """A table of rows, the first of which is the dense model, and the calls that made
-    them.
+    """Returns a table of rows, and the calls that made them. The first row is the dense
+    model.
 
     **Arguments:**
 
-    - `held_out`, `calibration`: the numbers of tokens.
-    - `embedding`: its format in quantized models.
+    - `held_out`, `calibration`: the numbers of tokens to evaluate and to calibrate
+        with.
+    - `embedding`: the format of the embedding in quantized models.
     """
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True
@@ -58,16 +59,16 @@ def table(
 
 
 _caption = (
-    "Nats per token: the loss of {held_out:,} tokens of the second half of Python's "
-    "help (pydoc_data), and its standard error. Change: from float32, of the same "
+    "Nats per token: the loss on {held_out:,} tokens of the second half of Python's "
+    "help (pydoc_data), and its standard error. Change: from float32, on the same "
     "tokens. Bits: of the matrices of layers, scales included. MB: of the whole model; "
-    "quantized ones have the embedding in {embedding}. Speed: of one text, its prompt "
-    "included."
+    "quantized models have the embedding in {embedding}. Speed: for one text, its "
+    "prompt included."
 )
 
 
 def continuations(rows: Sequence[LlamaRow], prompt: str) -> RenderableType:
-    """How each model continues a text, up to its end or for some tokens."""
+    """Returns a table of the continuations of a text by each model."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -5,24 +5,24 @@ from jaxtyping import Int
 
 
 class Tokens(NamedTuple):
-    """The tokens of the text to calibrate with, and of that which is held out."""
+    """The tokens of the calibration text, and of the held-out text."""
 
     calibration: Int[np.ndarray, " t"]
     held_out: Int[np.ndarray, " u"]
 
 
 def python_topics(tokenizer) -> Tokens:
-    """What Python's `help()` tells of the language, which every Python has
+    """Returns the tokens of the topics of Python's `help()`, which every Python has
     (`pydoc_data.topics`).
 
     **Arguments:**
 
-    - `tokenizer`: what [`eqquant.interop.tokenizer`][] returns.
+    - `tokenizer`: a tokenizer from [`eqquant.interop.tokenizer`][].
 
     **Returns:**
 
-    The tokens `calibration`, of the first half of the topics, and `held_out`, of the
-    second half.
+    The tokens of the first half of the topics as `calibration`, and of the second half
+    as `held_out`.
     """
     from pydoc_data.topics import topics
 

@@ -4,8 +4,8 @@ from ._file import short
 
 
 class Cursor:
-    """Reads a file from its beginning, and never past its end. Messages call what is
-    read `what`."""
+    """Reads a file from its beginning, and never past its end. `what` names the value
+    in messages."""
 
     def __init__(self, data: memoryview):
         self._data = data
@@ -29,7 +29,7 @@ class Cursor:
         return int.from_bytes(self.take(8, what), "little")
 
     def count(self, what: str, nbytes: int, most: int) -> int:
-        """A count of items that follow, each of at least `nbytes` bytes."""
+        """Reads a count of items that follow, each of at least `nbytes` bytes."""
         count = self.uint64(what)
         if count > self.left // nbytes:
             raise _cut_short(f"{what} should be {count}", self.left)
@@ -61,7 +61,8 @@ class Cursor:
         return np.frombuffer(data, dtype).tolist()
 
     def spend(self, count: int, most: int) -> None:
-        """Counts values, which take more memory than their bytes."""
+        """Counts values, which take more memory than their bytes in the file, and
+        limits them."""
         self._spent += count
         if self._spent > most:
             raise ValueError(f"its metadata should have {most} values at most.")

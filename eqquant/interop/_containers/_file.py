@@ -10,7 +10,7 @@ import numpy as np
 from .._files import read_only
 
 
-# What is cut off is not written first.
+# `reprlib` limits the work, too: parts that are cut off are never formatted.
 _repr = reprlib.Repr()
 _repr.maxlist = _repr.maxtuple = _repr.maxdict = 20
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
@@ -28,17 +28,18 @@ class MappedFile:
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise ValueError(f"{self.path!r} should be a file.")
         self._file = read_only(self.path)
-        # At the latest when nothing refers to it.
+        # The file is closed at the latest when nothing refers to this object.
         self.close = weakref.finalize(self, self._file.close)
         self.size = self._file.size()
 
     def start(self, size: int) -> bytes:
-        """The first `size` bytes, or all if there are fewer."""
+        """Returns the first `size` bytes, or all if there are fewer."""
         return self._file.read(0, size)
 
     def map(self, start: int, size: int, kept: bool = True) -> np.ndarray:
-        """A part of the file, as a read-only array of bytes. It is unmapped with the
-        array and its views: if these are not `kept`, before the file is replaced."""
+        """Maps a part of the file, as a read-only array of bytes. It is unmapped with
+        the array and its views. Pass `kept=False` only if these are dropped before the
+        file may be replaced."""
         if not self.close.alive:
             raise ValueError(f"{self.path!r} is closed.")
         # Reading a map past the end of its file kills the process.
@@ -50,13 +51,13 @@ class MappedFile:
 
 
 class RawTensor:
-    """A tensor in a file, whose place and shape were checked.
+    """A tensor in a file, whose position and shape have been checked.
 
     - `name`: its name in the file.
     - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
-    - `dtype`, `shape`: of the array that `read` returns, which for block types has
-      their bytes. `dtype` is `None` if NumPy has no such dtype, or this library does
-      not know it: then `read` is a `ValueError`.
+    - `dtype`, `shape`: the dtype and the shape of the array that `read` returns, which
+      has bytes for block types. `dtype` is `None` if NumPy or this library has no such
+      dtype; `read` then raises a `ValueError`.
     """
 
     __slots__ = ("name", "kind", "dtype", "shape", "_file", "_start", "nbytes")
@@ -85,12 +86,12 @@ class RawTensor:
 
     @property
     def span(self) -> tuple[int, int, str]:
-        """Where it starts and ends in the file, and its name."""
+        """The start and the end of the tensor in the file, and its name."""
         return self._start, self._start + self.nbytes, self.name
 
     def read(self) -> np.ndarray:
-        """Its numbers, as a read-only NumPy array. This is a memory map of the tensor
-        alone, which is unmapped with the array."""
+        """Returns the tensor as a read-only NumPy array. This is a memory map of the
+        tensor alone, which is unmapped with the array."""
         if self.dtype is None:
             raise ValueError(
                 f"{self.name!r} is of {self.kind}, which this library does not read."
@@ -100,7 +101,7 @@ class RawTensor:
             # Not every processor reads unaligned numbers.
             data = np.array(data)
         if self.dtype == np.bool_ and np.any(data > 1):
-            # Such a byte is neither equal to true nor to false.
+            # NumPy treats such a boolean as neither true nor false.
             raise ValueError(
                 f"{self.name!r} should have bytes of 0 and 1, as it is of {self.kind}. "
                 f"Got {np.max(data)}: the file is damaged."
@@ -112,17 +113,17 @@ class RawTensor:
 
 
 def check_shape(name: str, shape: list | tuple) -> int:
-    """The number of numbers in a tensor.
+    """Returns the number of elements in a tensor.
 
     **Raises:**
 
-    A `ValueError` if this is not a shape, or too large for an array.
+    A `ValueError` if this is not a shape, or is too large for an array.
     """
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError(f"{name!r} should have sizes for a shape. Got {short(shape)}.")
     if len(shape) > 32:
         raise ValueError(f"{name!r} should have 32 axes at most. Got {len(shape)}.")
-    # Empty arrays with large other sizes are refused too.
+    # Empty arrays are refused, too, if their other sizes are large.
     number = math.prod(size or 1 for size in shape)
     if number >= (2**20 if 0 in shape else 2**63):
         raise ValueError(f"{name!r} is too large to be one array: {tuple(shape)}.")
@@ -138,6 +139,6 @@ def check_apart(tensors: Iterable[RawTensor]) -> None:
 
 
 def short(x: object) -> str:
-    """The start of `repr(x)`, for messages: values in files may be long."""
+    """Returns the start of `repr(x)`, for messages: values in files may be long."""
     text = _repr.repr(x)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -14,7 +14,7 @@ from ._types import ggml_numbers, ggml_types
 
 gguf_magic = b"GGUF"
 
-# The types of numbers in metadata. (8 and 9 are strings and lists.)
+# The types of numbers in metadata. (Types 8 and 9 are strings and lists.)
 scalars: dict[int, np.dtype] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -45,8 +45,8 @@ _longest_text = 2**24
 
 
 def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, Any]]:
-    """The tensors of a file and its metadata, in Python numbers, strings and lists.
-    Only the header is read.
+    """Reads the tensors of a file and its metadata, as Python numbers, strings and
+    lists. Only the header is read.
 
     ??? cite "Reference"
 
@@ -69,7 +69,7 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
             f"it is a GGUF file {version}. Only little-endian files, of versions 2 and "
             "3, can be read."
         )
-    # Each takes at least as many bytes.
+    # Each tensor and each pair takes at least this many bytes.
     number = cursor.count("its number of tensors", 24, _most_tensors)
     pairs = cursor.count("its number of metadata", 13, _most_pairs)
     metadata: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, 
 
 
 def alignment_of(metadata: dict[str, Any]) -> int:
-    """The alignment of tensors in bytes."""
+    """Returns the alignment of tensors in bytes."""
     alignment = metadata.get("general.alignment", _default_alignment)
     is_int = type(alignment) is int and 0 < alignment <= 2**20
     if not is_int or alignment.bit_count() != 1:
@@ -107,7 +107,7 @@ def alignment_of(metadata: dict[str, Any]) -> int:
 
 
 def gguf_layout(parts: Mapping[str, Part], metadata: dict[str, Any]) -> FileLayout:
-    """The layout of a GGUF file, version 3."""
+    """Lays out a GGUF file of version 3."""
     alignment = alignment_of(metadata)
     header = [gguf_magic, _u32(3), _u64(len(parts)), _u64(len(metadata))]
     for key, value in metadata.items():
@@ -135,9 +135,9 @@ def _u64(x):
 
 
 def _to_bytes(key: str, value: Any) -> bytes:
-    """A value of the metadata as bytes: its type, and itself. NumPy numbers keep their
-    types. Python integers get 32 bits if these are enough, unsigned if none is
-    negative; Python floats get 32 bits.
+    """Encodes the type and the value of metadata. NumPy numbers keep their types.
+    Python integers get 32 bits if these are enough, unsigned if none is negative;
+    Python floats get 32 bits.
 
     **Raises:**
 
@@ -211,7 +211,7 @@ def _info(cursor):
     ndim = cursor.uint32(f"{name!r}")
     if ndim > _most_axes:
         raise ValueError(f"{name!r} should have {_most_axes} axes at most. Got {ndim}.")
-    # The contiguous one comes first.
+    # The contiguous axis comes first.
     shape = tuple(reversed([cursor.uint64(f"{name!r}") for _ in range(ndim)]))
     type = cursor.uint32(f"{name!r}")
     return name, type, shape, cursor.uint64(f"{name!r}")
@@ -221,7 +221,7 @@ def _tensor(name, number_of_type, shape, file, start, end):
     number = check_shape(name, shape)
     type = ggml_types.get(number_of_type)
     if type is None:
-        # It may go up to where the next one starts.
+        # The size is not known: the tensor may extend up to the next one.
         kind, dtype, nbytes = f"type {number_of_type}", None, max(0, end - start)
     elif type.is_plain:
         kind, dtype = type.name, type.dtype

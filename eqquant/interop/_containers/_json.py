@@ -7,12 +7,12 @@ import numpy as np
 from ._file import MappedFile, short
 
 
-# The size in bytes up to which headers, indexes and configurations are read, as other
-# readers of safetensors do. A tensor takes about 130 bytes of these.
+# The largest size in bytes of headers, indexes and configurations, as in other readers
+# of safetensors. A tensor takes about 130 bytes of a header.
 largest = 100_000_000
 
-# An estimate of the memory that values take: so much at most for each byte of text, and
-# in all. The header of half a million tensors needs all of it.
+# Limits for the estimated memory of the values in JSON: per byte of text, and in all.
+# The header of half a million tensors reaches the second.
 _most_by_byte, _most_in_all = 24, 500_000_000
 _of_list, _of_other, _free = 100, 50, 2**20
 
@@ -26,7 +26,7 @@ _steps[list(_brackets)] = 1, 1, -1, -1
 
 
 def parse(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object, in time and memory that its size bounds.
+    """Parses a JSON object, in time and memory that its size bounds.
 
     **Arguments:**
 
@@ -40,7 +40,7 @@ def parse(text: bytes, what: str) -> dict[str, Any]:
     """
     check_bounds(text, what)
     try:
-        # Some editors begin a file with a mark of its encoding.
+        # Some editors begin a file with a byte-order mark.
         found = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique)
     except _Twice as e:
         raise ValueError(f"{what} has {short(e.args[0])} twice.") from None
@@ -76,7 +76,7 @@ def check_bounds(text: bytes, what: str) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file of moderate size.
+    """Reads a file of moderate size.
 
     **Raises:**
 
@@ -92,11 +92,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object of a file.
+    """Reads the JSON object in a file.
 
     **Raises:**
 
-    A `ValueError` if it is too large, or no JSON object.
+    A `ValueError` if it is too large, or not a JSON object.
     """
     return parse(read_bytes(path), repr(os.fspath(path)))
 

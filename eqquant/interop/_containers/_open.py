@@ -20,14 +20,15 @@ from ._shards import (
 
 
 class Container(NamedTuple):
-    """The tensors of a file, or of all files of a model. None of them is read.
+    """The tensors of a file, or of all files of a model, which are not read yet.
 
-    - `is_gguf`: whether the files are of GGUF, or else of safetensors.
-    - `tensors`: by their names.
-    - `metadata`: of the files. (Of a key in several, that of the first.)
-    - `config`: reads the model's configuration, from a JSON file next to it, if there
-        is one.
-    - `files`: stay open until `close`.
+    - `is_gguf`: whether the files are GGUF, and not safetensors.
+    - `tensors`: the tensors by their names.
+    - `metadata`: the metadata of the files. (The first file wins if several have a
+        key.)
+    - `config`: reads the model's configuration from a JSON file next to it, if there is
+        one.
+    - `files`: the files, which stay open until `close`.
     """
 
     is_gguf: bool
@@ -74,7 +75,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
             found[path.name] = tensors
         if index is not None:
             check_index(where, index, found)
-        # The files stay open.
+        # Success: leave the files open.
         stack.pop_all()
     return container
 

@@ -10,19 +10,19 @@ from ._tensor_file import FileLayout
 from ._types import dtypes
 
 
-# Packed dtypes, which NumPy does not have, and their bits.
+# The bits of packed dtypes, which NumPy does not have.
 _bits = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def starts_safetensors(start: bytes) -> bool:
-    """Whether the first bytes of a file are as in safetensors."""
+    """Whether a file begins like safetensors."""
     return start[8:9] == b"{"
 
 
 def read_safetensors(
     file: MappedFile,
 ) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """The tensors of a file and its metadata. Only the header is read.
+    """Reads the tensors of a file and its metadata. Only the header is read.
 
     ??? cite "Reference"
 
@@ -51,7 +51,7 @@ def read_safetensors(
     begin = 8 + size
     tensors = dict(_tensors(header, file, begin))
     check_apart(tensors.values())
-    # Since tensors do not overlap, there are no gaps either.
+    # Tensors do not overlap, so this also rules out gaps.
     total = sum(tensor.nbytes for tensor in tensors.values())
     if begin + total != file.size:
         raise ValueError(
@@ -64,12 +64,12 @@ def read_safetensors(
 def safetensors_layout(
     types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> FileLayout:
-    """The layout of a safetensors file.
+    """Lays out a safetensors file.
 
     **Arguments:**
 
-    - `types`: the name of the dtype, and the shape, of each tensor.
-    - `metadata`: of the file.
+    - `types`: the name of the dtype and the shape of each tensor.
+    - `metadata`: the metadata of the file.
     """
     itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
@@ -110,10 +110,10 @@ def _tensors(
         )
         if not isinstance(kind, str) or not _kind.fullmatch(kind):
             raise ValueError(
-                f"{short(name)} should have a dtype. Got {short(kind)}, which is none."
+                f"{short(name)} should have a dtype. Got {short(kind)} instead."
             )
         if not isinstance(shape, list):
-            raise ValueError(f"{short(name)} has no shape, but {short(shape)}.")
+            raise ValueError(f"{short(name)} has an invalid shape: {short(shape)}.")
         number = check_shape(name, shape)
         if not (
             isinstance(offsets, list)
@@ -128,7 +128,7 @@ def _tensors(
             )
         nbytes = offsets[1] - offsets[0]
         bits = _bits_of(kind)
-        # Of a dtype that is not known, the size is not either.
+        # The size is not known if the dtype is not.
         expected = nbytes if bits is None else math.ceil(number * bits / 8)
         if nbytes != expected:
             raise ValueError(

@@ -8,13 +8,13 @@ from ._json import read_json
 
 
 index_suffix = ".safetensors.index.json"
-# In the folder of an unfinished output.
+# The name of the journal in the folder of unfinished output.
 journal_name = "eqquant.journal"
-# Of a configuration while the files of its model are replaced.
+# The suffix of a configuration while the files of its model are replaced.
 _set_aside = ".replaced"
 _most_shards = 10_000
-# Windows takes these, and all that is before a dot, for devices; and it leaves dots and
-# spaces at the end away.
+# Windows treats these names as devices, with or without a suffix. It also drops dots
+# and spaces at the end of a name.
 _device = re.compile(
     r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³]) *(\..*)?", re.IGNORECASE
 )
@@ -24,12 +24,12 @@ _split = re.compile(
 
 
 def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of the model in a folder, or their index.
+    """Returns the files of the model in a folder, or their index.
 
     **Raises:**
 
     A `ValueError` if there is no model, or more than one, or if it is unfinished. A
-    `FileNotFoundError` if, by the names of its files, some are missing.
+    `FileNotFoundError` if files are missing, as the names of the others show.
     """
     if (folder / journal_name).is_file():
         raise ValueError(
@@ -38,7 +38,7 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
         )
     whole = folder / "model.safetensors"
     if whole.is_file():
-        # As for other libraries, whether or not the folder has several files, too.
+        # Other libraries prefer this file, too, even if the folder has an index.
         return [whole]
     indices = sorted(folder.glob(f"*{index_suffix}"))
     usual = [path for path in indices if path.name == f"model{index_suffix}"]
@@ -64,7 +64,8 @@ def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
-    """All files of a split model, given one of them; otherwise the file."""
+    """Returns all files of a split model, given one of them, or else the file
+    itself."""
     found = _split.fullmatch(path.name)
     if found is None:
         return [path]
@@ -79,8 +80,8 @@ def parts(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The name of the file of each tensor, from the index of several files, and the
-    text in the metadata of the index.
+    """Reads the name of the file of each tensor from the index of several files, and
+    the strings in the metadata of the index.
 
     **Raises:**
 
@@ -105,18 +106,18 @@ def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _is_name(text):
-    # On any system: no path, and of no other file.
+    # Whether it is the name of a plain file on any system, and not a path.
     is_path = text.endswith((".", " ")) or set(text) & set("/\\:\0")
     return text and not is_path and _device.fullmatch(text) is None
 
 
 def set_aside_path(config: pathlib.Path) -> pathlib.Path:
-    """Where a configuration is while the files of its model are replaced."""
+    """Returns the path of a configuration while the files of its model are replaced."""
     return config.with_name(f"{config.name}{_set_aside}")
 
 
 def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
-    """Checks that a file is not one of a model that was only in part replaced.
+    """Checks that a file does not belong to a model that was only partly replaced.
 
     **Arguments:**
 
@@ -138,7 +139,7 @@ def check_index(
 
     **Arguments:**
 
-    - `path`: of the index.
+    - `path`: the path of the index.
     - `index`: as `read_index` returns it.
     - `found`: the tensors of each file, by its name.
     """
@@ -154,16 +155,17 @@ def check_index(
 def check_split(
     path: pathlib.Path, metadata: Mapping[str, Any], i: int, number: int
 ) -> dict[str, Any]:
-    """Checks that a GGUF file is the one that is expected of a split model.
+    """Checks that a GGUF file is the expected part of a split model.
 
     **Arguments:**
 
-    - `path`, `metadata`: of the file.
-    - `i`, `number`: it is expected to be the file `i`, from 0 on, of so many.
+    - `path`, `metadata`: the path and the metadata of the file.
+    - `i`, `number`: the expected position of the file, from 0 on, and the number of
+        files.
 
     **Returns:**
 
-    The metadata, of several files without those about the splitting.
+    The metadata, without the keys about splitting if there are several files.
     """
     count, which = metadata.get("split.count"), metadata.get("split.no")
     is_other = count not in (0, number) or (number > 1 and which != i)

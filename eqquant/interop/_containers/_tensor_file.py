@@ -9,11 +9,11 @@ from ._types import dtypes, ggml_numbers, ggml_types
 
 
 class Part(NamedTuple):
-    """A tensor that is to be written to a file.
+    """A tensor to write to a file.
 
     - `kind`: the file's name of its dtype: `"BF16"`, or `"Q4_K"`.
     - `shape`: its shape in the file.
-    - `make`: computes its numbers, when they are written.
+    - `make`: computes the numbers when they are written.
     """
 
     kind: str
@@ -41,8 +41,8 @@ class FileLayout(NamedTuple):
 
 
 class TensorFile:
-    """A file of tensors that is being written: first the header, and then the tensors,
-    in any order. Tensors that are not written yet are zeros."""
+    """Writes a file of tensors: first the header, then the tensors, in any order. Until
+    they are written, tensors are zeros."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 
-# The dtypes of safetensors, by their names there.
+# The dtypes by their names in safetensors.
 dtypes: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -31,8 +31,8 @@ dtypes: dict[str, np.dtype] = {
 class GGMLType(NamedTuple):
     """A type of GGUF tensors.
 
-    - `block`, `nbytes`: the numbers in a block, and its bytes.
-    - `dtype`: that of NumPy, if the type is `plain`, without blocks.
+    - `block`, `nbytes`: the number of elements in a block, and its size in bytes.
+    - `dtype`: the NumPy dtype, if the type is plain, without blocks.
     """
 
     name: str
@@ -49,7 +49,7 @@ def _plain(name: str, dtype) -> GGMLType:
     return GGMLType(name, 1, np.dtype(dtype).itemsize, np.dtype(dtype))
 
 
-# By their numbers in files.
+# The types by their numbers in files.
 ggml_types: dict[int, GGMLType] = {
     0: _plain("F32", np.float32),
     1: _plain("F16", np.float16),

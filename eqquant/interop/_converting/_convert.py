@@ -50,12 +50,12 @@ def convert(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Outcome]:
     """Quantizes a model from files to files, one array at a time, so that it need not
-    fit into memory. The codes are those of [`eqquant.quantize`][], bit for bit; with a
-    `method`, those of [`eqquant.tree_quantize`][].
+    fit into memory. The codes are bit-identical to [`eqquant.quantize`][], or to
+    [`eqquant.tree_quantize`][] if there is a `method`.
 
     If interrupted, repeat the same call to resume. Unfinished output is in the folder
-    `OUT.partial`, and is renamed to `out` when it is complete. A call that fails, since
-    an array cannot be converted, leaves nothing there.
+    `OUT.partial`, and is renamed to `out` when it is complete. If an array cannot be
+    converted, the call removes this folder.
 
     !!! Example
 
@@ -67,42 +67,43 @@ def convert(
 
     **Arguments:**
 
-    - `path`: as for [`eqquant.interop.open`][].
+    - `path`: as in [`eqquant.interop.open`][].
     - `out`: the folder to write, or the file if it ends with `.safetensors` or `.gguf`.
-    - `format`: of the weights of matrix products, as far as names and shapes tell:
-        matrices, except embeddings and norms. If `None`, only `rules` quantize. With
-        `"f32"`, `"f16"` or `"bf16"` these weights become dense in this dtype, and so do
-        all arrays that are quantized in the source.
-    - `rules`: as for [`eqquant.Rules`][], or with one of these dtypes for a format.
+    - `format`: the format of the weights of matrix products, which are recognized by
+        names and shapes: matrices, except embeddings and norms. If `None`, only `rules`
+        quantize. With `"f32"`, `"f16"` or `"bf16"`, these weights become dense in this
+        dtype, and so do all arrays that are quantized in the source.
+    - `rules`: as in [`eqquant.Rules`][], or with one of these dtypes as the format.
         They override `format`, `min_size` and `embeddings`. An array whose rule has
-        `None` is copied as it is, quantized or not.
-    - `to`: what to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`; or a layout of
-        [`eqquant.interop.write`][]. By default the first, unless `out` ends with
-        `.gguf`.
-    - `ordinary`: as for [`eqquant.interop.open`][].
+        `None` is copied unchanged, quantized or not.
+    - `to`: the kind of file to write: `"eqquant"`, for [`eqquant.load`][]; `"gguf"`; or
+        a layout of [`eqquant.interop.write`][]. By default `"eqquant"`, or `"gguf"` if
+        `out` ends with `.gguf`.
+    - `ordinary`: as in [`eqquant.interop.open`][].
     - `axis`: the contracted axis: -1 for matrices of the shape `(out, in)`, or -2 for
-        `(in, out)`. If arrays differ, pairs of a condition, as in `rules`, and an axis,
-        or a tuple of those that a convolution contracts; for GPT-2, `[("h.*", -2)]`.
-        The first match decides; for other arrays, it is `"auto"`: what it is in the
-        source for arrays that are quantized there; and else -1, or for the filter of a
-        convolution, `(out, in, *window)`, all axes but the first. (That is what an
-        array with more than two axes is taken for if it has fewer than 16 numbers along
-        the last one. With four axes or more and no fewer, the axes have to be given.)
+        `(in, out)`. If arrays differ, pass pairs of a condition, as in `rules`, and an
+        axis, or a tuple of the axes that a convolution contracts; for example
+        `[("h.*", -2)]` for GPT-2. The first match decides, and other arrays use
+        `"auto"`. `"auto"` keeps the axis of arrays that are quantized in the source.
+        Otherwise it is -1, or all axes but the first for the filter of a convolution,
+        `(out, in, *window)`. (An array with more than two axes counts as a filter if
+        its last axis is shorter than 16. Otherwise, if it has four axes or more, `axis`
+        must give its axes.)
     - `min_size`: arrays with fewer numbers are not quantized.
     - `embeddings`: whether to quantize embeddings too.
-    - `requantize`: whether to quantize arrays again that are quantized in the source.
-        The errors add up.
+    - `requantize`: whether to requantize arrays that are quantized in the source. The
+        errors add up.
     - `shard_size`: the largest size of a file in bytes. By default 5e9 in a folder.
     - `fresh`: whether to discard the unfinished output of an earlier call.
-    - `stats`, `method`: as of [`eqquant.tree_quantize`][]. The paths in `stats` are the
-        names of the arrays: those that [`eqquant.interop.read_imatrix`][] reads are the
-        names of GGUF files.
-    - `config`: for a GGUF file that llama.cpp loads, as for
-        [`eqquant.interop.write_gguf`][]. By default it is the folder of a source whose
-        `config.json` names an architecture. `False` writes the arrays alone, under the
-        names that they have.
-    - `progress`: called with the number of bytes that are done, that of all bytes, and
-        the name of the array.
+    - `stats`, `method`: as in [`eqquant.tree_quantize`][]. The paths in `stats` are the
+        names of the arrays. (Statistics from [`eqquant.interop.read_imatrix`][] have
+        the names of GGUF files.)
+    - `config`: for a GGUF file that llama.cpp loads, as in
+        [`eqquant.interop.write_gguf`][]. By default, the folder of the source, if its
+        `config.json` names an architecture. `False` writes the arrays alone, under
+        their own names.
+    - `progress`: called with the number of bytes that are done, the total number of
+        bytes, and the name of the array.
 
     **Returns:**
 
@@ -110,17 +111,18 @@ def convert(
 
     **Raises:**
 
-    A `ValueError` if arrays cannot be read, quantized or written, if the shape of one
-    that a rule names does not tell its axes, if `stats` are of other arrays, if
-    llama.cpp could not run the model, if all arrays to quantize are quantized already,
-    or if `OUT.partial` is from a call with other arguments. A `FileExistsError` if
-    `out`, or a file that goes with it, exists, or if `OUT.partial` has other files.
+    A `ValueError` if arrays cannot be read, quantized or written, if a rule names an
+    array whose axes cannot be determined from its shape, if `stats` describe other
+    arrays, if llama.cpp could not run the model, if all arrays to quantize are
+    quantized already, or if `OUT.partial` comes from a call with other arguments. A
+    `FileExistsError` if `out`, or a file that goes with it, exists, or if `OUT.partial`
+    has other files.
     """
     source, out = pathlib.Path(path), pathlib.Path(os.path.abspath(out))
     suffix = out.suffix.lower()
     is_file = suffix in (".safetensors", ".gguf")
     if not is_file:
-        # So that it is renamed within one disk.
+        # Resolve links, so that the renaming stays within one disk.
         out = pathlib.Path(os.path.realpath(out))
     kind = to or ("gguf" if suffix == ".gguf" else "eqquant")
     check_kind(kind)
@@ -196,7 +198,7 @@ def _converted(
     return outcomes
 
 
-# One that each kind of file has.
+# A format that each kind of file supports, as an example for messages.
 _formats = {"gguf": "q8_0", "mlx": "mxfp8", "compressed-tensors": "int8"}
 
 
@@ -230,7 +232,7 @@ def _metadata(checkpoint):
 
 
 def _config(config, source, checkpoint, kind):
-    # Where the description for llama.cpp is, if the output has one.
+    # Returns the path of the description for llama.cpp, if the output has one.
     if config is False:
         return None
     if config is not None:
@@ -293,7 +295,7 @@ def _cast(x, dtype):
     if lost := int(np.sum(np.isfinite(x) & ~np.isfinite(found))):
         raise ValueError(
             f"It has numbers that are too large for {dtype.name}: {lost} of {x.size}. "
-            "A rule with bf16 or f32 can have them."
+            "A rule with bf16 or f32 can store them."
         )
     return found
 
@@ -321,7 +323,7 @@ def _rows(q: QuantizedArray, stored: Any = None) -> QuantizedArray:
 
 
 def _about(planned, files, solver):
-    # Everything that determines the output.
+    # Describes everything that determines the output.
     paths = {source.path for p in planned for source in p.entry.sources}
     stats = {path: os.stat(path) for path in sorted(paths)}
     digest = hashlib.sha256()

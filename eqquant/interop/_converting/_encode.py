@@ -24,8 +24,8 @@ from ._pieces import Pieces
 def encoded_struct(
     format: AbstractFormat, shape: tuple[int, ...], dtype: Any, axis: Axis
 ) -> QuantizedArray:
-    """A quantized array without its numbers, whose NumPy arrays take no memory. They
-    lie in rows, as those of `encode`."""
+    """Returns a quantized array of zeros, whose NumPy arrays take no memory. They are
+    stored in rows, like the result of `encode`."""
     rows = _by_row(np.broadcast_to(np.zeros((), dtype), shape), axis)
     stored = format.structs(rows.shape)
     return _array(
@@ -43,22 +43,23 @@ def encode(
     axis: Axis,
     advance: Callable[[float], None],
 ) -> tuple[QuantizedArray, SquareSums]:
-    """Quantizes as [`eqquant.quantize`][], bit for bit, but some rows at a time.
+    """Quantizes some rows at a time. The result is bit-identical to
+    [`eqquant.quantize`][].
 
     **Arguments:**
 
-    - `w`: a matrix, a stack of them, or a filter, which may be a memory map.
-    - `format`, `axis`: as for `quantize`.
+    - `w`: a matrix, a stack of matrices, or a filter. It may be a memory map.
+    - `format`, `axis`: as in `quantize`.
     - `advance`: called with the share of `w` that is done since the last call.
 
     **Returns:**
 
-    A quantized array of NumPy arrays, which lie in rows, and the sums of the squares of
-    `w` and of its errors.
+    A quantized array of NumPy arrays, which are stored in rows, and the sums of the
+    squares of `w` and of its errors.
 
     **Raises:**
 
-    A `ValueError` if there are numbers that the format cannot have.
+    A `ValueError` if `w` has numbers that the format cannot represent.
     """
     rows = _by_row(w, axis)
     structs = format.structs(rows.shape)
@@ -102,7 +103,7 @@ def encode(
 
 
 def _known(format, shape, pieces):
-    # For each matrix, the reductions over all its rows that the format needs.
+    # Computes, for each matrix, the reductions over all its rows that the format needs.
     *lead, n, k = shape
     known = {index: () for index in np.ndindex(*lead)}
     for _ in range(_asks(format, k)):
@@ -134,7 +135,8 @@ def _array(stored, layout, axis, shape, dtype):
 
 
 def _by_row(w, axis):
-    # The contracted axes last, and as one. (A view, but for unusual axes.)
+    # Moves the contracted axes to the end, and merges them. (This is a view, except for
+    # unusual axes.)
     axes = as_tuple(axis)
     w = np.moveaxis(w, axes, range(-len(axes), 0))
     lead = w.shape[: -len(axes)]
@@ -143,7 +145,7 @@ def _by_row(w, axis):
 
 @ft.cache
 def _asks(format, k):
-    # The number of reductions over all rows that the format needs.
+    # Returns the number of reductions over all rows that the format needs.
     struct = jax.ShapeDtypeStruct((2, k), np.float32)
     _, asked = jax.eval_shape(ft.partial(encode_rows, format), struct)
     return len(asked)
@@ -151,7 +153,8 @@ def _asks(format, k):
 
 @ft.cache
 def _is_whole(format, k):
-    # Whether rows share stored numbers in another way than by these reductions.
+    # Whether rows share stored numbers in another way than by these reductions, so that
+    # a matrix must be encoded as a whole.
     if _asks(format, k) > 0:
         return False
     struct = jax.ShapeDtypeStruct((2, k), np.float32)
@@ -172,7 +175,7 @@ def _put(all, rows, some):
 
 @ft.cache
 def _compile(layout, shape, dtype, shapes, native):
-    # Before the threads start, so that they do not compile it several times.
+    # Compiles before the threads start, so that they do not compile several times.
     w = np.zeros(shape, dtype)
     known = tuple(jnp.zeros(shape) for shape in shapes)
     _measure(layout, w, _encode(layout.format, w, known, native))
@@ -185,7 +188,7 @@ def _asked(format, w, known):
 
 
 def _native(format, dtype):
-    # A function that encodes ordinary numbers faster.
+    # Returns the native function that encodes ordinary numbers faster, or `None`.
     on_cpu = next(iter(jnp.zeros(()).devices())).platform == "cpu"
     return encoder(format, dtype, across=False) if on_cpu else None
 

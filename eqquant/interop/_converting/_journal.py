@@ -7,23 +7,23 @@ from .._files import lock
 
 
 class Journal:
-    """The journal of an unfinished output: a line of JSON about the run, and one for
-    each array that is written, so that a killed run can be resumed. While it is open,
-    no other process can open it.
+    """The journal of unfinished output: a line of JSON about the run, and one for each
+    array that is written, so that a killed run can be resumed. While it is open, no
+    other process can open it.
 
-    - `lines`: those of earlier runs, except the first.
-    - `file`: it, open.
+    - `lines`: the lines of earlier runs, without the first.
+    - `file`: the open file.
     """
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]):
         """**Arguments:**
 
-        - `path`: of the journal.
+        - `path`: the path of the journal.
         - `about`: everything that determines the output.
 
         **Raises:**
 
-        A `ValueError` if there is a journal about another output, or if another process
+        A `ValueError` if the journal describes another output, or if another process
         has it open.
         """
         self.file = open(path, "a+b", buffering=0)
@@ -35,7 +35,7 @@ class Journal:
             raise
 
     def write(self, line: dict[str, Any]) -> None:
-        # In one call, so that only the last line can be incomplete.
+        # One call per line, so that only the last line can be incomplete.
         self.file.write(json.dumps(line).encode() + b"\n")
 
     def finish(self) -> None:
@@ -61,7 +61,7 @@ class Journal:
             self.write(about)
             return []
         old, *lines = lines
-        # As JSON gives it back.
+        # Compare it as it is after a round trip through JSON.
         about = json.loads(json.dumps(about))
         for key in about:
             if old.get(key) != about[key]:

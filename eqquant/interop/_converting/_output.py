@@ -33,11 +33,11 @@ _largest_other = 2**26
 
 
 class Output:
-    """Files that are being written, in the folder `OUT.partial`. Their headers are
-    written last, once all tensors are, so that no unfinished file can be opened. Then
-    they are renamed into place at once.
+    """Writes files in the folder `OUT.partial`. Headers are written after all tensors,
+    so that no unfinished file can be opened. Then the files are renamed into place at
+    once.
 
-    - `lines`: those of the journal, for the arrays that are written already.
+    - `lines`: the lines of the journal for the arrays that are written already.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Output:
     ):
         """**Arguments:**
 
-        - `out`, `is_file`: the output, and whether it is a file, or else a folder.
-        - `shards`: the files.
+        - `out`, `is_file`: the output, and whether it is a file instead of a folder.
+        - `shards`: the files to write.
         - `about`: everything that determines the output.
         - `fresh`: whether to remove the unfinished output of an earlier run.
         """
@@ -78,7 +78,7 @@ class Output:
         self.lines = {k: x for k, x in lines.items() if self._is_there(x["crc32"])}
 
     def write(self, parts: Mapping[str, Part], line: dict[str, Any]) -> None:
-        """Writes the tensors of an array, and then its line to the journal."""
+        """Writes the tensors of an array, then its line in the journal."""
         checksums = {}
         for key, part in parts.items():
             x = np.ascontiguousarray(part.make())
@@ -113,7 +113,7 @@ class Output:
         sync_folder(self._files)
         self._journal.finish()
         if self._is_file:
-            # The output last.
+            # Rename the output last.
             for name in beside:
                 replace(self._files / name, self._out.with_name(name))
             replace(self._files / self._shards[0].name, self._out)
@@ -122,7 +122,7 @@ class Output:
         sync_folder(self._out.parent)
 
     def fail(self) -> None:
-        """There is nothing to resume: the same call would fail again."""
+        """Marks the output as not worth resuming: the same call would fail again."""
         self._has_failed = True
 
     def close(self) -> None:
@@ -157,14 +157,14 @@ class Output:
 def beside(
     source: pathlib.Path, config: Mapping[str, Any], quantization: dict[str, Any]
 ) -> dict[str, bytes]:
-    """The other files of a model, by their names: those of the tokenizer, unchanged,
-    and the configuration.
+    """Returns the other files of a model, by their names: the tokenizer's files,
+    unchanged, and the configuration.
 
     **Arguments:**
 
     - `source`: the path of the model.
-    - `config`: its configuration.
-    - `quantization`: the entries that replace those about its quantization.
+    - `config`: the configuration of the model.
+    - `quantization`: the entries that replace the ones about its quantization.
     """
     folder = source if source.is_dir() else source.parent
     found = {
@@ -186,27 +186,27 @@ def check_out(out: pathlib.Path, fresh: bool) -> None:
 
     **Raises:**
 
-    A `FileExistsError` if something else is there, and a `ValueError` if nothing can be
+    A `FileExistsError` if `out` already exists, and a `ValueError` if no folder can be
     renamed to `out`.
     """
     if not out.name or os.path.ismount(out):
         raise ValueError(
-            f"`out` should be in a folder of its disk. Got {str(out)!r}, where a disk "
-            "begins: name a new folder in it."
+            f"`out` should be inside a disk. Got {str(out)!r}, the root of a disk: "
+            "name a new folder in it."
         )
     if _is_there(out) and (fresh or not _is_placed(out)):
         raise FileExistsError(f"{str(out)!r} already exists.")
 
 
 def check_others(out: pathlib.Path, names: Iterable[str]) -> None:
-    """Checks that no other file is replaced beside an output that is a file.
+    """Checks that the files next to an output file do not exist yet.
 
     **Raises:**
 
-    A `FileExistsError` if there is one.
+    A `FileExistsError` if one of them exists.
     """
     if _is_finished(out):
-        # Those of an earlier run, which was interrupted while it renamed them.
+        # These are files of an earlier run that was interrupted while it renamed them.
         return
     for name in names:
         if os.path.lexists(out.with_name(name)):
@@ -230,7 +230,8 @@ def _is_finished(out):
 
 
 def _is_placed(out):
-    # Whether it is the whole output, of a run interrupted before it returned.
+    # Whether `out` is the complete output of a run that was interrupted before it
+    # returned.
     return _is_there(out) and _is_finished(out)
 
 
@@ -251,7 +252,7 @@ def _discard(folder):
 
 
 def _remove(folder, journal):
-    # The journal last, since it marks the folder as ours.
+    # Remove the journal last, since it marks the folder as ours.
     if (folder / "files").is_dir():
         shutil.rmtree(folder / "files")
     remove_locked(journal, folder / journal_name)

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 
 
-# The numbers in a piece: few enough for the caches of a processor, and to take little
-# memory.
+# The number of elements in a piece: few enough to fit into the caches of a processor.
 _numbers = 2**18
 _workers = min(4, os.cpu_count() or 1)
 
 
 class Pieces:
-    """Matrices, some rows at a time. All pieces have the same number of rows; the last
-    of a matrix is padded with zeros.
+    """Pieces of matrices, of some rows each. All pieces have the same number of rows;
+    the last of a matrix is padded with zeros.
 
-    - `shape`, `dtype`: of a piece.
+    - `shape`, `dtype`: the shape and the dtype of a piece.
     """
 
     def __init__(self, rows: np.ndarray, whole: bool):
@@ -35,16 +34,16 @@ class Pieces:
         self._places = [(i, j) for i in np.ndindex(*lead) for j in range(0, n, step)]
 
     def map(self, f: Callable[..., Any]) -> Iterator[tuple[Any, float]]:
-        """Calls `f(piece, index, rows)` in several threads, where `index` is that of
-        the matrix and `rows` the slice of its rows. The buffer of a piece is reused
+        """Calls `f(piece, index, rows)` in several threads, where `index` is the index
+        of the matrix, and `rows` the slice of its rows. The buffer of a piece is reused
         after `f` returns; do not keep it.
 
         **Returns:**
 
         The results of `f`, in order, each with the piece's share of all rows.
         """
-        # Reused buffers: JAX holds on to its arguments longer than it needs them, which
-        # would keep memory maps alive.
+        # Pieces are copied into reused buffers, because JAX holds on to its arguments
+        # longer than it needs them, which would keep memory maps alive.
         buffers = SimpleQueue()
         for _ in range(min(_workers, len(self._places))):
             buffers.put(np.zeros(self.shape, self.dtype))
@@ -60,7 +59,7 @@ class Pieces:
                 buffer[number:] = 0
                 return f(buffer, index, rows), number / (n * math.prod(lead))
             finally:
-                # After an error, too: other threads may wait for a buffer.
+                # Return the buffer after an error, too: other threads may wait for it.
                 buffers.put(buffer)
 
         return _pool().map(work, self._places)

@@ -15,14 +15,14 @@ from .._checkpoint import Checkpoint, Entry
 from .._contracted import contracted_by_shape, few
 
 
-# What is no format, but decodes arrays.
+# The names of dtypes, which decode arrays instead of quantizing them.
 _dense = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 _quantized_already = "quantized already"
-# Files have only names, and no modules.
+# Files have no modules, so embeddings and norms are recognized by their names.
 _embedding = re.compile(r"(?<![a-z])(emb|wte|wpe)")
 _norm = re.compile(r"norm|(^|[._])ln_")
 
@@ -31,9 +31,9 @@ _norm = re.compile(r"norm|(^|[._])ln_")
 class Planned:
     """The plan for an array of a checkpoint.
 
-    - `format`, `axis`: those to quantize it with. `format` is `None` if it is not.
-    - `dtype`: that of an array which becomes, or stays, a dense one. `None` to copy it
-        as it is.
+    - `format`, `axis`: the format and the axis to quantize it with. `format` is `None`
+        if it is not quantized.
+    - `dtype`: the dtype of an array that becomes dense. `None` to copy it unchanged.
     - `reason`, `hint`: why it is not quantized, and how to change that.
     """
 
@@ -54,7 +54,7 @@ class Planned:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes when it is not quantized."""
+        """The size of the array in bytes when it is not quantized."""
         return self.size * self.entry.dtype.itemsize
 
 
@@ -62,7 +62,7 @@ class Planned:
 class Outcome:
     """The result of [`eqquant.interop.convert`][] for an array.
 
-    - `name`, `shape`, `dtype`: those in the source.
+    - `name`, `shape`, `dtype`: the name, the shape and the dtype in the source.
     - `format`: the format in the output. `None` if it is not quantized.
     - `axis`: the contracted axis.
     - `before`, `after`: its size in bytes when it is not quantized, and in the output.
@@ -115,14 +115,14 @@ def plan(
     embeddings: bool,
     requantize: bool,
 ) -> list[Planned]:
-    """The plan for each array. The arguments are those of
+    """Returns the plan for each array. The arguments are as in
     [`eqquant.interop.convert`][].
 
     **Raises:**
 
-    A `ValueError` if a rule matches nothing, if an axis is none of an array, or not
-    told where a rule asks for a format, if an array cannot be read, or if all arrays
-    that should be quantized already are.
+    A `ValueError` if a rule matches nothing, if an axis is invalid for an array, or
+    unknown where a rule gives a format, if an array cannot be read, or if all arrays to
+    quantize are quantized already.
     """
     if format is not None:
         format = _dense_dtype(format) or as_format(format)
@@ -146,11 +146,11 @@ def plan(
             reason, hint = obstacle
             planned.append(Planned(entry, None, entry.axis, None, reason, hint))
         elif isinstance(asked, AbstractFormat):
-            # Files have the packing of CPUs.
+            # Files store codes in the packing for CPUs.
             along = _contracted(entry, axes[name])
             planned.append(Planned(entry, asked.prepacked("cpu"), along))
         else:
-            reason = f"{asked.name}, as was asked for"
+            reason = f"{asked.name}, as requested"
             planned.append(Planned(entry, None, entry.axis, asked, reason))
     _check_some(planned)
     return planned
@@ -166,7 +166,7 @@ def _dense_dtype_of_rule(rule):
 
 
 def _check_some(planned):
-    # A copy is not what was asked for.
+    # Refuse to quantize nothing: the output would be a mere copy.
     kept = [p for p in planned if p.reason == _quantized_already and p.hint]
     if kept and all(p.format is None and p.dtype is None for p in planned):
         raise ValueError(
@@ -178,7 +178,7 @@ def _check_some(planned):
 
 
 def _axes(checkpoint, axis):
-    # Those that are given or known; `None` where the shape is to tell.
+    # Returns the given or known axis of each array, or `None` if its shape must decide.
     is_one = isinstance(axis, int | str)
     pairs = [] if is_one else list(axis)
     default = axis if is_one and axis != "auto" else None
@@ -188,7 +188,7 @@ def _axes(checkpoint, axis):
                 "`axis` should be -1, -2, or the tuple of all axes that a convolution "
                 f"contracts, such as (1, 2, 3). Got {i!r}."
             )
-    # The first of the pairs that matches a name decides, as of rules.
+    # The first pair that matches a name decides, like rules.
     rules = Rules([(pattern, True) for pattern, _ in pairs])
     axes = {id(rule): i for rule, (_, i) in zip(rules.rules, pairs)}
     infos = [_info(entry, -1) for entry in checkpoint.entries.values()]
@@ -199,8 +199,9 @@ def _axes(checkpoint, axis):
 
 
 def _known(entry):
-    # The axis of an array that is quantized. (Where all are contracted, as where blocks
-    # go over the whole array, that does not tell what products contract.)
+    # Returns the axis of a quantized array. (If blocks go over the whole array, all
+    # axes count as contracted, which does not determine the axes that products
+    # contract.)
     if entry.format is None or len(as_tuple(entry.axis)) == len(entry.shape):
         return None
     return entry.axis
@@ -218,9 +219,9 @@ def _contracted(entry, axis):
     if axis is None:
         name, last = entry.name, tuple(range(1, len(entry.shape)))
         raise ValueError(
-            f"Which axes products contract of {name!r}, of shape {entry.shape}, its "
-            f"shape does not tell. Pass them as `axis`: [({name!r}, -1)] for a stack "
-            f"of (out, in) matrices, or [({name!r}, {last})] for the filter of a "
+            f"The axes of {name!r} that products contract do not follow from its shape "
+            f"{entry.shape}. Pass them as `axis`: [({name!r}, -1)] for a stack of "
+            f"(out, in) matrices, or [({name!r}, {last})] for the filter of a "
             f"convolution (--axis '{name}=-1', or --axis "
             f"'{name}={','.join(map(str, last))}')."
         )
@@ -230,8 +231,8 @@ def _contracted(entry, axis):
         raise ValueError(f"Could not convert {entry.name!r}: {e}") from e
     if isinstance(axis, tuple) and len(axis) == len(entry.shape):
         raise ValueError(
-            f"Could not convert {entry.name!r}: `axis` should leave out that of the "
-            f"outputs. Got {axis} for an array of shape {entry.shape}."
+            f"Could not convert {entry.name!r}: `axis` should leave out the axis of "
+            f"the outputs. Got {axis} for an array of shape {entry.shape}."
         )
     return axis
 
@@ -260,7 +261,7 @@ def _obstacle(entry, asked: Any, rule, axis, min_size, embeddings, requantize):
 
 
 def _never(entry):
-    # The reasons that no rule overrides.
+    # Returns the reasons that no rule overrides.
     if (found := _not_floating(entry)) is not None:
         return found
     if len(entry.shape) < 2:

@@ -8,7 +8,7 @@ from ._targets import Target
 
 
 class Shard(NamedTuple):
-    """A file that is to be written: its name, its tensors, and their places."""
+    """A file to write: its name, its tensors, and their positions."""
 
     name: str
     parts: dict[str, Part]
@@ -23,15 +23,15 @@ def shards(
     **Arguments:**
 
     - `target`: how files are written.
-    - `arrays`: by their names; without numbers, too.
+    - `arrays`: the arrays by their names. They may be structs without numbers.
     - `stem`: the prefix of the names of the files.
     - `most`: the largest number of bytes in a file that has several arrays. `None` for
         a single file.
 
     **Raises:**
 
-    A `NotWritable` if arrays cannot be written, or a `ValueError` if two would have the
-    same name.
+    A `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors would
+    have the same name.
     """
     groups: list[dict[str, Part]] = [{}]
     owners: dict[str, str] = {}
@@ -61,7 +61,7 @@ def shards(
 
 
 def index_of(target: Target, shards: list[Shard]) -> str | None:
-    """The index of several files, as JSON. `None` if there is none."""
+    """Returns the index of several files as JSON, or `None` for a single file."""
     if target.index is None or len(shards) == 1:
         return None
     parts = [part for shard in shards for part in shard.parts.values()]

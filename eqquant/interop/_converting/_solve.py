@@ -44,14 +44,14 @@ class Solver:
         missing = [p.name for p in todo if stats is not None and p.name not in stats]
         if missing and len(missing) == len(todo):
             raise ValueError(
-                "`stats` should know the arrays that are quantized, such as "
-                f"{missing[0]!r}. It knows {list(stats or ())[:5]} and others."
+                "`stats` should have entries for the arrays to quantize, such as "
+                f"{missing[0]!r}. Its entries include {list(stats or ())[:5]}."
             )
         if missing:
             how = "`ScaleSearch()` rounds these" if self.method.needs_gram else ""
             warnings.warn(
-                f"`stats` do not know {len(missing)} of {len(todo)} arrays, such as "
-                f"{missing[0]!r}{how and ': '}{how}.",
+                f"`stats` has no entry for {len(missing)} of {len(todo)} arrays, such "
+                f"as {missing[0]!r}{how and ': '}{how}.",
                 stacklevel=3,
             )
 
@@ -67,7 +67,7 @@ class Solver:
             raise ValueError(f"Could not convert {p.name!r}: {e}") from e
 
     def __call__(self, w: np.ndarray, p: Planned) -> tuple[QuantizedArray, float]:
-        """The quantized array, and its signal-to-quantization-noise ratio."""
+        """Returns the quantized array, and its signal-to-quantization-noise ratio."""
         assert p.format is not None
         gram, method = self._gram(p), self.method
         if gram is None and method.needs_gram:
@@ -85,11 +85,11 @@ class Solver:
             return self._stats[p.name, axes]
         except KeyError as e:
             raise ValueError(
-                f"`stats` should know it along the axis {p.axis}. {e.args[0]}"
+                f"`stats` should have its entry along the axis {p.axis}. {e.args[0]}"
             ) from e
 
     def digest(self) -> str:
-        """Differs for solvers that round otherwise."""
+        """Returns a digest of everything that affects the rounding."""
         digest = hashlib.sha256(repr(self.method).encode())
         if self._stats is not None:
             digest.update(repr(self._stats).encode())

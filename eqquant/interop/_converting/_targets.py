@@ -15,13 +15,14 @@ from .._tensors import to_tensor
 
 
 class Target(NamedTuple):
-    """How files are written.
+    """The functions that write a kind of file.
 
-    - `suffix`: of their names.
-    - `parts`: the tensors of an array, given its name and itself, without numbers too.
-    - `layout`: of a file, given its tensors, its number, the number of files, and that
-      of all tensors.
-    - `config`: the configuration, given the formats of arrays by their names.
+    - `suffix`: the suffix of the names of files.
+    - `parts`: returns the tensors of an array, given its name and the array, which may
+      be a struct without numbers.
+    - `layout`: returns the layout of a file, given its tensors, its position, the
+      number of files, and the total number of tensors.
+    - `config`: returns the configuration, given the formats of arrays by their names.
     - `index`: the metadata of the index of several files. `None` if there is no index.
     """
 
@@ -46,17 +47,16 @@ def target(
     config: str | os.PathLike[str] | None = None,
     metadata_beside: str | None = None,
 ) -> Target:
-    """How to write files of a kind.
+    """Returns the functions that write a kind of file.
 
     **Arguments:**
 
-    - `kind`: `to`, as for [`eqquant.interop.convert`][].
-    - `structs`: all arrays, without their numbers.
-    - `metadata`: of the source, if that is of GGUF.
+    - `kind`: as `to` in [`eqquant.interop.convert`][].
+    - `structs`: all arrays, as structs without numbers.
+    - `metadata`: the metadata of a GGUF source.
     - `index`: the name of the index of several files.
-    - `config`: of a file that llama.cpp loads, as for
-        [`eqquant.interop.write_gguf`][].
-    - `metadata_beside`: the name of a file with the metadata, beside files of eqquant.
+    - `config`: for a file that llama.cpp loads, as in [`eqquant.interop.write_gguf`][].
+    - `metadata_beside`: the name of a file with the metadata, next to files of eqquant.
     """
     if kind == "gguf" and config is not None:
         model = ModelFile(config, structs)
@@ -94,7 +94,7 @@ def _gguf(metadata, parts):
 
 
 def _own(structs, index, metadata_beside):
-    # The files of `save`, with quantized arrays in rows.
+    # Returns the target for the files of `save`, with quantized arrays in rows.
     tensors, header = described(_nested(structs), numpy=False)
     if metadata_beside is not None:
         header |= naming(metadata_beside)
@@ -123,13 +123,13 @@ def _stored(x):
 
 
 def _nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree whose paths are dotted names: of dictionaries, and of lists where the
-    keys are 0, 1, ... without gaps."""
+    """Returns the tree whose paths are the dotted names. It has lists where the keys
+    are 0, 1, ... without gaps, and dictionaries elsewhere."""
     groups: dict[str, dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for name, x in arrays.items():
         first, dot, rest = name.partition(".")
-        # A name may also be the prefix of another one.
+        # A name that is also the prefix of another one stays a flat key.
         if not dot or first in arrays:
             found[name] = x
         else:

@@ -1,4 +1,4 @@
-"""The layouts of libraries, reading and writing: a file for each, which ends with
+"""The layouts of libraries, for reading and writing. Each has a file, which ends with
 `register_layout` and is imported here."""
 
 from . import (

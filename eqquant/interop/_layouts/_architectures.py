@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """What the converter of llama.cpp does to the arrays of an architecture.
+    """The changes that llama.cpp's converter makes to the arrays of an architecture.
 
-    - `interleaved`: of `"weight"` and `"bias"`, those of queries and keys in which the
-      two halves of each head, between which RoPE rotates, are interleaved. (In the
-      original models, one follows the other.)
+    - `interleaved`: the arrays of queries and keys, `"weight"` or `"bias"`, in which
+      the two halves of each head, between which RoPE rotates, are interleaved. (In the
+      original models, one half follows the other.)
     - `is_shifted`: whether one is added to the weights of norms.
     """
 
@@ -22,7 +22,8 @@ _weights = Architecture(("weight",))
 _shifted = Architecture(is_shifted=True)
 _plain = Architecture()
 
-# By their names in `general.architecture`. Of others, arrays are as in the file.
+# By the name in `general.architecture`. The arrays of other architectures are used as
+# in the file.
 architectures: dict[str, Architecture] = {
     **dict.fromkeys(
         """arcee deci deepseek eagle3 granite granite_swa granitehybrid granitemoe llada
@@ -59,7 +60,7 @@ def _of(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def heads_of(name: str, metadata: Mapping[str, Any]) -> int | None:
-    """The number of heads of an array whose rows are interleaved; `None` of others."""
+    """Returns the number of heads of an array whose rows are interleaved, or `None`."""
     found = _rotated.fullmatch(name)
     if found is None or found["kind"] not in _of(metadata).interleaved:
         return None
@@ -80,16 +81,16 @@ def heads_of(name: str, metadata: Mapping[str, Any]) -> int | None:
 
 
 def is_shifted(name: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether an array has the weights of a norm, with one added."""
+    """Whether an array is the weight of a norm to which the converter adds one."""
     return _of(metadata).is_shifted and _norm.fullmatch(name) is not None
 
 
 def check_architecture(metadata: Mapping[str, Any], instead: str) -> None:
     """**Raises:**
 
-    A `ValueError` if there is an architecture and it is not known, or if it is an
-    adapter: then arrays cannot be turned into those of Hugging Face, or back. `instead`
-    says what would do.
+    A `ValueError` if the architecture is not known, or if the file is an adapter, so
+    that arrays cannot be converted to Hugging Face's or back. `instead` suggests what
+    to do.
     """
     if metadata.get("general.type") == "adapter":
         raise ValueError(
@@ -101,7 +102,7 @@ def check_architecture(metadata: Mapping[str, Any], instead: str) -> None:
         near = difflib.get_close_matches(str(name), architectures)
         hint = f" (Names that are similar: {', '.join(near)}.)" if near else ""
         raise ValueError(
-            f"{name!r} should be an architecture of which this library knows how "
+            f"{name!r} should be an architecture for which this library knows how "
             "llama.cpp orders the rows of queries and keys, and whether it adds one to "
             f"norms. {instead}{hint}"
         )

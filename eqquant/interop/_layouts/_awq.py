@@ -9,14 +9,14 @@ from ._groups import check_there, group_size
 from ._registry import register_layout
 
 
-# The column, of eight, of each code in a word, lowest bits first; and its inverse.
+# The column of each of the eight codes in a word, lowest bits first, and the inverse.
 _columns = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 _codes = np.argsort(_columns)
 
 
 def find_awq(source: Source) -> Iterator[Entry]:
-    """Arrays of AWQ's GEMM kernels: 4-bit `qweight` and `qzeros`, with eight columns of
-    a row in each word, and `scales`."""
+    """Finds arrays for AWQ's GEMM kernels: 4-bit `qweight` and `qzeros`, with eight
+    columns of a row in each word, and `scales`."""
     for name, qweight in source.tensors.items():
         prefix = name.removesuffix("qweight")
         scales = source.get(f"{prefix}scales", *floats)
@@ -36,8 +36,8 @@ def _entry(source, prefix, qweight, scales):
         qweight.shape == (*lead, k, n // 8)
         and scales.shape == (*lead, groups, n // 8 * 8)
         and (qzeros is None or qzeros.shape == (*lead, groups, n // 8)),
-        f"{name!r} should have eight columns in each word, as AWQ has for its GEMM "
-        "kernels (version 'gemm', the only one that can be read) and GPTQ has not",
+        f"{name!r} should have eight columns in each word, as in AWQ for its GEMM "
+        "kernels (version 'gemm', the only one that can be read), but not in GPTQ",
         *(qweight, qzeros, scales),
     )
     has_zeros = source.config.get("zero_point") is True

@@ -13,13 +13,14 @@ from .._containers import RawTensor
 
 
 class Source(NamedTuple):
-    """What is known of a file, for a layout to find its arrays.
+    """The tensors and the configuration of a file, in which a layout finds its arrays.
 
-    - `tensors`: by their names.
+    - `tensors`: the tensors by their names.
     - `config`: the section of the layout in `config.json`, with the user's hints.
-    - `metadata`: of the file.
-    - `hints`: of the user.
-    - `dtype`: of the model, if `config.json` has it. The tensors may not tell.
+    - `metadata`: the metadata of the file.
+    - `hints`: the user's hints.
+    - `dtype`: the dtype of the model, if `config.json` has it. Tensors alone may not
+        determine it.
     """
 
     tensors: Mapping[str, RawTensor]
@@ -29,16 +30,18 @@ class Source(NamedTuple):
     dtype: np.dtype | None
 
     def dtype_or(self, default: Any) -> np.dtype:
-        """The dtype of the model, or else `default`."""
+        """Returns the dtype of the model, or else `default`."""
         return np.dtype(default) if self.dtype is None else self.dtype
 
     def get(self, name: str, *kinds: str) -> RawTensor | None:
-        """The tensor of this name, if there is one and its kind is one of `kinds`."""
+        """Returns the tensor of this name, if there is one and its kind is one of
+        `kinds`."""
         tensor = self.tensors.get(name)
         return tensor if tensor is not None and tensor.kind in kinds else None
 
     def need(self, name: str, owner: str, *kinds: str) -> RawTensor:
-        """As `get`. A missing tensor is a `ValueError` about the array `owner`."""
+        """Like `get`, but raises a `ValueError` about the array `owner` if the tensor
+        is missing."""
         tensor = self.get(name, *kinds)
         if tensor is None:
             found = self.tensors.get(name)
@@ -62,15 +65,15 @@ def to_quantized(
     transposed: bool = False,
     flat: bool = False,
 ) -> QuantizedArray:
-    """A quantized array with given stored arrays.
+    """Returns a quantized array with given stored arrays.
 
     **Arguments:**
 
     - `stored`: the NumPy arrays that `format` would store, with the axes `*b n _`.
         Scales are the bits of their floats.
     - `format`: the format.
-    - `shape`: `*b n k`.
-    - `dtype`: of the dequantized array.
+    - `shape`: the shape `*b n k`.
+    - `dtype`: the dtype of the dequantized array.
     - `transposed`: whether the result has the shape `*b k n`.
     - `flat`: whether blocks go over all axes, as if the array were a vector.
     """
@@ -92,7 +95,7 @@ def to_quantized(
 
 
 def _on_host(x):
-    # On a CPU this is the same memory.
+    # Views the same memory on a CPU.
     if not isinstance(x, jax.Array):
         return x
     on_cpu = all(device.platform == "cpu" for device in x.devices())
@@ -103,9 +106,9 @@ def _copied(x):
     if isinstance(x, jax.Array):
         return x
     if x.flags.c_contiguous:
-        # A memory map changes with its file.
+        # Copy it, because a memory map changes with its file.
         return jnp.array(x, copy=True)
-    # The last two axes are swapped on the way, which is faster than a program for it.
+    # `device_put` transposes on the way, which is faster than a compiled program.
     return jax.device_put(x)
 
 
@@ -117,7 +120,7 @@ def _check_stored(stored: dict[str, Any], expected: dict[str, Any]) -> None:
         if isinstance(wanted, dict):
             _check_stored(x, wanted)
             continue
-        # Zero-points may have 16 bits.
+        # Zero-points may have 16 bits, too.
         fits = x.dtype == wanted.dtype or name == "zero_point"
         if x.shape != wanted.shape or not fits:
             raise ValueError(
@@ -127,23 +130,25 @@ def _check_stored(stored: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """The bits of floats, as unsigned integers."""
+    """Returns the bits of floats, as unsigned integers."""
     return x.view(f"u{x.dtype.itemsize}")
 
 
 def as_bytes(x: np.ndarray) -> np.ndarray:
-    """The bytes of words along the last axis, which have the same stream of bits."""
+    """Returns the bytes of words along the last axis, which are the same stream of
+    bits."""
     return np.ascontiguousarray(x).view(np.uint8)
 
 
 def packed_size(k: int, bits: int) -> int:
-    """The number of bytes in a row of codes, in units of whole codes and bytes."""
+    """Returns the number of bytes in a row of codes, in units of whole codes and
+    bytes."""
     number = 8 // math.gcd(bits, 8)
     return -(-k // number) * (number * bits // 8)
 
 
 def resized(x: np.ndarray, size: int) -> np.ndarray:
-    """Rows cut, or padded with zeros, to `size` bytes."""
+    """Cuts rows, or pads them with zeros, to `size` bytes."""
     missing = size - x.shape[-1]
     if missing <= 0:
         return x[..., :size]
@@ -151,14 +156,15 @@ def resized(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def unpack(stream: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The codes in a stream of bits along the last axis, lowest bits first."""
+    """Returns the codes in a stream of bits along the last axis, lowest bits first."""
     found = np.unpackbits(as_bytes(stream), axis=-1, bitorder="little")
     found = found[..., : count * bits].reshape(*found.shape[:-1], count, bits)
     return np.packbits(found, axis=-1, bitorder="little")[..., 0]
 
 
 def repacked(codes: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse of `unpack`: a stream of bits, padded to whole 32-bit words."""
+    """The inverse of `unpack`. Returns a stream of bits, padded to whole 32-bit
+    words."""
     found = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
     found = found.reshape(*codes.shape[:-1], codes.shape[-1] * bits)
     missing = -found.shape[-1] % 32
@@ -167,7 +173,7 @@ def repacked(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def as_words(stream: np.ndarray) -> np.ndarray:
-    """Bytes along the last axis as 32-bit words, padded with zeros."""
+    """Returns bytes along the last axis as 32-bit words, padded with zeros."""
     missing = -stream.shape[-1] % 4
     if missing:
         stream = np.pad(stream, [(0, 0)] * (stream.ndim - 1) + [(0, missing)])

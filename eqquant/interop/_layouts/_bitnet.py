@@ -12,9 +12,9 @@ _per_byte = 5
 
 
 def find_bitnet(source: Source) -> Iterator[Entry]:
-    """Arrays of BitNet b1.58 in Hugging Face: `weight`, with four rows in each byte,
-    a quarter of the matrix apart, and `weight_scale`. `BitLinear` divides by the scale,
-    and `AutoBitLinear` multiplies by it."""
+    """Finds arrays of BitNet b1.58 in Hugging Face: `weight`, with four rows in each
+    byte, a quarter of the matrix apart, and `weight_scale`. `BitLinear` divides by the
+    scale, and `AutoBitLinear` multiplies by it."""
     for name, weight in source.tensors.items():
         scale = source.get(f"{name}_scale", *floats)
         if not name.endswith("weight") or weight.kind != "U8" or scale is None:

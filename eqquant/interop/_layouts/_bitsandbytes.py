@@ -25,14 +25,14 @@ _dtypes = {
 _longest_state = 2**16
 _names = {format: name for name, format in _formats.items()}
 _sizes = tuple(2**i for i in range(5, 13))
-# The state of an array with quantized scales has their mean, as text. Its length has to
-# be known before its digits are.
+# The state of an array with quantized scales has their mean as text. Its length must be
+# known before its digits are.
 _longest_offset = 24
 
 
 def find_bitsandbytes(source: Source) -> Iterator[Entry]:
-    """Arrays of bitsandbytes: 4-bit ones with a `quant_state`, whose blocks go over the
-    flattened array, and 8-bit ones with an `SCB`, a scale for each row."""
+    """Finds arrays of bitsandbytes: 4-bit arrays with a `quant_state`, whose blocks go
+    over the flattened array, and 8-bit arrays with `SCB`, a scale for each row."""
     for name, tensor in source.tensors.items():
         for kind in _formats:
             state = source.get(f"{name}.{_state}{kind}", "U8")
@@ -87,7 +87,7 @@ def _entry4(source, name, tensor, state, kind):
     if nested is not None:
         scales = _Scales(source, name, absmax, nested)
         tensors += [scales.absmax, scales.quant_map]
-        # In blocks of `block` numbers.
+        # Counted in blocks of `block` numbers.
         nested_size = scales.size * size // (block or size)
         format = Nested(format, BnbScale(nested_size))
 
@@ -115,13 +115,13 @@ def _entry4(source, name, tensor, state, kind):
 
 
 def _blocks(shape, size, is_nested):
-    """A block size such that each block of a row lies in one block of the flattened
-    array, and whether there is none, so that the array stays flattened."""
+    """Returns the block size for which each block of a row lies in one block of the
+    flattened array, and whether the array must stay flattened because there is none."""
     *lead, k = shape
     if not lead or math.prod(shape) == 0 or k == 0:
         return size, True
     if is_nested and len(lead) > 1:
-        # Blocks of scales go over all matrices of a stack.
+        # Blocks of scales span all matrices of a stack.
         return size, True
     common = math.gcd(k, size)
     if common % 16 == 0:
@@ -172,7 +172,7 @@ def _is_size(size: Any) -> bool:
 
 
 class _Scales:
-    """Quantized scales, from which their mean was subtracted."""
+    """Quantized scales, whose mean was subtracted first."""
 
     def __init__(self, source, name, codes, nested):
         self.size, self.offset = nested
@@ -187,7 +187,7 @@ class _Scales:
         )
 
     def stored(self, codes, size):
-        """The stored arrays of `BnbScale(size)`, for codes in rows."""
+        """Returns the stored arrays of `BnbScale(size)`, for codes in rows."""
         absmax = bits_of(self.absmax.read())
         blocks, start = row_blocks(codes.shape, size, len(absmax))
         one = (1,) * (codes.ndim - 1)
@@ -206,7 +206,7 @@ def _codebook(kind):
 
 
 def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
-    """The tensors of an array in bitsandbytes.
+    """Returns the tensors of an array in bitsandbytes.
 
     **Raises:**
 
@@ -231,7 +231,7 @@ def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
             f"numbers; the shape is {rows.shape}"
         )
     if nested is not None and not flat and len(rows.shape) > 2:
-        raise rows.refused(f"its scales are of one matrix; the shape is {rows.shape}")
+        raise rows.refused(f"nested scales need a matrix; the shape is {rows.shape}")
     total = math.prod(rows.shape)
     state = {
         "quant_type": kind,
@@ -250,7 +250,7 @@ def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
         return found.view(np.dtype(format.scale_dtype)).astype(np.float32)
 
     def quant_map():
-        # Adding 0 turns -0.0 into 0.0, as bitsandbytes has it.
+        # Adding 0 turns -0.0 into 0.0, as in bitsandbytes.
         return np.asarray(format.to_points(np.arange(16, dtype=np.uint8))) + 0
 
     number = -(-total // size)
@@ -302,7 +302,7 @@ def _text(state, length=0):
 
 
 def bitsandbytes_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """The configuration of a model with these formats."""
+    """Returns the configuration of a model with these formats."""
     nested = [isinstance(format, Nested) for format in formats.values()]
     bases = [f.base if isinstance(f, Nested) else f for f in formats.values()]
     kinds = sorted({_names[type(base)] for base in bases})

@@ -41,9 +41,9 @@ _layout = "compressed-tensors"
 
 
 def find_compressed(source: Source) -> Iterator[Entry]:
-    """Arrays of compressed-tensors: `weight_packed` or `weight`, `weight_scale`,
+    """Finds arrays of compressed-tensors: `weight_packed` or `weight`, `weight_scale`,
     `weight_zero_point`. Packed integers are unsigned (half of their range is added), in
-    one stream of bits for each row. Those of 8-bit floats are in `_float8`."""
+    one stream of bits for each row. 8-bit floats are in `_float8`."""
     for name, tensor in source.tensors.items():
         base = name.removesuffix("_packed")
         if base != name:
@@ -79,7 +79,7 @@ def _packed(source, name, packed, scale):
         and (
             zeros is None
             or zeros.shape == (*lead, per_group, groups)
-            # One zero-point for all, which is not packed.
+            # A single zero-point is not packed.
             or zeros.shape == scale.shape == (1,)
             and not packed_zeros
         ),
@@ -95,7 +95,7 @@ def _packed(source, name, packed, scale):
         format = Int4(size, symmetric=zeros is None, scale_dtype=scale.dtype)
 
     def to_array():
-        # In files, rows are padded to whole words.
+        # Rows in files are padded to whole words.
         codes = resized(as_bytes(packed.read()), packed_size(k, bits))
         stored = {
             "codes": codes,
@@ -159,7 +159,7 @@ def _zeros(source, name, *kinds):
 
 
 def _of_all(g_idx, shape):
-    # The groups of all matrices of a stack.
+    # Repeats the groups for all matrices of a stack.
     *lead, _, k = shape
     return np.broadcast_to(g_idx.read().astype(np.int32), (*lead, 1, k))
 
@@ -222,12 +222,12 @@ def _number_of_groups(name: str, scale: RawTensor, rows: tuple[int, ...]) -> int
 
 
 def _spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    # From one number for each row and group, or one for all.
+    # Broadcasts one number for each row and group, or one for all.
     return np.broadcast_to(x.reshape(shape if x.size > 1 else (1,) * len(shape)), shape)
 
 
 def compressed_parts(name: str, x: Any) -> dict[str, Part]:
-    """The tensors of an array in compressed-tensors.
+    """Returns the tensors of an array in compressed-tensors.
 
     **Raises:**
 
@@ -320,8 +320,8 @@ def _scale(rows):
 
 
 def compressed_scheme(format: AbstractFormat) -> dict[str, Any] | None:
-    """The entries for a format in a configuration: its name and its options. `None` if
-    compressed-tensors has no such format."""
+    """Returns the entries for a format in a configuration, its name and its options, or
+    `None` if compressed-tensors has no such format."""
     strategy = "channel" if format.block_size is None else "group"
     options = {
         "group_size": format.block_size,
@@ -351,7 +351,8 @@ def compressed_scheme(format: AbstractFormat) -> dict[str, Any] | None:
 
 
 def compressed_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """The configuration of a model, given the formats of its arrays by their names."""
+    """Returns the configuration of a model, given the formats of its arrays by their
+    names."""
     groups: dict[AbstractFormat, list[str]] = {}
     for name, format in formats.items():
         groups.setdefault(format, []).append(name.removesuffix(".weight"))

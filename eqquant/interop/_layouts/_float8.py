@@ -13,9 +13,9 @@ _dtypes = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 
 
 def find_float8(source: Source) -> Iterator[Entry]:
-    """Arrays of 8-bit floats in compressed-tensors: `weight`, and `weight_scale` for a
-    matrix, each row, groups of a row, or blocks of rows and columns, be it as powers of
-    two (E8M0). Other libraries call the scale `weight_scale_inv`."""
+    """Finds arrays of 8-bit floats in compressed-tensors: `weight`, and `weight_scale`
+    for a matrix, each row, groups of a row, or blocks of rows and columns. Scales may
+    be powers of two (E8M0). Other libraries call the scale `weight_scale_inv`."""
     for name, weight in source.tensors.items():
         scale = source.get(f"{name}_scale", *floats, "U8", "F8_E8M0")
         scale = scale or source.get(f"{name}_scale_inv", *floats, "F8_E8M0")
@@ -52,7 +52,7 @@ def _scaled(source, name, weight, scale):
             "this library has no format of 8-bit floats."
         )
     kind = "tensor" if blocks.height is None else "channel"
-    # Powers of two take the exponents of float32.
+    # Powers of two need the exponents of float32.
     has_floats = scale.kind in floats
     scale_dtype = scale.dtype if has_floats else np.dtype(np.float32)
     dtype = scale.dtype if has_floats else source.dtype_or(ml_dtypes.bfloat16)

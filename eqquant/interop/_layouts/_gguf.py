@@ -18,7 +18,7 @@ from ._registry import register_layout
 from ._rows import kind_of, Rows
 
 
-# By the names of ggml's block types, which are those of formats.
+# The formats by the names of ggml's block types, which are the same.
 _named: dict[str, Any] = {
     type.name: getattr(formats, type.name, None) for type in ggml_types.values()
 }
@@ -39,8 +39,8 @@ _types: dict[AbstractFormat, str] = dict(
 
 
 def find_gguf(source: Source) -> Iterator[Entry]:
-    """All arrays of a GGUF file, by their names. Rows of queries and keys that the
-    architecture permutes are in their original order, and what it adds to norms is
+    """Yields all arrays of a GGUF file. Rows of queries and keys that the architecture
+    permutes are restored to their original order, and the one that it adds to norms is
     subtracted."""
     of_matrices = {
         _of_matrix(name) for name, t in source.tensors.items() if t.kind == "NVFP4"
@@ -63,7 +63,7 @@ def find_gguf(source: Source) -> Iterator[Entry]:
 
 
 def heads_first(x: Any, heads: int) -> Any:
-    """Rows in their original order, from that of the architecture."""
+    """Restores the original order of rows that the architecture permutes."""
     return _by_heads(x, heads).reshape(x.shape)
 
 
@@ -116,7 +116,7 @@ def _entry(name, tensor, heads, shifted):
         if write is not None and can_rearrange():
             return written(struct_of(shape, dtype, format, -1), write)
         if isinstance(format, formats.AbstractGGUFBytes):
-            # As they are in the file, without another copy of them.
+            # The bytes are stored as in the file, so another copy is not needed.
             stored = format.from_blocks(rows())
         else:
             stored = _from_blocks(format, rows())
@@ -127,8 +127,8 @@ def _entry(name, tensor, heads, shifted):
 
 
 def _writer(tensor, heads, format, nbytes):
-    # What writes the stored arrays of a matrix to given memory, if the bits of a block
-    # are those of its elements.
+    # Returns a function that writes the stored arrays of a matrix to given memory, or
+    # `None` if a block is not a plain list of bit fields.
     is_matrix = tensor.ndim > 1 and format is not None and format.row_axis == -1
     if not is_matrix or _fields(format) is None:
         return None
@@ -147,13 +147,13 @@ def _fields(format):
 
 
 def _of_matrix(name):
-    # The name of the scale of a whole NVFP4 matrix.
+    # Returns the name of the scale of a whole NVFP4 matrix.
     return f"{name.removesuffix('weight')}scale"
 
 
 def _nvfp4(source, name, tensor, heads):
-    # A block is four scales, and then 16 codes for each: the first eight are in the low
-    # bits of eight bytes. The scale of the matrix is another tensor.
+    # A block has four scales, then 16 codes for each, in eight bytes: the first eight
+    # codes are in the low bits. The scale of the matrix is another tensor.
     *lead, nbytes = tensor.shape
     whole = source.tensors.get(_of_matrix(name))
     shape, sizes = (*lead, nbytes // 36 * 64), (*lead[:-1], 1, 1)
@@ -168,7 +168,7 @@ def _nvfp4(source, name, tensor, heads):
 
     def to_array():
         blocks = _rows(tensor, heads).reshape(*lead, nbytes // 36, 36)
-        # ggml ignores the sign of scales, and takes NaN to be zero.
+        # ggml ignores the sign of scales, and treats NaN as zero.
         scale = blocks[..., :4].reshape(*lead, nbytes // 9) & np.uint8(127)
         scale = np.where(scale == 127, np.uint8(0), scale)
         halves = blocks[..., 4:].reshape(*lead, nbytes // 9, 8)
@@ -188,8 +188,9 @@ def _nvfp4(source, name, tensor, heads):
 
 
 def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
-    """The tensor of an array in GGUF. Rows of queries and keys are permuted as the
-    architecture in the metadata has them, and norms have one added if it adds one.
+    """Returns the tensor of an array in GGUF. For the architecture in the metadata,
+    rows of queries and keys are permuted, and one is added to norms, where llama.cpp
+    expects that.
 
     **Raises:**
 
@@ -214,13 +215,13 @@ def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
                 f"{name!r} cannot be written for GGUF: it is of {x.dtype}."
             )
         if is_shifted(name, metadata):
-            # (In 16 bits, one more would take away from what is small.)
+            # Use 32 bits, because adding one in 16 bits would lose small values.
             more = lambda: np.asarray(x).astype(np.float32) + np.float32(1)
             return {name: Part("F32", tuple(x.shape), more)}
         return {name: Part(kind, tuple(x.shape), lambda: ordered(np.asarray(x)))}
     rows = Rows(name, x, "GGUF")
     if is_shifted(name, metadata):
-        raise rows.refused("one is added to the norms of this architecture")
+        raise rows.refused("llama.cpp adds one to the norms of this architecture")
     kind = _type_of(rows.format)
     if kind is None:
         raise rows.refused(
@@ -239,7 +240,7 @@ def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
 
 
 def _type_of(format):
-    # How an encoder rounds does not matter to what is stored.
+    # Options of the encoder do not matter to the stored arrays.
     return "MXFP4" if isinstance(format, formats.MXFP4) else _types.get(format)
 
 

@@ -24,14 +24,14 @@ from ._rows import kind_of, Rows
 
 
 def find_gptq(source: Source) -> Iterator[Entry]:
-    """Arrays of GPTQ: `qweight`, `qzeros`, `scales` and `g_idx`.
+    """Finds arrays of GPTQ: `qweight`, `qzeros`, `scales` and `g_idx`.
 
     Codes are a stream of bits along the contracted axis, and zero-points along the
-    other. Version 1 of the layout (`"gptq"`) stores zero-points minus one, modulo the
-    number of codes, and version 2 (`"gptq_v2"`) stores them as they are. A symmetric
-    array whose zero-points are all half of the codes is of version 2, whatever its
-    configuration says. `g_idx` is the group of each position; without it, groups are in
-    order.
+    other axis. Version 1 of the layout (`"gptq"`) stores zero-points minus one, modulo
+    the number of codes; version 2 (`"gptq_v2"`) stores them unchanged. A symmetric
+    array whose zero-points are all half the number of codes is of version 2, whatever
+    its configuration says. `g_idx` is the group of each position; without it, groups
+    are in order.
     """
     for name, qweight in source.tensors.items():
         prefix = name.removesuffix("qweight")
@@ -69,11 +69,11 @@ def _entry(source, prefix, qweight, scales):
         format = Int4(size, symmetric=False, scale_dtype=scales.dtype)
     version = 2 if source.config.get("checkpoint_format") == "gptq_v2" else 1
     one = np.uint8(2 - source.hints.get("version", version))
-    # Files of version 2 may say that they are of version 1.
+    # Some files of version 2 claim to be of version 1.
     may_be_wrong = source.config.get("sym") is True and "version" not in source.hints
 
     def to_array():
-        # Transposed as words, so that the bits of a row are one stream of bytes.
+        # Transpose whole words, so that the bits of a row are one stream of bytes.
         codes = as_bytes(qweight.read().swapaxes(-1, -2))
         if qzeros is None:
             zeros = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
@@ -96,7 +96,7 @@ def _entry(source, prefix, qweight, scales):
 
 
 def _bits(source, name, qweight, qzeros, g_idx):
-    # Arrays may differ, so shapes count more than the configuration.
+    # Arrays may differ from the configuration, so shapes take precedence.
     configured = source.config.get("bits")
     *_, words, n = qweight.shape
     fitting = [
@@ -121,7 +121,7 @@ def _bits(source, name, qweight, qzeros, g_idx):
 
 
 def gptq_parts(name: str, x: Any) -> dict[str, Part]:
-    """The tensors of an array in GPTQ, in version 2 of its layout.
+    """Returns the tensors of an array in version 2 of GPTQ's layout.
 
     **Raises:**
 
@@ -175,7 +175,7 @@ def gptq_parts(name: str, x: Any) -> dict[str, Part]:
 
 
 def gptq_bits(format: AbstractFormat) -> int | None:
-    """The number of bits of a code. `None` if GPTQ has no such format."""
+    """Returns the number of bits of a code, or `None` if GPTQ has no such format."""
     if not isinstance(format, Int | Int4) or format.scale_dtype.itemsize != 2:
         return None
     if format.offset == "minimum":
@@ -185,7 +185,8 @@ def gptq_bits(format: AbstractFormat) -> int | None:
 
 
 def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """The configuration of a model, given the formats of its arrays by their names.
+    """Returns the configuration of a model, given the formats of its arrays by their
+    names.
 
     **Raises:**
 

@@ -10,11 +10,11 @@ from ._base import check, Source
 
 
 def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int | None:
-    """The number of numbers in a group. `None` if there is one group.
+    """Returns the size of a group, or `None` if there is one group.
 
     **Arguments:**
 
-    - `name`: of the array.
+    - `name`: the name of the array.
     - `configured`: the sizes in the configuration, if any.
     - `k`, `groups`: the length of a row, and the number of groups in it.
 
@@ -41,7 +41,8 @@ def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int
 
 
 def group_index(source: Source, name: str, k: int) -> RawTensor | None:
-    """The group of each position of an array of compressed-tensors, if there is one."""
+    """Returns the tensor with the group of each position of an array of
+    compressed-tensors, if there is one."""
     g_idx = source.get(f"{name}_g_idx", "I32", "I64")
     check_there(g_idx, name, f"{name}_g_idx", says(source, "actorder", "group"))
     check(
@@ -55,8 +56,8 @@ def group_index(source: Source, name: str, k: int) -> RawTensor | None:
 def check_there(tensor: RawTensor | None, name: str, part: str, says: str) -> None:
     """**Raises:**
 
-    A `ValueError` if a part of an array is missing, though the configuration `says`
-    that it is there. (Empty if it does not.)
+    A `ValueError` if a part of an array is missing that the configuration requires.
+    `says` quotes the configuration, and is empty if the part is not required.
     """
     if tensor is None and says:
         raise ValueError(
@@ -66,7 +67,8 @@ def check_there(tensor: RawTensor | None, name: str, part: str, says: str) -> No
 
 
 def says(source: Source, key: str, value: Any) -> str:
-    """The text of an option of compressed-tensors, if all groups of layers have it."""
+    """Returns the text of an option of compressed-tensors if all groups of layers have
+    it, or else an empty string."""
     groups = source.config.get("config_groups")
     each = groups.values() if isinstance(groups, dict) else ()
     weights = [x.get("weights") for x in each if isinstance(x, dict)]
@@ -77,7 +79,7 @@ def says(source: Source, key: str, value: Any) -> str:
 
 def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
     """Whether `g_idx`, the group of each position, is not in order (activation order).
-    This reads it.
+    This reads the tensor.
 
     **Raises:**
 
@@ -87,7 +89,7 @@ def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
         return False
     index = g_idx.read()
     if np.all(index == -1):
-        # Allocated, but never set.
+        # Some writers allocate it, but never set it.
         return False
     if np.any((index < 0) | (index >= groups)):
         raise ValueError(f"{g_idx.name!r} should have groups from 0 to {groups - 1}.")
@@ -101,9 +103,9 @@ def has_zeros(format: AbstractFormat) -> bool:
 
 
 def configured(source: Source, key: str) -> list[Any]:
-    """The values of an option in the configuration of compressed-tensors: one for each
-    group of layers. Shapes tell which applies. (The configuration names layers by
-    regular expressions, and those of a hostile file could run forever.)"""
+    """Returns the values of an option in the configuration of compressed-tensors, one
+    for each group of layers. Shapes decide which applies. (The configuration names
+    layers by regular expressions, which could run forever in a hostile file.)"""
     groups = source.config.get("config_groups")
     found = [source.config.get(key)]
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -114,7 +116,7 @@ def configured(source: Source, key: str) -> list[Any]:
 
 
 class Blocks(NamedTuple):
-    """Which numbers of a matrix share a scale."""
+    """The blocks of a matrix in which numbers share a scale."""
 
     # The number of rows that share a scale. `None` if all do.
     height: int | None
@@ -124,10 +126,10 @@ class Blocks(NamedTuple):
     groups: int
 
     def by_row(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """From one number per scale to numbers for each row of a weight."""
+        """Expands one number per scale to numbers for each row of a weight."""
         *lead, n, _ = shape
         if self.height is None:
-            # One number for all matrices, or one for each.
+            # There is one number for all matrices, or one for each matrix.
             x = x.reshape((1,) * len(shape) if x.size == 1 else (*lead, 1, 1))
             return np.broadcast_to(x, (*lead, n, 1))
         x = x.reshape(*lead, -1, self.groups)
@@ -137,11 +139,12 @@ class Blocks(NamedTuple):
 def scale_blocks(
     source: Source, name: str, weight: RawTensor, scale: RawTensor
 ) -> Blocks:
-    """Which numbers of an 8-bit weight share a scale, by shapes and the configuration.
+    """Returns the blocks of an 8-bit weight that share a scale, from shapes and the
+    configuration.
 
     **Raises:**
 
-    A `ValueError` if these do not tell.
+    A `ValueError` if shapes and the configuration do not determine them.
     """
     *lead, n, k = weight.shape
     if math.prod(scale.shape) == 1 or scale.shape in ((*lead,), (*lead, 1, 1)):

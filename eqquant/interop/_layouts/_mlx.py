@@ -14,13 +14,13 @@ from ._rows import kind_of, Rows
 
 _bits = (1, 2, 3, 4, 5, 6, 8)
 _sizes = (32, 64, 128)
-# By mode: the bits of a code, and the number of codes to a scale.
+# For each mode, the bits of a code, and the number of codes per scale.
 _modes = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 
 
 def find_mlx(source: Source) -> Iterator[Entry]:
-    """Arrays of MLX: `weight`, a stream of bits in 32-bit words for each row, with
-    `scales` and `biases`; or, in the floating-point modes, with 8-bit `scales`."""
+    """Finds arrays of MLX: `weight`, a stream of bits in 32-bit words for each row,
+    with `scales` and `biases`; or, in the floating-point modes, with 8-bit `scales`."""
     for name, weight in source.tensors.items():
         prefix = name.removesuffix("weight")
         scales = source.get(f"{prefix}scales", *floats, "U8")
@@ -67,19 +67,19 @@ def _bits_and_size(source: Source, name: str, row: int, groups: int) -> tuple[in
     product = row // groups
     found = [(b, s) for s in _sizes for b in _bits if b * s == product]
     fitting = [(b, s) for b, s in found if bits in (None, b) and size in (None, s)]
-    # The default of MLX.
+    # MLX's default is 4 bits in groups of 64.
     if bits is None and size is None and (4, 64) in found:
         fitting = [(4, 64)]
-    # For a layer unlike the rest of the model, shapes may be enough.
+    # A layer may differ from the rest of the model: shapes may be enough.
     fitting = fitting or found
     if len(fitting) != 1:
         raise ValueError(
-            f"{name!r} has {product} bits to a scale. Which (bits, group_size) of "
-            f"{found} these are has to be in a 'config.json', or in the hints `bits` "
+            f"{name!r} has {product} bits per scale, which fit the (bits, group_size) "
+            f"{found}. The choice has to be in a 'config.json', or in the hints `bits` "
             f"and `group_size`. Got {bits!r} and {size!r}."
         )
     if fitting[0][0] == 1:
-        raise ValueError(f"{name!r} is of 1 bit, for which this library has no format.")
+        raise ValueError(f"{name!r} has 1-bit codes, which this library cannot read.")
     return fitting[0]
 
 
@@ -115,13 +115,13 @@ def _floating(source, name, weight, scales):
 
 
 def _config(source, name):
-    # Of the layer, or else of the model.
+    # Returns the configuration of the layer, or else of the model.
     own = source.config.get(name.removesuffix(".weight"))
     return own if isinstance(own, dict) else source.config
 
 
 def mlx_parts(name: str, x: Any) -> dict[str, Part]:
-    """The tensors of an array in MLX.
+    """Returns the tensors of an array in MLX.
 
     **Raises:**
 
@@ -150,7 +150,8 @@ def mlx_parts(name: str, x: Any) -> dict[str, Part]:
 
 
 def mlx_scheme(format: AbstractFormat) -> dict[str, Any] | None:
-    """The entries for a format in a configuration. `None` if MLX has no such format."""
+    """Returns the entries for a format in a configuration, or `None` if MLX has no such
+    format."""
     if isinstance(format, Int) and format.offset == "minimum" and not format.ordered:
         bits, size = format.bits, format.block_size
         if bits in (2, 3, 4, 5, 6, 8) and size in (32, 64, 128):
@@ -163,12 +164,13 @@ def mlx_scheme(format: AbstractFormat) -> dict[str, Any] | None:
 
 
 def mlx_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
-    """The configuration of a model, given the formats of its arrays by their names."""
+    """Returns the configuration of a model, given the formats of its arrays by their
+    names."""
     if not formats:
         return {}
     each = {name.removesuffix(".weight"): mlx_scheme(f) for name, f in formats.items()}
     schemes = list(each.values())
-    # The most common scheme is that of the model; other layers have their own.
+    # The most common scheme becomes the model's; other layers have their own entries.
     usual = max(schemes, key=schemes.count)
     others = {name: scheme for name, scheme in each.items() if scheme != usual}
     return {"quantization": (usual or {}) | others}

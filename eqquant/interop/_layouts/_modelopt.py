@@ -13,9 +13,9 @@ _block = 16
 
 
 def find_modelopt(source: Source) -> Iterator[Entry]:
-    """Arrays in NVFP4 of NVIDIA's ModelOpt: `weight` of two codes in a byte,
-    `weight_scale` for each 16 numbers and `weight_scale_2` for a matrix, which
-    multiply. (Its other 8-bit floats are as those of compressed-tensors.)"""
+    """Finds NVFP4 arrays of NVIDIA's ModelOpt: `weight` with two codes in a byte, and
+    two scales that multiply, `weight_scale` for each 16 numbers and `weight_scale_2`
+    for a matrix. (Its 8-bit floats have the layout of compressed-tensors.)"""
     for name, weight in source.tensors.items():
         scale = source.get(f"{name}_scale", "F8_E4M3")
         whole = source.get(f"{name}_scale_2", "F32")

@@ -10,9 +10,9 @@ from ._registry import register_layout
 
 
 def find_mxfp4(source: Source) -> Iterator[Entry]:
-    """Arrays of gpt-oss: `*_blocks` of 32 codes in 16 bytes, the first in the low bits,
-    and `*_scales`. Each expert is `(n, k)` in the file, and `(k, n)` here, as in the
-    library that loads it, contracted along `k`."""
+    """Finds arrays of gpt-oss: `*_blocks` of 32 codes in 16 bytes, the first in the low
+    bits, and `*_scales`. Each expert is `(n, k)` in the file, and `(k, n)` here, as in
+    Hugging Face's library, contracted along `k`."""
     for name, blocks in source.tensors.items():
         base = name.removesuffix("_blocks")
         scales = source.get(f"{base}_scales", "U8")

@@ -4,15 +4,16 @@ from typing import Any
 from .._containers import Part
 
 
-# So many lines of an error name arrays.
+# The largest number of lines in an error that name arrays.
 _most = 20
 
 
 class NotWritable(ValueError):
     """Some arrays cannot be written.
 
-    - `names`: theirs.
-    - `pattern`: that of the first of them, and of those that differ in numbers alone.
+    - `names`: the names of these arrays.
+    - `pattern`: a pattern that matches the first array, and others whose names differ
+        from it only in numbers.
     """
 
     def __init__(self, message: str, names: list[str]):
@@ -26,7 +27,7 @@ class NotWritable(ValueError):
 def parts_of_each(
     parts_of: Callable[[str, Any], dict[str, Part]], arrays: Mapping[str, Any]
 ) -> dict[str, dict[str, Part]]:
-    """The tensors of each array, by its name.
+    """Returns the tensors of each array, by its name.
 
     **Raises:**
 
@@ -46,7 +47,8 @@ def parts_of_each(
 
 
 def _text(problems):
-    # Arrays that differ only in numbers, as those of layers do, share a line.
+    # Arrays whose names differ only in numbers, such as the index of a layer, share a
+    # line.
     first, *others = [str(e) for e in problems.values()]
     if not others:
         return first

@@ -14,7 +14,7 @@ from ._rows import kind_of
 Find: TypeAlias = Callable[[Source], Iterator[Entry]]
 Parts: TypeAlias = Callable[[str, Any], dict[str, Part]]
 Config: TypeAlias = Callable[[dict[str, AbstractFormat]], dict[str, Any]]
-# The type of a hint, or all values that it may have.
+# Maps each hint to its type, or to all values that it may have.
 Hints: TypeAlias = Mapping[str, type | tuple[Any, ...]]
 
 
@@ -44,12 +44,12 @@ def register_layout(
     container: str = "safetensors",
     section: str = "quantization_config",
 ) -> None:
-    """Makes a library's layout known: [`eqquant.interop.open`][] then finds its
-    quantized arrays, and [`eqquant.interop.write`][] writes such.
+    """Registers a library's layout: [`eqquant.interop.open`][] then finds its quantized
+    arrays, and [`eqquant.interop.write`][] writes them.
 
     !!! Example
 
-        Files in which an int8 array `x.int8` goes with a scale for each row, `x.scale`:
+        Files with an int8 array `x.int8` and a scale for each row, `x.scale`:
 
         ```python
         from eqquant.interop import Entry, Part, register_layout, Rows, to_quantized
@@ -83,27 +83,28 @@ def register_layout(
 
     **Arguments:**
 
-    - `name`: of the layout: the argument `layout` of `open` and `write`.
+    - `name`: the name of the layout, for the argument `layout` of `open` and `write`.
     - `find`: yields an [`eqquant.interop.Entry`][] for each quantized array among the
-        tensors of a [`eqquant.interop.Source`][]. Tensors of no entry are ordinary
-        arrays.
-    - `parts`: the tensors of a quantized array, given its name and itself. The array
-        may have structs instead of numbers; only `Part.make` reads these. A format that
-        the library lacks is a `ValueError`. `None` if the layout is only read.
-    - `config`: the entries of `config.json`, given the formats of the quantized arrays
-        by their names.
-    - `metadata`: of the safetensors files that are written.
-    - `hints`: those that `open` takes for the layout, by their names: the type of each,
-        or a tuple of its values. They override the entries of `source.config` with the
+        tensors of a [`eqquant.interop.Source`][]. Tensors that belong to no entry are
+        ordinary arrays.
+    - `parts`: returns the tensors of a quantized array, given its name and the array.
+        The array may have structs instead of numbers, which only `Part.make` reads.
+        Should raise a `ValueError` if the library lacks the format. `None` if the
+        layout can only be read.
+    - `config`: returns the entries of `config.json`, given the formats of the quantized
+        arrays by their names.
+    - `metadata`: the metadata of the safetensors files that are written.
+    - `hints`: the hints that `open` takes for the layout: by name, the type of each, or
+        a tuple of its values. They override the entries of `source.config` with the
         same names.
-    - `container`: the kind of file that the layout is searched in.
-    - `section`: the entry of `config.json` that `source.config` has. (That of MLX is
-        `"quantization"`.) A section without a `quant_method` may have either name, and
-        if there is none, `source.config` has all of `config.json`.
+    - `container`: the kind of file in which to look for the layout.
+    - `section`: the entry of `config.json` to pass as `source.config`. (MLX uses
+        `"quantization"`.) A section without a `quant_method` may have either name.
+        Without a section, `source.config` is the whole `config.json`.
 
     **Raises:**
 
-    A `ValueError` if there is a layout of this name.
+    A `ValueError` if there already is a layout of this name.
     """
     if name in layouts:
         raise ValueError(f"`name` should be new. Got {name!r}, which is registered.")
@@ -119,12 +120,12 @@ def register_layout(
 
 
 def writers() -> list[str]:
-    """The names of the layouts that can be written."""
+    """Returns the names of the layouts that can be written."""
     return [name for name, layout in layouts.items() if layout.parts is not None]
 
 
 def parts_of(layout: LibraryLayout, name: str, x: Any) -> dict[str, Part]:
-    """The tensors of an array, whether it is quantized or not."""
+    """Returns the tensors of an array, whether it is quantized or not."""
     if is_quantized(x):
         assert layout.parts is not None
         return layout.parts(name, x)
@@ -136,7 +137,7 @@ def check_hints(layout: str, hints: Mapping[str, Any], names: list[str]) -> None
 
     **Raises:**
 
-    A `ValueError` if none of them takes a hint, or not with this value.
+    A `ValueError` if none of them takes a hint, or if its value is invalid.
     """
     known: dict[str, Any] = {}
     for name in names:

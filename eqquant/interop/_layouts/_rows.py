@@ -8,14 +8,14 @@ from .._containers import dtypes
 
 
 class Rows:
-    """A quantized array as files have it, contracted along its last axis. It may have
-    structs instead of numbers.
+    """A quantized array as it is stored in files, contracted along its last axis. It
+    may have structs instead of numbers.
 
     **Arguments:**
 
-    - `name`: of the array.
+    - `name`: the name of the array.
     - `q`: the array.
-    - `library`: named in messages.
+    - `library`: the name of the library in messages.
     - `flat`: whether the array may be contracted along all its axes.
 
     **Raises:**
@@ -25,7 +25,7 @@ class Rows:
 
     def __init__(self, name: str, q: QuantizedArray, library: str, flat: bool = False):
         self.name, self.shape, self.dtype = name, q.shape, q.dtype
-        # (Of any type, so that each library can read the fields of its own formats.)
+        # `Any`, so that each library can read the fields of its own formats.
         self.format: Any = q.format
         self.tail, self._q, self._library = q.layout.tail, q, library
         if q.axis != -1 and not flat:
@@ -45,7 +45,8 @@ class Rows:
 
     @property
     def prefix(self) -> str:
-        """The common prefix of the names of its tensors: its name without `weight`."""
+        """The common prefix of the names of its tensors: the name of the array without
+        `weight`."""
         found = self.name.removesuffix("weight")
         if found == self.name or found and not found.endswith("."):
             raise self.refused("its name should end with '.weight'")
@@ -57,11 +58,11 @@ class Rows:
         return self._q.layout.to_rows(self._q.stored)
 
     def stored(self, key: str) -> np.ndarray:
-        """One of the stored arrays, in rows."""
+        """Returns one of the stored arrays, in rows."""
         return np.asarray(self.all_stored[key])
 
     def refused(self, why: str) -> ValueError:
-        """The error for an array that the library cannot have."""
+        """Returns the error for an array that the library cannot represent."""
         return ValueError(
             f"{self.name!r}, in {self.format}, cannot be written for {self._library}: "
             f"{why}."
@@ -69,7 +70,7 @@ class Rows:
 
 
 def kind_of(name: str, dtype: Any) -> str:
-    """The name of an array's dtype in safetensors files."""
+    """Returns the name of an array's dtype in safetensors files."""
     if dtype not in _kinds:
         raise ValueError(f"{name!r} cannot be written: it is of {dtype}.")
     return _kinds[dtype]

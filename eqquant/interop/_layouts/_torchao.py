@@ -27,14 +27,14 @@ _suffix = "_qdata"
 
 
 def find_torchao(source: Source) -> Iterator[Entry]:
-    """Arrays of torchao, as its `flatten_tensor_state_dict` lays them out: `_w_qdata`,
-    `_w_scale` and others for `w`, whose class and attributes are JSON in the metadata
-    of the file, by its name. Weights alone are quantized here, also of classes that
-    quantize what they are multiplied with.
+    """Finds arrays of torchao, in the layout of its `flatten_tensor_state_dict`:
+    `_w_qdata`, `_w_scale` and others for `w`, whose class and attributes are JSON in
+    the metadata of the file, under its name. Classes that also quantize their inputs
+    are read as quantized weights only.
 
     **Raises:**
 
-    A `ValueError` for a class that is not known, and where there is no such metadata.
+    A `ValueError` if a class is not known, or if its metadata are missing.
     """
     for name, codes in source.tensors.items():
         prefix, _, last = name.rpartition("._")
@@ -70,8 +70,8 @@ class _Found(NamedTuple):
         if not isinstance(text, str):
             raise ValueError(
                 f"{self.name!r} is of torchao, as {self.codes.name!r} shows, but the "
-                "metadata of the file does not tell its class. Save it with the "
-                "metadata that torchao's `flatten_tensor_state_dict` gives."
+                "metadata of the file does not name its class. Save it with the "
+                "metadata from torchao's `flatten_tensor_state_dict`."
             )
         about = parse(text.encode(), f"The metadata of {self.name!r}")
         tensors = self.source.tensors
@@ -97,7 +97,7 @@ class _Found(NamedTuple):
         return read(self, data)
 
     def named(self, data: dict[str, Any], key: str, what: str = "torch.dtype") -> str:
-        """The value of an attribute that torchao writes with its type."""
+        """Returns the value of an attribute that torchao writes with its type."""
         found = data.get(key)
         value = found.get("_data") if isinstance(found, dict) else None
         if not isinstance(value, str):
@@ -154,7 +154,7 @@ def _integers(found, bits, dtype):
     blocks = scale_blocks(found.source, found.name, codes, scale)
     if zeros is not None and not np.any(zeros.read()):
         zeros = None
-    # (One bit is `-1` or `0`: of two bits, too.)
+    # One-bit codes are `-1` or `0`, which two bits can store, too.
     width = max(bits, 2)
     if bits == 8 and zeros is None:
         format = Int8(blocks.size, scale.dtype)
@@ -188,8 +188,8 @@ def _integers(found, bits, dtype):
 
 
 def _int4(found: _Found, data: dict[str, Any]) -> Entry:
-    # `(q - 8) * scale + zero`, as fbgemm's `int4_row_quantize_zp` means them. Scales
-    # are transposed.
+    # The values are `(q - 8) * scale + zero`, as in fbgemm's `int4_row_quantize_zp`.
+    # Scales are transposed.
     codes = found.codes
     scale, zero = (found.need(part, *floats) for part in ("scale", "zero_point"))
     *lead, n, half = codes.shape
@@ -202,7 +202,8 @@ def _int4(found: _Found, data: dict[str, Any]) -> Entry:
         *(codes, scale, zero),
     )
     size = group_size(found.name, [], k, groups)
-    # (The minimum that follows takes more bits than `zero` has.)
+    # The minimum, `zero - 8 * scale`, takes more bits than `zero` has, so it is
+    # float32.
     format = Int(4, size, "minimum")
 
     def stored():
@@ -287,9 +288,9 @@ def _nvfp4(found: _Found, data: dict[str, Any]) -> Entry:
 
 
 def _scales(found, data, scale, shape, size):
-    """A function that reads the scale of each block. They may be in the order in which
-    tensor cores read them: in tiles of 128 rows and 4 columns, of which rows 32 apart
-    are neighbours."""
+    """Returns a function that reads the scale of each block. Scales may be in the order
+    in which tensor cores read them: in tiles of 128 rows and 4 columns, in which rows
+    32 apart are neighbours."""
     *lead, k = shape
     rows, columns = math.prod(lead), -(-k // size)
     in_tiles = data.get("is_swizzled_scales") is True

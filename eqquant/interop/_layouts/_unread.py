@@ -1,5 +1,5 @@
-"""What is left of arrays that are quantized in a way that no layout here reads, or of
-which a part is missing. As ordinary arrays, these would be wrong numbers."""
+"""Finds parts of quantized arrays that no layout reads, or that lack another part.
+Reading them as ordinary arrays would give wrong numbers."""
 
 import functools
 import re
@@ -12,21 +12,21 @@ from .._containers import RawTensor
 
 _floats = ("F16", "BF16", "F32", "F64")
 _words = ("I16", "U16", "I32", "U32", "I64", "U64")
-# What only quantized arrays have.
+# The names of parts that only quantized arrays have.
 _parts = re.compile(
     r"qweight|qzeros|W_q|g_idx|SCB|scale_weight|_weight_(qdata|scale|zero_point)"
     r"|weight_(packed|shape|format|scales?|scale_inv|scale_2|zero_point|global_scale"
     r"|g_idx)"
 )
-# What a quantized array has if the configuration names a method.
+# The names of parts that quantized arrays have if the configuration names a method.
 _of_method = ("scales", "biases")
-# What bitsandbytes has below the name of a weight, and sparse arrays.
+# The names of parts below the name of a weight, in bitsandbytes and in sparse arrays.
 _below = re.compile(
     r".*weight\.((nested_)?(absmax|quant_map)|quant_state\..*"
     r"|compressed|bitmask|row_offsets|packed|meta)"
 )
 _of_mxfp4 = re.compile(r".*_(blocks|scales)")
-# Not those of inputs, which do not matter to weights.
+# The names of scales, except scales of activations, which do not affect weights.
 _scale = re.compile(
     r"(?!(input|output|act|prob|kv|[qkv])_)"
     r".*(scale|zero|absmax|scb|quant_map|codebook|g_idx|biases).*",
@@ -41,14 +41,15 @@ def unread(
     quantized: Iterable[Entry],
     config: Mapping[str, Any],
 ) -> dict[str, Callable[[], str]]:
-    """Why tensors of no layout are not ordinary arrays, by the names of those. (A file
-    may have some 100,000 of them, so the sentences are written when they are read.)
+    """Returns, by name, why tensors that belong to no layout are not ordinary arrays.
+    (A file may have some 100,000 of them, so each is a function that writes the
+    sentence on request.)
 
     **Arguments:**
 
-    - `tensors`: all of a file.
+    - `tensors`: all tensors of a file.
     - `quantized`: the arrays that layouts find.
-    - `config`: the `config.json`.
+    - `config`: the content of `config.json`.
     """
     used = {source.name for entry in quantized for source in entry.sources}
     left = {name: t for name, t in tensors.items() if name not in used}
@@ -76,7 +77,7 @@ def unread(
         or _is_of_method(name, method)
     }
     modules = {_split(name)[0] for name in suspects if _is_of_module(name)}
-    # (Parts of a weight may be below its name.)
+    # Parts of a weight may be below its name, so its module counts, too.
     above = map(_split, modules)
     modules |= {module for module, last in above if module and _weight.fullmatch(last)}
     owners = {_split(name)[0] for name in used} - {""}
@@ -84,7 +85,7 @@ def unread(
     def is_beside(name):
         module = _split(name)[0]
         if module in modules:
-            # (Without a method, a module may have ordinary arrays, too.)
+            # Without a method, a module may have ordinary arrays, too.
             known = name in scales or _is_code(left[name])
             return known or method is not None and not name.endswith("bias")
         if name not in scales:
@@ -107,7 +108,7 @@ def _is_of_method(name, method):
 
 
 def may_be_part(name: str) -> bool:
-    """Whether a tensor may be a part of a quantized array, by its name."""
+    """Whether the name of a tensor may denote a part of a quantized array."""
     last = _split(name)[1]
     return last in _of_method or _scale.fullmatch(last) is not None
 
@@ -144,19 +145,19 @@ def _is_part(name, tensor, tensors):
         return True
     if not _parts.fullmatch(last):
         return False
-    # (Beside a weight of floats, it is an ordinary one.)
+    # Next to a weight of floats, it is an ordinary array.
     weight = tensors.get(f"{module}.weight" if module else "weight")
     return weight is None or weight.kind not in _floats
 
 
 def _is_of_module(name):
-    # (Flat names have all other arrays beside them.)
+    # In files of flat names, all arrays would be in the same module.
     module, last = _split(name)
     return module != "" or _weight.fullmatch(last) is not None
 
 
 def _stems(name):
-    """What a name may begin with, before a dot or an underscore."""
+    """Returns the prefixes of a name that end before a dot or an underscore."""
     return [name[:i] for i, x in enumerate(name) if x in "._" and i > 0]
 
 

@@ -7,19 +7,21 @@ from ._vocabulary import normal, Token, Vocabulary
 
 
 def is_of_bytes(tokenizer: Values) -> bool:
-    """Whether a `tokenizer.json` merges pairs of bytes, as GPT-2 does, or else pieces
-    as SentencePiece has them.
+    """Whether a `tokenizer.json` merges pairs of bytes, like GPT-2, and not pieces of
+    SentencePiece.
 
     **Raises:**
 
-    A `ValueError` if it merges no pairs.
+    A `ValueError` if it does not merge pairs.
     """
     model = tokenizer.below("model")
     if model.get("type") != "BPE":
-        raise model.wrong("type", "'BPE', as these architectures,", model.get("type"))
+        raise model.wrong(
+            "type", "'BPE', as in these architectures,", model.get("type")
+        )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise model.wrong(key, "nothing, as llama.cpp,", model.get(key))
+            raise model.wrong(key, "nothing, as in llama.cpp,", model.get(key))
     return not model.flag("byte_fallback", False)
 
 
@@ -27,11 +29,11 @@ def add_bytes(
     tokenizer: Values, vocabulary: Vocabulary, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Adds the tokens of byte pairs to a vocabulary. (llama.cpp does not normalize
-    Unicode, be it the configuration's NFC.)
+    Unicode, even if the configuration asks for NFC.)
 
     **Returns:**
 
-    Their metadata.
+    The metadata of these tokens.
     """
     normalizer = tokenizer.below("normalizer").get("type")
     if normalizer not in (None, "NFC"):
@@ -51,7 +53,7 @@ def add_bytes(
 
 
 def tokens_of(tokenizer: Values) -> dict[str, Any]:
-    """The numbers of tokens, by their text."""
+    """Returns the numbers of tokens, by their text."""
     vocab = tokenizer.below("model").get("vocab")
     if not isinstance(vocab, dict):
         raise tokenizer.wrong("vocab", "tokens and their numbers", vocab)
@@ -59,7 +61,7 @@ def tokens_of(tokenizer: Values) -> dict[str, Any]:
 
 
 def merges_of(tokenizer: Values) -> Iterator[tuple[str, str]]:
-    """The pairs that are merged, first those that come first."""
+    """Yields the pairs to merge, in order of priority."""
     for merge in tokenizer.below("model").items("merges"):
         pair = merge.split(" ") if isinstance(merge, str) else merge
         match pair:

@@ -16,14 +16,13 @@ from ._values import read_values, Values
 
 
 class Description(NamedTuple):
-    """What llama.cpp has to know about a model besides its weights.
+    """The description of a model that llama.cpp needs besides its weights.
 
-    - `family`: `None` if it is of an architecture whose hyperparameters and names are
-      only known to llama.cpp.
+    - `family`: the family of the model. `None` if only llama.cpp knows the
+      hyperparameters and names of its architecture.
     - `metadata`: the hyperparameters and the tokenizer.
-    - `factors`: of rotary frequencies, if there are any.
-    - `is_tied`: whether the embedding is the matrix for the output, too. `None` if
-      unknown.
+    - `factors`: the divisors of rotary frequencies, if there are any.
+    - `is_tied`: whether the embedding is also the output matrix. `None` if unknown.
     """
 
     family: Family | None
@@ -39,12 +38,12 @@ def describe(
 
     **Arguments:**
 
-    - `config`: a folder of Hugging Face; or a GGUF file, opened or not.
-    - `overrides`: metadata that replaces what is found.
+    - `config`: a Hugging Face folder, or a GGUF file, opened or not.
+    - `overrides`: metadata that take precedence over the metadata found.
 
     **Raises:**
 
-    A `ValueError` if something is missing, damaged, or unknown to llama.cpp.
+    A `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
     """
     if isinstance(config, Checkpoint):
         return _from_gguf(config, overrides)
@@ -76,8 +75,8 @@ def _from_gguf(checkpoint, overrides):
         )
     check_architecture(
         metadata,
-        "Give its metadata as `metadata` instead, and arrays as this architecture has "
-        "them.",
+        "Pass its metadata as `metadata` instead, and arrays in the order of this "
+        "architecture.",
     )
     factors = None
     if "rope_freqs.weight" in checkpoint:
@@ -85,7 +84,7 @@ def _from_gguf(checkpoint, overrides):
     return Description(architectures.get(architecture), metadata, factors, None)
 
 
-# They are computed for each file.
+# These metadata are computed for each file.
 _of_types = ("general.file_type", "general.quantization_version")
 
 
@@ -111,8 +110,10 @@ def _from_folder(folder, overrides):
     metadata[f"{family.architecture}.vocab_size"] = config.count("vocab_size")
     factors = rope_factors(config, head_size(config), 1e4)
     if factors is not None and not family.has_factors:
-        raise config.wrong("rope_type", "no llama3, which llama.cpp lacks here,", name)
+        raise config.wrong(
+            "rope_type", "a kind other than llama3, as in llama.cpp,", name
+        )
     is_tied = config.flag("tie_word_embeddings", family.is_tied)
     if not is_tied and not family.has_head:
-        raise config.wrong("tie_word_embeddings", "true, as llama.cpp,", False)
+        raise config.wrong("tie_word_embeddings", "true, as in llama.cpp,", False)
     return Description(family, metadata | overrides, factors, is_tied)

@@ -15,8 +15,9 @@ from ._hyperparameters import (
 from ._values import Values
 
 
-# Shapes: of the vocabulary (v), of the embedding (e), of the hidden layer (f), of all
-# heads of queries (q) and of keys (k), of one head (h), and of half of it (r).
+# Shapes are written as letters for sizes: of the vocabulary (v), of the embedding (e),
+# of the hidden layer (f), of all heads of queries (q) and of keys (k), of one head (h),
+# and of half a head (r).
 _block = {
     "attn_norm.weight": "e",
     "attn_q.weight": "qe",
@@ -50,14 +51,13 @@ _names_of_gemma = _names | {
 class Family:
     """Models that llama.cpp runs as one architecture.
 
-    - `architecture`: its name there.
-    - `hyperparameters`: those of a configuration.
-    - `block`, `optional`: the tensors of each layer, and those that it may have, with
+    - `architecture`: its name in llama.cpp.
+    - `hyperparameters`: returns the hyperparameters of a configuration.
+    - `block`, `optional`: the required and the optional tensors of each layer, with
       their shapes.
-    - `names`: patterns of names in Hugging Face, and of those in llama.cpp.
-    - `has_head`: whether the output may have a matrix of its own.
-    - `is_tied`: whether the embedding is the matrix for the output, too, if the
-      configuration does not say.
+    - `names`: maps patterns of names in Hugging Face to patterns in llama.cpp.
+    - `has_head`: whether the output may have its own matrix.
+    - `is_tied`: whether the embedding is also the output matrix by default.
     - `has_factors`: whether a tensor may scale its rotary frequencies.
     """
 
@@ -73,8 +73,8 @@ class Family:
     def shapes(
         self, metadata: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """The shapes of the tensors that there have to be, and of those that there may
-        be, by their names.
+        """Returns the shapes of the required and of the optional tensors, by their
+        names.
 
         **Raises:**
 
@@ -123,7 +123,7 @@ _llama = Family(
     "llama", llama, _block, _biases | _other_biases, _names, has_factors=True
 )
 _gemma = Family("gemma", gemma, _block, {}, _names, has_head=False, is_tied=True)
-# By the architecture in the configuration.
+# The families by the architecture in the configuration.
 families: dict[str, Family] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _llama,
@@ -146,5 +146,5 @@ families: dict[str, Family] = {
         has_head=True,
     ),
 }
-# By the architecture in a GGUF file.
+# The families by the architecture in a GGUF file.
 architectures: dict[str, Family] = {x.architecture: x for x in families.values()}

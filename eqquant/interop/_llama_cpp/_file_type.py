@@ -8,8 +8,8 @@ import numpy as np
 from .._containers import ggml_numbers, ggml_types, Part
 
 
-# Llama.cpp's numbers for whole files, by the type of most of their weights. (Of several
-# for one type, that of files which have few others.)
+# Llama.cpp's numbers for whole files, by the type of most of their weights. (If a type
+# has several numbers, this is the one for files with few other types.)
 _numbers = {
     "F32": 0,
     "F16": 1,
@@ -43,8 +43,8 @@ _numbers = {
 
 
 def file_type(parts: Iterable[Part]) -> dict[str, Any]:
-    """The metadata about the types of tensors: that of most numbers in matrices, and
-    the version of quantized types.
+    """Returns the metadata about the types of tensors: the type of most numbers in
+    matrices, and the version of quantized types.
 
     ??? cite "Reference"
 

@@ -6,16 +6,16 @@ from ._rope import rope_metadata, rope_values
 from ._values import Values
 
 
-# Each gives the metadata of a configuration, by keys without the architecture's prefix.
+# Returns the metadata of a configuration, by keys without the architecture's prefix.
 Hyperparameters: TypeAlias = Callable[[Values], dict[str, Any]]
 
-# Of llama.cpp.
+# Llama.cpp's limit.
 most_layers = 512
 
 
 def llama(config: Values) -> dict[str, Any]:
-    """Those of Llama and Mistral. A file's context is as long as the window of its
-    attention, since llama.cpp has no windows here."""
+    """Returns the hyperparameters of Llama and Mistral. The context of the file is the
+    window of the attention, since llama.cpp has no windows for this architecture."""
     found = _common(config, theta=1e4) | {"vocab_size": config.count("vocab_size")}
     _check_activation(config, "silu")
     window = config.get("sliding_window")
@@ -25,7 +25,7 @@ def llama(config: Values) -> dict[str, Any]:
 
 
 def qwen(config: Values) -> dict[str, Any]:
-    """Those of Qwen 2 and 3, with windows as those of `llama`."""
+    """Returns the hyperparameters of Qwen 2 and 3, with windows as in `llama`."""
     found = _common(config, theta=1e4)
     _check_activation(config, "silu")
     if config.flag("use_sliding_window", False):
@@ -35,7 +35,7 @@ def qwen(config: Values) -> dict[str, Any]:
 
 def gemma(config: Values) -> dict[str, Any]:
     found = _common(config, theta=1e4)
-    # The first release has "gelu" in its place, and means this one.
+    # The first release has "gelu" under another key, but uses the tanh approximation.
     if config.get("hidden_activation") is not None:
         _check_activation(config, "gelu_pytorch_tanh", "hidden_activation")
     return found
@@ -60,7 +60,7 @@ def gemma3(config: Values) -> dict[str, Any]:
     if config.get("attn_logit_softcapping") is not None:
         raise config.wrong(
             "attn_logit_softcapping",
-            "null, as llama.cpp has none here,",
+            "null, as in llama.cpp,",
             config.get("attn_logit_softcapping"),
         )
     if config.get("final_logit_softcapping") is not None:
@@ -68,7 +68,9 @@ def gemma3(config: Values) -> dict[str, Any]:
     if config.get("sliding_window") is None:
         return found
     if config.flag("use_bidirectional_attention", False):
-        raise config.wrong("use_bidirectional_attention", "false, as llama.cpp,", True)
+        raise config.wrong(
+            "use_bidirectional_attention", "false, as in llama.cpp,", True
+        )
     period = config.count("sliding_window_pattern", 6)
     layers = config.count("num_hidden_layers", most=most_layers)
     local = rope_values(config, "sliding_attention")
@@ -82,7 +84,7 @@ def gemma3(config: Values) -> dict[str, Any]:
 
 
 def head_size(config: Values) -> int:
-    """The size of a head."""
+    """Returns the size of a head."""
     heads = config.count("num_attention_heads")
     return config.count("head_dim", max(1, config.count("hidden_size") // heads))
 
@@ -117,23 +119,22 @@ def _softcaps(config, *keys):
 def _check_activation(config, wanted, key="hidden_act"):
     found = config.get(key)
     if found != wanted:
-        raise config.wrong(key, f"{wanted!r}, as llama.cpp,", found)
+        raise config.wrong(key, f"{wanted!r}, as in llama.cpp,", found)
 
 
 def _check_scale(config, largest):
-    # llama.cpp knows the largest model, of other scores, by the number of its layers.
+    # llama.cpp scales scores differently for the largest model, which it recognizes by
+    # the number of layers.
     size = head_size(config)
     if config.count("num_hidden_layers", most=most_layers) == largest:
         size = config.count("hidden_size") // config.count("num_attention_heads")
     found = config.number("query_pre_attn_scalar", size)
     if not math.isclose(found, size):
-        raise config.wrong(
-            "query_pre_attn_scalar", f"{size}, as llama.cpp computes it,", found
-        )
+        raise config.wrong("query_pre_attn_scalar", f"{size}, as in llama.cpp,", found)
 
 
 def _windows(config, default, period):
-    # Which layers attend to a window.
+    # Returns the metadata about the layers that attend to a window.
     found = {"attention.sliding_window": config.count("sliding_window")}
     kinds = config.items("layer_types")
     windows = [kind == "sliding_attention" for kind in kinds] or default

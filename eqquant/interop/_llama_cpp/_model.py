@@ -15,14 +15,14 @@ from ._file_type import file_type
 
 _head, _factors = "output.weight", "rope_freqs.weight"
 _prefixes = ("model.", "lm_head.")
-# Older files have these, and all others compute them from the configuration.
+# Only older files have these; they follow from the configuration.
 _computed = "rotary_emb.inv_freq"
 
 
 class ModelFile:
     """A GGUF file that llama.cpp loads.
 
-    - `metadata`: all of it.
+    - `metadata`: all metadata of the file.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class ModelFile:
     ):
         """**Arguments:**
 
-        - `config`: as for `describe`.
-        - `arrays`: by their names in Hugging Face or in llama.cpp; without numbers,
-            too.
-        - `overrides`: metadata that replaces what is found.
+        - `config`: as in `describe`.
+        - `arrays`: the arrays by their names in Hugging Face or in llama.cpp. They may
+            be structs without numbers.
+        - `overrides`: metadata that take precedence over the metadata found.
 
         **Raises:**
 
-        A `ValueError` if something is missing, damaged, or unknown to llama.cpp.
+        A `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
         """
         overrides = dict(overrides or {})
         description = describe(config, overrides)
@@ -52,7 +52,7 @@ class ModelFile:
             self._needed, self._optional = self._family.shapes(self.metadata)
             if description.is_tied is False:
                 self._needed[_head] = self._optional.pop(_head)
-        # The array with which to write the factors.
+        # The array whose tensors include the factors.
         self._bearer = None
         found = parts_of_each(self.parts, arrays)
         if self._family is not None:
@@ -63,7 +63,7 @@ class ModelFile:
         self.metadata |= file_type(parts) | overrides
 
     def parts(self, name: str, x: Any) -> dict[str, Part]:
-        """The tensors of an array: none if llama.cpp does not have it.
+        """Returns the tensors of an array, or none if llama.cpp does not use it.
 
         **Raises:**
 
@@ -115,7 +115,7 @@ class ModelFile:
 
 
 def _as_needed(part):
-    # llama.cpp adds vectors, and multiplies by them, in float32.
+    # llama.cpp needs vectors in float32 to add them or to multiply by them.
     if part.kind == "F32" or part.kind != "F64" and len(part.shape) > 1:
         return part
     return Part("F32", part.shape, lambda: part.make().astype(np.float32))

@@ -16,12 +16,12 @@ _byte = re.compile("<0x[0-9A-F]{2}>")
 def add_pieces(
     tokenizer: Values | None, model: bytes | None, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """Adds the tokens of SentencePiece to a vocabulary, of which llama.cpp merges the
-    pair with the largest score: those of `tokenizer.model`, if there is one.
+    """Adds the tokens of SentencePiece to a vocabulary, from `tokenizer.model` if there
+    is one. llama.cpp merges the pair with the largest score first.
 
     **Returns:**
 
-    Their metadata.
+    The metadata of these tokens.
     """
     prefix = tokenizer is not None and _has_prefix(tokenizer)
     special = {}
@@ -44,7 +44,7 @@ def add_pieces(
 
 
 def _add_from_merges(tokenizer, vocabulary):
-    # The scores are lost, but not their order, which is that of merges.
+    # A `tokenizer.json` has no scores, but its merges are in the order of scores.
     ranks: dict[str, int] = {}
     pairs, is_ordered, last = set(), True, None
     for rank, (a, b) in enumerate(merges_of(tokenizer)):
@@ -74,7 +74,7 @@ def _add_from_merges(tokenizer, vocabulary):
 
 
 def _has_all(pairs, texts):
-    # Whether each two tokens that make up another are merged.
+    # Whether there is a merge for every pair of tokens that makes up another token.
     return all(
         (text[:i], text[i:]) in pairs
         for text in texts
@@ -85,7 +85,7 @@ def _has_all(pairs, texts):
 
 
 def _has_prefix(tokenizer):
-    # Whether text gets a space at its beginning.
+    # Whether a space is prepended to text.
     for step in _steps(tokenizer.below("normalizer"), "normalizers"):
         kind = step.get("type")
         if kind == "Prepend" and step.get("prepend") == space:

@@ -19,8 +19,8 @@ _gpt4o = (
     rf"|\p{{N}}{{1,3}}|{_rest_of_tekken}"
 )
 
-# The steps that split text, and whether whole words are looked up before pairs are
-# merged; and the name of what does the same in llama.cpp.
+# Maps the steps that split text, and whether whole words are looked up before pairs are
+# merged, to llama.cpp's name for them.
 _names: dict[tuple[tuple[Any, ...], bool], str] = {
     ((("Split", _llama3), ("ByteLevel", False)), True): "llama-bpe",
     ((("Split", _llama3), ("ByteLevel", False)), False): "dbrx",
@@ -30,7 +30,7 @@ _names: dict[tuple[tuple[Any, ...], bool], str] = {
     ((("ByteLevel", True),), False): "gpt-2",
     ((("Digits", True), ("ByteLevel", True)), False): "smollm",
 }
-# Other names that llama.cpp has for the same.
+# Other names that llama.cpp has for the same steps.
 _same = {
     "dbrx": ("smaug-bpe",),
     "gpt-2": ("phi-2", "olmo", "jais", "mpt", "exaone4", "a.x-4.0", "mellum"),
@@ -39,17 +39,17 @@ _same = {
     "qwen2": ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"),
     "smollm": ("starcoder", "refact", "command-r", "codeshell", "exaone"),
 }
-# They add the token that begins a text, if a file does not say.
+# The names that add the token at the beginning of a text by default.
 _with_bos = ("llama-bpe", "tekken")
 
 
 class Splitting(NamedTuple):
-    """How text is split into words, before bytes of these are merged.
+    """The way in which text is split into words, before their bytes are merged.
 
-    - `steps`: pairs of `"Split"` and a pattern, of `"Digits"` and whether they are one
-      by one, and of `"ByteLevel"` and whether it splits as GPT-2 does.
+    - `steps`: pairs of `"Split"` and a pattern, of `"Digits"` and whether each digit is
+      split off, or of `"ByteLevel"` and whether it splits like GPT-2.
     - `ignores_merges`: whether words that are tokens are looked up as a whole.
-    - `adds_bos`: whether the token that begins a text is added, if a file does not say.
+    - `adds_bos`: whether the token at the beginning of a text is added by default.
     """
 
     steps: tuple[tuple[str, Any], ...]
@@ -58,11 +58,11 @@ class Splitting(NamedTuple):
 
 
 def splitting(name: Any) -> Splitting:
-    """What llama.cpp means by a name of `"tokenizer.ggml.pre"`.
+    """Returns the splitting for a name in `"tokenizer.ggml.pre"`.
 
     **Raises:**
 
-    A `ValueError` if it is not known here.
+    A `ValueError` if the name is not known.
     """
     for (steps, ignores), usual in _names.items():
         if name == usual or name in _same.get(usual, ()):
@@ -78,12 +78,12 @@ def splitting(name: Any) -> Splitting:
 
 
 def pre_tokenizer(tokenizer: Values) -> str:
-    """The name that llama.cpp has for the way in which a `tokenizer.json` of bytes
-    splits text into words.
+    """Returns llama.cpp's name for the way in which a `tokenizer.json` of bytes splits
+    text into words.
 
     **Raises:**
 
-    A `ValueError` if it is none of those that are known here.
+    A `ValueError` if this way is not known.
     """
     whole = tokenizer.below("pre_tokenizer")
     is_sequence = whole.get("type") == "Sequence"

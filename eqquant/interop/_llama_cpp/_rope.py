@@ -7,9 +7,9 @@ from ._values import Values
 
 
 def rope_values(config: Values, kind: str = "full_attention") -> Values:
-    """The parameters of rotary embeddings, which configurations have in three ways: as
-    `rope_parameters`, of all layers or of each kind of layer, or as `rope_scaling` and
-    `rope_theta`."""
+    """Returns the parameters of rotary embeddings. Configurations store them as
+    `rope_parameters` for all layers, as `rope_parameters` for each kind of layer, or as
+    `rope_scaling` and `rope_theta`."""
     found = config.below("rope_parameters")
     if found.get(kind) is not None:
         return found.below(kind)
@@ -22,8 +22,8 @@ def rope_values(config: Values, kind: str = "full_attention") -> Values:
 
 
 def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
-    """What llama.cpp has to know about rotary embeddings, without the prefix of the
-    architecture.
+    """Returns the metadata about rotary embeddings for llama.cpp, without the prefix of
+    the architecture.
 
     **Arguments:**
 
@@ -31,17 +31,19 @@ def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
 
     **Raises:**
 
-    A `ValueError` if llama.cpp has no such embeddings.
+    A `ValueError` if llama.cpp does not support these embeddings.
     """
     rope = rope_values(config)
     share = rope.number("partial_rotary_factor", config.number(_share, 1.0))
     if share != 1.0:
-        raise rope.wrong(_share, "1, as llama.cpp rotates whole heads here,", share)
+        raise rope.wrong(_share, "1, since llama.cpp rotates whole heads,", share)
     found: dict[str, Any] = {"rope.freq_base": rope.number("rope_theta", theta)}
     kind = rope_kind(rope)
     if kind not in ("default", "linear", "yarn", "llama3"):
         raise rope.wrong(
-            "rope_type", "one of default, linear, yarn and llama3, as llama.cpp,", kind
+            "rope_type",
+            "default, linear, yarn or llama3, as in llama.cpp,",
+            kind,
         )
     if kind in ("linear", "yarn"):
         found["rope.scaling.type"] = kind
@@ -52,18 +54,18 @@ def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
 
 
 def rope_kind(rope: Values) -> str:
-    """The name of the way in which frequencies are scaled."""
+    """Returns the name of the scaling of frequencies."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     return kind if isinstance(kind, str) else repr(kind)
 
 
 def rope_factors(config: Values, size: int, theta: float) -> np.ndarray | None:
-    """The numbers that frequencies are divided by, for Llama 3's scaling: those of long
-    waves by `factor`, those of short waves by 1, and others by what lies between.
+    """Returns the divisors of frequencies for Llama 3's scaling: `factor` for long
+    waves, 1 for short waves, and interpolated divisors for the others.
 
     **Arguments:**
 
-    - `size`: of a head.
+    - `size`: the size of a head.
     - `theta`: the base of frequencies, by default.
 
     **Returns:**
@@ -94,12 +96,12 @@ _keys = (
 def _yarn(config, rope, factor):
     for key in ("mscale", "mscale_all_dim"):
         if rope.get(key):
-            raise rope.wrong(key, "no number, as llama.cpp has none,", rope.get(key))
+            raise rope.wrong(key, "nothing, as in llama.cpp,", rope.get(key))
     if not rope.flag("truncate", True):
-        raise rope.wrong("truncate", "true, as llama.cpp does that,", False)
+        raise rope.wrong("truncate", "true, as in llama.cpp,", False)
     whole = config.count("max_position_embeddings")
     length = rope.count("original_max_position_embeddings", whole)
-    # llama.cpp multiplies by this one in any case.
+    # llama.cpp always multiplies by this factor.
     usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
     return {
         "rope.scaling.original_context_length": length,

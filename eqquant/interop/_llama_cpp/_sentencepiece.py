@@ -6,11 +6,11 @@ from ._vocabulary import byte, control, normal, Token, unknown, unused, user_def
 
 
 class SentencePiece(NamedTuple):
-    """A `tokenizer.model`.
+    """The content of a `tokenizer.model`.
 
-    - `tokens`: in order.
-    - `space_prefix`: whether text gets a space at its beginning.
-    - `special`: the numbers of tokens by their kinds.
+    - `tokens`: the tokens in order.
+    - `space_prefix`: whether a space is prepended to text.
+    - `special`: the numbers of special tokens, by their kinds.
     """
 
     tokens: list[Token]
@@ -31,28 +31,28 @@ def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
 
     **Raises:**
 
-    A `ValueError` if it is damaged, or a model that merges no pairs.
+    A `ValueError` if it is damaged, or a model that does not merge pairs.
     """
     try:
         pieces, trainer, normalizer = _model(memoryview(data))
         tokens = [_token(piece) for piece in pieces]
     except (IndexError, struct.error, UnicodeDecodeError, KeyError, TypeError):
-        raise ValueError(f"{what} is no model of SentencePiece, or damaged.") from None
+        raise ValueError(f"{what} is not a SentencePiece model, or damaged.") from None
     kind = trainer.get(3, 1)
     if kind != 2:
         raise ValueError(
-            f"{what} should be a model of SentencePiece that merges pairs (BPE), as "
-            f"llama.cpp has it for these architectures. Got model type {kind}."
+            f"{what} should be a SentencePiece model that merges pairs (BPE), as "
+            f"llama.cpp expects for these architectures. Got model type {kind}."
         )
     found = {name: trainer.get(key, i) for name, (key, i) in _special.items()}
     special = {name: i for name, i in found.items() if i in range(len(tokens))}
     return SentencePiece(tokens, bool(normalizer.get(3, True)), special)
 
 
-# The types of pieces, and what llama.cpp calls them.
+# Maps the types of pieces to llama.cpp's types.
 _types = {1: normal, 2: unknown, 3: control, 4: user_defined, 5: unused, 6: byte}
 
-# The fields with the numbers of special tokens, and what these are by default.
+# The fields with the numbers of special tokens, and their defaults.
 _special = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
 
 
@@ -74,7 +74,7 @@ def _token(piece):
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    # The fields of a message of protocol buffers.
+    # Yields the fields of a protocol buffer message.
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)

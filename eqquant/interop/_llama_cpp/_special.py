@@ -6,13 +6,13 @@ from ._values import read_if_there, read_values, Values
 from ._vocabulary import Vocabulary
 
 
-# The names of Hugging Face, and those of llama.cpp.
+# Maps Hugging Face's names to llama.cpp's.
 _kinds = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def special_key(kind: str) -> str:
-    """The metadata with the number of a token: of `"bos"`, `"eos"`, `"unk"` or
-    `"pad"`."""
+    """Returns the key of the metadata with the number of a token: `"bos"`, `"eos"`,
+    `"unk"` or `"pad"`."""
     return f"tokenizer.ggml.{_kinds[kind]}_token_id"
 
 
@@ -24,13 +24,13 @@ def special_tokens(
     vocabulary: Vocabulary,
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The metadata about special tokens: which they are, which are added to text, and
-    the template of chats.
+    """Returns the metadata about special tokens: their numbers, which of them are added
+    to text, and the chat template.
 
     **Arguments:**
 
     - `tokenizer`, `settings`: `tokenizer.json` and `tokenizer_config.json`.
-    - `known`: metadata for what these do not tell.
+    - `known`: metadata to use where these files have none.
 
     **Raises:**
 
@@ -62,24 +62,24 @@ def special_tokens(
 
 
 def _content(token):
-    # Tokens are text, or objects.
+    # Tokens are strings, or objects with a content.
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _first(number, size):
-    # Of several that end a text, the first.
+    # If several tokens end a text, returns the first.
     number = number[0] if isinstance(number, list) and number else number
     return number if type(number) is int and 0 <= number < size else None
 
 
 def _added(tokenizer, settings, vocabulary, numbers):
-    """Whether a token is added at the beginning (bos), and at the end (eos)."""
+    """Returns whether a token is added at the beginning (bos), and at the end (eos)."""
     whole = Values({}, "") if tokenizer is None else tokenizer.below("post_processor")
     is_sequence = whole.get("type") == "Sequence"
     for step in whole.objects("processors") if is_sequence else [whole]:
         if step.get("type") == "TemplateProcessing":
             return _of_template(step, vocabulary, numbers)
-    # Without a `tokenizer.json`, the classes of SentencePiece add the first one.
+    # Without a `tokenizer.json`, the classes for SentencePiece add the first one.
     return {
         "bos": settings.flag("add_bos_token", tokenizer is None),
         "eos": settings.flag("add_eos_token", False),
@@ -99,7 +99,7 @@ def _of_template(step, vocabulary, numbers):
         if len(those) == 1 and numbers[kind] is None:
             numbers[kind] = those[0]
         if those and (those != [numbers[kind]] or those == [None]):
-            raise step.wrong("single", f"the {kind} token, as llama.cpp,", names)
+            raise step.wrong("single", f"the {kind} token, as in llama.cpp,", names)
     return found
 
 

@@ -13,11 +13,11 @@ _key = "tokenizer.ggml.{}".format
 class Tables:
     """The tables of a tokenizer in the metadata of a GGUF file.
 
-    - `numbers`: of tokens, by their text.
+    - `numbers`: the numbers of tokens, by their text.
 
     **Raises:**
 
-    A `ValueError` if there are none, or if they are damaged.
+    A `ValueError` if the tables are missing or damaged.
     """
 
     numbers: dict[str, int]
@@ -32,14 +32,14 @@ class Tables:
         self._types = self._of_each("token_type", normal, int)
 
     def special(self) -> Iterator[tuple[str, bool]]:
-        """The tokens that are looked for in text before it is split, and whether they
-        control the model."""
+        """Yields the tokens that are looked for in text before it is split, and whether
+        they are control tokens."""
         for text, type in zip(self._tokens, self._types):
             if type in (control, user_defined) and text:
                 yield text, type == control
 
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs of tokens that are merged, first those that come first."""
+        """Returns the pairs of tokens to merge, in order of priority."""
         found = []
         for text in self._list("merges", str):
             # A token may begin with a space.
@@ -52,15 +52,16 @@ class Tables:
         return found
 
     def merges_by_scores(self) -> list[tuple[str, str]]:
-        """All pairs of tokens that make up another, first those that make up one with a
-        large score."""
+        """Returns all pairs of tokens that make up another token, in order of
+        decreasing scores of that token."""
         scores = self._of_each("scores", 0.0, float)
         lengths = {len(text) for text in self._tokens}
         found = []
         for i, (text, type) in enumerate(zip(self._tokens, self._types)):
             if type not in (normal, user_defined):
                 continue
-            # (Few lengths: in a damaged file, a token may be a megabyte.)
+            # Try only lengths of tokens: in a damaged file, a token may have a
+            # megabyte.
             for at in lengths:
                 pair = text[:at], text[at:]
                 if all(pair) and {*pair} <= self.numbers.keys():
@@ -68,7 +69,7 @@ class Tables:
         return [pair for *_, pair in sorted(found)]
 
     def token(self, kind: str, default: int | None = None) -> tuple[str, int]:
-        """The text and the number of a token: of `"bos"`, `"eos"` or `"unk"`."""
+        """Returns the text and the number of a token: `"bos"`, `"eos"` or `"unk"`."""
         number = self._values.get(special_key(kind))
         number = default if number is None else number
         if type(number) is not int or not 0 <= number < len(self._tokens):
@@ -77,7 +78,7 @@ class Tables:
         return self._tokens[number], number
 
     def flag(self, key: str, default: bool) -> bool:
-        """Such as `"add_bos_token"`."""
+        """Returns a boolean, such as `"add_bos_token"`."""
         return self._values.flag(_key(key), default)
 
     def _of_each(self, key, default, kind):

@@ -13,17 +13,17 @@ from ._vocabulary import control, Token, unknown, user_defined, Vocabulary
 def tokenizer_metadata(
     folder: pathlib.Path, config: Values, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metadata of the tokenizer in a folder of Hugging Face.
+    """Returns the metadata of the tokenizer in a Hugging Face folder.
 
     **Arguments:**
 
-    - `config`: that of the model. It has the size of the vocabulary.
+    - `config`: the configuration of the model, which has the size of the vocabulary.
     - `overrides`: metadata that is known already.
 
     **Raises:**
 
-    A `ValueError` if there is no tokenizer, if a file of it is damaged, or if it is of
-    a kind that llama.cpp does not have for these architectures.
+    A `ValueError` if there is no tokenizer, if a file of it is damaged, or if llama.cpp
+    does not support its kind for these architectures.
     """
     tokenizer = read_values(folder / "tokenizer.json")
     settings = read_values(folder / "tokenizer_config.json")
@@ -50,12 +50,12 @@ def tokenizer_metadata(
     return found
 
 
-# Of tokens in a vocabulary, as files have them at most.
+# The largest vocabulary in a file.
 _largest = 2**20
 
 
 def _add_others(tokenizer, settings, vocabulary):
-    # Tokens that are looked for in text before it is split.
+    # Adds the tokens that are looked for in text before it is split.
     if tokenizer is not None:
         tokens = tokenizer.objects("added_tokens")
         numbered = [(token.get("id"), token) for token in tokens]
@@ -72,6 +72,6 @@ def _add_others(tokenizer, settings, vocabulary):
             is_unknown = is_unknown and vocabulary[number].type == unknown
             type = unknown if is_unknown else control
         else:
-            # llama.cpp looks for them before it replaces spaces.
+            # llama.cpp looks for these before it replaces spaces.
             text = text.replace(space, " ")
         vocabulary.add(number, Token(text, -1000.0, type))

@@ -8,7 +8,7 @@ from .._containers import read_bytes, read_json, short
 class Values:
     """The values of a JSON object, checked when they are read.
 
-    - `where`: what it is called in messages.
+    - `where`: the name of the object in messages.
     """
 
     def __init__(self, values: dict[str, Any], where: str):
@@ -18,11 +18,11 @@ class Values:
         return iter(self._values)
 
     def get(self, key: str) -> Any:
-        """A value of any kind. `None` if there is none."""
+        """Returns a value of any kind, or `None` if there is none."""
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """A positive integer.
+        """Returns a positive integer.
 
         **Raises:**
 
@@ -36,7 +36,7 @@ class Values:
         return found
 
     def number(self, key: str, default: float | int | None = None) -> float:
-        """A positive number."""
+        """Returns a positive number."""
         found = self._or(key, default)
         is_number = isinstance(found, int | float) and not isinstance(found, bool)
         if not is_number or not 0 < found < 2**63:
@@ -56,14 +56,14 @@ class Values:
         return found
 
     def items(self, key: str) -> list[Any]:
-        """A list; an empty one if there is none."""
+        """Returns a list, which is empty if there is none."""
         found = self._or(key, [])
         if not isinstance(found, list):
             raise self.wrong(key, "a list", found)
         return found
 
     def objects(self, key: str) -> list["Values"]:
-        """A list of JSON objects; an empty one if there is none."""
+        """Returns a list of JSON objects, which is empty if there is none."""
         found = self.items(key)
         for x in found:
             if not isinstance(x, dict):
@@ -71,14 +71,14 @@ class Values:
         return [Values(x, f"{key!r} of {self.where}") for x in found]
 
     def below(self, key: str) -> "Values":
-        """A JSON object; an empty one if there is none."""
+        """Returns a JSON object, which is empty if there is none."""
         found = self._or(key, {})
         if not isinstance(found, dict):
             raise self.wrong(key, "an object", found)
         return Values(found, f"{key!r} of {self.where}")
 
     def wrong(self, key: str, wanted: str, found: Any) -> ValueError:
-        """The error for a value that is missing, or not what is wanted."""
+        """Returns the error for a value that is missing or invalid."""
         got = "It has none" if found is None else f"Got {short(found)}"
         return ValueError(f"{self.where} should have {wanted} for {key!r}. {got}.")
 
@@ -88,15 +88,15 @@ class Values:
 
 
 def read_values(path: pathlib.Path) -> Values | None:
-    """The JSON object of a file. `None` if there is no such file.
+    """Reads the JSON object in a file. Returns `None` if there is no such file.
 
     **Raises:**
 
-    A `ValueError` if it is too large, or no JSON object.
+    A `ValueError` if it is too large, or not a JSON object.
     """
     return Values(read_json(path), repr(str(path))) if path.is_file() else None
 
 
 def read_if_there(path: pathlib.Path) -> bytes | None:
-    """The bytes of a file of moderate size. `None` if there is no such file."""
+    """Reads a file of moderate size. Returns `None` if there is no such file."""
     return read_bytes(path) if path.is_file() else None

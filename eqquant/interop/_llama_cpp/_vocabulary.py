@@ -20,7 +20,7 @@ class Token(NamedTuple):
 
 class Vocabulary:
     """Tokens by their numbers, as many as a model has embeddings. Numbers without a
-    token stand for tokens that are not used; tokens beyond them are left out."""
+    token become unused tokens; tokens beyond the last number are left out."""
 
     def __init__(self, size: int):
         self._tokens: list[Token | None] = [None] * size
@@ -48,7 +48,7 @@ class Vocabulary:
         self._numbers[token.text], self._tokens[number] = number, token
 
     def number(self, text: Any) -> int | None:
-        """The number of a token. `None` if there is no such token."""
+        """Returns the number of a token, or `None` if there is no such token."""
         return self._numbers.get(text) if isinstance(text, str) else None
 
     def set_type(self, text: Any, type: int) -> None:
@@ -65,7 +65,7 @@ class Vocabulary:
         return Token(f"[PAD{number}]", -1000.0, unused) if token is None else token
 
     def metadata(self, scores: bool) -> dict[str, Any]:
-        """The lists of a GGUF file.
+        """Returns the lists for a GGUF file.
 
         **Raises:**
 
@@ -75,7 +75,7 @@ class Vocabulary:
             raise ValueError("it has no tokens.")
         tokens = [self[i] for i in range(len(self._tokens))]
         if len({token.text for token in tokens}) < len(tokens):
-            raise ValueError("it has tokens named [PAD...], as unused ones are.")
+            raise ValueError("it has tokens named [PAD...], like unused tokens.")
         _check_text(token.text for token in tokens)
         found: dict[str, Any] = {
             "tokenizer.ggml.tokens": [token.text for token in tokens],

@@ -15,7 +15,7 @@ from ._skeleton import checked_skeleton
 
 
 def find_eqquant(source: Source) -> Iterator[Entry]:
-    """All arrays of a file of [`eqquant.save`][], by their paths."""
+    """Yields all arrays of a file of [`eqquant.save`][], by their paths."""
     skeleton = checked_skeleton(
         from_header(source.metadata),
         {name: (x.kind, x.shape) for name, x in source.tensors.items()},
@@ -23,7 +23,7 @@ def find_eqquant(source: Source) -> Iterator[Entry]:
     names = {id(x): name for name, x in skeleton.arrays.items()}
     used = set()
     for name, q in skeleton.quantized.items():
-        # In plain dictionaries, as formats have them.
+        # Plain dictionaries, like the stored arrays of formats.
         parts = _map(lambda x: names[id(x)], q.stored)
         used.update(jtu.tree_leaves(parts))
         yield _quantized(name, q, parts, skeleton, source)
@@ -43,7 +43,7 @@ def _quantized(name, q, parts, skeleton, source):
 
     def to_array():
         stored = wanted.from_rows(q.layout.to_rows(jtu.tree_map(read, parts)))
-        # Not memory maps, which change with their file.
+        # Copy them, because memory maps change with their file.
         stored = jtu.tree_map(lambda x: jnp.array(x, copy=True), stored)
         laid = dataclasses.replace(q.layout, row_axis=wanted.row_axis)
         return relaid(dataclasses.replace(q, stored=stored, layout=laid), wanted)

@@ -5,24 +5,24 @@ from typing import Any
 from .._containers import check_bounds, parse
 
 
-# A file of `save` is a safetensors file. Its tensors go by the paths of the arrays:
-# "layers.0.bias" and "layers.0.weight.codes". Its metadata is the JSON below, and the
-# checksum of that.
+# A file of `save` is a safetensors file. Its tensors are named by the paths of the
+# arrays: "layers.0.bias" and "layers.0.weight.codes". Its metadata is the JSON below,
+# and the checksum of this JSON.
 #
-# - "version": of the following, and of what each format stores.
+# - "version": of this layout, and of the stored arrays of each format.
 # - "tree": {"dict": [[key, tree], ...]}, {"list": [tree, ...]}, {"array": name},
 #   {"quantized": name}, {"complex": [real, imaginary]}, or a boolean, a number or null.
-# - "arrays": {name: {"dtype", "shape"}}, of the array that the tensor holds. NumPy
+# - "arrays": {name: {"dtype", "shape"}}, for the array that the tensor holds. NumPy
 #   arrays and scalars also have "numpy", which is "array" or "scalar".
 # - "quantized": {name: {"shape", "dtype", "format", "activation", "axis", "tail",
 #   "row_axis", "inner", "sharding", "stored"}}, of which "stored" is a tree; and
 #   "writable" if that is true.
-# - "on_call": [[path, every_method], ...], of the modules that run as by `implicit`. A
-#   path is a list of keys of "tree". Not in files of versions that did not know of it.
+# - "on_call": [[path, every_method], ...], for the modules that run under `implicit`.
+#   A path is a list of keys of "tree". Files of earlier versions lack this entry.
 #
-# A format is {"name", "fields"}. Stored arrays are as they lie in memory: "row_axis"
-# tells which of their last two axes is that of the rows. Version 1 has no "row_axis":
-# there, it is -2, and formats are packed as on CPUs.
+# A format is {"name", "fields"}. Stored arrays are as in memory: "row_axis" is the axis
+# of their rows, which is one of the last two. Version 1 has no "row_axis": it is -2
+# there, and formats are packed as on CPUs.
 #
 # A model may also be in several files. Then it is their index that has this metadata,
 # and each of them names the index.
@@ -32,20 +32,20 @@ _key, _checksum_key, _index_key = "eqquant", "eqquant.crc32", "eqquant.index"
 
 
 def to_header(layout: dict[str, Any]) -> dict[str, str]:
-    """The metadata of a safetensors file that describes a tree."""
+    """Returns the metadata of a safetensors file that describe a tree."""
     text = json.dumps({"version": layout_version, **layout})
-    # What is written can be read.
+    # Make sure that the header can be read again.
     check_bounds(text.encode(), "the description of `m`")
     return {_key: text, _checksum_key: _checksum(text)}
 
 
 def to_part(index: str) -> dict[str, str]:
-    """The metadata of one file of several, with the name of their index."""
+    """Returns the metadata of one file of several, with the name of their index."""
     return {_index_key: index}
 
 
 def is_own(metadata: dict[str, str]) -> bool:
-    """Whether this is the metadata of a file of `save` or `convert`, or of one of
+    """Whether these are the metadata of a file of `save` or `convert`, or of one of
     several such files."""
     return _key in metadata or _index_key in metadata
 

@@ -17,13 +17,13 @@ from .._nodes import dotted, is_data, leaves, python_scalar
 def match(
     found: PyTree, like: PyTree, kind_of_numpy: Callable[[Any], str | None]
 ) -> list[tuple[Any, Any]]:
-    """Pairs of each leaf of `like`, in order, with the leaf of `found` at the same
-    place, which comes first. A leaf that is not data is paired with itself.
+    """Pairs the leaf of `found` at each place with the leaf of `like`, in the order of
+    `like`. A leaf that is not data is paired with itself.
 
     **Arguments:**
 
-    - `found`: the skeleton in a file.
-    - `like`: as for [`eqquant.load`][].
+    - `found`: the skeleton from a file.
+    - `like`: as in [`eqquant.load`][].
     - `kind_of_numpy`: whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
 
     **Raises:**
@@ -48,8 +48,8 @@ def match(
 
 
 def _at_places_of(expected, got):
-    # Files that were converted have names, which do not tell the indices of a list with
-    # gaps from the keys of a dictionary.
+    # Converted files have only dotted names, which do not distinguish the indices of a
+    # list with gaps from the keys of a dictionary.
     places: dict[str, list[Any]] = {}
     for path in expected.keys() - got.keys():
         places.setdefault(dotted(path), []).append(path)
@@ -68,13 +68,13 @@ def _is_of_name(key):
 
 
 def named_sharding(leaf: Any) -> NamedSharding | None:
-    """The sharding of a leaf of `like`, if it is on a mesh: that of its arrays or, for
-    a skeleton, the declared one.
+    """Returns the sharding of a leaf of `like` if it is on a mesh: the sharding of its
+    arrays or, for a skeleton, the declared one.
 
     **Raises:**
 
-    A `ValueError` if it is on an abstract mesh, as in `jax.eval_shape`, other than that
-    of `jax.set_mesh`.
+    A `ValueError` if it is on an abstract mesh, as in `jax.eval_shape`, other than the
+    mesh of `jax.set_mesh`.
     """
     arrays = jtu.tree_leaves(leaf.stored) if is_quantized(leaf) else [leaf]
     if not all(map(_has_sharding, arrays)):
@@ -97,8 +97,8 @@ def named_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def layout(leaf: Any, q: QuantizedArray) -> Layout:
-    """The layout that an array of a file is to have: that of a leaf of `like` with the
-    same codes, or else that of [`eqquant.quantize`][]."""
+    """Returns the layout for an array of a file: the layout of a leaf of `like` with
+    the same codes, or else the layout of [`eqquant.quantize`][]."""
     format = q.format.prepacked("cpu")
     if is_quantized(leaf) and leaf.format.prepacked("cpu") == format:
         return leaf.layout

@@ -22,7 +22,7 @@ from ._skeleton import checked_skeleton, Skeleton
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
-    """Reads what [`eqquant.save`][] wrote, bit for bit.
+    """Loads a PyTree that [`eqquant.save`][] wrote, bit for bit.
 
     !!! Example
 
@@ -33,35 +33,35 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
 
     **Arguments:**
 
-    - `path`: the file; or the folder, or the index, of several files that
+    - `path`: the file, or the folder or index of several files that
         [`eqquant.interop.convert`][] wrote.
     - `like`: a PyTree of the same structure, such as another model of the same class,
-        with its arrays or, as `eqx.filter_eval_shape` makes it, without. The file
-        decides which arrays are quantized. (Numbers in the names of arrays that
-        `convert` wrote may be indices of lists.) Functions and other leaves that are
-        not data are taken from `like`. Where `like` has an array or a skeleton with a
-        `NamedSharding`, the loaded array gets the same sharding, and each process reads
-        only the shards of its own devices. A quantized array also gets the memory
-        layout that it has in `like` (see [`eqquant.tree_prepack`][]), and otherwise
-        that of CPUs. Modules that ran as by [`eqquant.implicit`][] when they were
-        saved, as of `unsupported="on_call"` or an `example`, do so again, also if
-        `like` is dense; and so do layers of Equinox that need dense arrays, such as
-        convolutions, if their weights are quantized. (Files of `convert`, and of
-        earlier versions, do not say which other modules should. So if some do, `like`
-        has to be a model, or a skeleton, that is quantized in the same way.)
+        or its structs from `eqx.filter_eval_shape`. The file decides which arrays are
+        quantized. (Numbers in the names of arrays that `convert` wrote may be indices
+        of lists.) Functions and other leaves that are not data are taken from `like`.
+        Where `like` has an array or a skeleton with a `NamedSharding`, the loaded array
+        gets the same sharding, and each process reads only the shards of its own
+        devices. A quantized array also gets the memory layout that it has in `like`
+        (see [`eqquant.tree_prepack`][]), or else the layout for CPUs. Modules that ran
+        under [`eqquant.implicit`][] when they were saved, because of
+        `unsupported="on_call"` or an `example`, do so again, even if `like` is dense.
+        So do Equinox layers that need dense arrays, such as convolutions, if their
+        weights are quantized. (Files of `convert`, and of earlier versions, do not
+        record other such modules. If there are any, `like` must be a model, or a
+        skeleton, that is quantized in the same way.)
 
     **Returns:**
 
-    A PyTree like `like`. Without `like`, one of dictionaries and lists, in which
-    attributes go by their names. NumPy arrays and scalars load as such, with their
-    dtypes, except where `like` gives a sharding: these load as JAX arrays.
+    A PyTree like `like`. Without `like`, a tree of dictionaries and lists, with the
+    names of attributes as keys. NumPy arrays and scalars load as such, with their
+    dtypes, or as JAX arrays where `like` gives a sharding.
 
     **Raises:**
 
     A `ValueError` if the file was not written by `save`, is damaged, or needs a later
     version of this library; if it has an unknown format; if it has 64-bit JAX arrays
-    and JAX does not allow these; or if it differs from `like`, listing every
-    difference. A `FileNotFoundError` if there is no file.
+    and these are disabled; or if it differs from `like`, listing every difference. A
+    `FileNotFoundError` if there is no file.
     """
     with _opened(path) as file:
         reader = _Reader(file)
@@ -74,8 +74,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
 
 
 def load_struct(path: str | os.PathLike[str]) -> PyTree:
-    """The tree in a file, with a `jax.ShapeDtypeStruct` in the place of each array.
-    Only the header is read."""
+    """Loads the tree in a file, with a `jax.ShapeDtypeStruct` in the place of each
+    array. Only the header is read."""
     with _opened(path) as file:
         return _skeleton(file).tree
 
@@ -97,7 +97,7 @@ def _skeleton(file: Container) -> Skeleton:
 
 
 class _Reader:
-    """Replaces structs by arrays, each of which is read once."""
+    """Replaces structs by arrays, and reads each array once."""
 
     def __init__(self, file: Container):
         self.skeleton = _skeleton(file)
@@ -107,8 +107,8 @@ class _Reader:
         self._done: dict[Any, Any] = {}
 
     def leaf(self, x: Any, like: Any = None) -> Any:
-        """The array for a leaf of the skeleton, with the sharding and the memory layout
-        of a leaf of `like`."""
+        """Returns the array for a leaf of the skeleton, with the sharding and the
+        memory layout of a leaf of `like`."""
         if id(x) not in self._names:
             return x
         name, sharding = self._names[id(x)], named_sharding(like)
@@ -120,7 +120,8 @@ class _Reader:
         return self._once(self._numpy, name, kind)
 
     def kind_of_numpy(self, x: Any) -> str | None:
-        """Whether a leaf of the skeleton is a NumPy `"array"` or `"scalar"`."""
+        """Returns whether a leaf of the skeleton is a NumPy `"array"` or `"scalar"`, or
+        `None`."""
         return self.skeleton.numpy.get(self._names.get(id(x), ""))
 
     def _once(self, read, *args):
@@ -144,7 +145,7 @@ class _Reader:
         laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
         q = dataclasses.replace(q, stored=stored, layout=laid)
         if sharding is not None:
-            # Bytes that pack other numbers of codes may be split elsewhere.
+            # Bytes that pack another number of codes may be split at other places.
             same = layout.format == q.format
             q = _placed(name, q, sharding if same else _whole_along(sharding, q))
         read = lambda name, x: self._once(self._array, name, x.sharding, swapped)
@@ -178,7 +179,8 @@ def _read_array(
 
 
 def _part(tensor: RawTensor, index: tuple[slice, ...]) -> np.ndarray:
-    # A copy: the memory map changes with its file, and JAX may use it without copying.
+    # Copy it, because the memory map changes with its file, and JAX may use it without
+    # copying.
     return np.array(tensor.read()[index], order="C")
 
 
@@ -192,7 +194,7 @@ def _placed(name, q, sharding):
 
 
 def _whole_along(sharding: NamedSharding, q: QuantizedArray) -> NamedSharding:
-    # The same, but for the contracted axes, which are not split.
+    # Returns the sharding without splits along the contracted axes.
     spec = list(full_spec(sharding.spec, q.ndim))
     for i in as_tuple(q.axis):
         spec[i] = None

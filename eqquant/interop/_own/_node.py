@@ -6,7 +6,7 @@ from .._containers import short
 from ._header import damaged
 
 
-# The nodes of the tree in a header, and the fields of its descriptions.
+# Reads the nodes of the tree in a header, and the fields of its descriptions.
 
 
 def wrong(what: str) -> ValueError:
@@ -14,13 +14,13 @@ def wrong(what: str) -> ValueError:
 
 
 def fitting(condition: bool, key: str, found: Any) -> None:
-    """Raises the `ValueError` of damaged metadata unless a field is as it should be."""
+    """Raises the `ValueError` of damaged metadata if `condition` is false."""
     if not condition:
         raise wrong(f"{key!r} does not fit, and is {short(found)}")
 
 
 def field(json: Any, key: str, *types: type) -> Any:
-    """A field of a description, of one of these types."""
+    """Returns a field of a description, which must have one of these types."""
     if not isinstance(json, dict) or key not in json:
         raise wrong(f"{key!r} is missing")
     fitting(type(json[key]) in types, key, json[key])
@@ -28,12 +28,12 @@ def field(json: Any, key: str, *types: type) -> Any:
 
 
 def to_tree(json: Any, arrays: Mapping[str, Any], quantized: Mapping[str, Any]) -> Any:
-    """A tree from its description.
+    """Returns a tree from its description.
 
     **Arguments:**
 
     - `json`: the description.
-    - `arrays`, `quantized`: what is at its leaves, by the names there.
+    - `arrays`, `quantized`: the leaves, by their names in the description.
     """
     if not isinstance(json, dict):
         if json is None or type(json) in (bool, int, float):
@@ -61,8 +61,8 @@ def to_tree(json: Any, arrays: Mapping[str, Any], quantized: Mapping[str, Any]) 
 
 
 def to_on_call(json: Any) -> dict[tuple[Any, ...], bool]:
-    """The paths of modules that run as by `implicit`, and whether each of their methods
-    does, from their description."""
+    """Returns the paths of modules that run under `implicit`, and whether all their
+    methods do, from their description."""
     fitting(_are_pairs(json), "on_call", json)
     for path, every in json:
         fitting(isinstance(path, list) and type(every) is bool, "on_call", json)

@@ -11,15 +11,17 @@ from .._nodes import children
 def on_call_as(
     found: Mapping[tuple[Any, ...], bool], like: PyTree
 ) -> Callable[[Any, Any], Any]:
-    """For `rebuilt`: makes the modules of `like` run on call as those of a file.
+    """Returns a function for `rebuilt` that makes the modules of `like` run on call as
+    in a file.
 
     **Arguments:**
 
-    - `found`: the paths of the modules of the file that run as by `implicit`, and
-        whether each of their methods does. One that `like` does not have, or cannot
-        call, is of another class, which is left as it is.
+    - `found`: the paths of the modules of the file that run under `implicit`, and
+        whether all their methods do. Modules that `like` does not have, or cannot call,
+        are of another class, and are left unchanged.
     """
-    # By identity. The nodes are kept alive, so that no other gets the same `id`.
+    # Keyed by identity. The nodes are kept alive, so that no other object gets the same
+    # `id`.
     callers = {
         id(node): (node, found[path])
         for path, node in _modules(like)

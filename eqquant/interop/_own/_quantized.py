@@ -16,19 +16,20 @@ from ._node import field, fitting, to_tree, wrong
 def to_quantized(
     name: str, json: Any, arrays: Mapping[str, Any], version: int, kinds: dict[Any, Any]
 ) -> QuantizedArray:
-    """A quantized array, without its numbers, from its description in a header.
+    """Returns a quantized array, with structs instead of numbers, from its description
+    in a header.
 
     **Arguments:**
 
     - `name`, `json`: its name and its description.
     - `arrays`: the structs of all arrays.
-    - `version`: of the header.
-    - `kinds`: what is known of the formats in the file. This is added to.
+    - `version`: the version of the header.
+    - `kinds`: a cache of results for the formats in the file, which is added to.
 
     **Raises:**
 
-    A `ValueError` if this is not what [`eqquant.quantize`][] makes of an array of its
-    shape: its fields follow from this shape, as do the stored arrays.
+    A `ValueError` if its fields and stored arrays are not the ones that
+    [`eqquant.quantize`][] would produce for an array of this shape.
     """
     shape = field(json, "shape", list)
     check_shape(name, shape)
@@ -68,7 +69,8 @@ def to_quantized(
 
 
 def _stored(layout: Layout, rows: list[int], kinds: dict[Any, Any]) -> Stored:
-    # Formats keep leading axes, and the rows, unless all of these share an array.
+    # Formats keep leading axes and rows, unless all rows share an array. So the structs
+    # of a small matrix determine the structs of any number of rows.
     *lead, k = rows
     format = layout.format
     if not lead:
@@ -85,7 +87,7 @@ def _stored(layout: Layout, rows: list[int], kinds: dict[Any, Any]) -> Stored:
 
 
 def _once(known, key, fn, *args):
-    # (A model has few formats and sizes, and tracing an encoder takes long.)
+    # A model has few formats and sizes, and tracing an encoder is slow.
     if key not in known:
         known[key] = fn(*args)
     return known[key]
@@ -96,7 +98,7 @@ def _matched(name: str, found: Any, expected: Any, key: str = "") -> Any:
         is_array = isinstance(found, jax.ShapeDtypeStruct)
         dtypes = [expected.dtype]
         if key == "zero_point":
-            # Those of other libraries may be one beyond the largest code.
+            # Zero-points of other libraries may be one beyond the largest code.
             dtypes += [jnp.dtype(jnp.int16), jnp.dtype(jnp.uint16)]
         if not is_array or found.shape != expected.shape or found.dtype not in dtypes:
             raise wrong(

@@ -44,24 +44,24 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
     - `path`: the file. An existing file is replaced atomically; if saving fails, it is
         left unchanged. (If the process is killed, its unfinished output stays in the
         same folder, as `.eqquant-*.tmp`.)
-    - `m`: the PyTree. JAX and NumPy arrays and Python scalars are saved. Of a quantized
-        array, the file has the stored arrays exactly as they lie in memory, the format,
-        and the declared sharding (the names of mesh axes, not the devices). An array in
-        several places is written once. Which modules run as by [`eqquant.implicit`][],
-        as of `unsupported="on_call"` or an `example`, is written, too. Functions and
-        other leaves that are not data are left out.
+    - `m`: the PyTree. JAX and NumPy arrays and Python scalars are saved. For a
+        quantized array, the file has the stored arrays exactly as in memory, the
+        format, and the declared sharding (the names of mesh axes, not the devices). An
+        array in several places is written once. The file also records which modules run
+        under [`eqquant.implicit`][], because of `unsupported="on_call"` or an
+        `example`. Functions and other leaves that are not data are left out.
 
     Sharded arrays are written shard by shard and never gathered in memory. If arrays
-    are sharded over several processes, all of these processes call `save` together,
-    with the same `m` and a `path` in a folder that all of them see; each writes its own
-    shards to the one file. Of arrays local to each process, the first process writes
-    its own. (For object storage, use Orbax; quantized arrays need no special handling
-    there.)
+    are sharded over several processes, all of these processes must call `save`
+    together, with the same `m` and a `path` in a shared folder; each writes its own
+    shards to the one file. For arrays that are local to each process, the first process
+    writes its own. (For object storage, use Orbax; quantized arrays need no special
+    handling there.)
 
     **Raises:**
 
-    A `ValueError` if an array is traced, has a dtype unknown to JAX, or is only on the
-    devices of one other process; if `m` differs between processes; if a field of a
+    A `ValueError` if an array is traced, has a dtype unknown to JAX, or is only on
+    devices of another process; if `m` differs between processes; if a field of a
     format, or a key of a dictionary, cannot be written; or if `m` has too many arrays,
     or is too deeply nested, for its description to be read again. A `RuntimeError` if
     another process could not write its part: that process reports the reason.
@@ -72,8 +72,8 @@ def save(path: str | os.PathLike[str], m: PyTree) -> None:
 def described(
     m: PyTree, numpy: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that [`eqquant.save`][] writes, by their names, and the metadata.
-    `numpy` is whether NumPy arrays load as such, rather than as JAX's."""
+    """Returns the tensors that [`eqquant.save`][] writes, by their names, and the
+    metadata. `numpy` is whether NumPy arrays load as such, instead of as JAX arrays."""
     writer = _Writer(numpy)
     try:
         writer.reserve(m, ())
@@ -104,13 +104,15 @@ class _Writer:
         self.quantized: dict[str, Any] = {}
         self.on_call: list[Any] = []
         self.where = ""
-        # By identity. The arrays are kept alive, so that no other gets the same `id`.
+        # Keyed by identity. The arrays are kept alive, so that no other object gets the
+        # same `id`.
         self._written: dict[int, tuple[str, Any]] = {}
-        # The first path of each text.
+        # The first path with each text.
         self._paths: dict[str, Path] = {}
 
     def reserve(self, node: PyTree, path: Path) -> None:
-        """Keeps the names of all leaves for these, from others that are made up."""
+        """Reserves the names of all leaves, so that generated names do not collide with
+        them."""
         self._at(path)
         found = children(node)
         if found is None:
@@ -139,7 +141,8 @@ class _Writer:
 
     def _leaf(self, x, path):
         if is_quantized(x):
-            # Without stored arrays, it belongs to another part of a partitioned tree.
+            # If it has no stored arrays, they are in another part of a partitioned
+            # tree.
             if not jtu.tree_leaves(x.stored):
                 return None
             return {"quantized": self._once(x, path, self.quantized, self._quantized)}
@@ -174,7 +177,7 @@ class _Writer:
         return found if numpy is None else found | {"numpy": numpy}
 
     def _quantized(self, q, name, path):
-        # (A file is for every machine.)
+        # A file is for every machine, so undo prepacking.
         q = side_by_side(q)
         for x in jtu.tree_leaves(q.stored):
             _check_concrete(x)

@@ -14,13 +14,13 @@ from ._quantized import to_quantized
 class Skeleton(NamedTuple):
     """The contents of a file, without the numbers.
 
-    - `tree`: has structs for arrays. The same struct, or quantized array, in two places
-      is the same array in both.
+    - `tree`: the tree with structs instead of arrays. A struct, or a quantized array,
+      in two places is the same array in both.
     - `types`, `arrays`: the type and the struct of each array, by its name.
     - `quantized`: the quantized arrays, by their names.
-    - `numpy`: `"array"` or `"scalar"`, for those of NumPy.
-    - `on_call`: the paths, of plain keys, of modules that run as by `implicit`, and
-        whether each of their methods does.
+    - `numpy`: `"array"` or `"scalar"` for each NumPy array and scalar, by its name.
+    - `on_call`: the paths, of plain keys, of modules that run under `implicit`, and
+      whether all their methods do.
     """
 
     tree: PyTree
@@ -34,12 +34,12 @@ class Skeleton(NamedTuple):
 def checked_skeleton(
     layout: dict, tensors: dict[str, tuple[str, tuple[int, ...]]]
 ) -> Skeleton:
-    """The skeleton that a header describes.
+    """Returns the skeleton that a header describes.
 
     **Arguments:**
 
-    - `layout`: as `from_header` returns it.
-    - `tensors`: safetensors' name of the dtype, and the shape, of each tensor.
+    - `layout`: the result of `from_header`.
+    - `tensors`: the safetensors name of the dtype, and the shape, of each tensor.
 
     **Raises:**
 
@@ -49,7 +49,7 @@ def checked_skeleton(
     try:
         skeleton = _to_skeleton(layout)
     except _damages as e:
-        # What neither the fields nor a format checks, such as a field of a format.
+        # These come from values that nothing checks before, such as fields of a format.
         raise damaged("its metadata is damaged", repr(e)) from e
     expected = {name: type.tensor_type for name, type in skeleton.types.items()}
     for name in {**expected, **tensors}:

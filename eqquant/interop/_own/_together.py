@@ -8,8 +8,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-# Communication between processes. All of them have to call each of these functions
-# (but for `is_spread` and `is_here`).
+# Communication between processes. All of them must call each of these functions, except
+# `is_spread` and `is_here`.
 
 
 def is_spread(x: Any) -> bool:
@@ -23,18 +23,18 @@ def is_spread(x: Any) -> bool:
 
 
 def is_here(x: Any) -> bool:
-    """Whether this process has the whole array."""
+    """Whether the whole array is on devices of this process."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable
 
 
 def everywhere(x: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, along a new first axis."""
+    """Gathers the arrays of all processes, along a new first axis."""
     return np.asarray(multihost_utils.process_allgather(x))
 
 
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """Ends when the block has ended in every process. If it fails in one, it fails in
+    """Waits until the block has ended in every process. If it fails in one, it fails in
     all, so that no process waits forever."""
     failed = True
     try:
@@ -54,7 +54,7 @@ def same_everywhere(text: bytes, what: str) -> None:
 
     **Raises:**
 
-    A `ValueError` in each of them if they do not.
+    A `ValueError` in every process if the texts differ.
     """
     checksums = everywhere(np.asarray(zlib.crc32(text), np.uint32))
     if np.any(checksums != checksums[0]):
@@ -62,14 +62,14 @@ def same_everywhere(text: bytes, what: str) -> None:
 
 
 def from_first_process(number: int) -> int:
-    """The 32-bit number of the first process."""
+    """Returns the 32-bit number that the first process passed."""
     return int(everywhere(np.asarray(number, np.uint32))[0])
 
 
 def is_writer(arrays: Sequence[Any]) -> list[bool]:
-    """Whether this process writes its shards of each array. All processes do of an
-    array that is spread over them; otherwise, the first process that has the whole
-    array writes it."""
+    """Returns for each array whether this process writes its shards. If an array is
+    spread over processes, all of them do; otherwise, the first process that has the
+    whole array writes it."""
     whole = everywhere(np.asarray([is_here(x) for x in arrays]))
     first = np.argmax(whole, axis=0) == jax.process_index()
     return (first | ~whole.any(axis=0)).tolist()

@@ -23,7 +23,7 @@ from ._together import (
 
 
 class Tensor(NamedTuple):
-    """An array that is written, and its type in the file."""
+    """An array to write, and its type in the file."""
 
     array: Any
     type: ArrayType
@@ -32,9 +32,9 @@ class Tensor(NamedTuple):
 def write(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]
 ) -> None:
-    """Writes a safetensors file shard by shard; no sharded array is gathered in memory.
-    If arrays are sharded over several processes, all of these call this function, and
-    each writes its own shards."""
+    """Writes a safetensors file shard by shard, without gathering sharded arrays in
+    memory. If arrays are sharded over several processes, all of these must call this
+    function, and each writes its own shards."""
     types = {name: tensor.type.tensor_type for name, tensor in tensors.items()}
     arrays = [tensor.array for tensor in tensors.values()]
     start, offsets, size = safetensors_layout(types, metadata)
@@ -86,21 +86,21 @@ def _fill(path, tensors, offsets):
 
 
 def _existing(path, flags):
-    # Opened for writing only: network file systems then send just the bytes that each
-    # process wrote, and not whole pages.
+    # Opens a file for writing only: network file systems then send just the bytes that
+    # each process wrote, and not whole pages.
     return os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC))
 
 
 def _shards(x: Any) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-    # The shards on devices of this process, one of each set of replicas, and where they
-    # are in the array.
+    # Yields the shards on devices of this process, one of each set of replicas, and
+    # their places in the array.
     if not isinstance(x, jax.Array):
         yield (slice(None),) * x.ndim, to_tensor(np.asarray(x))
         return
     for shard in (jax.random.key_data(x) if is_key(x) else x).addressable_shards:
         if shard.replica_id == 0:
-            # Of a copy, since JAX caches the host's copy of an array. (For `.copy()`, a
-            # program would be compiled for each shape.)
+            # Read a copy, because JAX caches the host's copy of an array. (`.copy()`
+            # would compile a program for each shape.)
             data = shard.data
             copied = jax.device_put(data, data.sharding, may_alias=False)
             yield shard.index, to_tensor(np.asarray(copied))
@@ -119,7 +119,7 @@ def _write_part(
     starts += [0] * (len(shape) - len(index))
     strides = [math.prod(shape[i + 1 :]) * part.itemsize for i in range(len(shape))]
     offset += sum(start * stride for start, stride in zip(starts, strides))
-    # The bytes of a shard are contiguous from the last axis that is split.
+    # The bytes of a shard are contiguous from the last split axis on.
     split = [i for i, (a, b) in enumerate(zip(part.shape, shape)) if a != b]
     lead = part.shape[: split[-1]] if split else ()
     offsets = np.asarray(offset)

@@ -1,7 +1,7 @@
-"""How arrays of a checkpoint become those of a model, in one vocabulary: names
-(`_patterns`, `_tables`), and rules that also join, split, stack, transpose and quantize
-arrays (`_rules`, `_moved`). Arrays that are not read yet are `_piece`s; `_packed` works
-on stored arrays, so that nothing is decoded but what is to be in another format."""
+"""Maps the arrays of a checkpoint to the arrays of a model, by names (`_patterns`,
+`_tables`), and by rules that also join, split, stack, transpose and quantize arrays
+(`_rules`, `_moved`). `_piece` has arrays that are not read yet. `_packed` works on
+stored arrays, so that arrays are decoded only to change their format."""
 
 from ._moved import moved as moved, near as near
 from ._piece import evaluated as evaluated, Piece as Piece, sources as sources

@@ -13,7 +13,7 @@ from ._rules import Quantized, Several, Split, Sum, Transposed
 
 
 Named = tuple[str, Piece]
-# Comparing takes long.
+# Hints compare a name with at most this many others, because comparing is slow.
 _most_compared = 2000
 
 
@@ -27,14 +27,15 @@ def moved(
 
     **Arguments:**
 
-    - `rename`: as for [`eqquant.interop.load_into`][].
-    - `shapes`: of the arrays of the model, by their names, if there is one.
-    - `inverse`: as for [`eqquant.interop.renamed`][].
+    - `rename`: as in [`eqquant.interop.load_into`][].
+    - `shapes`: the shapes of the arrays of the model, by their names, if there is a
+        model.
+    - `inverse`: as in [`eqquant.interop.renamed`][].
 
     **Returns:**
 
-    Pairs of a new name and an array; sentences about what could not be made; and, to
-    explain these, about patterns that apply to nothing as an earlier one does.
+    Pairs of a new name and an array; sentences about arrays that could not be made;
+    and, to explain these, sentences about patterns that an earlier pattern shadows.
 
     **Raises:**
 
@@ -47,7 +48,7 @@ def moved(
     for i, rule in enumerate(rules):
         if isinstance(rule, Mapping):
             known = shapes if i + 1 == len(rules) else None
-            # (Found when they are asked for.)
+            # Lazy, because these sentences are rarely needed.
             hidden = itertools.chain(hidden, _hidden(found, rule))
             found = _by_patterns(found, rule, known, problems)
         else:
@@ -56,7 +57,7 @@ def moved(
 
 
 class _Group:
-    """The arrays of which a rule makes one array, or the parts of one."""
+    """The arrays that a rule combines to one array, or to parts of one."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class _Group:
         self.patterns = _each(pattern)
         self.pattern, self.new, self.match = pattern, new, match
         self._stacked = _stacked_fields(self.patterns[0], new)
-        # By their indices on new axes, and their places in what is joined.
+        # The members by their index along new axes, then by their place in the join.
         self._members: dict[tuple[str, ...], dict[int, Named]] = {}
 
         self._twice: list[str] = []
@@ -82,11 +83,11 @@ class _Group:
         members[which] = (name, piece)
 
     def piece(self) -> Piece:
-        """The array that is made of all members.
+        """Returns the array that is made of all members.
 
         **Raises:**
 
-        A `ValueError` if one of them is missing, twice there, or does not fit.
+        A `ValueError` if a member is missing, occurs twice, or does not fit.
         """
         if self._twice:
             raise ValueError(f"there are two of {self._twice[0]!r}")
@@ -106,7 +107,7 @@ class _Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the members."""
+        """The names of the members."""
         return tuple(
             name for members in self._members.values() for name, _ in members.values()
         )
@@ -123,7 +124,7 @@ class _Group:
         return _piece.joined(pieces, self.pattern.axis, self.pattern.groups)
 
     def _indices(self):
-        # All that there should be, in order.
+        # Returns the sizes of the new axes, and all expected indices in order.
         for index in self._members:
             if not all(text.isdecimal() and text.isascii() for text in index):
                 fields = " and ".join(f"{{{field}}}" for field in self._stacked)
@@ -135,7 +136,7 @@ class _Group:
         lead = tuple(max(axis) + 1 for axis in zip(*numbers))
         if len(numbers) < len(self._members):
             raise ValueError("two of them have the same numbers")
-        # (A large number in a name does not make as many indices as that.)
+        # Limited, so that a large number in a name does not make as many indices.
         most = min(math.prod(lead), len(numbers) + 4)
         wanted = (_unraveled(i, lead) for i in range(most))
         return lead, [numbers.get(i, tuple(map(str, i))) for i in wanted]
@@ -184,7 +185,8 @@ def _by_patterns(found, rule, shapes, problems):
 
 
 def _unstacked(piece, match, new):
-    # The arrays of a stack, if the new name has fields for their places.
+    # Yields the arrays of a stack, if the new name has fields for their indices, or
+    # else the array itself.
     added = [f for f in fields_of(_names_of(new)[0]) if f not in match.fields]
     if not added:
         yield match, piece
@@ -195,8 +197,9 @@ def _unstacked(piece, match, new):
 
 
 def _key(pattern, match, new):
-    # The same for all that becomes one array. (None of an array that stays one: if it
-    # gets the name of another, that is found where arrays find their places.)
+    # Returns a key that is the same for all arrays that are combined to one, or `None`
+    # for an array that stays alone. (`load_into` reports if such an array gets the name
+    # of another.)
     stacked = _stacked_fields(_first_of(pattern), new)
     if not stacked and not isinstance(pattern, Several):
         return None
@@ -233,7 +236,7 @@ def _size(path, axis, shapes):
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """A hint about the name that is the most similar."""
+    """Returns a hint with the most similar name."""
     some = itertools.islice(names, _most_compared)
     found = difflib.get_close_matches(name, some, n=1, cutoff=0.6)
     return f". Is it {found[0]!r}?" if found else ""
@@ -257,7 +260,8 @@ def _first_match(rule, name):
 
 
 def _hidden(found, rule):
-    # (Of one array, the new name tells what matched.)
+    # Only patterns of several arrays need this: for a single array, the new name shows
+    # which pattern matched.
     for pattern in rule:
         if isinstance(pattern, Several):
             yield from itertools.islice(_taken_before(found, rule, pattern), 1)

@@ -10,22 +10,22 @@ from ..._array import is_quantized, relaid
 from ...kernels import empty
 
 
-# Values of arrays, which are read one after another. What is joined or stacked is
-# written to its place in the result, so that only one of the parts is in memory.
+# Functions that read arrays, one after another. Arrays to join or stack are written to
+# their places in the result, so that only one of them is in memory.
 Reads = Sequence[Callable[[], Any]]
 
 
 class Different(Exception):
-    """Arrays that cannot be joined, by their numbers."""
+    """Arrays whose numbers do not allow joining them."""
 
 
 def joined(reads: Reads, sizes: Sequence[int], axis: int, groups: int) -> Any:
-    """Joins arrays along an axis, counted from the end, in which they have these
-    `sizes`; quantized ones along that of their rows.
+    """Joins arrays along an axis, counted from the end, where they have these `sizes`.
+    Quantized arrays are joined along the axis of their rows.
 
     **Raises:**
 
-    `Different` if something differs that all rows would share.
+    `Different` if numbers differ that all rows would share.
     """
     first, rooms, start = None, [], 0
     for read, size in zip(reads, sizes, strict=True):
@@ -50,7 +50,7 @@ def joined(reads: Reads, sizes: Sequence[int], axis: int, groups: int) -> Any:
 
 
 def part(x: Any, sizes: Sequence[int], axis: int, groups: int, index: int) -> Any:
-    """One of the parts of an array that `joined` would join."""
+    """Returns one of the parts of an array that `joined` would join."""
     total, start, size = sum(sizes), sum(sizes[:index]), sizes[index]
     along = _axis(x, axis)
 
@@ -66,7 +66,7 @@ def part(x: Any, sizes: Sequence[int], axis: int, groups: int, index: int) -> An
 
 
 def stacked(reads: Reads, lead: tuple[int, ...]) -> Any:
-    """Stacks arrays along new axes in front, of these sizes."""
+    """Stacks arrays along new leading axes of these sizes."""
     first, rooms = None, []
     for index, read in zip(np.ndindex(*lead), reads, strict=True):
         x = _as_first(read(), first)
@@ -79,7 +79,7 @@ def stacked(reads: Reads, lead: tuple[int, ...]) -> Any:
 
 
 def picked(x: Any, index: tuple[int, ...]) -> Any:
-    """One of the arrays that `stacked` would stack."""
+    """Returns one of the arrays that `stacked` would stack."""
     return _with(x, [_copy(a[index]) for a in _leaves(x)])
 
 
@@ -89,8 +89,8 @@ def transposed(x: Any) -> Any:
 
 
 def on_device(x: Any) -> Any:
-    """An array of JAX. The functions above return arrays in the memory of the host,
-    which a CPU uses where they are."""
+    """Moves an array to a device. The functions above return arrays in host memory,
+    which JAX uses without a copy on a CPU."""
     return jtu.tree_map(jax.device_put, x)
 
 
@@ -108,7 +108,7 @@ def _with(x, leaves):
     if not is_quantized(x):
         return leaves[0]
     stored = jtu.tree_unflatten(jtu.tree_structure(x.stored), leaves)
-    # (Other axes than those that a sharding was declared for.)
+    # The axes have changed, so a declared sharding no longer applies.
     return dataclasses.replace(x, stored=stored, sharding=None)
 
 
@@ -117,8 +117,8 @@ def _axis(x, axis):
 
 
 def _of_rows(a, along, size):
-    # One number that all rows share is given to each of them: it may be another for
-    # others. So is what there is one row of.
+    # Repeats a number that all rows share for each row, because the other arrays may
+    # have another number. (With a single row, it belongs to that row already.)
     other = -3 - along
     alone = a.ndim > 1 and a.shape[along] == 1 and a.shape[other] == 1
     if not alone or size == 1:
@@ -136,7 +136,7 @@ def _room(a, along, size, total):
 
 
 def _grouped(a, along, groups, start, size):
-    # A view of the places of a part, of this `size`, in each of the groups.
+    # Returns a view of a part of this `size`, which takes its share of each group.
     axis = a.ndim + along
     lead, n, rest = a.shape[:axis], a.shape[axis], a.shape[axis + 1 :]
     if groups == 1:

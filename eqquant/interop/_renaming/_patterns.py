@@ -12,17 +12,17 @@ class Match(NamedTuple):
 
 
 _token = re.compile(r"(\*|\{[^{}]*\})")
-# Trying all ways in which a pattern may match takes long for longer names.
+# Regular expressions backtrack too long on longer names.
 _longest = 1000
 
 
 @ft.lru_cache(maxsize=1000)
 def fields_of(pattern: str) -> tuple[str, ...]:
-    """The fields of a pattern, each once, in order.
+    """Returns the fields of a pattern, each once, in order.
 
     **Raises:**
 
-    A `ValueError` if there is something else in braces.
+    A `ValueError` if there is anything but a name in braces.
     """
     found = [part[1:-1] for part in _token.split(pattern) if part.startswith("{")]
     for field in found:
@@ -35,8 +35,9 @@ def fields_of(pattern: str) -> tuple[str, ...]:
 
 
 def matched(pattern: str, name: str) -> Match | None:
-    """What the wildcards of a pattern match, or `None` if it does not match: the
-    shortest text, except for the last `*`. The text of a field has no dots."""
+    """Returns the text that the wildcards of a pattern match, or `None` if the pattern
+    does not match. Wildcards match the shortest text, except for the last `*`. The text
+    of a field has no dots."""
     if not fields_of(pattern):
         found = _by_stars(pattern, name)
         return None if found is None else Match(tuple(found), {})
@@ -96,11 +97,11 @@ def _by_stars(pattern, name):
 def filled(
     name: str, stars: tuple[str, ...], fields: Mapping[str, str], pattern: str
 ) -> str:
-    """A name with text for its wildcards, which `pattern` matched.
+    """Returns a name with its wildcards replaced by the text that `pattern` matched.
 
     **Raises:**
 
-    A `ValueError` if the name has more, or fewer, `*` than the pattern.
+    A `ValueError` if the name has more or fewer `*` than the pattern.
     """
     parts = _token.split(name)
     if parts.count("*") != len(stars):

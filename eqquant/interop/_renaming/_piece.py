@@ -21,17 +21,18 @@ Within: TypeAlias = Callable[[dict[str, np.ndarray]], list[dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """An array that is not read yet, or made of such.
+    """An array that is not read yet, or made of such arrays.
 
-    - `names`: those of the arrays of the checkpoint that it is made of.
-    - `shape`, `dtype`, `format`, `axis`: as of a `QuantizedArray`; `format` is `None`
-        for an ordinary array.
-    - `place`: that of the first of these in the checkpoint.
-    - `parents`: what it is made of.
-    - `make`: makes it, given a function for each of the parents, which reads that.
-    - `known`: the entry, or the array, that it is; `None` if it is made of others.
-    - `within`: given the memory of its stored arrays, that of each parent's, if these
-        are parts of it, with the numbers of a row next to each other.
+    - `names`: the names of the arrays of the checkpoint that it is made of.
+    - `shape`, `dtype`, `format`, `axis`: as in a `QuantizedArray`; `format` is `None`
+        for a dense array.
+    - `place`: the position of the first of these arrays in the checkpoint.
+    - `parents`: the pieces that it is made of.
+    - `make`: makes the array, given a function for each parent that reads it.
+    - `known`: the entry or the array itself. `None` if it is made of others.
+    - `within`: takes the memory of its stored arrays, and returns the memory for the
+        stored arrays of each parent. `None` if these are not parts of it in which the
+        numbers of a row are next to each other.
     """
 
     names: tuple[str, ...]
@@ -46,17 +47,18 @@ class Piece:
     within: Within | None = dataclasses.field(default=None, repr=False)
 
     def struct(self) -> Any:
-        """The array without its numbers, or with them where these are in memory."""
+        """Returns the array with structs instead of numbers, or the array itself if it
+        is in memory."""
         if self.known is None:
             return struct_of(self.shape, self.dtype, self.format, self.axis)
         return self.known.struct() if isinstance(self.known, Entry) else self.known
 
     def output_axis(self, axis: int | None) -> int:
-        """The axis to join or split, counted from the end.
+        """Returns the axis to join or split, counted from the end.
 
         **Raises:**
 
-        A `ValueError` if it has no such axis, or if its numbers are packed along it.
+        A `ValueError` if the array has no such axis, or is packed along it.
         """
         if self.format is not None:
             if self.axis not in (-1, -2) or len(self.shape) < 2:
@@ -72,11 +74,11 @@ class Piece:
 
 
 def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]:
-    """The arrays of a checkpoint, as `read` gives them.
+    """Returns the arrays of a checkpoint, which `read` reads by their names.
 
     **Arguments:**
 
-    - `found`: describes them: entries, arrays, or structs.
+    - `found`: their descriptions: entries, arrays, or structs.
     """
 
     def piece(place, name):
@@ -119,11 +121,11 @@ def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
 
 
 def added(pieces: Sequence[Piece]) -> Piece:
-    """The sum of arrays.
+    """Adds arrays.
 
     **Raises:**
 
-    A `ValueError` if they are not alike, or not ordinary arrays of floats.
+    A `ValueError` if they are not alike, or not dense arrays of floats.
     """
     first = pieces[0]
     _check_alike(pieces)
@@ -143,11 +145,11 @@ def added(pieces: Sequence[Piece]) -> Piece:
 def parts(
     piece: Piece, sizes: Sequence[int], axis: int | None, groups: int
 ) -> list[Piece]:
-    """The inverse of `joined`.
+    """The inverse of `joined`: splits an array into parts.
 
     **Raises:**
 
-    A `ValueError` if it has not these parts.
+    A `ValueError` if it does not have these parts.
     """
     along = piece.output_axis(axis)
     if sum(sizes) != piece.shape[along]:
@@ -163,7 +165,7 @@ def parts(
 
 
 def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
-    """Stacks arrays along new axes in front.
+    """Stacks arrays along new leading axes.
 
     **Raises:**
 
@@ -187,7 +189,8 @@ def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
 
 
 def picked(piece: Piece, number: int) -> Iterable[tuple[tuple[int, ...], Piece]]:
-    """The inverse of `stacked`, of so many axes: the index of each array, and itself.
+    """The inverse of `stacked` along `number` axes: yields the index of each array, and
+    the array.
 
     **Raises:**
 
@@ -213,7 +216,7 @@ def transposed(piece: Piece) -> Piece:
 
     **Raises:**
 
-    A `ValueError` if it has fewer, or if blocks lie along both.
+    A `ValueError` if it has fewer axes, or if blocks lie along both.
     """
     if len(piece.shape) < 2 or piece.axis not in (-1, -2):
         raise ValueError(f"its shape is {piece.shape}")
@@ -225,9 +228,10 @@ def transposed(piece: Piece) -> Piece:
 
 
 def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
-    """The same array in a format. What is in this format already stays as it is, and
-    what is quantized is quantized along the same axis; filters of convolutions, by
-    their shape, along all axes but the first, and others along `axis`.
+    """Quantizes an array, unless it already has this format. Arrays in another format
+    are quantized along the same axis as before. Filters of convolutions, which are
+    recognized by their shape, are quantized along all axes but the first, and other
+    arrays along `axis`.
 
     **Raises:**
 
@@ -255,7 +259,7 @@ def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
 
 def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
     """Reads arrays, and calls `use(i, array)` for each, in the order of the checkpoint.
-    Those that others are made of are read once, and freed after their last use."""
+    Arrays that others are made of are read once, and freed after their last use."""
     left: dict[int, int] = {}
 
     def count(piece):
@@ -276,7 +280,7 @@ def evaluated(pieces: Sequence[Piece], use: Callable[[int, Any], None]) -> None:
         return found
 
     def in_place(piece):
-        # Whether all that it is made of can be written to its place in it.
+        # Whether all its sources can be written directly to their places in it.
         if left[id(piece)] > 1 or id(piece) in values:
             return False
         if isinstance(piece.known, Entry):
@@ -329,13 +333,13 @@ def _check_alike(pieces):
 
 
 def _differs(pieces, kind):
-    # One array for each value.
+    # Name one array for each value.
     found: dict[str, str] = {}
     for piece in pieces:
         found.setdefault(str(getattr(piece, kind)), piece.names[0])
     text = " and ".join(f"{value} of {name!r}" for value, name in found.items())
     hint = ". Name it `Quantized(..., format)`" if kind == "format" else ""
-    return ValueError(f"they have another {kind} each: {text}{hint}")
+    return ValueError(f"they differ in their {kind}: {text}{hint}")
 
 
 def _check_groups(sizes, groups):

@@ -8,22 +8,22 @@ from ._tables import inverse_tables, tables
 
 # One rule: a dictionary of patterns, or a function of a name.
 Rule: TypeAlias = Mapping[Any, Any] | Callable[[str], Any]
-# What a dictionary of patterns gives.
+# The values of a dictionary of patterns.
 New: TypeAlias = str | Split | Transposed | Quantized
 
 
 def renamed(name: str, rename: Any, inverse: bool = False) -> tuple[str, ...]:
-    """The new names of an array: one, several, or none.
+    """Returns the new names of an array: one, several, or none.
 
     **Arguments:**
 
-    - `rename`: as for [`eqquant.interop.load_into`][].
-    - `inverse`: whether named tables give the names of llama.cpp, instead of those of
-        Hugging Face.
+    - `rename`: as in [`eqquant.interop.load_into`][].
+    - `inverse`: whether named tables map to llama.cpp's names, instead of Hugging
+        Face's.
 
     **Raises:**
 
-    A `ValueError` or a `TypeError` if `rename` is not a rule, or not of names alone.
+    A `ValueError` or a `TypeError` if `rename` is not a rule, or does more than rename.
     """
     names = (name,)
     for rule in rules_of(rename, inverse):
@@ -32,7 +32,7 @@ def renamed(name: str, rename: Any, inverse: bool = False) -> tuple[str, ...]:
 
 
 def rules_of(rename: Any, inverse: bool = False) -> list[Rule]:
-    """The rules of the argument `rename`, in turn."""
+    """Returns the rules of the argument `rename`, in the order in which they apply."""
     if rename is None:
         return []
     if isinstance(rename, list):
@@ -67,7 +67,7 @@ def has_table(rename: Any) -> bool:
 
 
 def as_names(names: Any) -> tuple[New, ...]:
-    """The names that a rule gives an array."""
+    """Returns the names that a rule gives an array."""
     if names is None:
         return ()
     found = tuple(names) if isinstance(names, tuple | list) else (names,)
@@ -77,7 +77,7 @@ def as_names(names: Any) -> tuple[New, ...]:
 
 
 def called(rule: Callable[[str], Any], name: str) -> tuple[str, ...]:
-    """The names that a function gives an array."""
+    """Returns the names that a function gives an array."""
     names = as_names(rule(name))
     if not all(isinstance(new, str) for new in names):
         raise TypeError(f"A function in `rename` should give names. Got {names!r}.")

@@ -7,8 +7,8 @@ from ._patterns import fields_of
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Join:
-    """Several arrays of a checkpoint that are one of the model: a pattern of a rule of
-    [`eqquant.interop.load_into`][]. Quantized arrays stay packed.
+    """A pattern for [`eqquant.interop.load_into`][] that joins several arrays of a
+    checkpoint to one array of the model. Quantized arrays stay packed.
 
     !!! Example
 
@@ -19,12 +19,13 @@ class Join:
 
     **Arguments:**
 
-    - `patterns`: those of the arrays, in order.
-    - `axis`: the axis to join, counted from the end. By default, it is that of the
-        outputs: of `(out, in)` matrices -2, of vectors -1, and of quantized arrays the
-        one that products do not contract.
-    - `groups`: into how many equal groups the axis of each array is cut before, so that
-        the result has the first group of each, then the second of each, and so on.
+    - `patterns`: the patterns of the arrays, in order.
+    - `axis`: the axis to join, counted from the end. By default, it is the axis of the
+        outputs: -2 for `(out, in)` matrices, -1 for vectors, and for quantized arrays
+        the one that products do not contract.
+    - `groups`: the number of equal groups into which the axis of each array is cut
+        first, so that the result has the first group of each, then the second of each,
+        and so on.
     """
 
     patterns: tuple[str, ...]
@@ -40,9 +41,9 @@ class Join:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Sum:
-    """Several arrays of a checkpoint whose sum is one of the model, such as the two
-    biases of a recurrent layer of PyTorch: a pattern of a rule of
-    [`eqquant.interop.load_into`][]. They are not quantized, and have the same shape.
+    """A pattern for [`eqquant.interop.load_into`][] that adds several arrays of a
+    checkpoint, such as the two biases of a recurrent PyTorch layer. They must be dense,
+    and have the same shape.
 
     !!! Example
 
@@ -55,7 +56,7 @@ class Sum:
 
     **Arguments:**
 
-    - `patterns`: those of the arrays.
+    - `patterns`: the patterns of the arrays.
     """
 
     patterns: tuple[str, ...]
@@ -71,8 +72,8 @@ Several: TypeAlias = Join | Sum
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Split:
-    """Several arrays of a model that are one in the checkpoint: a name of a rule of
-    [`eqquant.interop.load_into`][]. Quantized arrays stay packed.
+    """A name for [`eqquant.interop.load_into`][] that splits an array of the checkpoint
+    into several arrays of the model. Quantized arrays stay packed.
 
     !!! Example
 
@@ -83,13 +84,14 @@ class Split:
 
     **Arguments:**
 
-    - `names`: those of the parts, in order.
-    - `sizes`: of the parts. By default, those of the arrays of the model, if no other
-        rules follow.
-    - `axis`: as of [`eqquant.interop.Join`][].
-    - `groups`: into how many equal groups the axis is cut before. Each is then split,
-        and a part has its share of all groups: with as many groups as heads of keys,
-        the queries, keys and values of one head may follow each other.
+    - `names`: the names of the parts, in order.
+    - `sizes`: the sizes of the parts. By default, the sizes of the model's arrays, if
+        no other rules follow.
+    - `axis`: as in [`eqquant.interop.Join`][].
+    - `groups`: the number of equal groups into which the axis is cut first. Each group
+        is then split, and a part has its share of all groups. With as many groups as
+        heads of keys, this splits arrays in which the queries, keys and values of a
+        head follow each other.
     """
 
     names: tuple[str, ...]
@@ -118,9 +120,8 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Transposed:
-    """The name of an array of the model whose last two axes are swapped in the
-    checkpoint: a name of a rule of [`eqquant.interop.load_into`][]. Quantized arrays
-    stay packed.
+    """A name for [`eqquant.interop.load_into`][] of an array of the model whose last
+    two axes are swapped in the checkpoint. Quantized arrays stay packed.
 
     !!! Example
 
@@ -134,18 +135,18 @@ class Transposed:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Quantized:
-    """The name of an array of the model that is quantized on the way, one array of the
-    checkpoint at a time: a name of a rule of [`eqquant.interop.load_into`][]. What is
-    in the format already stays as it is, bit for bit. What is in another format is
-    decoded and quantized again, which adds to its error.
+    """A name for [`eqquant.interop.load_into`][] of an array of the model that is
+    quantized while it is loaded, one array of the checkpoint at a time. Arrays that
+    already have the format are unchanged, bit for bit. Arrays in another format are
+    decoded and requantized, which adds to their error.
 
-    So arrays of several formats are joined or stacked, and a checkpoint that is not
-    quantized is loaded without more than one dense array in memory.
+    This can join or stack arrays of several formats, and load a dense checkpoint with
+    at most one dense array in memory.
 
     !!! Example
 
         ```python
-        # Some of these are `Q4_K` and some are `Q6_K`, in files of type Q4_K_M.
+        # In files of type Q4_K_M, some of these are `Q4_K` and some `Q6_K`.
         qkv = Join(*(f"layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"))
         rename = {qkv: Quantized("layers.qkv.weight", "q6_k")}
         ```
@@ -154,10 +155,10 @@ class Quantized:
 
     - `name`: the name, a [`eqquant.interop.Transposed`][] or a
         [`eqquant.interop.Split`][].
-    - `format`: the format, or its name. Matrices that are not quantized are `(out, in)`
-        in the checkpoint, and are quantized along the latter axis. Arrays with more
-        than two axes, and fewer than 16 numbers along the last one, are taken for the
-        filters of convolutions, and quantized along all axes but the first.
+    - `format`: the format, or its name. Dense matrices are assumed to be `(out, in)` in
+        the checkpoint, and are quantized along the last axis. Arrays with more than two
+        axes whose last axis is shorter than 16 are assumed to be filters of
+        convolutions, and are quantized along all axes but the first.
     """
 
     name: str | Transposed | Split
@@ -185,5 +186,5 @@ def _check(rule, names, axis, groups):
         raise ValueError(f"`groups` should be 1 or more. Got {groups!r}.")
     if axis is not None and (type(axis) is not int or axis >= 0):
         raise ValueError(
-            f"`axis` should be counted from the end, as -1 is. Got {axis!r}."
+            f"`axis` should be counted from the end, such as -1. Got {axis!r}."
         )

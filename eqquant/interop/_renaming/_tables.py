@@ -1,5 +1,5 @@
-# From the names of a model's arrays in llama.cpp to those in Hugging Face transformers.
-# Other names are unchanged.
+# Maps names of arrays in llama.cpp to names in Hugging Face transformers. Other names
+# are unchanged.
 llama: dict[str, str | None] = {
     "token_embd.*": "model.embed_tokens.*",
     "output_norm.*": "model.norm.*",
@@ -30,7 +30,7 @@ tables: dict[str, dict[str, str | None]] = {
     "qwen": llama,
 }
 
-# From the names of Hugging Face to those of llama.cpp.
+# Map Hugging Face's names to llama.cpp's.
 inverse_tables: dict[str, dict[str, str | None]] = {
     key: {new: old for old, new in table.items() if new is not None}
     for key, table in tables.items()
