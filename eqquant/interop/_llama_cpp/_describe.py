@@ -111,7 +111,7 @@ def _from_folder(folder, overrides):
     factors = rope_factors(config, head_size(config), 1e4)
     if factors is not None and not family.has_factors:
         raise config.wrong(
-            "rope_type", "a kind other than llama3, as in llama.cpp,", name
+            "rope_type", "a kind other than llama3, as in llama.cpp,", "llama3"
         )
     is_tied = config.flag("tie_word_embeddings", family.is_tied)
     if not is_tied and not family.has_head:
