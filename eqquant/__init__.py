@@ -10,7 +10,7 @@ how to extend it.
     demo        the language models behind `eqquant demo`
     _report     what a quantized model costs, and why; formats within a budget
     interop     files and other libraries' checkpoints <-> trees of arrays
-    train       straight-through estimators, QAT, LoRA, 8-bit optimizers
+    train       straight-through estimators, QAT, LoRA, 8 and 4-bit optimizers
     _tree       tree_quantize: which leaves of a model are weights, and in which format
     _trace      which products the arrays of a model enter, and with what inputs
     _implicit   run any JAX function on quantized operands
