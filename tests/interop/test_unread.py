@@ -203,7 +203,7 @@ def test_ordinary_in_vain(tmp_path):
     with pytest.raises(TypeError, match="a list of names"):
         interop.open(tmp_path / "a.safetensors", ordinary="images")
     interop.convert(tmp_path / "a.safetensors", tmp_path / "b")
-    with pytest.raises(ValueError, match="one of eqquant, which says"):
+    with pytest.raises(ValueError, match="a file of eqquant, which declares"):
         interop.open(tmp_path / "b", ordinary=["images"])
 
 

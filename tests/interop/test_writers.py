@@ -209,7 +209,7 @@ def test_order_of_groups(tmp_path):
             interop.write_bitsandbytes,
             "a",
             quantized(eqq.Nested(eqq.NF4(64), eqq.formats.BnbScale(32)), 2, 4, 128),
-            "of one matrix",
+            "need a matrix",
         ),
         (
             interop.write_compressed_tensors,
