@@ -5,7 +5,6 @@ of JSON for each:
 """
 
 import dataclasses
-import itertools as it
 import json
 import os
 import pathlib
@@ -41,11 +40,11 @@ targets = ("a100", "rtx4090", "h200", "b200", "rtx5090")
 _main = ("nf4", "int8", "int4-affine", "mxfp4", "nested")
 _all = [(first, across) for first in (False, True) for across in (False, True)]
 names = [name for name, format in formats.items() if is_fused(format)]
-cases = [(name, 1, first, False) for name in names for first in (False, True)]
-cases += [(name, 1, False, True) for name in kinds_of_formats if name in names]
-cases += [(name, m, *layout) for name in _main for m in (4, 8) for layout in _all]
-cases += [(name, 1, *layout) for name in ("q4_k", "q6_k") for layout in _all[1::2]]
-cases = [(targets[0], *case) for case in cases]
+_cases = [(name, 1, first, False) for name in names for first in (False, True)]
+_cases += [(name, 1, False, True) for name in kinds_of_formats if name in names]
+_cases += [(name, m, *layout) for name in _main for m in (4, 8) for layout in _all]
+_cases += [(name, 1, *layout) for name in ("q4_k", "q6_k") for layout in _all[1::2]]
+cases = [(targets[0], *case) for case in dict.fromkeys(_cases)]
 cases += [
     (target, name, 1, *layout)
     for target in targets[1:]

@@ -246,14 +246,14 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         # (One number for all parts can be read once.)
         times = 1 if zeros is None else len(parts)
 
-        def half(byte):
+        def float16_at(byte):
             bits = read(blocks, byte_fields(byte, 2) * times, zeros)
             bits = lax.bitcast_convert_type(bits, jnp.float16)
             return bits.astype(jnp.float32)
 
-        scale, low = half(self.scale_at), None
+        scale, low = float16_at(self.scale_at), None
         if self.halves == 2:
-            low = half(self.scale_at + 2)
+            low = float16_at(self.scale_at + 2)
         # (Products are exact in float32, being those of a float16 and of integers of so
         # few bits.)
         if fields.steps:

@@ -208,7 +208,7 @@ def _points(grid, code, problem):
     return swapped(table.at[swapped(code)].get(mode="promise_in_bounds"))
 
 
-def _zeros(bytes: Integer[Array, "n u"], copy: int) -> Integer[Array, "n u"]:
+def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:
     # A byte has no bits from the eighth on.
     wide = bytes.astype(jnp.uint8).astype(jnp.uint32)
     return (wide >> np.uint32(8 + copy % 24)) << np.uint32(copy // 24)
