@@ -21,20 +21,37 @@ def reference(
     The errors of all other kernels are measured against this product. The whole decoded
     weight never exists in memory.
     """
-    n = problem.n
-    forward = problem.product == "matmul"
     # Uses float32 even for narrow inputs, and float64 for inputs in float64.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
     x = x.astype(wide)
     if problem.activation is not None:
         x = round_trip(x, problem.activation).astype(wide)
+    # The rows of all stacked weights are decoded side by side, under `vmap`.
+    width = problem.k * problem.stack
+    if problem.n * width <= _tile // 2:
+        size = problem.n
+    else:
+        size = min(max(8, _tile // width), -(-problem.n // 4))
+    return by_rows(x, stored, problem, size, lax.Precision.HIGHEST)
+
+
+def by_rows(
+    x: Float[Array, "m _"],
+    stored: Stored,
+    problem: Problem,
+    size: int,
+    precision: lax.Precision | None,
+) -> Float[Array, "m _"]:
+    """Decodes so many rows of the weight at a time to the dtype of `x`, and adds
+    products up in float32, or in float64 for `x` in that."""
+    n, wide = problem.n, x.dtype if x.dtype.itemsize > 4 else jnp.float32
+    forward = problem.product == "matmul"
 
     def dot(x, stored):
-        w = problem.decode(stored).astype(wide)
+        w = problem.decode(stored).astype(x.dtype)
         contract = ((1,), (1 if forward else 0,))
-        highest = lax.Precision.HIGHEST
         return lax.dot_general(
-            x, w, (contract, ((), ())), highest, preferred_element_type=wide
+            x, w, (contract, ((), ())), precision, preferred_element_type=wide
         )
 
     def step(start, size, y):
@@ -46,11 +63,8 @@ def reference(
             return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
         return y + dot(lax.dynamic_slice_in_dim(x, start, size, axis=1), tile)
 
-    # The rows of all stacked weights are decoded side by side, under `vmap`.
-    width = problem.k * problem.stack
-    if n * width <= _tile // 2:
+    if size >= n:
         return dot(x, stored).astype(problem.dtype)
-    size = min(max(8, _tile // width), -(-n // 4))
     if forward:
         y = lax.full_like(x, 0, problem.dtype, (x.shape[0], n))
     else:

@@ -103,7 +103,9 @@ def test_tokenizer_model_that_is_cut_short():
     assert len(read_sentencepiece(data, "a").tokens) == 7
     # (What comes last need not be there.)
     for size in range(len(data) - 14):
-        with pytest.raises(ValueError, match="a is not a SentencePiece model|Got model type 1"):
+        with pytest.raises(
+            ValueError, match="a is not a SentencePiece model|Got model type 1"
+        ):
             read_sentencepiece(data[:size], "a")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 import eqquant as eqq
 import eqquant.kernels._table as table
-from eqquant.formats import AbstractGGUFBytes
 
 from ..helpers import all_formats, error, formats, normal
 from ..laws.test_declared_bounds import hostile
@@ -185,6 +184,17 @@ def test_choice():
         assert reason == "is for at most 8 rows, got 9"
 
 
+# (Nothing compiles for these GPUs here.)
+@pytest.mark.parametrize("m, products", ((1, 0), (64, 1)))
+def test_lowered_for_amd(m, products):
+    q = eqq.quantize(normal(512, 64), formats["q4_k"])
+    for q in (q, eqq.tree_prepack(q, platform="rocm")):
+        traced = jax.jit(lambda x, q: x @ q).trace(jnp.ones((m, 512)), q)
+        text = traced.lower(lowering_platforms=("rocm",)).as_text()
+        assert text.count("dot_general") == products
+        assert "custom_call" not in text
+
+
 # The formats that a product with a few rows decodes to memory first.
 @all_formats
 def test_what_is_decoded(format):
@@ -194,6 +204,5 @@ def test_what_is_decoded(format):
     names = [kernel.name for kernel in table.supporting(problem)]
     inner = format.format if isinstance(format, eqq.Rotated) else format
     # (The scales of bitsandbytes go on from one row to the next.)
-    decoded = isinstance(inner, AbstractGGUFBytes | eqq.Trellis)
-    decoded = decoded or inner == formats["bnb-double"]
+    decoded = isinstance(inner, eqq.Trellis) or inner == formats["bnb-double"]
     assert ("fused_sums" in names) != decoded

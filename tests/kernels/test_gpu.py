@@ -277,7 +277,8 @@ def test_precision():
     found = dataclasses.replace(found, precision="highest")
     assert choose(found).kernel.name == "fused_sums"
     found = dataclasses.replace(found, rows=9)
-    assert choose(found).kernel.name == "reference"
+    kernel = choose(found).kernel
+    assert kernel.name == "decoded" and kernel.short_bound(found) <= 1e-5
 
 
 # The device that a program is compiled for is that of the mesh.

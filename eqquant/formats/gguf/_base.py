@@ -19,7 +19,7 @@ from .._blocks import merge, split
 from .._grid import AbstractGrid
 from .._pieces import by_pieces
 from .._scale import all_within, from_bits, nearest_scale, poison, to_bits
-from ._fields import read, write
+from ._fields import read, write, Zeros
 
 
 class AbstractGGUF(AbstractFormat):
@@ -222,21 +222,58 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         """Encodes numbers to the bytes of blocks."""
 
     def split_blocks(self, blocks):
-        fields, at = self.fields, self.scale_at
-        codes = read(blocks, fields.codes)
-        scale, low = half(blocks[..., at : at + 2]), None
+        parts = tuple(range(self.block_size // self._part))
+        return read(blocks, self.fields.codes), *self.scales_of(blocks, parts)
+
+    def codes_of(
+        self,
+        blocks: UInt8[Array, "*b t"],
+        numbers: tuple[int, ...],
+        zeros: Zeros | None = None,
+    ) -> UInt8[Array, "..."]:
+        """The codes of some of the numbers of each block, `*b s`. With `zeros`,
+        `*b s _`: see there."""
+        return read(blocks, tuple(self.fields.codes[i] for i in numbers), zeros)
+
+    def scales_of(
+        self,
+        blocks: UInt8[Array, "*b t"],
+        parts: tuple[int, ...],
+        zeros: Zeros | None = None,
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+        """The scales and the minima of some of the parts of each block, `*b p`. With
+        `zeros`, `*b p _`: see there."""
+        fields = self.fields
+        some = lambda codes: read(blocks, tuple(codes[part] for part in parts), zeros)
+        # (One number for all parts can be read once.)
+        times = 1 if zeros is None else len(parts)
+
+        def float16_at(byte):
+            bits = read(blocks, byte_fields(byte, 2) * times, zeros)
+            bits = lax.bitcast_convert_type(bits, jnp.float16)
+            return bits.astype(jnp.float32)
+
+        scale, low = float16_at(self.scale_at), None
         if self.halves == 2:
-            low = half(blocks[..., at + 2 : at + 4])
+            low = float16_at(self.scale_at + 2)
         # (Products of a float16 and of integers of so few bits are exact in float32.)
         if fields.steps:
-            steps = read(blocks, fields.steps)
+            steps = some(fields.steps)
             if fields.signed:
                 steps = lax.bitcast_convert_type(steps, jnp.int8)
             scale = scale * (steps.astype(jnp.float32) - fields.zero)
         if fields.lows:
             assert low is not None
-            low = -(low * read(blocks, fields.lows).astype(jnp.float32))
-        return codes, scale, low
+            low = -(low * some(fields.lows).astype(jnp.float32))
+        return scale, low
+
+    @property
+    def by_byte(self) -> Integer[np.ndarray, "c l"]:
+        """The places of the numbers of a block: those in a column have codes whose
+        (first) bits are in the same byte."""
+        bytes = np.array([code[0].byte for code in self.fields.codes])
+        order = np.argsort(bytes, kind="stable")
+        return order.reshape(np.unique(bytes).size, -1).T
 
     def join_blocks(
         self, codes: UInt8[Array, "*b g s"], scales: Stored

@@ -3,30 +3,42 @@
 import functools as ft
 import itertools as it
 import operator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Integer, UInt8, UInt16
 
 from .._bit_fields import BitField, Code, inverse
 
 
+# `zeros(first, last)` has zeros `*b last-first _` for some of several codes: one for
+# each time that a code is read. A compiler that does not know that they are zeros, and
+# not that two calls return the same, cannot compute anything once and keep it.
+Zeros: TypeAlias = Callable[[int, int], UInt8[Array, "..."]]
+
+
 def read(
-    bytes: UInt8[Array, "*b j"], codes: tuple[Code, ...]
-) -> UInt8[Array, "*b k"] | UInt16[Array, "*b k"]:
-    """Reads codes from the bytes that hold their bits. They have 16 bits if any code
-    has more than 8."""
+    bytes: UInt8[Array, "*b j"],
+    codes: tuple[Code, ...],
+    zeros: Zeros | None = None,
+) -> UInt8[Array, "..."] | UInt16[Array, "..."]:
+    """Reads codes from the bytes that hold their bits: `*b k`. They have 16 bits if any
+    code has more than 8. With `zeros`, `*b k _`: each code as often as it has zeros."""
     ends = [field.at + field.number for code in codes for field in code]
     dtype = np.dtype(np.uint16 if max(ends, default=0) > 8 else np.uint8)
-    parts = [
-        ft.reduce(operator.or_, [_bits(bytes, each, dtype) for each in pieces])
-        if pieces
-        else jnp.zeros((*bytes.shape[:-1], number), dtype)
-        for number, pieces in _parts(codes, bytes.shape[-1])
-    ]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+    found, first = [], 0
+    for number, pieces in _parts(codes, bytes.shape[-1]):
+        some = None if zeros is None else ft.partial(zeros, first, first + number)
+        parts = [_bits(bytes, each, dtype, some) for each in pieces]
+        if not pieces:
+            shape = (*bytes.shape[:-1], number) if some is None else some().shape
+            parts = [jnp.zeros(shape, dtype)]
+        found.append(ft.reduce(operator.or_, parts))
+        first += number
+    axis = bytes.ndim - 1
+    return found[0] if len(found) == 1 else jnp.concatenate(found, axis=axis)
 
 
 def write(
@@ -151,20 +163,35 @@ def _leading(true) -> int:
     return int(np.argmin(np.append(true, False)))
 
 
-def _bits(bytes, some: _Piece, dtype) -> Integer[Array, "*b _"]:
-    lead = bytes.shape[:-1]
-    x = bytes[..., some.byte : some.byte + some.groups * some.apart]
-    x = x.reshape(*lead, some.groups, 1, some.apart)
-    x = x[..., some.before : some.before + some.width * some.size]
-    if some.size > 1:
-        x = x.reshape(*x.shape[:-1], some.width, some.size)
-        x = lax.bitcast_convert_type(x, jnp.uint16 if some.size == 2 else jnp.uint32)
+def _bits(bytes, some: _Piece, dtype, zeros) -> Integer[Array, "..."]:
+    lead, first = bytes.shape[:-1], some.before
+    if some.groups == 1:
+        first += some.byte
+    else:
+        bytes = bytes[..., some.byte : some.byte + some.groups * some.apart]
+        bytes = bytes.reshape(*lead, some.groups, some.apart)
+    last = first + some.width * some.size
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[some.size]
+
+    def nth(i):
+        byte = bytes[..., first + i : last : some.size]
+        byte = byte.reshape(*lead, some.groups, 1, some.width)
+        if zeros is not None:
+            # (They have an axis for how often each code is read.)
+            axes = (some.groups, some.planes, some.width)
+            byte = byte[..., None] | zeros().reshape(*lead, *axes, -1)
+        return byte.astype(kind) << np.asarray(8 * i, kind) if i else byte.astype(kind)
+
+    # (Not a cast of several bytes to one number, which XLA fuses with less.)
+    x = ft.reduce(operator.or_, map(nth, range(some.size)))
     starts = np.arange(some.planes) * some.step + some.start
     if np.any(starts > 0):
-        x = x >> starts.astype(x.dtype).reshape((1,) * (len(lead) + 1) + (-1, 1))
+        shape = (some.planes,) + (1,) * (1 if zeros is None else 2)
+        x = x >> starts.astype(kind).reshape((1,) * (len(lead) + 1) + shape)
     if some.number < 8 * some.size:
         x = x & np.asarray(2**some.number - 1, x.dtype)
     x = x.astype(dtype)
     if some.at > 0:
         x = x << np.asarray(some.at, dtype)
-    return x.reshape(*lead, some.groups * some.planes * some.width)
+    number = some.groups * some.planes * some.width
+    return x.reshape(*lead, number) if zeros is None else x.reshape(*lead, number, -1)

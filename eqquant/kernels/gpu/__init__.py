@@ -3,7 +3,7 @@ Hopper.
 
 `_fused.py` multiplies a few rows on any GPU, AMD's included: the weight is decoded
 within the fusions that add up (`_lanes.py`). For more, `_decoded.py` decodes it to
-memory.
+memory, part by part.
 
 On Hopper, a warp-specialized pipeline copies tiles of `x` and of the codes to shared
 memory (`_pallas.py`). Compute warpgroups decode the codes to operands of `wgmma` in

@@ -2,14 +2,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ...formats import (
-    AbstractFormat,
-    AbstractGGUFBytes,
-    AbstractGrid,
-    round_trip,
-    Stored,
-)
+from ...formats import AbstractFormat, round_trip, Stored
 from .._problem import Problem
+from .._reference import by_rows
 from .._table import register_kernel
 from ._seconds import predicted
 
@@ -19,38 +14,49 @@ from ._seconds import predicted
 # in bfloat16: the decoded weight is written and read, four bytes for each number, while
 # each row of the product takes two operations for each number.
 
+# The most bytes of a decoded part, and the part of the weight that it is, at most: both
+# leave room for what is computed on the way.
+_most_bytes = 2**24
+_parts = 16
+# A decoded weight of so many bytes is not worth a loop.
+_few_bytes = 2**20
+
 
 def decoded(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
-    """Decodes the whole weight to memory, and leaves the product to XLA. The decoded
-    weight is in bfloat16, or in float32 if `x` is."""
-    dtype = jnp.float32 if problem.dtype.itemsize == 4 else jnp.bfloat16
+    """Decodes some rows of the weight at a time to memory, a sixteenth of them or 16
+    MB, and leaves the product to XLA. They are decoded to bfloat16, or to float32 if
+    `x` is in that."""
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    w = problem.decode(stored).astype(dtype)
-    axis = 1 if problem.product == "matmul" else 0
-    y = lax.dot_general(
-        x.astype(dtype),
-        w,
-        (((1,), (axis,)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
-    return y.astype(problem.dtype)
+    wide = problem.dtype.itemsize == 4 or problem.highest
+    x = x.astype(jnp.float32 if wide else jnp.bfloat16)
+    precision = lax.Precision.HIGHEST if problem.highest else None
+    return by_rows(x, stored, problem, _rows(problem, x.dtype.itemsize), precision)
+
+
+def _rows(problem, itemsize):
+    width = max(1, problem.k * problem.stack * itemsize)
+    if problem.n * width <= _few_bytes:
+        return max(1, problem.n)
+    return max(1, min(-(-problem.n // _parts), _most_bytes // width))
 
 
 def _supports(problem: Problem) -> str | None:
     if problem.dtype.itemsize > 4:
         return f"computes in float32 at most, got {problem.dtype.name}"
+    if problem.composite:
+        return "decodes composite formats as they are stored"
     return None
 
 
 register_kernel(
     ("matmul", "matmul_transposed"),
-    (AbstractGGUFBytes, AbstractGrid),
-    "cuda",
+    AbstractFormat,
+    ("cuda", "rocm"),
     activation=(None, AbstractFormat),
     supports=_supports,
-    error=8e-3,
+    error=lambda problem: 1e-5 if problem.highest else 8e-3,
     seconds=predicted(2, 600e12),
 )(decoded)

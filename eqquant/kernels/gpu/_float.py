@@ -198,7 +198,7 @@ def _seconds(written: int) -> Callable[[Problem], float]:
 
     def seconds(problem):
         if isinstance(problem.format, AbstractGGUFBytes):
-            problem = of_base(problem)
+            return unpacked(problem)
         found = _reading(_grid(problem))
         return (packed if found is None or found[1] else unpacked)(problem)
 

@@ -10,12 +10,14 @@ from jaxtyping import Array, Float
 from ...formats import (
     AbstractComposite,
     AbstractFormat,
+    AbstractGGUFBlocks,
     AbstractGrid,
     round_trip,
     Stored,
 )
 from .._problem import Problem
 from .._table import register_kernel
+from ._devices import blackwell, hopper
 from ._lanes import Lanes, lanes, refuse_lanes, unit_of
 
 
@@ -26,8 +28,12 @@ _most_rows = 8
 # About how many expressions are added up by one fusion. (How long XLA takes to compile
 # goes with that.)
 _most_terms = 16
+# On GPUs with more bytes a second, XLA writes what takes more than a few to memory, and
+# adds it up from there.
+_few_terms = 4
 # How many threads add up terms at the same time, at least: as many as have enough bytes
-# of memory under way on a GPU of a hundred multiprocessors.
+# of memory under way on a GPU of a hundred multiprocessors. (With fewer, XLA decodes to
+# memory first; and with twice as many for more multiprocessors.)
 _threads = 2**16
 # A warp adds up at least so many lanes of a row.
 _least = 64
@@ -40,12 +46,10 @@ def fused_sums(
     Nothing of the size of the weight is written."""
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    # (Converted once, not by each thread.)
-    x = lax.optimization_barrier(x.astype(jnp.float32))
     forward = problem.product == "matmul"
     # The axis of the sum is the one along which memory lies, or the other.
     along = (problem.row_axis == -2) == forward
-    most = max(2, _most_terms // x.shape[0]) if along else 1
+    most = max(2, _together() // x.shape[0]) if along else 1
     some = lanes(stored, problem, most)
     sums = _along if along else _across
     product = _forward if forward else _transposed
@@ -54,26 +58,26 @@ def fused_sums(
 
 def _forward(x, some: Lanes, problem, sums):
     m, k = x.shape
-    missing = some.count * some.size - k
-    x = jnp.pad(x, ((0, 0), (0, missing))).reshape(m, some.count, some.size)
+    x = _converted(some.from_rows(x))
 
     def term(r, i):
         found = x[r, None, :, i] * some.numbers(i, r * some.size + i)
-        if missing == 0:
-            return found
+        inside = some.places(i) < k
         # (What is beyond the row has the scale of its last block, which may be NaN.)
-        inside = np.arange(some.count) * some.size + i < k
-        return jnp.where(inside[None], found, 0)
+        return found if np.all(inside) else jnp.where(inside[None], found, 0)
 
+    each, places = _together(), range(some.size)
     terms = [
-        ft.reduce(operator.add, [term(r, i) for i in range(some.size)])
+        ft.reduce(operator.add, [term(r, i) for i in places[first : first + each]])
+        for first in places[::each]
         for r in range(m)
     ]
-    return sums(terms, 1, problem)
+    y = sums(terms, 1, problem)
+    return jnp.sum(y.reshape(-1, m, problem.n), 0)
 
 
 def _transposed(x, some: Lanes, problem, sums):
-    m, k = x.shape[0], problem.k
+    m, x = x.shape[0], _converted(x)
     each = max(1, _most_terms // m)
     found = []
     for first in range(0, some.size, each):
@@ -85,8 +89,17 @@ def _transposed(x, some: Lanes, problem, sums):
         ]
         y = sums(terms, 0, problem)
         found += [y[i * m : (i + 1) * m] for i in range(len(places))]
-    y = jnp.stack(found, axis=-1)
-    return y.reshape(m, some.count * some.size)[:, :k]
+    return some.to_rows(jnp.stack(found, axis=-1), problem.k)
+
+
+def _together():
+    """How many products are added up before a sum over lanes."""
+    return _few_terms if hopper() is None or blackwell() else _most_terms
+
+
+def _converted(x):
+    # (Once, not by each thread.)
+    return lax.optimization_barrier(x.astype(jnp.float32))
 
 
 def _along(
@@ -120,7 +133,8 @@ def _across(
     # those of the others do.)
     few = 1 if unit_of(problem)[1] > 1 else min(2, len(terms) // (problem.rows or 1))
     each = few * max(1, other * problem.stack)
-    parts = max(1, min(-(-_threads // each), size // 8))
+    threads = 2 * _threads if blackwell() else _threads
+    parts = max(1, min(-(-threads // each), size // 8))
     length = -(-size // parts)
     window, padding = [1, 1], [(0, 0), (0, 0)]
     window[axis] = length
@@ -156,6 +170,8 @@ def _supports(problem: Problem) -> str | None:
     codes, _ = unit_of(problem)
     across = problem.product != "matmul"
     most = _most_terms if across and codes > 4 else 2 * _most_terms
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        most = _most_terms // 2  # Of these, an expression is several times as long.
     if problem.rows * codes > most:
         of = problem.format
         return f"is for at most {most // codes} rows of {of}, got {problem.rows}"

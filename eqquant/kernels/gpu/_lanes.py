@@ -1,4 +1,5 @@
 import functools as ft
+import itertools as it
 import math
 import operator
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, Integer
 
 from ...formats import (
     AbstractComposite,
+    AbstractGGUFBlocks,
     AbstractGGUFBytes,
     AbstractGrid,
     Code,
@@ -33,28 +35,58 @@ from ._words import points_of
 
 
 class Lanes(NamedTuple):
-    """A weight as lanes: runs of a few numbers of its rows, all packed alike.
+    """A weight as lanes: a few numbers each of its rows, all packed alike.
 
     - `size`: how many numbers a lane has.
     - `count`: how many lanes a row has. The last may go on beyond it.
+    - `at`: the lanes of a group, which has `at.size` numbers, by their places in it,
+      `[size, lanes]`. The groups of a row come one after another.
     - `numbers`: `numbers(i, copy)` are the numbers at the place `i` of all lanes. XLA
       does not know that two copies are the same.
     """
 
     size: int
     count: int
+    at: Integer[np.ndarray, "c l"]
     numbers: Callable[[int, int], Float[Array, "n u"]]
+
+    def places(self, i: int) -> Integer[np.ndarray, " u"]:
+        """The places in a row of the numbers at the place `i` of all lanes."""
+        groups = np.arange(self.count // self.at.shape[1])
+        return (groups[:, None] * self.at.size + self.at[i]).reshape(-1)
+
+    def from_rows(self, x: Float[Array, "m k"]) -> Float[Array, "m u c"]:
+        """Numbers in rows as those of lanes. What is missing are zeros."""
+        (m, k), size = x.shape, self.at.size
+        groups = self.count // self.at.shape[1]
+        x = jnp.pad(x, ((0, 0), (0, groups * size - k))).reshape(m, groups, size)
+        order = self.at.T.reshape(-1)
+        return _in_order(x, order).reshape(m, self.count, self.size)
+
+    def to_rows(self, y: Float[Array, "m u c"], k: int) -> Float[Array, "m k"]:
+        """The inverse of `from_rows`."""
+        order = np.argsort(self.at.T.reshape(-1))
+        y = y.reshape(y.shape[0], -1, self.at.size)
+        return _in_order(y, order).reshape(y.shape[0], -1)[:, :k]
+
+
+def _in_order(x, order):
+    if np.array_equal(order, np.arange(order.size)):
+        return x
+    return jnp.take(x, order, axis=-1, mode="clip")
 
 
 def lanes(stored: Stored, problem: Problem, most: int) -> Lanes:
     """A weight as lanes of at most so many numbers, or as few as whole bytes allow."""
-    rows, grid = problem.layout.to_rows(stored), grid_of(problem)
+    rows = problem.layout.to_rows(stored)
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        return _of_blocks(rows["blocks"], problem.format, problem)
+    grid = grid_of(problem)
     n, j = rows["codes"].shape
     fields, nbytes = _unit(grid)
     size = _units(grid, len(fields), j // nbytes, most)
     number, nbytes = size * len(fields), size * nbytes
     bytes = rows["codes"].reshape(n, j // nbytes, nbytes)
-    swapped = lambda a: a if problem.row_axis == -2 else a.T
 
     def numbers(i, copy):
         unit, place = divmod(i, len(fields))
@@ -63,14 +95,41 @@ def lanes(stored: Stored, problem: Problem, most: int) -> Lanes:
             _zeros(bytes[:, :, unit * nbytes // size + b], copy),
         )
         code = _code(byte, fields[place], grid, place)
-        # (Where a lookup writes its results in rows, it should write them as the bytes
-        # lie in memory. Nothing is moved.)
-        points = swapped(_points(grid, swapped(code)))
+        points = _points(grid, code, problem)
         zero = _zeros(bytes[:, :, 0], copy)
         scale, offset = _scaling(rows, problem, number, i, zero)
         return grid.numbers(points, scale, offset)
 
-    return Lanes(number, j // nbytes, numbers)
+    return Lanes(number, j // nbytes, np.arange(number)[:, None], numbers)
+
+
+def _of_blocks(rows, format, problem):
+    """Those of blocks as in files: each has the numbers that are read from one byte."""
+    n, number = rows.shape[0], rows.shape[1] // format.type_size
+    blocks = rows.reshape(n, number, format.type_size)
+    at, grid = format.by_byte, grid_of(problem)
+    part = at // grid.block_size
+    # So many lanes side by side are of one part. (With more, XLA may find that bytes of
+    # scales had better be copied first.)
+    width = math.gcd(8, *(np.diff(part).nonzero()[1] + 1).tolist(), at.shape[1])
+
+    def numbers(i, copy):
+        count = it.count()
+
+        def zeros(width, first, last):
+            # (Any bytes of the block do.)
+            bytes = blocks[:, :, first * width : last * width]
+            found = _zeros(bytes, 16 * copy + next(count)).astype(jnp.uint8)
+            return found.reshape(n, number, last - first, width)
+
+        each, parts = at[i].tolist(), part[i, ::width].tolist()
+        code = format.codes_of(blocks, tuple(each), ft.partial(zeros, 1))
+        scale, low = format.scales_of(blocks, tuple(parts), ft.partial(zeros, width))
+        points = _points(grid, code.reshape(n, -1), problem)
+        low = None if low is None else low.reshape(n, -1)
+        return grid.numbers(points, scale.reshape(n, -1), low)
+
+    return Lanes(len(at), number * at.shape[1], at, numbers)
 
 
 def grid_of(problem: Problem) -> AbstractGrid:
@@ -86,8 +145,10 @@ def refuse_lanes(problem: Problem) -> str | None:
     format = problem.format
     if not isinstance(format, AbstractComposite):
         return None
+    if isinstance(format, AbstractGGUFBlocks):
+        return None
     if isinstance(format, AbstractGGUFBytes):
-        return f"needs codes and scales in arrays of their own, got {format}"
+        return f"needs codes that stand for one number each, got {format}"
     if not isinstance(format.base, AbstractGrid) or not format.splits:
         return f"needs codes of a grid with blocks in one row each, got {format}"
     block, number = format.base.block_size, len(_unit(format.base)[0])
@@ -98,6 +159,8 @@ def refuse_lanes(problem: Problem) -> str | None:
 
 def unit_of(problem: Problem) -> tuple[int, int]:
     """How many codes end together with a byte, and the number of their bytes."""
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        return len(problem.format.by_byte), 1
     fields, nbytes = _unit(grid_of(problem))
     return len(fields), nbytes
 
@@ -134,15 +197,18 @@ def _code(byte, fields, grid, place):
     return ft.reduce(operator.or_, map(bits, fields))
 
 
-def _points(grid, code):
+def _points(grid, code, problem):
     found = points_of(grid)
     if found is None or found.table is None:
         return grid.to_points(code)
     table = jnp.asarray(found.table, jnp.float32)
-    return table.at[code].get(mode="promise_in_bounds")
+    # (A lookup writes its results in rows, and should as the bytes lie in memory.
+    # Nothing is moved.)
+    swapped = lambda a: a if problem.row_axis == -2 else a.T
+    return swapped(table.at[swapped(code)].get(mode="promise_in_bounds"))
 
 
-def _zeros(bytes: Integer[Array, "n u"], copy: int) -> Integer[Array, "n u"]:
+def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:
     # A byte has no bits from the eighth on.
     wide = bytes.astype(jnp.uint8).astype(jnp.uint32)
     return (wide >> np.uint32(8 + copy % 24)) << np.uint32(copy // 24)
