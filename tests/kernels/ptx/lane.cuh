@@ -24,7 +24,7 @@ struct alignas(16) Vector {
 #define SHARED static
 #define CONSTANT static const
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 namespace emulator {
 
@@ -89,6 +89,8 @@ inline Word to_bfloat16(float x) {
 
 inline Word and_or(Word a, Word mask, Word others) { return (a & mask) | others; }
 
+inline Word and_xor(Word a, Word mask, Word others) { return (a & mask) ^ others; }
+
 inline Word add_pair(Word a, Word b) {
   using namespace emulator;
   const float low = of(a << 16) + of(b << 16);
@@ -96,7 +98,26 @@ inline Word add_pair(Word a, Word b) {
   return to_bfloat16(low) | to_bfloat16(high) << 16;
 }
 
+inline Word multiply_pair(Word a, Word b) {
+  using namespace emulator;
+  const float low = of(a << 16) * of(b << 16);
+  const float high = of(a & 0xffff0000u) * of(b & 0xffff0000u);
+  return to_bfloat16(low) | to_bfloat16(high) << 16;
+}
+
 inline float of_bits(Word bits) { return emulator::of(bits); }
+
+inline Word bits_of(float number) {
+  Word bits;
+  std::memcpy(&bits, &number, 4);
+  return bits;
+}
+
+inline Word largest_of_pairs(Word a, Word b) {
+  const Word low = (a & 0xffff) > (b & 0xffff) ? a : b;
+  const Word high = a >> 16 > b >> 16 ? a : b;
+  return (low & 0xffff) | (high & 0xffff0000u);
+}
 
 inline float of_half(unsigned short bits) {
   const int exponent = bits >> 10 & 31, rest = bits & 1023;
@@ -110,6 +131,16 @@ inline int lane_of_block() { return emulator::now; }
 inline int lanes_of_block() { return emulator::lanes.size(); }
 inline int block_of_grid(int axis) { return emulator::block[axis]; }
 inline void meet() { emulator::wait(32, emulator::lanes.size()); }
+
+inline Word of_any_of_four(Word bits) {
+  using namespace emulator;
+  const int warp = now / 32, lane = now % 32;
+  operand_a[warp][lane][0] = bits;
+  wait(warp, 32);
+  for (int i = 0; i < 4; ++i) bits |= operand_a[warp][lane / 4 * 4 + i][0];
+  wait(warp, 32);
+  return bits;
+}
 
 // As the manual of PTX lays out the operands of `mma.m16n8k16`.
 inline void multiply_add(float* d, const Word* a, const Word* b, const float* c) {
@@ -154,13 +185,13 @@ inline void store(float* to, float value) {
 
 namespace emulator {
 
-using Kernel = void (*)(void*, void*, void*, void*);
+using Kernel = void (*)(void*, void*, void*, void*, void*);
 
 inline Kernel kernel;
-inline void* operands[4];
+inline void* operands[5];
 
 inline void enter() {
-  kernel(operands[0], operands[1], operands[2], operands[3]);
+  kernel(operands[0], operands[1], operands[2], operands[3], operands[4]);
   lanes[now].done = true;
 }
 

@@ -29,19 +29,15 @@ class Loop(NamedTuple):
 
 
 def source(format, m, n=4096, k=14336):
+    format = format.prepacked("gpu")
     kind = _kind.kind_of(format)
     assert kind is not None
     j, block = k * kind.bits // 8, format.block_size
+    m = min(m, kind.most_rows)
     made = _plan.plan(m, n, j, block, kind.bits, 1)
+    scale_shape = (n, 1 if block is None else k // block)
     return _product.source_of(
-        kind,
-        _kind.scales_of(format),
-        made,
-        rows=m,
-        n=n,
-        row_bytes=j,
-        scale_shape=(n, 1 if block is None else k // block),
-        block=block,
+        format, made, rows=m, n=n, row_bytes=j, scale_shape=scale_shape
     )
 
 
@@ -70,8 +66,8 @@ def tool(name):
     return found
 
 
-def loop(code, groups):
-    """The loop of a kernel for so many groups of rows."""
+def loop(code, products):
+    """The loop of a kernel that multiplies each register of weights so many times."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
@@ -93,5 +89,5 @@ def loop(code, groups):
             loops.append([line.split()[0].split(".")[0] for line in body])
     (body,) = [names for names in loops if "HMMA" in names]
     names = collections.Counter(body)
-    # Each multiplies eight numbers that the lane has decoded by the rows of a group.
-    return Loop(len(body) / (names["HMMA"] / groups * 8), names)
+    # (Of eight numbers that the lane has decoded.)
+    return Loop(len(body) / (names["HMMA"] / products * 8), names)

@@ -87,16 +87,14 @@ def test_capabilities(monkeypatch, capability, fits):
 @pytest.mark.parametrize(
     "problem, reason",
     (
-        (case(65), "is for at most 64 rows of bfloat16 inputs, got 65"),
-        (case(33, dtype=jnp.float16), "at most 32 rows of float16 inputs, got 33"),
-        (case(22, dtype=jnp.float32), "at most 21 rows of float32 inputs, got 22"),
+        (case(65), "is for at most 64 rows, got 65"),
         (case(0), "is for operands that are not empty"),
         (case(k=0), "is for operands that are not empty"),
         (dataclasses.replace(case(), portable=True), "JAX does not allow its call"),
         (dataclasses.replace(case(), rows=None), "needs to know the number of rows"),
         (dataclasses.replace(case(), stack=70000), "at most 65535 weights at a time"),
         (dataclasses.replace(case(), precision="highest"), "has errors up to 1e-04"),
-        (case(format=eqq.Dynamic8(32)), "needs integers of 2, 4 or 8 bits or a table"),
+        (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
         (case(format=eqq.Int4(16)), "needs larger blocks, of a power of two"),
     ),
 )

@@ -3,8 +3,6 @@ from typing import NamedTuple
 
 # The rows of `x` that tensor cores multiply at once, and those of the weight.
 group, tile = 8, 16
-# The most rows of `x`. (More would need more registers than there are.)
-most_rows = 64
 # The most warps of a block.
 _warps = 8
 # How many blocks there should be, if the contracted axis is long enough: some for each

@@ -1,10 +1,20 @@
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, BFloat16, Float
 
-from ....formats import AbstractFormat, AbstractGrid, from_bits, round_trip, Stored
+from ....formats import (
+    AbstractFormat,
+    AbstractGGUFBytes,
+    AbstractGrid,
+    from_bits,
+    round_trip,
+    Stored,
+)
+from ..._adapted import of_base, on_base
 from ..._finite import infinite_as_nan
 from ..._problem import Problem
 from ..._table import register_kernel
@@ -12,8 +22,8 @@ from .._devices import ampere, hopper
 from . import _nvrtc as nvrtc
 from ._cache import ptx_of
 from ._call import call
-from ._kind import Kind, kind_of, scales_of
-from ._plan import bytes_of_lane, group, most_rows, Plan, plan, tile
+from ._kind import Kind, kind_of, scales_numbers, scales_of
+from ._plan import bytes_of_lane, group, Plan, plan, tile
 
 
 def bfloat16_mma(
@@ -24,6 +34,8 @@ def bfloat16_mma(
     of two numbers of bfloat16, and those in float32 of three. NVRTC compiles it when a
     program is traced. Its instructions were counted, and its results checked in an
     emulator: it was never timed, nor run on a GPU.
+
+    Where blocks have minima, an infinite input gives NaN.
     """
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
@@ -32,18 +44,28 @@ def bfloat16_mma(
     parts = parts_of(x)
     codes = lax.bitcast_convert_type(rows["codes"], jnp.uint8)
     n, j = codes.shape
-    made = plan(len(parts) * m, n, j, format.block_size, kind.bits, problem.stack)
+    number = min(len(parts) * m, kind.most_rows)
+    made = plan(number, n, j, format.block_size, kind.bits, problem.stack)
     codes = jnp.pad(codes, ((0, 0), (0, -j % made.nbytes)))
     operands = [codes]
-    if format.block_size is not None:
+    if scales_numbers(format):
         operands.append(rows["scale"])
-    operands.append(in_order(jnp.concatenate(parts), kind, made))
-    y = _products(operands, kind, scales_of(format), format.block_size, made)
+        if format.offset is not None:
+            shape = rows["scale"].shape
+            operands.append(jnp.broadcast_to(rows[format.offset], shape))
+    inputs = in_order(jnp.concatenate(parts), kind, made)
+    some = [inputs[i : i + number] for i in range(0, len(inputs), number)]
+    products = [_products([*operands, x], format, made) for x in some]
+    y = jnp.concatenate(products, axis=-2)
     y = jnp.sum(y.reshape(made.splits * len(parts), m, n), axis=0)
-    if format.block_size is None:
+    if not scales_numbers(format):
         scale = from_bits(rows["scale"], format.scale_dtype)[:, 0]
         y = y * infinite_as_nan(scale)[None]
     return y.astype(problem.dtype)
+
+
+# For more rows, decoding the weight once takes less time.
+_most_rows = 64
 
 
 def parts_of(x: Float[Array, "m k"]) -> list[BFloat16[Array, "m k"]]:
@@ -81,7 +103,7 @@ def in_order(
     return halves.swapaxes(2, 3).reshape(x.shape)
 
 
-def _products(operands, kind, scales, block, made):
+def _products(operands, format, made):
     """The sums of each part of the contracted axis, `*b s m n`, of operands with
     leading axes `*b`."""
 
@@ -90,14 +112,12 @@ def _products(operands, kind, scales, block, made):
         *stack, n, j = operands[0].shape
         x = operands[-1]
         source = source_of(
-            kind,
-            scales,
+            format,
             made,
             rows=x.shape[-2],
             n=n,
             row_bytes=j,
             scale_shape=operands[1].shape[-2:],
-            block=block,
         )
         shape = (*stack, made.splits, x.shape[-2], n)
         grid = (-(-n // tile), made.splits, int(np.prod(stack, dtype=int)))
@@ -121,17 +141,17 @@ name = "eqquant_product"
 
 
 def source_of(
-    kind: Kind,
-    scales: str,
+    format: AbstractGrid,
     made: Plan,
     *,
     rows: int,
     n: int,
     row_bytes: int,
     scale_shape: tuple[int, int],
-    block: int | None,
 ) -> str:
     """The program of a product, whose sizes are constants of it."""
+    kind, scales, block = kind_of(format), scales_of(format), format.block_size
+    assert kind is not None
     blocks = 1 if block is None else scale_shape[1]
     step = 4 * made.nbytes * 8 // kind.bits
     sizes = dict(
@@ -140,12 +160,11 @@ def source_of(
         columns=made.columns,
         row_bytes=row_bytes,
         steps=made.steps,
-        steps_of_block=1 if block is None else block // step,
+        steps_of_block=made.steps if block is None else block // step,
         blocks=blocks,
         scales_of_row=0 if scale_shape[0] == 1 and n > 1 else blocks,
         splits=made.splits,
     )
-    scaled = block is not None
     table = ""
     if kind.table:
         bits = ", ".join(map(hex, kind.table))
@@ -153,18 +172,36 @@ def source_of(
             f"CONSTANT unsigned short points[16] = {{{bits}}};\n"
             "struct Points { ON_LANE static Word bits(int i) { return points[i]; } };\n"
         )
-    arguments = f"{made.nbytes}, {made.groups}, {made.warps}, {made.ahead}"
+    arguments = (
+        *(kind.codes, scales, f"Offset::{kind.offset}"),
+        *(made.nbytes, made.groups, made.warps, made.ahead),
+    )
+    has = dict(codes=True, scales=scales != "None", offsets=kind.offset != "kNone")
+    types = dict(codes="unsigned char", scales="P::Scale", offsets="P::Shift")
+    parameters = [f"const {types[name]}* {name}" for name in types if has[name]]
+    operands = [name if has[name] else "nullptr" for name in types]
     return (
         '#include "product.cuh"\n'
         f"{table}"
-        f'extern "C" __global__ void __launch_bounds__({32 * made.warps})\n'
-        f"{name}(const unsigned char* codes, "
-        f"{'const void* scales, ' if scaled else ''}const Vector* x, float* y) {{\n"
-        f"  Product<{kind.codes}, {scales}, {arguments}>::run(\n"
-        f"      codes, {'scales' if scaled else 'nullptr'}, x, y,\n"
-        f"      Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
+        f"using P = Product<{', '.join(map(str, arguments))}>;\n"
+        f'extern "C" __global__ void __launch_bounds__({_bounds(kind, made)})\n'
+        f"{name}({', '.join(parameters)}, const Vector* x, float* y) {{\n"
+        f"  P::run({', '.join(operands)}, x, y,\n"
+        f"         Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
         "}\n"
     )
+
+
+def _bounds(kind, made):
+    # The threads of a block, and how many blocks a multiprocessor should have room for.
+    # (Without that, compilers spill registers where there are few rows; and with it,
+    # where sums take many.)
+    threads = 32 * made.warps
+    if kind.adds_inputs:
+        blocks = 1 if kind.bits == 8 else None
+    else:
+        blocks = {1: 3, 2: 2}.get(made.groups)
+    return str(threads) if blocks is None else f"{threads}, {blocks}"
 
 
 def _grid(problem):
@@ -194,18 +231,18 @@ def _supports(problem: Problem) -> str | None:
         return "needs to know the number of rows when compiling"
     if 0 in (problem.rows, problem.n, problem.k):
         return "is for operands that are not empty"
-    most = most_rows // _parts(problem)
-    if problem.rows > most:
-        of = "quantized" if problem.activation is not None else problem.dtype.name
-        return f"is for at most {most} rows of {of} inputs, got {problem.rows}"
+    if problem.rows > _most_rows:
+        return f"is for at most {_most_rows} rows, got {problem.rows}"
     if problem.stack > _most_blocks:
         return f"is for at most {_most_blocks} weights at a time, got {problem.stack}"
+    if problem.k > _most_columns:
+        return f"is for rows of at most {_most_columns} numbers, got {problem.k}"
     format = _grid(problem)
     kind = kind_of(format)
     if kind is None:
         return (
-            "needs integers of 2, 4 or 8 bits or a table of 16 points, without "
-            f"offsets, got {format}"
+            "needs integers of 1, 2, 4 or 8 bits, a table of 16 points or `e4m3`, in "
+            f"blocks that are runs of positions, got {format}"
         )
     if bytes_of_lane(format.block_size, kind.bits) is None:
         return f"needs larger blocks, of a power of two, got {format}"
@@ -214,12 +251,17 @@ def _supports(problem: Problem) -> str | None:
 
 # Along all axes of a grid but the first.
 _most_blocks = 65535
+# So that places in the rows of inputs fit into 32 bits.
+_most_columns = 2**24
 
 
 def error(problem: Problem) -> float:
+    """The bound on its error."""
     # Tensor cores do not round sums to nearest. (By how much they are off is not
-    # documented.) A table in bfloat16 is off by up to a 512th.
-    return 1e-4 if _kind(problem).exact else 4e-3
+    # documented.) A table in bfloat16 is off by up to a 512th. Minima are added to
+    # sums, of which they may take off the most.
+    kind = _kind(problem)
+    return 4e-3 if not kind.exact else 1e-3 if kind.adds_inputs else 1e-4
 
 
 def _seconds(problem: Problem) -> float:
@@ -229,18 +271,28 @@ def _seconds(problem: Problem) -> float:
     nbytes = problem.format.bits / 8
     if problem.row_axis != -2:
         nbytes += 2 * nbytes
-    groups = -(-problem.rows * _parts(problem) // group)
-    seconds = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13)
+    rows, most = problem.rows * _parts(problem), _kind(problem).most_rows
+    groups = -(-min(rows, most) // group)
+    seconds = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13) * -(-rows // most)
     # Until it is timed, it is held to be slower than those that were, on Hopper.
     return problem.numbers * seconds * (3 if hopper() is None else 1)
 
 
-register_kernel(
-    "matmul",
-    AbstractGrid,
-    "cuda",
-    activation=(None, AbstractFormat),
-    supports=_supports,
-    error=error,
-    seconds=_seconds,
-)(bfloat16_mma)
+def _seconds_of_blocks(problem: Problem) -> float:
+    # The codes are written and read, and a scale and a minimum of each part.
+    base = of_base(problem)
+    nbytes = base.format.bits / 8 + 8 / (base.format.block_size or base.k)
+    return _seconds(base) + problem.numbers * 2 * nbytes / 3e12
+
+
+_register = ft.partial(
+    register_kernel, "matmul", platform="cuda", activation=(None, AbstractFormat)
+)
+_register(AbstractGrid, supports=_supports, error=error, seconds=_seconds)(bfloat16_mma)
+# (XLA unpacks the blocks of files.)
+_register(
+    AbstractGGUFBytes,
+    supports=lambda problem: _supports(of_base(problem)),
+    error=lambda problem: error(of_base(problem)),
+    seconds=_seconds_of_blocks,
+)(on_base(bfloat16_mma))

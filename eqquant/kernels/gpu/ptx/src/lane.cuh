@@ -18,6 +18,13 @@ ON_LANE Word and_or(Word a, Word mask, Word others) {
   return r;
 }
 
+// (a & mask) ^ others
+ON_LANE Word and_xor(Word a, Word mask, Word others) {
+  Word r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(a), "r"(mask), "r"(others));
+  return r;
+}
+
 // Of two bfloat16: a + b. (A product with one comes with it, since sm_80 has no sum.)
 ON_LANE Word add_pair(Word a, Word b) {
   Word r;
@@ -25,7 +32,22 @@ ON_LANE Word add_pair(Word a, Word b) {
   return r;
 }
 
+// And a * b. (The sum with -0 changes nothing.)
+ON_LANE Word multiply_pair(Word a, Word b) {
+  Word r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+  return r;
+}
+
+// The larger, of two positive bfloat16 each.
+ON_LANE Word largest_of_pairs(Word a, Word b) {
+  Word r;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 ON_LANE float of_bits(Word bits) { return __uint_as_float(bits); }
+ON_LANE Word bits_of(float number) { return __float_as_uint(number); }
 
 ON_LANE float of_half(unsigned short bits) {
   float r;
@@ -78,6 +100,12 @@ ON_LANE int block_of_grid(int axis) {
   return axis == 0 ? blockIdx.x : axis == 1 ? blockIdx.y : blockIdx.z;
 }
 ON_LANE void meet() { __syncthreads(); }
+
+// The bits that any of the four lanes of a row has.
+ON_LANE Word of_any_of_four(Word bits) {
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+  return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
+}
 
 // Memory that the lanes of a block share.
 #define SHARED __shared__ __align__(16)

@@ -25,7 +25,8 @@ struct Sizes {
   int rows, n, columns, row_bytes, steps, steps_of_block, blocks, scales_of_row, splits;
 };
 
-template <class Codes, class Scales, int kBytes, int kGroups, int kWarps, int kAhead>
+template <class Codes, class Scales, Offset kOffset, int kBytes, int kGroups, int kWarps,
+          int kAhead>
 struct Product {
   static constexpr int kWords = kBytes / 4;
   // The columns of a step: of a lane, and of all four.
@@ -34,16 +35,22 @@ struct Product {
   static constexpr int kStepBytes = 4 * kBytes;
   static constexpr bool kScaled = Scales::applied;
 
-  // The codes and scales of a step, for the two rows of a lane.
+  static constexpr bool kShifted = kOffset != Offset::kNone;
+  using Scale = typename Scales::Stored;
+  using Shift = typename Offsets<Scales, kOffset>::Stored;
+
+  // The codes, scales and offsets of a step, for the two rows of a lane.
   struct Loaded {
     Word codes[2][kWords];
-    typename Scales::Stored scales[2];
+    Scale scales[2];
+    Shift offsets[2];
   };
 
   // Where the lane reads the two rows, at the group of steps that comes next.
   struct Weight {
     const unsigned char* codes[2];
-    const typename Scales::Stored* scales[2];
+    const Scale* scales[2];
+    const Shift* offsets[2];
     int step;
   };
 
@@ -63,10 +70,13 @@ struct Product {
       if constexpr (kScaled) {
         // (After the last step, `x` has zeros; but zero times a scale that is not a
         // number is none.)
+        const int block = each ? d : (w.step + d) / s.steps_of_block;
         to[d].scales[h] = 0;
-        if (whole || w.step + d < s.steps)
-          to[d].scales[h] =
-              load(w.scales[h] + (each ? d : (w.step + d) / s.steps_of_block));
+        to[d].offsets[h] = 0;
+        if (whole || w.step + d < s.steps) {
+          to[d].scales[h] = load(w.scales[h] + block);
+          if constexpr (kShifted) to[d].offsets[h] = load(w.offsets[h] + block);
+        }
       }
     }
   }
@@ -75,18 +85,29 @@ struct Product {
     w.step += kAhead;
     EACH for (int h = 0; h < 2; ++h) {
       w.codes[h] += kAhead * kStepBytes;
-      if (kScaled && s.steps_of_block == 1) w.scales[h] += kAhead;
+      if (kScaled && s.steps_of_block == 1) {
+        w.scales[h] += kAhead;
+        if (kShifted) w.offsets[h] += kAhead;
+      }
     }
   }
 
   ON_LANE static void add_step(float (*sums)[4], const Loaded& loaded, const Word* table,
-                               const Vector* x, const Vector* x_last,
+                               Word (&largest)[2], const Vector* x, const Vector* x_last,
                                const Sizes& s) {
     constexpr float zeros[4] = {};
-    float part[kGroups][4];
+    // Minima multiply the sums of inputs: products with ones.
+    constexpr bool has_zeros = kOffset == Offset::kZeroPoint;
+    constexpr bool adds_inputs = kOffset == Offset::kMinimum;
+    constexpr Word ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+    float part[kGroups][4], inputs[kGroups][4];
+    Word added[2];
+    EACH for (int h = 0; h < 2; ++h)
+      added[h] = Codes::added(has_zeros ? Word(loaded.offsets[h]) : Codes::zero);
     EACH for (int i = 0; i < kWords; ++i) {
       Word pairs[2][Codes::pairs];
-      EACH for (int h = 0; h < 2; ++h) Codes::decode(loaded.codes[h][i], table, pairs[h]);
+      EACH for (int h = 0; h < 2; ++h)
+        Codes::template decode<has_zeros>(loaded.codes[h][i], table, added[h], largest[h], pairs[h]);
       EACH for (int j = 0; j < Codes::pairs; j += 2) {
         const Word a[4] = {pairs[0][j], pairs[1][j], pairs[0][j + 1], pairs[1][j + 1]};
         const int word = i * Codes::pairs + j;
@@ -98,24 +119,34 @@ struct Product {
             multiply_add(part[g], a, b, word == 0 ? zeros : part[g]);
           else
             multiply_add(sums[g], a, b, sums[g]);
+          if constexpr (adds_inputs)
+            multiply_add(inputs[g], ones, b, word == 0 ? zeros : inputs[g]);
         }
       }
     }
     if constexpr (kScaled) {
-      float scales[2];
+      float scales[2], minima[2];
       EACH for (int h = 0; h < 2; ++h) {
         const float scale = Scales::number(loaded.scales[h]);
         // An infinite one is not a number: it multiplies numbers of both signs.
         scales[h] = scale * 0 + scale;
+        if constexpr (adds_inputs) {
+          const float low = Scales::number(loaded.offsets[h]);
+          minima[h] = low * 0 + (Codes::missing * scales[h] + low);
+        }
       }
       EACH for (int g = 0; g < kGroups; ++g)
-        EACH for (int i = 0; i < 4; ++i) sums[g][i] += part[g][i] * scales[i / 2];
+        EACH for (int i = 0; i < 4; ++i) {
+          sums[g][i] += part[g][i] * scales[i / 2];
+          if constexpr (adds_inputs) sums[g][i] += inputs[g][i] * minima[i / 2];
+        }
     }
   }
 
   // `stack` products run side by side: their operands follow each other.
-  ON_LANE static void run(const unsigned char* codes, const void* all_scales,
-                          const Vector* x, float* y, const Sizes& s) {
+  ON_LANE static void run(const unsigned char* codes, const Scale* scales,
+                          const Shift* offsets, const Vector* x, float* y,
+                          const Sizes& s) {
     constexpr int kShared = kWarps * kGroups * 128 > Codes::table_words
                                 ? kWarps * kGroups * 128
                                 : Codes::table_words;
@@ -131,16 +162,18 @@ struct Product {
 
     Weight w;
     w.step = first * kAhead;
-    auto scales = static_cast<const typename Scales::Stored*>(all_scales);
-    scales += one * (s.scales_of_row == 0 ? s.blocks : (long long)s.n * s.blocks);
+    const long long scales_of_one =
+        one * (s.scales_of_row == 0 ? s.blocks : (long long)s.n * s.blocks);
+    const int first_scale = s.steps_of_block == 1 ? w.step : 0;
     EACH for (int h = 0; h < 2; ++h) {
       // (Of rows beyond the last, nothing is stored.)
       const int n = block_of_grid(0) * 16 + row + 8 * h;
       const long long at = n < s.n ? n : s.n - 1;
       w.codes[h] = codes + (one * s.n + at) * s.row_bytes +
                    ((long long)w.step * kStepBytes + quarter * kBytes);
-      w.scales[h] = scales + at * s.scales_of_row;
-      if (s.steps_of_block == 1) w.scales[h] += w.step;
+      const long long of_row = scales_of_one + at * s.scales_of_row + first_scale;
+      w.scales[h] = scales + of_row;
+      w.offsets[h] = offsets + of_row;
     }
     // The row of `x` of this lane: in the first groups, and in the last one. (Likewise.)
     constexpr int before = (kGroups - 1) * 8;
@@ -155,18 +188,27 @@ struct Product {
     const Word* const table = shared + lane;
 
     float sums[kGroups][4] = {};
+    Word largest[2] = {};
     Loaded ahead[kAhead];
     if (first < last)
       EACH for (int d = 0; d < kAhead; ++d) load_group(ahead, d, w, s);
     ONE_BY_ONE for (int i = first; i < last; ++i) {
       next_group(w, s);
       EACH for (int d = 0; d < kAhead; ++d) {
-        add_step(sums, ahead[d], table, x + d * (kStep / 8), x_last + d * (kStep / 8), s);
+        add_step(sums, ahead[d], table, largest, x + d * (kStep / 8),
+                 x_last + d * (kStep / 8), s);
         if (i + 1 < last) load_group(ahead, d, w, s);
       }
       x += kAhead * (kStep / 8);
       x_last += kAhead * (kStep / 8);
     }
+
+    // A row with a weight that is not a number is none.
+    EACH for (int h = 0; h < 2; ++h)
+      if constexpr (Codes::has_nan)
+        if (of_any_of_four(Codes::not_numbers(largest[h])) != 0)
+          EACH for (int g = 0; g < kGroups; ++g)
+            sums[g][2 * h] = sums[g][2 * h + 1] = of_bits(0x7fc00000u);
 
     // The sums of all warps, in order.
     meet();

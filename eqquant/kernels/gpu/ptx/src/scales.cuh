@@ -26,3 +26,15 @@ struct None {
   using Stored = Word;
   ON_LANE static float number(Stored) { return 1; }
 };
+
+// What blocks have beside scales, of a class `Scales`.
+enum class Offset { kNone, kZeroPoint, kMinimum };
+
+template <class Scales, Offset offset>
+struct Offsets {
+  using Stored = typename Scales::Stored;  // of minima
+};
+template <class Scales>
+struct Offsets<Scales, Offset::kZeroPoint> {
+  using Stored = unsigned char;
+};
