@@ -33,11 +33,11 @@ def source(format, m, n=4096, k=14336):
     kind = _kind.kind_of(format)
     assert kind is not None
     j, block = k * kind.bits // 8, format.block_size
-    m = min(m, kind.most_rows)
-    made = _plan.plan(m, n, j, block, kind.bits, 1)
+    made = _plan.plan(n, j, block, kind.bits, 1)
     scale_shape = (n, 1 if block is None else k // block)
+    rows = min(m, kind.most_rows)
     return _product.source_of(
-        format, made, rows=m, n=n, row_bytes=j, scale_shape=scale_shape
+        format, made, rows=rows, n=n, row_bytes=j, scale_shape=scale_shape
     )
 
 

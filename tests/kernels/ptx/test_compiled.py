@@ -24,8 +24,8 @@ def test_nothing_is_spilled(name, m, architecture):
     _, log = machine_code.compiled(machine_code.source(kinds[name], m), architecture)
     assert machine_code.spilled(log) == 0
     registers = int(re.findall(r"Used (\d+) registers", log)[0])
-    # Two blocks of a multiprocessor at least, but for the most rows.
-    assert registers <= (128 if m <= 32 else 255)
+    # Of 65536, for two blocks on a multiprocessor at least if there are few rows.
+    assert registers <= (128 if m <= 16 else 255)
     # What no kernel has to ask for.
     assert int((re.findall(r"(\d+) bytes smem", log) or ["0"])[0]) <= 48 * 1024
 
@@ -36,19 +36,21 @@ def test_nothing_is_spilled(name, m, architecture):
     "name, most",
     (
         ("int4", 2.1),
-        ("int4-128", 2.1),
+        ("int4-128", 2.0),
         ("int4-channel", 2.0),
-        ("int-2", 2.2),
-        ("nf4", 2.9),
-        ("fp4", 3.2),
         ("int4-affine", 2.4),
-        ("gptq", 2.3),
+        ("gptq", 2.2),
         ("mlx", 2.9),
-        ("int-8-zero-point", 3.4),
-        ("binary", 1.6),
-        ("fp8", 3.5),
+        ("q4_0", 2.6),
+        ("nf4", 2.9),
+        ("fp4", 3.1),
         ("int8", 2.5),
         ("int8-32", 3.0),
+        ("int-8-zero-point", 4.2),
+        ("fp8", 3.5),
+        ("int-2", 2.2),
+        ("ternary", 1.9),
+        ("binary", 1.4),
     ),
 )
 def test_instructions_of_a_weight(name, most, architecture):

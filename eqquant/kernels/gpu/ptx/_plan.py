@@ -17,7 +17,6 @@ class Plan(NamedTuple):
     """How a product is computed: see `src/product.cuh`.
 
     - `nbytes`: of a row, that a lane loads at once: 4, 8 or 16.
-    - `groups`: of eight rows of `x`.
     - `warps`: of a block.
     - `ahead`: the number of steps in a group of steps, which are loaded together.
     - `steps`: along the contracted axis.
@@ -26,7 +25,6 @@ class Plan(NamedTuple):
     """
 
     nbytes: int
-    groups: int
     warps: int
     ahead: int
     steps: int
@@ -45,9 +43,9 @@ def bytes_of_lane(block: int | None, bits: int) -> int | None:
     return None
 
 
-def plan(m: int, n: int, j: int, block: int | None, bits: int, stack: int) -> Plan:
-    """Chooses a plan for `m` rows of `x` and a weight of `n` rows of `j` bytes, with
-    `stack` such products side by side."""
+def plan(n: int, j: int, block: int | None, bits: int, stack: int) -> Plan:
+    """Chooses a plan for a weight of `n` rows of `j` bytes, with `stack` such products
+    side by side."""
     nbytes = bytes_of_lane(block, bits)
     assert nbytes is not None
     steps, ahead = -(-j // (4 * nbytes)), _ahead // nbytes
@@ -58,4 +56,4 @@ def plan(m: int, n: int, j: int, block: int | None, bits: int, stack: int) -> Pl
     while blocks * splits < _blocks and 4 * splits * warps <= groups_of_steps:
         splits *= 2
     columns = groups_of_steps * ahead * 4 * nbytes * 8 // bits
-    return Plan(nbytes, -(-m // group), warps, ahead, steps, splits, columns)
+    return Plan(nbytes, warps, ahead, steps, splits, columns)

@@ -35,7 +35,7 @@ def bfloat16_mma(
     program is traced. Its instructions were counted, and its results checked in an
     emulator: it was never timed, nor run on a GPU.
 
-    Where blocks have minima, an infinite input gives NaN.
+    Where blocks have minima, an infinite input may give NaN.
     """
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
@@ -44,8 +44,7 @@ def bfloat16_mma(
     parts = parts_of(x)
     codes = lax.bitcast_convert_type(rows["codes"], jnp.uint8)
     n, j = codes.shape
-    number = min(len(parts) * m, kind.most_rows)
-    made = plan(number, n, j, format.block_size, kind.bits, problem.stack)
+    made = plan(n, j, format.block_size, kind.bits, problem.stack)
     codes = jnp.pad(codes, ((0, 0), (0, -j % made.nbytes)))
     operands = [codes]
     if scales_numbers(format):
@@ -54,7 +53,8 @@ def bfloat16_mma(
             shape = rows["scale"].shape
             operands.append(jnp.broadcast_to(rows[format.offset], shape))
     inputs = in_order(jnp.concatenate(parts), kind, made)
-    some = [inputs[i : i + number] for i in range(0, len(inputs), number)]
+    most = kind.most_rows
+    some = [inputs[i : i + most] for i in range(0, len(inputs), most)]
     products = [_products([*operands, x], format, made) for x in some]
     y = jnp.concatenate(products, axis=-2)
     y = jnp.sum(y.reshape(made.splits * len(parts), m, n), axis=0)
@@ -172,9 +172,10 @@ def source_of(
             f"CONSTANT unsigned short points[16] = {{{bits}}};\n"
             "struct Points { ON_LANE static Word bits(int i) { return points[i]; } };\n"
         )
+    groups = -(-rows // group)
     arguments = (
         *(kind.codes, scales, f"Offset::{kind.offset}"),
-        *(made.nbytes, made.groups, made.warps, made.ahead),
+        *(made.nbytes, groups, made.warps, made.ahead),
     )
     has = dict(codes=True, scales=scales != "None", offsets=kind.offset != "kNone")
     types = dict(codes="unsigned char", scales="P::Scale", offsets="P::Shift")
@@ -184,7 +185,7 @@ def source_of(
         '#include "product.cuh"\n'
         f"{table}"
         f"using P = Product<{', '.join(map(str, arguments))}>;\n"
-        f'extern "C" __global__ void __launch_bounds__({_bounds(kind, made)})\n'
+        f'extern "C" __global__ void __launch_bounds__({_bounds(kind, groups, made)})\n'
         f"{name}({', '.join(parameters)}, const Vector* x, float* y) {{\n"
         f"  P::run({', '.join(operands)}, x, y,\n"
         f"         Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
@@ -192,15 +193,17 @@ def source_of(
     )
 
 
-def _bounds(kind, made):
+def _bounds(kind, groups, made):
     # The threads of a block, and how many blocks a multiprocessor should have room for.
     # (Without that, compilers spill registers where there are few rows; and with it,
     # where sums take many.)
     threads = 32 * made.warps
     if kind.adds_inputs:
         blocks = 1 if kind.bits == 8 else None
+    elif groups == 1 and made.ahead <= 4 and kind.offset == "kNone":
+        blocks = 3
     else:
-        blocks = {1: 3, 2: 2}.get(made.groups)
+        blocks = 2 if groups <= 2 else None
     return str(threads) if blocks is None else f"{threads}, {blocks}"
 
 
