@@ -31,6 +31,10 @@ formats = {
     "nf4": eqq.NF4(64),
     "int8": eqq.Int8(),
     "int8-32": eqq.Int8(32),
+    "gptq": eqq.Int(4, 128, "zero_point", scale_dtype=jnp.float16),
+    "mlx": eqq.Int(4, 64, "minimum", scale_dtype=jnp.bfloat16),
+    "fp8": eqq.FP8(),
+    "binary": eqq.Binary(),
 }
 # The stack of three weights, and one.
 cases = [("a100", name, m, 1) for name in formats for m in (1, 16, 64)]
