@@ -22,7 +22,7 @@ def hopper() -> str | None:
 # (RTX A2000 to RTX 6000 Ada, RTX PRO) and of others, also as parts of a computer.
 _since_ampere = re.compile(
     r"\b(A100|A800|A[1234]0|A10G|A16|A2|L4|L40S?|L20|L2|H\d{2,3}|G?H\d00|G?B\d{2,3})\b"
-    r"|RTX [3-5]0\d0|RTX A\d{4}|\d000 Ada|RTX PRO|Orin|Thor"
+    r"|RTX [3-5]0[5-9]0|RTX A\d{4}|\bAda\b|RTX PRO|Orin|Thor"
 )
 
 

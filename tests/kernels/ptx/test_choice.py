@@ -37,10 +37,11 @@ def case(m=1, k=128, n=64, format=kinds["int4"], dtype=jnp.bfloat16):
 _names = (
     *("NVIDIA A100-SXM4-80GB", "NVIDIA A10G", "NVIDIA A10", "NVIDIA L4", "NVIDIA L40S"),
     *("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4070 Ti", "NVIDIA RTX A6000"),
-    *("NVIDIA RTX 6000 Ada Generation", "NVIDIA GeForce RTX 5090 Laptop GPU"),
+    *("NVIDIA RTX 4000 SFF Ada Generation", "NVIDIA GeForce RTX 5090 Laptop GPU"),
     *("NVIDIA B200", "NVIDIA GB200", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
 )
 _older = ("Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA GeForce RTX 2080 Ti")
+_older += ("Quadro RTX 4000", "NVIDIA GeForce GTX 1080")
 
 
 @pytest.mark.parametrize("gpu", _names)
@@ -108,6 +109,9 @@ def test_without_nvrtc(monkeypatch):
     monkeypatch.setattr(_nvrtc, "_library", lambda: None)
     reason = "needs NVRTC, which `pip install 'jax[cuda13]'` installs and is not here"
     assert chosen(case())[1]["bfloat16_mma"] == reason
+    monkeypatch.setattr(_nvrtc, "_library", object)
+    monkeypatch.setattr(_nvrtc, "_broken", lambda: "needs NVRTC, which does not work")
+    assert chosen(case())[1]["bfloat16_mma"] == "needs NVRTC, which does not work"
     monkeypatch.setenv("EQQUANT_PTX", "0")
     reason = "needs NVRTC, which `EQQUANT_PTX=0` turns off"
     assert chosen(case())[1]["bfloat16_mma"] == reason

@@ -77,6 +77,11 @@ def test_ptx(architecture, tmp_path):
     subprocess.run(command, check=True)
 
 
-def test_failures():
+def test_failures(monkeypatch):
     with pytest.raises(_nvrtc.Failure, match="does not compile.*no_such_type"):
         _nvrtc.compile_ptx("no_such_type x;", {})
+    # One that is not for these GPUs.
+    monkeypatch.setattr(_nvrtc, "_architecture", "compute_20")
+    _nvrtc._broken.cache_clear()
+    assert "does not work here: NVRTC" in str(_nvrtc.missing())
+    _nvrtc._broken.cache_clear()

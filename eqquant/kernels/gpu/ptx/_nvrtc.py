@@ -27,9 +27,7 @@ def missing() -> str | None:
         return "needs NVRTC, which `EQQUANT_PTX=0` turns off"
     if _library() is None:
         return "needs NVRTC, which `pip install 'jax[cuda13]'` installs and is not here"
-    if 80 not in _architectures():
-        return f"needs a version of NVRTC that compiles for {_architecture}"
-    return None
+    return _broken()
 
 
 def version() -> tuple[int, int]:
@@ -96,12 +94,13 @@ def _read(program, what):
 
 
 @ft.cache
-def _architectures() -> tuple[int, ...]:
-    number = ctypes.c_int()
-    _check(_loaded().nvrtcGetNumSupportedArchs(ctypes.byref(number)))
-    found = (ctypes.c_int * number.value)()
-    _check(_loaded().nvrtcGetSupportedArchs(found))
-    return tuple(found)
+def _broken() -> str | None:
+    # (A part of it may be missing, and a version may not be for these GPUs.)
+    try:
+        compile_ptx('extern "C" __global__ void nothing() {}', {})
+    except Failure as e:
+        return f"needs NVRTC, which does not work here: {e}"
+    return None
 
 
 def _check(status):

@@ -3,7 +3,7 @@
 
 using Word = unsigned int;
 
-struct Vector {
+struct alignas(16) Vector {
   Word words[4];
 };
 
