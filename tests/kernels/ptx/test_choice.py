@@ -95,6 +95,10 @@ def test_capabilities(monkeypatch, capability, fits):
         (dataclasses.replace(case(), rows=None), "needs to know the number of rows"),
         (dataclasses.replace(case(), stack=70000), "at most 65535 weights at a time"),
         (dataclasses.replace(case(), precision="highest"), "has errors up to 1e-04"),
+        (
+            dataclasses.replace(case(format=eqq.Dynamic8(32)), precision="highest"),
+            "has errors up to 4e-03",
+        ),
         (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
         (case(format=eqq.Int4(16)), "needs larger blocks, of a power of two"),
     ),

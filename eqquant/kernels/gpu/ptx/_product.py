@@ -263,8 +263,10 @@ def error(problem: Problem) -> float:
     # Tensor cores do not round sums to nearest. (By how much they are off is not
     # documented.) A table in bfloat16 is off by up to a 512th. Minima are added to
     # sums, of which they may take off the most.
-    kind = _kind(problem)
-    return 4e-3 if not kind.exact else 1e-3 if kind.adds_inputs else 1e-4
+    kind = kind_of(_grid(problem))
+    if kind is None or not kind.exact:
+        return 4e-3
+    return 1e-3 if kind.adds_inputs else 1e-4
 
 
 def _seconds(problem: Problem) -> float:

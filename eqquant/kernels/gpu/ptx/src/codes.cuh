@@ -4,14 +4,14 @@
 #include "lane.cuh"
 
 // Each class decodes a word by `decode`, which is given
-// - `table`: the table that `fill` has written, if it has `table_words`: from the word of
-//   the lane on.
+// - `table`: the table that `fill` has written, if it has `table_words`: from the word
+//   of the lane on.
 // - `added`: what `added` makes of the code of zero of the row's block. (`has_zeros`:
 //   whether each block has one of its own.)
 // - `largest`: with which it tells by `not_numbers` whether a code is none (`has_nan`).
 
-// Unsigned integers of 2 or 4 bits. Each pair takes one from either half of the word: code
-// `i` and code `i + pairs`.
+// Unsigned integers of 2 or 4 bits. Each pair takes one from either half of the word:
+// code `i` and code `i + pairs`.
 template <int bits_, int zero_>
 struct Integers {
   static constexpr int bits = bits_, pairs = 16 / bits, zero = zero_;
@@ -54,8 +54,8 @@ struct Signs {
   }
 };
 
-// Integers of 8 bits, of which pairs take one from either half of the word, too. Unsigned
-// ones are decoded less 128.
+// Integers of 8 bits, of which pairs take one from either half of the word, too.
+// Unsigned ones are decoded less 128.
 template <bool is_signed>
 struct Bytes {
   static constexpr int bits = 8, pairs = 2, zero = 0;
@@ -133,7 +133,8 @@ struct Table {
     // A byte, times the 128 bytes of a row of the table.
     EACH for (int i = 0; i < pairs; ++i) {
       const Word at = (i == 0 ? word << 7 : word >> (8 * i - 7)) & 0x7f80;
-      pair[i] = *reinterpret_cast<const Word*>(reinterpret_cast<const char*>(table) + at);
+      pair[i] = *reinterpret_cast<const Word*>(
+          reinterpret_cast<const char*>(table) + at);
     }
   }
 };

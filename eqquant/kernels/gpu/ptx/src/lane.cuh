@@ -1,4 +1,4 @@
-// What one lane of a warp can do. `tests/native/emulated_lane.cuh` is the same for a CPU.
+// What one lane of a warp can do. `tests/kernels/ptx/lane.cuh` is the same for a CPU.
 #pragma once
 
 using Word = unsigned int;
@@ -71,7 +71,9 @@ template <int nbytes>
 ON_LANE void load_once(Word* to, const unsigned char* from) {
   static_assert(nbytes == 4 || nbytes == 8 || nbytes == 16);
   if constexpr (nbytes == 4)
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];"
+                 : "=r"(to[0])
+                 : "l"(from));
   if constexpr (nbytes == 8)
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
                  : "=r"(to[0]), "=r"(to[1])

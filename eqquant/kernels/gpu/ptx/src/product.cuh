@@ -5,8 +5,8 @@
 // that has 16 rows) by groups of 8 rows of `x`. A step is as many columns as the four
 // lanes of a row load at once, `kBytes` each. All of them belong to one block of the
 // weight, so its scale multiplies the sum of the step, and the weight is never rounded.
-// Which columns meet in an MMA does not matter, as long as `x` has the same order: a lane
-// multiplies what it has loaded, and nothing moves between lanes.
+// Which columns meet in an MMA does not matter, as long as `x` has the same order: a
+// lane multiplies what it has loaded, and nothing moves between lanes.
 #pragma once
 #include "codes.cuh"
 #include "scales.cuh"
@@ -18,15 +18,15 @@
 // - `steps`: in which there are any codes.
 // - `steps_of_block`, `blocks`: how many steps have the same scale, and how many scales
 //   a row has.
-// - `scales_of_row`: from the scales of a row to those of the next. Zero if they are the
-//   same.
+// - `scales_of_row`: from the scales of a row to those of the next. Zero if they are
+//   the same.
 // - `splits`: the parts of the contracted axis whose sums are written side by side.
 struct Sizes {
   int rows, n, columns, row_bytes, steps, steps_of_block, blocks, scales_of_row, splits;
 };
 
-template <class Codes, class Scales, Offset kOffset, int kBytes, int kGroups, int kWarps,
-          int kAhead>
+template <class Codes, class Scales, Offset kOffset, int kBytes, int kGroups,
+          int kWarps, int kAhead>
 struct Product {
   static constexpr int kWords = kBytes / 4;
   // The columns of a step: of a lane, and of all four.
@@ -34,7 +34,6 @@ struct Product {
   static constexpr int kStep = 4 * kColumns;
   static constexpr int kStepBytes = 4 * kBytes;
   static constexpr bool kScaled = Scales::applied;
-
   static constexpr bool kShifted = kOffset != Offset::kNone;
   using Scale = typename Scales::Stored;
   using Shift = typename Offsets<Scales, kOffset>::Stored;
@@ -107,7 +106,8 @@ struct Product {
     EACH for (int i = 0; i < kWords; ++i) {
       Word pairs[2][Codes::pairs];
       EACH for (int h = 0; h < 2; ++h)
-        Codes::template decode<has_zeros>(loaded.codes[h][i], table, added[h], largest[h], pairs[h]);
+        Codes::template decode<has_zeros>(loaded.codes[h][i], table, added[h],
+                                          largest[h], pairs[h]);
       EACH for (int j = 0; j < Codes::pairs; j += 2) {
         const Word a[4] = {pairs[0][j], pairs[1][j], pairs[0][j + 1], pairs[1][j + 1]};
         const int word = i * Codes::pairs + j;
