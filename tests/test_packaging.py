@@ -49,6 +49,10 @@ def test_wheel(built):
     assert modules - building < set(names)
     costs = root.glob("eqquant/kernels/cpu/costs/*.json")
     assert {str(path.relative_to(root)) for path in costs} < set(names)
+    # What NVRTC compiles where there is a GPU.
+    sources = {path.name for path in root.glob("eqquant/kernels/gpu/ptx/src/*.cuh")}
+    assert {f"eqquant/kernels/gpu/ptx/src/{name}" for name in sources} < set(names)
+    assert "product.cuh" in sources
     assert "eqquant/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "eqquant",

@@ -13,7 +13,7 @@ import re
 
 if __name__ == "__main__":
     # Before JAX is imported.
-    os.environ |= {"JAX_PLATFORMS": "cpu"}
+    os.environ |= {"JAX_PLATFORMS": "cpu", "EQQUANT_PTX": "0"}
 
 import equinox as eqx
 import jax

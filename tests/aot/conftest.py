@@ -12,4 +12,6 @@ collect_ignore = []
 if "libtpu" not in _installed:
     collect_ignore.append("test_tpu.py")
 if not _cuda <= _installed or jax.__version_info__ < (0, 11, 2):
-    collect_ignore += ["test_cuda.py", "test_fused.py"]
+    collect_ignore += ["test_cuda.py", "test_fused.py", "test_mma.py"]
+elif "nvidia-cuda-nvrtc" not in _installed:
+    collect_ignore.append("test_mma.py")

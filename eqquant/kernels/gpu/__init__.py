@@ -1,5 +1,5 @@
-"""Kernels for GPUs: by XLA alone for any of them, and in Pallas (Mosaic GPU) for
-Hopper.
+"""Kernels for GPUs: by XLA alone for any of them, in CUDA C++ for NVIDIA's since
+Ampere (`ptx`), and in Pallas (Mosaic GPU) for Hopper.
 
 `_fused.py` multiplies a few rows on any GPU, AMD's included: the weight is decoded
 within the fusions that add up (`_lanes.py`). For more, `_decoded.py` decodes it to
@@ -20,5 +20,6 @@ from . import (
     _float as _float,
     _fused as _fused,
     _int8 as _int8,
+    ptx as ptx,
 )
 from ._devices import blackwell as blackwell

@@ -18,6 +18,29 @@ def hopper() -> str | None:
     return None
 
 
+# The names of GPUs of compute capability 8.0 or more: of data centers, of workstations
+# (RTX A2000 to RTX 6000 Ada, RTX PRO) and of others, also as parts of a computer.
+_since_ampere = re.compile(
+    r"\b(A100|A800|A[1234]0|A10G|A16|A2|L4|L40S?|L20|L2|H\d{2,3}|G?H\d00|G?B\d{2,3})\b"
+    r"|RTX [3-5]0[5-9]0|RTX A\d{4}|\bAda\b|RTX PRO|Orin|Thor"
+)
+
+
+def ampere() -> str | None:
+    """Why kernels for Ampere and all newer GPUs cannot run, or `None`. They do not if
+    the GPU is not known."""
+    found = _compiled_for()
+    wanted = "needs a GPU of compute capability 8.0 or more, such as an A100, got"
+    if found is None:
+        return f"{wanted} none"
+    kind, capability = found
+    if capability is None:
+        fits = _since_ampere.search(kind) is not None
+    else:
+        fits = int(capability.split(".")[0]) >= 8
+    return None if fits else f"{wanted} {kind}"
+
+
 def blackwell() -> bool:
     """Whether programs are compiled for a GPU of compute capability 10.0 or more, which
     multiplies microscaled numbers. Not if that is not known."""

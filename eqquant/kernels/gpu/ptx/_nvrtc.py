@@ -1,0 +1,137 @@
+import ctypes
+import functools as ft
+import importlib.util
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+
+# PTX for Ampere runs on all newer GPUs, too: the driver compiles it for the one that it
+# has.
+_architecture = "compute_80"
+# NVRTC writes the newest version of PTX that it knows, and a driver refuses what is
+# newer than itself. All that the kernels need was in this version, of CUDA 11.4.
+_version = "7.4"
+# Of CUDA.
+_majors = (13, 12)
+
+
+class Failure(RuntimeError):
+    """The compiler refused a source."""
+
+
+def missing() -> str | None:
+    """Why NVRTC cannot compile kernels, as the reason of a kernel that needs it."""
+    if os.environ.get("EQQUANT_PTX") == "0":
+        return "needs NVRTC, which `EQQUANT_PTX=0` turns off"
+    if _library() is None:
+        return "needs NVRTC, which `pip install 'jax[cuda13]'` installs and is not here"
+    return _broken()
+
+
+def version() -> tuple[int, int]:
+    """The version of NVRTC. Call this only if nothing is `missing`."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_loaded().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+def compile_ptx(source: str, headers: Mapping[str, str]) -> str:
+    """Compiles CUDA C++ to PTX for every GPU since Ampere.
+
+    **Arguments:**
+
+    - `source`: the program.
+    - `headers`: the text of each file that it includes, by name.
+
+    **Raises:**
+
+    A `Failure`, with what the compiler says, if it does not accept the program.
+    """
+    ptx = compiled(source, headers, [f"-arch={_architecture}"])[0]
+    ptx = ptx.rstrip(b"\0").decode()
+    return re.sub(r"^\.version .*$", f".version {_version}", ptx, count=1, flags=re.M)
+
+
+def compiled(
+    source: str, headers: Mapping[str, str], options: list[str]
+) -> tuple[bytes, str]:
+    """The PTX, or for an option such as `-arch=sm_80` the machine code, and what the
+    compiler says."""
+    library, program = _loaded(), ctypes.c_void_p()
+    text = lambda strings: (ctypes.c_char_p * len(strings))(
+        *(string.encode() for string in strings)
+    )
+    names, number = text([*headers]), len(headers)
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program),
+        source.encode(),
+        b"eqquant.cu",
+        number,
+        text([*headers.values()]),
+        names,
+    )
+    _check(created)
+    try:
+        options = ["--std=c++17", *options]
+        status = library.nvrtcCompileProgram(program, len(options), text(options))
+        log = _read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        if status != 0:
+            raise Failure(f"NVRTC {version()} does not compile a kernel: {log}")
+        is_code = any(option.startswith("-arch=sm_") for option in options)
+        return _read(program, "CUBIN" if is_code else "PTX"), log
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(program, what):
+    size = ctypes.c_size_t()
+    _check(getattr(_loaded(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(getattr(_loaded(), f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+@ft.cache
+def _broken() -> str | None:
+    # (A part of it may be missing, and a version may not be for these GPUs.)
+    try:
+        compile_ptx('extern "C" __global__ void nothing() {}', {})
+    except Failure as e:
+        return f"needs NVRTC, which does not work here: {e}"
+    return None
+
+
+def _check(status):
+    if status != 0:
+        _loaded().nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise Failure(f"NVRTC: {_loaded().nvrtcGetErrorString(status).decode()}")
+
+
+def _loaded() -> ctypes.CDLL:
+    found = _library()
+    assert found is not None
+    return found
+
+
+@ft.cache
+def _library() -> ctypes.CDLL | None:
+    for name in _files():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _files():
+    """Where NVRTC may be: in the packages that JAX depends on, or in the system."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    for major in _majors:
+        for folder in folders:
+            # (The folder is that of a version of CUDA, or of the package.)
+            for path in sorted(pathlib.Path(folder).glob(f"*/lib/libnvrtc.so.{major}")):
+                yield str(path)
+    yield from (f"libnvrtc.so.{major}" for major in _majors)

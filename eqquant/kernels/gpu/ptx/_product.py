@@ -1,0 +1,303 @@
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, BFloat16, Float
+
+from ....formats import (
+    AbstractFormat,
+    AbstractGGUFBytes,
+    AbstractGrid,
+    from_bits,
+    round_trip,
+    Stored,
+)
+from ..._adapted import of_base, on_base
+from ..._finite import infinite_as_nan
+from ..._problem import Problem
+from ..._table import register_kernel
+from .._devices import ampere, hopper
+from . import _nvrtc as nvrtc
+from ._cache import ptx_of
+from ._call import call
+from ._kind import Kind, kind_of, scales_numbers, scales_of
+from ._plan import bytes_of_lane, group, Plan, plan, tile
+
+
+def bfloat16_mma(
+    x: Float[Array, "m k"], stored: Stored, problem: Problem
+) -> Float[Array, "m n"]:
+    """Decodes codes to bfloat16 in registers, which tensor cores multiply (`mma.sync`),
+    and accumulates in float32. Scales are applied to sums. Inputs in float16 are sums
+    of two numbers of bfloat16, and those in float32 of three. NVRTC compiles it when a
+    program is traced. Its instructions were counted, and its results checked in an
+    emulator: it was never timed, nor run on a GPU.
+
+    Where blocks have minima, an infinite input may give NaN.
+    """
+    if problem.activation is not None:
+        x = round_trip(x, problem.activation)
+    format, kind = _grid(problem), _kind(problem)
+    m, rows = x.shape[0], problem.layout.to_rows(stored)
+    parts = parts_of(x)
+    codes = lax.bitcast_convert_type(rows["codes"], jnp.uint8)
+    n, j = codes.shape
+    made = plan(n, j, format.block_size, kind.bits, problem.stack)
+    codes = jnp.pad(codes, ((0, 0), (0, -j % made.nbytes)))
+    operands = [codes]
+    if scales_numbers(format):
+        operands.append(rows["scale"])
+        if format.offset is not None:
+            shape = rows["scale"].shape
+            operands.append(jnp.broadcast_to(rows[format.offset], shape))
+    inputs = in_order(jnp.concatenate(parts), kind, made)
+    most = kind.most_rows
+    some = [inputs[i : i + most] for i in range(0, len(inputs), most)]
+    products = [_products([*operands, x], format, made) for x in some]
+    y = jnp.concatenate(products, axis=-2)
+    y = jnp.sum(y.reshape(made.splits * len(parts), m, n), axis=0)
+    if not scales_numbers(format):
+        scale = from_bits(rows["scale"], format.scale_dtype)[:, 0]
+        y = y * infinite_as_nan(scale)[None]
+    return y.astype(problem.dtype)
+
+
+# For more rows, decoding the weight once takes less time.
+_most_rows = 64
+
+
+def parts_of(x: Float[Array, "m k"]) -> list[BFloat16[Array, "m k"]]:
+    """Numbers of bfloat16 that add up to `x`, exactly but for the smallest of float32:
+    1 for bfloat16, 2 for float16 and 3 for float32."""
+    number = _number_of_parts[x.dtype.name]
+    # What is not finite is one number.
+    finite, rest = jnp.isfinite(x), x.astype(jnp.float32)
+    first = rest.astype(jnp.bfloat16)
+    if number == 1:
+        return [first]
+    parts = []
+    for _ in range(number):
+        # The first eight bits of those that are left. (By rounding, the largest would
+        # overflow.)
+        bits = lax.bitcast_convert_type(rest, jnp.uint32) & np.uint32(0xFFFF0000)
+        part = lax.bitcast_convert_type(bits, jnp.float32)
+        parts.append(jnp.where(finite, part, 0).astype(jnp.bfloat16))
+        rest = rest - part
+    return [jnp.where(finite, parts[0], first), *parts[1:]]
+
+
+_number_of_parts = {"bfloat16": 1, "float16": 2, "float32": 3}
+
+
+def in_order(
+    x: BFloat16[Array, "m k"], kind: Kind, made: Plan
+) -> BFloat16[Array, "m _"]:
+    """Inputs in the order in which the codes of a word are decoded, with zeros beyond
+    the last column."""
+    x = jnp.pad(x, ((0, 0), (0, made.columns - x.shape[1])))
+    if kind.pairs == "neighbours":
+        return x
+    halves = x.reshape(x.shape[0], -1, 2, 16 // kind.bits)
+    return halves.swapaxes(2, 3).reshape(x.shape)
+
+
+def _products(operands, format, made):
+    """The sums of each part of the contracted axis, `*b s m n`, of operands with
+    leading axes `*b`."""
+
+    @jax.custom_batching.custom_vmap
+    def run(*operands):
+        *stack, n, j = operands[0].shape
+        x = operands[-1]
+        source = source_of(
+            format,
+            made,
+            rows=x.shape[-2],
+            n=n,
+            row_bytes=j,
+            scale_shape=operands[1].shape[-2:],
+        )
+        shape = (*stack, made.splits, x.shape[-2], n)
+        grid = (-(-n // tile), made.splits, int(np.prod(stack, dtype=int)))
+        result = jax.ShapeDtypeStruct(shape, jnp.float32)
+        program = ptx_of(source)
+        return call(program, name, result, grid=grid, block=32 * made.warps)(*operands)
+
+    @run.def_vmap
+    def _(size, batched, *operands):
+        whole = [
+            a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
+            for a, is_batched in zip(operands, batched)
+        ]
+        return run(*whole), True
+
+    return run(*operands)
+
+
+# Of the kernel in a program.
+name = "eqquant_product"
+
+
+def source_of(
+    format: AbstractGrid,
+    made: Plan,
+    *,
+    rows: int,
+    n: int,
+    row_bytes: int,
+    scale_shape: tuple[int, int],
+) -> str:
+    """The program of a product, whose sizes are constants of it."""
+    kind, scales, block = kind_of(format), scales_of(format), format.block_size
+    assert kind is not None
+    blocks = 1 if block is None else scale_shape[1]
+    step = 4 * made.nbytes * 8 // kind.bits
+    sizes = dict(
+        rows=rows,
+        n=n,
+        columns=made.columns,
+        row_bytes=row_bytes,
+        steps=made.steps,
+        steps_of_block=made.steps if block is None else block // step,
+        blocks=blocks,
+        scales_of_row=0 if scale_shape[0] == 1 and n > 1 else blocks,
+        splits=made.splits,
+    )
+    table = ""
+    if kind.table:
+        bits = ", ".join(map(hex, kind.table))
+        table = (
+            f"CONSTANT unsigned short points[16] = {{{bits}}};\n"
+            "struct Points { ON_LANE static Word bits(int i) { return points[i]; } };\n"
+        )
+    groups = -(-rows // group)
+    arguments = (
+        *(kind.codes, scales, f"Offset::{kind.offset}"),
+        *(made.nbytes, groups, made.warps, made.ahead),
+    )
+    has = dict(codes=True, scales=scales != "None", offsets=kind.offset != "kNone")
+    types = dict(codes="unsigned char", scales="P::Scale", offsets="P::Shift")
+    parameters = [f"const {types[name]}* {name}" for name in types if has[name]]
+    operands = [name if has[name] else "nullptr" for name in types]
+    return (
+        '#include "product.cuh"\n'
+        f"{table}"
+        f"using P = Product<{', '.join(map(str, arguments))}>;\n"
+        f'extern "C" __global__ void __launch_bounds__({_bounds(kind, groups, made)})\n'
+        f"{name}({', '.join(parameters)}, const Vector* x, float* y) {{\n"
+        f"  P::run({', '.join(operands)}, x, y,\n"
+        f"         Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
+        "}\n"
+    )
+
+
+def _bounds(kind, groups, made):
+    # The threads of a block, and how many blocks a multiprocessor should have room for.
+    # (Without that, compilers spill registers where there are few rows; and with it,
+    # where sums take many.)
+    threads = 32 * made.warps
+    if kind.adds_inputs:
+        blocks = 1 if kind.bits == 8 else None
+    elif groups == 1 and made.ahead <= 4 and kind.offset == "kNone":
+        blocks = 3
+    else:
+        blocks = 2 if groups <= 2 else None
+    return str(threads) if blocks is None else f"{threads}, {blocks}"
+
+
+def _grid(problem):
+    assert isinstance(problem.format, AbstractGrid)
+    return problem.format
+
+
+def _kind(problem):
+    kind = kind_of(_grid(problem))
+    assert kind is not None
+    return kind
+
+
+def _parts(problem):
+    wide = problem.activation is not None
+    return _number_of_parts["float32" if wide else problem.dtype.name]
+
+
+def _supports(problem: Problem) -> str | None:
+    if (reason := ampere() or nvrtc.missing()) is not None:
+        return reason
+    if problem.portable:
+        return "is not for exported programs, in which JAX does not allow its call"
+    if problem.dtype.itemsize > 4:
+        return f"computes in float32 at most, got {problem.dtype.name}"
+    if problem.rows is None:
+        return "needs to know the number of rows when compiling"
+    if 0 in (problem.rows, problem.n, problem.k):
+        return "is for operands that are not empty"
+    if problem.rows > _most_rows:
+        return f"is for at most {_most_rows} rows, got {problem.rows}"
+    if problem.stack > _most_blocks:
+        return f"is for at most {_most_blocks} weights at a time, got {problem.stack}"
+    if problem.k > _most_columns:
+        return f"is for rows of at most {_most_columns} numbers, got {problem.k}"
+    format = _grid(problem)
+    kind = kind_of(format)
+    if kind is None:
+        return (
+            "needs integers of 1, 2, 4 or 8 bits, a table of 16 points or `e4m3`, in "
+            f"blocks that are runs of positions, got {format}"
+        )
+    if bytes_of_lane(format.block_size, kind.bits) is None:
+        return f"needs larger blocks, of a power of two, got {format}"
+    return None
+
+
+# Along all axes of a grid but the first.
+_most_blocks = 65535
+# So that places in the rows of inputs fit into 32 bits.
+_most_columns = 2**24
+
+
+def error(problem: Problem) -> float:
+    """The bound on its error."""
+    # Tensor cores do not round sums to nearest. (By how much they are off is not
+    # documented.) A table in bfloat16 is off by up to a 512th. Minima are added to
+    # sums, of which they may take off the most.
+    kind = kind_of(_grid(problem))
+    if kind is None or not kind.exact:
+        return 4e-3
+    return 1e-3 if kind.adds_inputs else 1e-4
+
+
+def _seconds(problem: Problem) -> float:
+    # By the memory and the instructions of an H100: 3 TB/s, and 2.9e13 instructions in
+    # a second, of which a loop issues 70 %. The tests count those of each number.
+    assert problem.rows is not None
+    nbytes = problem.format.bits / 8
+    if problem.row_axis != -2:
+        nbytes += 2 * nbytes
+    rows, most = problem.rows * _parts(problem), _kind(problem).most_rows
+    groups = -(-min(rows, most) // group)
+    seconds = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13) * -(-rows // most)
+    # Until it is timed, it is held to be slower than those that were, on Hopper.
+    return problem.numbers * seconds * (3 if hopper() is None else 1)
+
+
+def _seconds_of_blocks(problem: Problem) -> float:
+    # The codes are written and read, and a scale and a minimum of each part.
+    base = of_base(problem)
+    nbytes = base.format.bits / 8 + 8 / (base.format.block_size or base.k)
+    return _seconds(base) + problem.numbers * 2 * nbytes / 3e12
+
+
+_register = ft.partial(
+    register_kernel, "matmul", platform="cuda", activation=(None, AbstractFormat)
+)
+_register(AbstractGrid, supports=_supports, error=error, seconds=_seconds)(bfloat16_mma)
+# (XLA unpacks the blocks of files.)
+_register(
+    AbstractGGUFBytes,
+    supports=lambda problem: _supports(of_base(problem)),
+    error=lambda problem: error(of_base(problem)),
+    seconds=_seconds_of_blocks,
+)(on_base(bfloat16_mma))

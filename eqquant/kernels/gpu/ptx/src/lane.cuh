@@ -1,0 +1,114 @@
+// What one lane of a warp can do. `tests/kernels/ptx/lane.cuh` is the same for a CPU.
+#pragma once
+
+using Word = unsigned int;
+
+struct alignas(16) Vector {
+  Word words[4];
+};
+
+#define EACH _Pragma("unroll")
+#define ONE_BY_ONE _Pragma("unroll 1")
+#define ON_LANE __device__ __forceinline__
+
+// (a & mask) | others
+ON_LANE Word and_or(Word a, Word mask, Word others) {
+  Word r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(others));
+  return r;
+}
+
+// (a & mask) ^ others
+ON_LANE Word and_xor(Word a, Word mask, Word others) {
+  Word r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(a), "r"(mask), "r"(others));
+  return r;
+}
+
+// Of two bfloat16: a + b. (A product with one comes with it, since sm_80 has no sum.)
+ON_LANE Word add_pair(Word a, Word b) {
+  Word r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return r;
+}
+
+// And a * b. (The sum with -0 changes nothing.)
+ON_LANE Word multiply_pair(Word a, Word b) {
+  Word r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+  return r;
+}
+
+// The larger, of two positive bfloat16 each.
+ON_LANE Word largest_of_pairs(Word a, Word b) {
+  Word r;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+ON_LANE float of_bits(Word bits) { return __uint_as_float(bits); }
+ON_LANE Word bits_of(float number) { return __float_as_uint(number); }
+
+ON_LANE float of_half(unsigned short bits) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+  return r;
+}
+
+// d[16, 8] = a[16, 16] @ b[16, 8] + c[16, 8], of a warp: its operands are bfloat16.
+ON_LANE void multiply_add(float* d, const Word* a, const Word* b, const float* c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+      "{%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]),
+        "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+// Codes, of which each is read once in a product: they need no place in the cache that
+// inputs are in. `nbytes` is 4, 8 or 16, and the address a multiple of that.
+template <int nbytes>
+ON_LANE void load_once(Word* to, const unsigned char* from) {
+  static_assert(nbytes == 4 || nbytes == 8 || nbytes == 16);
+  if constexpr (nbytes == 4)
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];"
+                 : "=r"(to[0])
+                 : "l"(from));
+  if constexpr (nbytes == 8)
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "l"(from));
+  if constexpr (nbytes == 16)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(from));
+}
+
+// What other lanes and blocks read, too.
+ON_LANE Vector load(const Vector* from) {
+  const uint4 found = __ldg(reinterpret_cast<const uint4*>(from));
+  return {found.x, found.y, found.z, found.w};
+}
+template <class T>
+ON_LANE T load(const T* from) {
+  return __ldg(from);
+}
+
+ON_LANE void store(float* to, float value) { *to = value; }
+
+ON_LANE int lane_of_block() { return threadIdx.x; }
+ON_LANE int lanes_of_block() { return blockDim.x; }
+ON_LANE int block_of_grid(int axis) {
+  return axis == 0 ? blockIdx.x : axis == 1 ? blockIdx.y : blockIdx.z;
+}
+ON_LANE void meet() { __syncthreads(); }
+
+// The bits that any of the four lanes of a row has.
+ON_LANE Word of_any_of_four(Word bits) {
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+  return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
+}
+
+// Memory that the lanes of a block share.
+#define SHARED __shared__ __align__(16)
+#define CONSTANT __constant__

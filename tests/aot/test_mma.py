@@ -1,0 +1,40 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from .compile_mma import cases, size
+
+
+root = pathlib.Path(__file__).parents[2]
+each = pytest.mark.parametrize("case", cases, ids=lambda case: "-".join(map(str, case)))
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Everything, compiled once, in a process that knows of CUDA."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.aot.compile_mma"],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {tuple(line["case"]): line for line in lines}
+
+
+# One kernel reads the weight, where it is; a fusion brings inputs in order, and another
+# rounds results. No other array is written.
+@each
+def test_the_weight_is_read_where_it_is(compiled, case):
+    found, (_, name, m, stack) = compiled[case], case
+    # (Sums of inputs take registers: more than 32 rows are two products.)
+    assert found["calls"] == (2 if name == "mlx" and m > 32 else 1)
+    assert found["fusions"] <= 2
+    # Inputs in bfloat16, and results of up to four parts in float32.
+    assert found["temporary_bytes"] <= 1.1 * stack * m * size * (2 + 4 * 4)

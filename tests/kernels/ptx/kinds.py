@@ -1,0 +1,56 @@
+import dataclasses
+
+import jax.numpy as jnp
+
+import eqquant as eqq
+
+from ...helpers import normal
+
+
+# One of each way to read codes, scales and blocks.
+kinds = {
+    "int4": eqq.Int4(64),
+    "int4-128": eqq.Int4(128),
+    "int4-32-float16": eqq.Int4(32, scale_dtype=jnp.float16),
+    "int4-channel": eqq.Int4(None),
+    "int-4": eqq.Int(4, 256),
+    "int-2": eqq.Int(2, 64, scale_dtype=jnp.bfloat16),
+    "ternary": eqq.Ternary(scale="tensor"),
+    "nf4": eqq.NF4(64),
+    "nf4-channel": eqq.NF4(None),
+    "fp4": eqq.FP4(32),
+    "int4-affine": eqq.Int4(64, symmetric=False),
+    "int4-affine-channel": eqq.Int4(None, symmetric=False),
+    "gptq": eqq.Int(4, 128, "zero_point", scale_dtype=jnp.float16),
+    "mlx": eqq.Int(4, 64, "minimum", scale_dtype=jnp.bfloat16),
+    "int-2-minimum": eqq.Int(2, 64, "minimum"),
+    "int-8-zero-point": eqq.Int(8, 128, "zero_point"),
+    "int-8-minimum": eqq.Int(8, 64, "minimum"),
+    "int-8-channel": eqq.Int(8, None),
+    "q4_0": eqq.formats.Q4_0(),
+    "iq4_nl": eqq.formats.IQ4_NL(),
+    "q8_0": eqq.formats.Q8_0(),
+    "binary": eqq.Binary(),
+    "binary-128": eqq.Binary(128),
+    "fp8": eqq.FP8(),
+    "fp8-64": eqq.FP8(block_size=64),
+    "int8": eqq.Int8(),
+    "int8-32": eqq.Int8(32),
+    "int8-1024": eqq.Int8(1024),
+}
+# Those that are timed on a GPU.
+timed = ("int4", "nf4", "int8", "int8-32", "gptq", "mlx", "fp8", "binary-128")
+
+
+def weight(k, n, format, seed=0):
+    """`W[k, n]`, stored with the contracted axis last."""
+    q = eqq.quantize(normal(n, k, seed=seed), format, axis=-1)
+    return eqq.tree_prepack(q, platform="gpu").mT
+
+
+def problem_of(x, q, dtype=None):
+    """That of a product on an NVIDIA GPU, on request with a result of another dtype."""
+    problem = eqq.explain(x, q).problem
+    assert problem is not None
+    dtype = problem.dtype if dtype is None else jnp.dtype(dtype)
+    return dataclasses.replace(problem, platform="cuda", dtype=dtype)

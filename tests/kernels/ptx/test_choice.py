@@ -1,0 +1,181 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import eqquant as eqq
+from eqquant.kernels._table import choose
+from eqquant.kernels.gpu import _devices
+from eqquant.kernels.gpu.ptx import _cache, _call, _nvrtc
+
+from ...helpers import normal
+from .kinds import kinds, problem_of, weight
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """As if NVRTC were installed."""
+    monkeypatch.setattr(_nvrtc, "missing", lambda: None)
+
+
+def chosen(problem, gpu="NVIDIA A100-SXM4-80GB"):
+    """The name of the kernel on a GPU, and what the others say."""
+    device = jax.sharding.AbstractDevice(device_kind=gpu, num_cores=108, platform="gpu")
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        kernel, refused, _ = choose(problem)
+    return kernel.name, {other.name: reason for other, reason in refused}
+
+
+def case(m=1, k=128, n=64, format=kinds["int4"], dtype=jnp.bfloat16):
+    x = jnp.asarray(normal(m, k), dtype)
+    return problem_of(x, weight(k, n, format))
+
+
+_names = (
+    *("NVIDIA A100-SXM4-80GB", "NVIDIA A10G", "NVIDIA A10", "NVIDIA L4", "NVIDIA L40S"),
+    *("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4070 Ti", "NVIDIA RTX A6000"),
+    *("NVIDIA RTX 4000 SFF Ada Generation", "NVIDIA GeForce RTX 5090 Laptop GPU"),
+    *("NVIDIA B200", "NVIDIA GB200", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+)
+_older = ("Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA GeForce RTX 2080 Ti")
+_older += ("Quadro RTX 4000", "NVIDIA GeForce GTX 1080")
+
+
+@pytest.mark.parametrize("gpu", _names)
+@pytest.mark.parametrize("m", (1, 16, 64))
+def test_since_ampere(compiler, gpu, m):
+    assert chosen(case(m), gpu)[0] == "bfloat16_mma"
+
+
+@pytest.mark.parametrize("gpu", _older)
+def test_before(compiler, gpu):
+    name, reasons = chosen(case(), gpu)
+    assert name == "fused_sums"
+    reason = "needs a GPU of compute capability 8.0 or more, such as an A100, got"
+    assert reasons["bfloat16_mma"] == f"{reason} {gpu}"
+
+
+# What was timed goes before what was not.
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="needs newer JAX")
+@pytest.mark.parametrize("gpu", ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+@pytest.mark.parametrize("name", ("int4", "nf4", "int8"))
+def test_hopper(compiler, gpu, name):
+    problem = case(format=kinds[name])
+    assert chosen(problem, gpu)[0] == "bfloat16_wgmma"
+    # (Which does not read rows of other lengths.)
+    assert chosen(case(16, k=65, format=kinds[name]), gpu)[0] == "bfloat16_mma"
+
+
+def test_no_gpu(compiler):
+    kernel, refused, _ = choose(case())
+    assert kernel.name != "bfloat16_mma"
+    reasons = {other.name: reason for other, reason in refused}
+    assert reasons["bfloat16_mma"].endswith("such as an A100, got none")
+
+
+@pytest.mark.parametrize(
+    "capability, fits", (("7.5", False), ("8.0", True), ("12.1", True))
+)
+def test_capabilities(monkeypatch, capability, fits):
+    # (Of a device, whose name does not matter.)
+    monkeypatch.setattr(_devices, "_compiled_for", lambda: ("a GPU", capability))
+    assert (_devices.ampere() is None) == fits
+
+
+@pytest.mark.parametrize(
+    "problem, reason",
+    (
+        (case(65), "is for at most 64 rows, got 65"),
+        (case(0), "is for operands that are not empty"),
+        (case(k=0), "is for operands that are not empty"),
+        (dataclasses.replace(case(), portable=True), "JAX does not allow its call"),
+        (dataclasses.replace(case(), rows=None), "needs to know the number of rows"),
+        (dataclasses.replace(case(), stack=70000), "at most 65535 weights at a time"),
+        (dataclasses.replace(case(), precision="highest"), "has errors up to 1e-04"),
+        (
+            dataclasses.replace(case(format=eqq.Dynamic8(32)), precision="highest"),
+            "has errors up to 4e-03",
+        ),
+        (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
+        (case(format=eqq.Int4(16)), "needs larger blocks, of a power of two"),
+    ),
+)
+def test_refused(compiler, problem, reason):
+    name, reasons = chosen(problem)
+    assert name != "bfloat16_mma"
+    assert reason in reasons["bfloat16_mma"]
+
+
+def test_without_nvrtc(monkeypatch):
+    monkeypatch.setattr(_nvrtc, "_library", lambda: None)
+    reason = "needs NVRTC, which `pip install 'jax[cuda13]'` installs and is not here"
+    assert chosen(case())[1]["bfloat16_mma"] == reason
+    monkeypatch.setattr(_nvrtc, "_library", object)
+    monkeypatch.setattr(_nvrtc, "_broken", lambda: "needs NVRTC, which does not work")
+    assert chosen(case())[1]["bfloat16_mma"] == "needs NVRTC, which does not work"
+    monkeypatch.setenv("EQQUANT_PTX", "0")
+    reason = "needs NVRTC, which `EQQUANT_PTX=0` turns off"
+    assert chosen(case())[1]["bfloat16_mma"] == reason
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """The programs that are compiled, with a cache of this test's own."""
+    found = []
+
+    def compile_ptx(source, headers):
+        found.append(source)
+        return f"// {source}\n"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_nvrtc, "compile_ptx", compile_ptx)
+    monkeypatch.setattr(_nvrtc, "version", lambda: (13, 0))
+    _cache.ptx_of.cache_clear()
+    yield found
+    _cache.ptx_of.cache_clear()
+
+
+def test_programs_are_compiled_once(counted, tmp_path):
+    for _ in range(2):
+        assert _cache.ptx_of("a") == "// a\n"
+        _cache.ptx_of.cache_clear()
+    assert _cache.ptx_of("b") == "// b\n"
+    assert counted == ["a", "b"]
+    assert len([*tmp_path.rglob("*.ptx")]) == len([*tmp_path.rglob("*.*")]) == 2
+
+
+@pytest.mark.parametrize("text", ("", "// a", "// 0\n// a\n", None))
+def test_files_that_were_cut(counted, tmp_path, text):
+    _cache.ptx_of("a")
+    (path,) = tmp_path.rglob("*.ptx")
+    path.write_text(path.read_text()[:-2] if text is None else text)
+    _cache.ptx_of.cache_clear()
+    assert _cache.ptx_of("a") == "// a\n"
+    assert counted == ["a", "a"]
+
+
+def test_a_cache_that_cannot_be_written(counted, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert _cache.ptx_of("a") == "// a\n"
+
+
+def test_a_new_compiler_compiles_again(counted, monkeypatch):
+    _cache.ptx_of("a")
+    _cache.ptx_of.cache_clear()
+    monkeypatch.setattr(_nvrtc, "version", lambda: (13, 1))
+    _cache.ptx_of("a")
+    assert counted == ["a", "a"]
+
+
+def test_calls():
+    result = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    function = _call.call('a "b"\\\n\t', "name", result, grid=(4, 5, 6), block=32)
+    traced = jax.jit(function).trace(jnp.zeros(3))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__gpu$xla.gpu.ptx" in text
+    for field in ("grid_x = 4", "grid_y = 5", "grid_z = 6", "block_x = 32"):
+        assert f"{field} : i32" in text

@@ -1,0 +1,87 @@
+import re
+import subprocess
+
+import pytest
+
+import eqquant as eqq
+from eqquant.kernels.gpu.ptx import _cache, _nvrtc
+
+from . import machine_code
+from .kinds import kinds
+
+
+pytestmark = pytest.mark.skipif(
+    (reason := _nvrtc.missing()) is not None, reason=f"{reason}"
+)
+each = pytest.mark.parametrize("architecture", machine_code.architectures)
+
+
+@pytest.mark.examples(12)
+@each
+@pytest.mark.parametrize("m", (1, 16, 32, 64))
+@pytest.mark.parametrize("name", kinds)
+def test_nothing_is_spilled(name, m, architecture):
+    _, log = machine_code.compiled(machine_code.source(kinds[name], m), architecture)
+    assert machine_code.spilled(log) == 0
+    registers = int(re.findall(r"Used (\d+) registers", log)[0])
+    # Of 65536, for two blocks on a multiprocessor at least if there are few rows.
+    assert registers <= (128 if m <= 16 else 255)
+    # What no kernel has to ask for.
+    assert int((re.findall(r"(\d+) bytes smem", log) or ["0"])[0]) <= 48 * 1024
+
+
+# Of one row.
+@each
+@pytest.mark.parametrize(
+    "name, most",
+    (
+        ("int4", 2.1),
+        ("int4-128", 2.0),
+        ("int4-channel", 2.0),
+        ("int4-affine", 2.4),
+        ("gptq", 2.2),
+        ("mlx", 2.9),
+        ("q4_0", 2.6),
+        ("nf4", 2.9),
+        ("fp4", 3.1),
+        ("int8", 2.5),
+        ("int8-32", 3.0),
+        ("int-8-zero-point", 4.2),
+        ("fp8", 3.5),
+        ("int-2", 2.2),
+        ("ternary", 1.9),
+        ("binary", 1.4),
+    ),
+)
+def test_instructions_of_a_weight(name, most, architecture):
+    if machine_code.tool("nvdisasm") is None:
+        pytest.skip("needs `nvdisasm`, of the package `nvidia-cuda-nvdisasm`")
+    code, _ = machine_code.compiled(machine_code.source(kinds[name], 1), architecture)
+    # (Beside weights, ones multiply inputs.)
+    ones = name == "mlx"
+    loop = machine_code.loop(code, 2 if ones else 1)
+    print(name, architecture, f"{loop.per_weight:.2f}", loop.names.most_common(8))
+    assert loop.per_weight <= most
+
+
+# What drivers get is for all of these, and of a version that they know.
+@each
+def test_ptx(architecture, tmp_path):
+    ptx = _cache.ptx_of(machine_code.source(eqq.Int4(), 1))
+    assert ".version 7.4" in ptx and ".target sm_80" in ptx
+    if (ptxas := machine_code.tool("ptxas")) is None:
+        pytest.skip("needs `ptxas`, of the package `nvidia-cuda-nvcc`")
+    path = tmp_path / "product.ptx"
+    path.write_text(ptx)
+    command = [ptxas, f"-arch={architecture}", path, "-o", tmp_path / "product.cubin"]
+    subprocess.run(command, check=True)
+
+
+def test_failures(monkeypatch):
+    with pytest.raises(_nvrtc.Failure, match="does not compile.*no_such_type"):
+        _nvrtc.compile_ptx("no_such_type x;", {})
+    # One that is not for these GPUs.
+    monkeypatch.setattr(_nvrtc, "_architecture", "compute_20")
+    _nvrtc._broken.cache_clear()
+    assert "does not work here: NVRTC" in str(_nvrtc.missing())
+    _nvrtc._broken.cache_clear()
