@@ -71,5 +71,6 @@ def test_stored_arrays_are_read_once(compiled, case):
 def test_many_rows_are_multiplied_part_by_part(compiled, case):
     found, m = compiled[case], case[2]
     assert found["kernel"] == "decoded"
-    # (The inputs and the results, too, in float32.)
-    assert found["temporary_bytes"] < 2 * size * size / 8 + 2 * 4 * m * size
+    # Of the decoded weight, a sixteenth and what is computed on the way; and the inputs
+    # and the results, in float32.
+    assert found["temporary_bytes"] < 2 * size * size / 7 + 2 * 4 * m * size

@@ -198,14 +198,14 @@ def _code(byte, fields, grid, place):
 
 
 def _points(grid, code, problem):
-    found = points_of(grid)
-    if found is None or found.table is None:
-        return grid.to_points(code)
-    table = jnp.asarray(found.table, jnp.float32)
-    # (A lookup writes its results in rows, and should as the bytes lie in memory.
-    # Nothing is moved.)
+    # (Where a lookup writes its results in rows, it should write them as the bytes lie
+    # in memory. Nothing is moved.)
     swapped = lambda a: a if problem.row_axis == -2 else a.T
-    return swapped(table.at[swapped(code)].get(mode="promise_in_bounds"))
+    found, code = points_of(grid), swapped(code)
+    if found is None or found.table is None:
+        return swapped(grid.to_points(code))
+    table = jnp.asarray(found.table, jnp.float32)
+    return swapped(table.at[code].get(mode="promise_in_bounds"))
 
 
 def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:
