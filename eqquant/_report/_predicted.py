@@ -6,9 +6,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._array import quantize
 from .._product import as_tuple, Axis, normalise_axis
-from .._solvers import GPTQ, mean_of_factors
+from .._solvers import GPTQ, mean_of_factors, ScaleSearch, solved
 from .._trace import Gram
 from ..formats import AbstractFormat, Rotated
 
@@ -59,7 +58,10 @@ class Predictor:
         stored = jtu.tree_leaves(format.structs(shape))
         bits = 8 * sum(math.prod(a.shape) * a.dtype.itemsize for a in stored) / w.size
         some = rows[:: max(1, len(rows) // _rows)][:_rows]
-        q = quantize(some, format, axis=-1)
+        # (`GPTQ()` finds better scales, too.)
+        search = ScaleSearch()
+        by = search if search.applies(format) else None
+        q = solved(some, format, by, axis=-1)
         total = lambda a: float(jnp.sum(jnp.square(a)))
         size = total(some)
         noise = 0.0 if size == 0 else total(q.dequantize() - some) / size

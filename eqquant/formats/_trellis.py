@@ -204,6 +204,9 @@ class Trellis(AbstractTiled):
     def write(self, codes, scale):
         return {"codes": codes, "scale": to_bits(scale, self.scale_dtype)}
 
+    def with_rows_scaled(self, stored, factors):
+        return self.write(stored["codes"], self.held(self.scales(stored, 0) * factors))
+
     def decode(self, stored, tail):
         points = self.points(stored["codes"])
         points = points[..., : points.shape[-1] - tail]

@@ -52,4 +52,5 @@ from ._tree_fake_quantize import (
     tree_fake_quantize as tree_fake_quantize,
     tree_freeze as tree_freeze,
 )
+from ._tune import tune as tune
 from ._update_delayed import update_delayed as update_delayed
