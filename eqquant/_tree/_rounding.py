@@ -125,10 +125,10 @@ def rounded(
     if method is None:
         return quantize(leaf, format, axis=axis)
     if gram is None:
-        method = ScaleSearch() if method.needs_gram else method
-        if not method.applies(format):
+        other = ScaleSearch() if method.needs_gram else method
+        if method.applies(format) and not other.applies(format):
             return quantize(leaf, format, axis=axis)
-        return solved(leaf, format, method, axis=axis)
+        return solved(leaf, format, other, axis=axis)
     return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
 
 
