@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         report as report,
         Sensitivity as Sensitivity,
         sensitivity as sensitivity,
+        squared_gradients as squared_gradients,
     )
     from ._solvers import (
         AbstractMethod as AbstractMethod,
@@ -123,7 +124,7 @@ _later = {
     "_report": (
         *("allocate", "audit", "evaluate", "Evaluation"),
         *("explain", "Predictions", "predictions", "report"),
-        *("Sensitivity", "sensitivity"),
+        *("Sensitivity", "sensitivity", "squared_gradients"),
     ),
     "_solvers": ("AbstractMethod", "AWQ", "GPTQ", "HQQ", "ScaleSearch"),
     "_trace": ("calibrate", "Gram", "Sequential", "Statistics"),

@@ -20,4 +20,5 @@ from ._predictions import Predictions as Predictions, predictions as predictions
 from ._print import Row as Row, Total as Total
 from ._report import Report as Report, report as report
 from ._sensitivity import allocate as allocate, sensitivity as sensitivity
+from ._squared_gradients import squared_gradients as squared_gradients
 from ._uses import Use as Use

@@ -25,6 +25,7 @@ from .._tree import (
 )
 from ..formats import AbstractFormat, as_format, Int, Int4, Int8
 from ._allocation import Sensitivity, SensitivityRow
+from ._predicted import Predictor
 
 
 # In so few bits of each weight, scales of 32 bits, short blocks and minima take more
@@ -46,6 +47,7 @@ def sensitivity(
     formats: Sequence[AbstractFormat | str] = _formats,
     *,
     loss: Callable[[PyTree], Any] | None = None,
+    gradients: PyTree | None = None,
     method: AbstractMethod | None = None,
     together: Callable[[LeafInfo], Hashable] | None = None,
     axis: Axis | Literal["auto"] = "auto",
@@ -83,6 +85,11 @@ def sensitivity(
         `loss(model)` increases by when this weight alone is rounded. It is called
         once for each weight and format, with a model of ordinary arrays: pass a jitted
         function, and it is compiled once.
+    - `gradients`: if given, from [`eqquant.squared_gradients`][], the errors are
+        predicted, and no weight is rounded but for a few of its rows: what the loss
+        will increase by, up to a factor, if each weight is rounded by `GPTQ()`. (From
+        the factors of its Gram, the noise of the format, and the mean square of the
+        gradient at its outputs.)
     - `method`: how numbers are rounded, as of [`eqquant.tree_quantize`][]. By default
         to nearest, also if there are `stats`. A format that has no scales to choose is
         rounded to nearest, if others have.
@@ -100,14 +107,20 @@ def sensitivity(
 
     A `ValueError` if no weight is found, if there are no formats, for a format that
     cannot hold a weight, for a skeleton of a model, for statistics of another model,
-    for a method that needs statistics if there are none, for `AWQ`, and if `loss` is
-    not finite.
+    for a method that needs statistics if there are none, for `AWQ`, if `loss` is not
+    finite, and for `gradients` of another model, or beside a `loss` or a `method`.
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
         raise ValueError("`formats` should be some formats to choose from. Got none.")
     check_alone(method)
     check(stats, method)
+    if gradients is not None and (loss is not None or method is not None):
+        raise ValueError(
+            "With `gradients`, errors are predicted as those of `GPTQ()`: `loss` and "
+            f"`method` should be None. Got {loss} and {method}."
+        )
+    of_loss = None if gradients is None else _by_array(opened(model), gradients)
     called = None if example is None else Example(example)
     decisions = decide(
         opened(model),
@@ -132,7 +145,7 @@ def sensitivity(
     # As `tree_quantize`: what takes no method is rounded to nearest, if others take it.
     some = method is not None and any(method.applies(format) for format in formats)
 
-    def measured(arrays: list[_Weight], format: AbstractFormat):
+    def rounded_each(arrays: list[_Weight], format: AbstractFormat):
         nearest = some and method is not None and not method.applies(format)
         by = None if nearest else method
         each = [_rounded(weight, format, by) for weight in arrays]
@@ -149,6 +162,19 @@ def sensitivity(
             )
         return bits, after - base
 
+    predictor = Predictor()
+
+    def predicted(arrays: list[_Weight], format: AbstractFormat):
+        assert of_loss is not None
+        each = [
+            predictor(w.leaf, w.info.axis, format, w.gram, of_loss[identity(w.leaf)])
+            for w in arrays
+        ]
+        sizes = [w.leaf.size for w in arrays]
+        bits = sum(p.bits * n for p, n in zip(each, sizes)) / sum(sizes)
+        return bits, sum(p.error for p in each)
+
+    measured = rounded_each if of_loss is None else predicted
     rows = []
     for group in _groups(decisions, together):
         arrays = {
@@ -164,7 +190,7 @@ def sensitivity(
             errors=tuple(error for _, error in each),
         )
         rows.append(row)
-    return Sensitivity(tuple(rows), formats, _measure(stats, loss))
+    return Sensitivity(tuple(rows), formats, _measure(stats, loss, gradients))
 
 
 def allocate(
@@ -241,6 +267,24 @@ def _groups(
     return [members for _, members in groups]
 
 
+def _by_array(model: PyTree, gradients: PyTree) -> dict[Hashable, Any]:
+    """The scalar that is in place of each array."""
+    leaves = lambda tree: jtu.tree_leaves(tree, is_leaf=lambda x: x is None)
+    arrays, found = leaves(model), leaves(opened(gradients))
+    scalar = lambda a: a is None or np.ndim(a) == 0
+    if len(arrays) != len(found) or not all(map(scalar, found)):
+        raise ValueError(
+            "`gradients` should come from `squared_gradients` of this model. Got "
+            f"{len(found)} leaves for its {len(arrays)}, or arrays."
+        )
+    pairs = [(identity(a), g) for a, g in zip(arrays, found) if g is not None]
+    # (An array in two places has a gradient from each.)
+    total: dict[Hashable, Any] = {}
+    for key, g in pairs:
+        total[key] = total.get(key, 0) + g
+    return total
+
+
 def _rounded(
     weight: _Weight, format: AbstractFormat, method: AbstractMethod | None
 ) -> QuantizedArray:
@@ -265,7 +309,9 @@ def _with(model: PyTree, arrays: dict[Hashable, Any]) -> PyTree:
     return jtu.tree_map(lambda x: arrays.get(identity(x), x), model)
 
 
-def _measure(stats: Statistics | None, loss: Callable | None) -> str:
+def _measure(stats: Statistics | None, loss: Callable | None, gradients: Any) -> str:
+    if gradients is not None:
+        return "What the loss is predicted to increase by, up to a factor."
     if loss is not None:
         return "What the loss increases by, if only this weight is rounded."
     if stats is not None:

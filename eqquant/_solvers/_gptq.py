@@ -1,6 +1,7 @@
 from typing import ClassVar, Literal
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from ._descent import descended
 from ._gram import damped, filled, normalised
@@ -8,6 +9,7 @@ from ._ldlq import ldlq, ldlq_given
 from ._method import AbstractMethod, squared_losses
 from ._rounding import in_blocks, Rounding
 from ._scale_search import ScaleSearch
+from ._tiles import refitted_rows, rounded_tiles
 
 
 class GPTQ(AbstractMethod):
@@ -24,6 +26,12 @@ class GPTQ(AbstractMethod):
     - `tries`: how many of the most promising scales of each block are tried to the end.
         By default 8, and 32 in formats of at most four levels, which gain by it.
     - `passes`: how many times coordinate descent goes over all columns.
+
+    Where numbers are chosen together, as those of the tiles of [`eqquant.Trellis`][],
+    one tile is rounded after another, from the last of a row to the first, and within a
+    tile, each of the paths among which the format chooses makes up for errors of its
+    own. The scale of each row is found in the end, by least squares. There, `order`,
+    `tries` and `passes` do not matter.
 
     All is computed in float32. A Gram that is singular then, so that it has no Cholesky
     factor, gets more damping: 1e-6 of the mean diagonal, or ten times as much, and so
@@ -53,6 +61,7 @@ class GPTQ(AbstractMethod):
     tries: int | None = eqx.field(default=None, static=True)
     passes: int = eqx.field(default=3, static=True)
     needs_gram: ClassVar[bool] = True
+    takes_tiles: ClassVar[bool] = True
 
     def __check_init__(self):
         if self.order not in ("groups", "act", "none"):
@@ -87,6 +96,15 @@ class GPTQ(AbstractMethod):
         else:
             codes = ldlq_given(rounding, blocks, gram, parameters)
         return descended(rounding, blocks, gram, codes, parameters, self.passes, fixed)
+
+    def choose_tiles(self, w, format, nearest_tile, gram, rows):
+        # (Errors cannot make up for others if only the diagonal is known.)
+        gram = jnp.ones_like(w[0]) if gram is None else gram
+        gram = jnp.diag(gram) if gram.ndim == 1 else gram
+        gram = normalised(gram)
+        by = damped(gram, self.damping, rows)
+        tiles = rounded_tiles(format, nearest_tile, w, by)
+        return refitted_rows(format, w, gram, tiles)
 
     def losses(self, error, gram):
         return squared_losses(error, gram)

@@ -1,6 +1,7 @@
 import abc
 import functools as ft
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -14,13 +15,16 @@ from ..formats import (
     AbstractAdjustable,
     AbstractFormat,
     AbstractGrid,
+    AbstractTiled,
     Layout,
     Parameters,
     Rotated,
     Stored,
 )
+from ..kernels import encoder, tile_encoder
 from ._gram import normalised
 from ._rounding import Rounding
+from ._tiles import NearestTile, Tiles
 
 
 class AbstractMethod(eqx.Module):
@@ -32,9 +36,12 @@ class AbstractMethod(eqx.Module):
     together, and the comparison with rounding to nearest.
 
     - `needs_gram`: whether the method is no use without a Gram matrix.
+    - `takes_tiles`: whether the method rounds to formats whose numbers are chosen
+        together, by `choose_tiles`.
     """
 
     needs_gram: eqx.AbstractClassVar[bool]
+    takes_tiles: ClassVar[bool] = False
 
     @abc.abstractmethod
     def choose(
@@ -55,6 +62,23 @@ class AbstractMethod(eqx.Module):
         - `parameters`: if given, those that codes should be chosen for.
         """
 
+    def choose_tiles(
+        self,
+        w: Float[Array, "n k"],
+        format: AbstractTiled,
+        nearest_tile: NearestTile,
+        gram: Float[Array, " k *_"] | None,
+        rows: Float[Array, ""] | None,
+    ) -> Tiles:
+        """As `choose`, for a format whose numbers are chosen together.
+
+        **Arguments:**
+
+        - `nearest_tile`: called with the format and the arguments of its
+            `nearest_tile`, it returns what that does.
+        """
+        raise TypeError(f"{self} takes no tiles.")
+
     @abc.abstractmethod
     def losses(
         self, error: Float[Array, "n k"], gram: Float[Array, " k *_"] | None
@@ -65,6 +89,8 @@ class AbstractMethod(eqx.Module):
         """Whether the method can round to a format."""
         if isinstance(format, Rotated):
             return self.applies(format.format)
+        if isinstance(format, AbstractTiled):
+            return self.takes_tiles
         adjustable = isinstance(format, AbstractAdjustable)
         return adjustable and isinstance(format.grid, AbstractGrid)
 
@@ -82,6 +108,8 @@ class AbstractMethod(eqx.Module):
         format: AbstractFormat,
         gram: Float[Array, "..."] | None = None,
         rows: Float[Array, "*_"] | None = None,
+        *,
+        natively: bool = False,
     ) -> Stored:
         """Numbers to stored arrays.
 
@@ -94,6 +122,8 @@ class AbstractMethod(eqx.Module):
             Any positive multiple will do.
         - `rows`: how many rows these sums are over, `*#b`. If there were fewer than `k`
             then they count less.
+        - `natively`: whether this is for a CPU of this machine, so that the native
+            library may choose the codes of formats that take long.
 
         **Returns:**
 
@@ -116,8 +146,9 @@ class AbstractMethod(eqx.Module):
             # What is stored is the rotated matrix, whose inputs are rotated, too.
             if gram is not None:
                 gram = format.rotate_gram(gram, gram.ndim - w.ndim + 2)
-            return self.solve(format.rotate(w), format.format, gram, rows)
-        return _solve(self, format, w, gram, rows)
+            w = format.rotate(w)
+            return self.solve(w, format.format, gram, rows, natively=natively)
+        return _solve(self, format, natively, w, gram, rows)
 
 
 def squared_losses(
@@ -130,8 +161,8 @@ def squared_losses(
     return jnp.sum(weighed * error, -1)
 
 
-@ft.partial(jax.jit, static_argnums=(0, 1))
-def _solve(method, format, w, gram, rows):
+@ft.partial(jax.jit, static_argnums=(0, 1, 2))
+def _solve(method, format, natively, w, gram, rows):
     *lead, n, k = w.shape
     if w.size == 0:
         return format.encode(w)
@@ -148,7 +179,7 @@ def _solve(method, format, w, gram, rows):
             gram_i = flat(gram, inner)[jnp.asarray(places(gram, inner))[i]]
         if rows is not None:
             rows_i = rows.ravel()[jnp.asarray(places(rows, 0))[i]]
-        return _one(method, format, w_i, gram_i, rows_i)
+        return _one(method, format, natively, w_i, gram_i, rows_i)
 
     with jax.default_matmul_precision("highest"):
         if number == 1:
@@ -158,20 +189,13 @@ def _solve(method, format, w, gram, rows):
     return jtu.tree_map(lambda a: a.reshape(*lead, *a.shape[1:]), stored)
 
 
-def _one(method, format, w, gram, rows):
+def _one(method, format, natively, w, gram, rows):
     n, k = w.shape
-    unit = format.unit(w)
-    x, common = (w, {}) if unit is None else (w / unit[0], unit[1])
-    codes, parameters = method.choose(x, format, gram, rows, None)
-    settled, parameters = format.settled(_of_rows(parameters))
-    given = jtu.tree_map(lambda a: a[..., None], parameters)
-    if format.joint:
-        codes, _ = method.choose(x, format, gram, rows, given)
-    # (Not decoded: XLA compiles for long what packs bits and unpacks them at once.)
-    numbers = Rounding(format).numbers(codes, given)
-    codes, numbers = (a.reshape(n, -1)[:, :k] for a in (codes, numbers))
-    numbers = numbers if unit is None else numbers * unit[0]
-    found, plain = format.write(codes, settled | common), format.encode(w)
+    if isinstance(format, AbstractTiled):
+        found, numbers = _in_tiles(method, format, natively, w, gram, rows)
+    else:
+        found, numbers = _in_blocks(method, format, w, gram, rows)
+    plain = _nearest(format, natively, w)
     nearest = Layout(format).trimmed(plain, k).decode(plain)
     gram = None if gram is None else normalised(gram)
     losses = lambda numbers: method.losses(w - numbers, gram)
@@ -188,6 +212,37 @@ def _one(method, format, w, gram, rows):
         return jnp.where(better if b.shape[-2] == n else better[:1], a, b)
 
     return jtu.tree_map(chosen, found, plain)
+
+
+def _in_blocks(method, format, w, gram, rows):
+    """What is stored, and the numbers that it stands for."""
+    n, k = w.shape
+    unit = format.unit(w)
+    x, common = (w, {}) if unit is None else (w / unit[0], unit[1])
+    codes, parameters = method.choose(x, format, gram, rows, None)
+    settled, parameters = format.settled(_of_rows(parameters))
+    given = jtu.tree_map(lambda a: a[..., None], parameters)
+    if format.joint:
+        codes, _ = method.choose(x, format, gram, rows, given)
+    # (Not decoded: XLA compiles for long what packs bits and unpacks them at once.)
+    numbers = Rounding(format).numbers(codes, given)
+    codes, numbers = (a.reshape(n, -1)[:, :k] for a in (codes, numbers))
+    numbers = numbers if unit is None else numbers * unit[0]
+    return format.write(codes, settled | common), numbers
+
+
+def _in_tiles(method, format, natively, w, gram, rows):
+    """The same, of a format whose numbers are chosen together."""
+    native = tile_encoder(format) if natively else None
+    nearest_tile = native or (lambda format, *args: format.nearest_tile(*args))
+    codes, numbers, scale = method.choose_tiles(w, format, nearest_tile, gram, rows)
+    return format.write(codes, scale), numbers
+
+
+def _nearest(format, natively, w):
+    tiled = isinstance(format, AbstractTiled)
+    native = encoder(format, w.dtype, across=False) if tiled and natively else None
+    return format.encode(w) if native is None else native(format, w)
 
 
 def _of_rows(parameters):

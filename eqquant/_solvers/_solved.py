@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from .._array import quantize, quantized, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
-from ..formats import AbstractFormat, as_format, as_held
+from ..formats import AbstractFormat, AbstractTiled, as_format, as_held, Rotated
 from ._method import AbstractMethod
 from ._target import target
 
@@ -67,9 +67,16 @@ def solved(
             f"`cross` should have the shape of `gram`. Got {np.shape(cross)}, and "
             f"{None if gram is None else np.shape(gram)}."
         )
-    encode = _Encode(method, mix)
     operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
+    natively = _is_tiled(format) and _is_on_cpu((w, operands))
+    encode = _Encode(method, mix, natively)
     place = _split(w)
+    if natively:
+        # (The program of a surrounding trace may run where there is no such library.)
+        with jax.ensure_compile_time_eval():
+            return quantized(
+                w, format, encode, operands, axis=axis, activation=activation
+            )
     if place is None:
         return quantized(w, format, encode, operands, axis=axis, activation=activation)
     # Each device solves all of it. (A column depends on those before it, so that
@@ -83,6 +90,26 @@ def solved(
     w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
     q = quantized(w, format, encode, operands, axis=axis, activation=activation)
     return q.with_sharding(place)
+
+
+def _is_tiled(format):
+    if isinstance(format, Rotated):
+        return _is_tiled(format.format)
+    return isinstance(format, AbstractTiled)
+
+
+def _is_on_cpu(arrays):
+    # Whether these are ordinary arrays, and all on one CPU.
+    arrays = jtu.tree_leaves(arrays)
+    if any(isinstance(a, Tracer) for a in arrays):
+        return False
+    with jax.ensure_compile_time_eval():
+        places = [jnp.asarray(a).sharding for a in arrays]
+    return all(
+        isinstance(place, SingleDeviceSharding)
+        and next(iter(place.device_set)).platform == "cpu"
+        for place in places
+    )
 
 
 def _split(w):
@@ -100,6 +127,7 @@ class _Encode:
 
     method: AbstractMethod
     mix: float
+    natively: bool
 
     def __call__(self, format, w, gram, rows, cross):
         sums = gram, rows, cross
@@ -122,7 +150,7 @@ class _Encode:
         split = w if parts == 1 else w.reshape(*lead, parts, n // parts, k)
         if cross is not None and cross.ndim == split.ndim:
             split = target(split, gram, rows, cross, self.mix)
-        stored = self.method.solve(split, format, gram, rows)
+        stored = self.method.solve(split, format, gram, rows, natively=self.natively)
         if parts > 1:
             stored = jtu.tree_map(
                 lambda a: a.reshape(*lead, parts * a.shape[-2], a.shape[-1]), stored

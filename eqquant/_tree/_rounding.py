@@ -120,14 +120,16 @@ def rounded(
     gram: "Gram | None",
 ) -> QuantizedArray:
     """Quantizes a leaf by a method; by `ScaleSearch()` if the method needs a Gram and
-    there is none."""
+    there is none, or to nearest where that does not apply."""
     from .._solvers import ScaleSearch, solved
 
     if method is None:
         return quantize(leaf, format, axis=axis)
     if gram is None:
-        method = ScaleSearch() if method.needs_gram else method
-        return solved(leaf, format, method, axis=axis)
+        other = ScaleSearch() if method.needs_gram else method
+        if method.applies(format) and not other.applies(format):
+            return quantize(leaf, format, axis=axis)
+        return solved(leaf, format, other, axis=axis)
     return solved(leaf, format, method, gram.value, gram.rows, axis=axis)
 
 

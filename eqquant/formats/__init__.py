@@ -86,6 +86,7 @@ from ._scale import (
 )
 from ._square4 import Square4 as Square4
 from ._ternary import Ternary as Ternary
+from ._tiled import AbstractTiled as AbstractTiled
 from ._trellis import Trellis as Trellis
 from .gguf import (
     AbstractCodebook as AbstractCodebook,

@@ -115,6 +115,15 @@ class AbstractFormat(eqx.Module):
     def shape(self, stored: Stored, tail: int) -> tuple[int, ...]:
         """Returns the shape `*b k` of the numbers, from the stored arrays alone."""
 
+    def with_rows_scaled(
+        self, stored: Stored, factors: Float[Array, "*b n 1"]
+    ) -> Stored | None:
+        """What is stored of a matrix whose rows are multiplied by positive factors,
+        with the same codes. `None` if the scales of the format are not those of single
+        rows, or not floats."""
+        del stored, factors
+        return None
+
     def __check_init__(self):
         size = self.block_size
         if size is None:

@@ -211,6 +211,16 @@ class AbstractGrid(AbstractAdjustable):
             settled = settled | {"block": _in_order(codes.shape, self.block_size)}
         return {"codes": self.pack(codes), **settled}
 
+    def with_rows_scaled(self, stored, factors):
+        if stored["scale"].shape[-2] != stored["codes"].shape[-2]:
+            return None
+        offset = self.offsets(stored)
+        if offset is not None and self.offset == "minimum":
+            offset = offset * factors
+        scale = self.scales(stored, 0) * factors
+        settled, _ = self.settled(Parameters(scale, offset))
+        return stored | settled
+
     def decode(self, stored, tail):
         codes = self.unpack(stored["codes"], tail)
         k, offset = codes.shape[-1], self.offsets(stored)

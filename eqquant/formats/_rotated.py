@@ -125,6 +125,9 @@ class Rotated(AbstractFormat):
     def decode(self, stored, tail):
         return self.rotate_back(self.format.decode(stored, tail))
 
+    def with_rows_scaled(self, stored, factors):
+        return self.format.with_rows_scaled(stored, factors)
+
     def shape(self, stored, tail):
         return self.format.shape(stored, tail)
 

@@ -1,8 +1,9 @@
 """The path through a trellis whose points are nearest to a sequence of numbers, by the
 algorithm of Viterbi.
 
-All is done in integers, so that every compiler and every machine finds the same path.
-`kernels.native` computes the same, sequence by sequence."""
+Without feedback of errors, all is done in integers, so that every compiler and every
+machine finds the same path. `kernels.native` computes the same, sequence by sequence.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, UInt, UInt8
+from jaxtyping import Array, Float, Int, UInt, UInt8
 
 
 # The largest absolute values of the numbers of sequences, and of points: so the costs
@@ -125,6 +126,112 @@ def _traced(
 
     first, rest = lax.scan(step, last, found, reverse=True)
     return jnp.concatenate([first[None], rest]).T
+
+
+# So many numbers are looked back for at a time.
+_pending = 16
+# The cost of a path that is not allowed.
+_never = np.float32(1e20)
+
+
+def nearest_paths_with_feedback(
+    x: Float[Array, "n t"],
+    target: Float[Array, "n t"],
+    feedback: Float[Array, "t t"],
+    weights: Float[Array, " t"],
+    trellis: Bitshift,
+) -> UInt[Array, "n t"]:
+    """The states of closed paths of which each point should come near to its target,
+    and to what the errors of the points before it ask of it. Each path that survives
+    has errors, and so targets, of its own. (In float32: two compilers may find paths
+    that are as good.)
+
+    - `x`: what errors are counted from. `t` should be a multiple of 16.
+    - `feedback`: how much of the error of each point (the first axis) each takes; zero
+        but for those after it.
+    - `weights`: what the square of each difference counts.
+    """
+    n, t = x.shape
+    half = min(_around, t // 2)
+    around = jnp.concatenate([target[:, -half:], target[:, :half]], axis=-1)
+
+    def nearest(rows):
+        x, target, around = (a[None] for a in rows)
+        apart, one = jnp.zeros((2 * half, 2 * half)), jnp.ones(2 * half)
+        seam = _search_with_feedback(around, around, apart, one, trellis)
+        seam = seam[:, half - 1] % np.uint32(trellis.groups)
+        return _search_with_feedback(x, target, feedback, weights, trellis, seam)[0]
+
+    # (Of a row, all errors of all paths are in memory.)
+    number = max(1, _enough // (4 * t * trellis.groups))
+    return lax.map(nearest, (x, target, around), batch_size=min(number, max(n, 1)))
+
+
+def _search_with_feedback(x, target, feedback, weights, trellis, seam=None):
+    n, t = x.shape
+    states, groups, size = 2**trellis.states, trellis.groups, _pending
+    state = jnp.arange(states, dtype=jnp.uint32)
+    points = trellis.points(state).astype(jnp.float32)[None]
+    before = (state >> np.uint32(trellis.bits)).astype(jnp.int32)
+    group = jnp.arange(groups, dtype=jnp.int32)[None]
+    precise = lambda a, b: jnp.matmul(a, b, precision="highest")
+    taken = lambda a, i: jnp.take_along_axis(a, i[..., None], axis=1)
+
+    def step(carry, given):
+        # Of the path to each group: its cost, what is pending of the next numbers,
+        # its errors at these, and where it was before them.
+        cost, pending, errors, place = carry
+        i, x, weight, asked = given
+        aim = jnp.take_along_axis(pending, jnp.full((1, 1, 1), i), axis=2)[..., 0]
+        costs = cost[:, before] + weight * (aim[:, before] - points) ** 2
+        costs = costs.reshape(n, trellis.codes, groups)
+        code = jnp.argmin(costs, axis=1).astype(jnp.int32)
+        cost = jnp.min(costs, axis=1)
+        chosen = code * groups + group
+        parent = chosen >> trellis.bits
+        error = x[:, None] - points[0, chosen]
+        pending = taken(pending, parent) + error[..., None] * asked[None, None]
+        errors = taken(errors, parent).at[:, :, i].set(error)
+        place = jnp.take_along_axis(place, parent, axis=1)
+        cost = cost - jnp.min(cost, axis=1, keepdims=True)
+        return (cost, pending, errors, place), code.astype(jnp.uint8)
+
+    def some(carry, given):
+        cost, past = carry
+        x, target, weights, rows, j = given
+        of_these = lax.dynamic_slice_in_dim(feedback, j, size, axis=1)
+        pending = target[:, None] + precise(past, of_these)
+        asked = lax.dynamic_slice_in_dim(rows, j, size, axis=1)
+        start = (
+            cost,
+            pending,
+            jnp.zeros_like(pending),
+            jnp.broadcast_to(group, (n, groups)),
+        )
+        each = jnp.arange(size, dtype=jnp.int32), x.T, weights, asked
+        (cost, _, errors, place), found = lax.scan(step, start, each)
+        past = lax.dynamic_update_slice_in_dim(taken(past, place), errors, j, axis=2)
+        return (cost, past), found
+
+    # (A group is that of the state before a number, too.)
+    allowed = (
+        jnp.ones((n, groups), bool)
+        if seam is None
+        else (group == seam[:, None].astype(jnp.int32))
+    )
+    start = jnp.where(allowed, np.float32(0), _never), jnp.zeros((n, groups, t))
+    cut = lambda a: jnp.moveaxis(a.reshape(n, t // size, size), 1, 0)
+    first = jnp.arange(0, t, size, dtype=jnp.int32)
+    parts = lambda a: a.reshape(t // size, size, *a.shape[1:])
+    given = cut(x), cut(target), parts(weights), parts(feedback), first
+    (cost, _), found = lax.scan(some, start, given)
+    found = found.reshape(t, n, groups)
+    last = jnp.argmin(cost, axis=1) if seam is None else seam
+    last = last.astype(jnp.uint32)
+    shift = np.uint32(trellis.states - trellis.bits)
+    code = jnp.take_along_axis(found[-1], last[:, None].astype(jnp.int32), axis=1)
+    state = (code[:, 0].astype(jnp.uint32) << shift) | last
+    return _traced(state, found[:-1], trellis)
 
 
 def to_words(codes: UInt[Array, "*b t"], bits: int) -> UInt[Array, "*b w"]:

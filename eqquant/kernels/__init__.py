@@ -60,4 +60,5 @@ from .native import (
     is_portable as is_portable,
     most_encoded as most_encoded,
     rearrange as rearrange,
+    tile_encoder as tile_encoder,
 )

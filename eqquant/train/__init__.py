@@ -54,3 +54,4 @@ from ._save_quantized import save_quantized as save_quantized
 from ._stochastic import Stochastic as Stochastic
 from ._straight_through import straight_through as straight_through
 from ._tree_compute import tree_compute as tree_compute, tree_preround as tree_preround
+from ._tune import tune as tune

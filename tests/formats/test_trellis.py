@@ -148,7 +148,84 @@ def test_tiles_are_alone():
     np.testing.assert_array_equal(of_all["codes"][:, 24:48], second["codes"])
 
 
-def test_methods_are_refused():
-    format, w = eqq.Trellis(2, states=8), normal(4, 64)
-    with pytest.raises(ValueError, match="pass `method=None` for that format"):
-        eqq.GPTQ().solve(w, format, jnp.eye(64))
+def best_with_feedback(w, target, feedback, weights, format, seam):
+    """The states of the path of which each point comes near to its target and to what
+    the errors of those after it ask: each path that survives has errors of its own. In
+    float64, from the last number to the first."""
+    value, state = points(format), np.arange(2**format.states)
+    groups = 2 ** (format.states - format.bits)
+    cost = np.where(np.arange(groups) == seam, 0.0, np.inf)
+    errors, paths = np.zeros((groups, len(w))), np.zeros((groups, len(w)), int)
+    for i in reversed(range(len(w))):
+        aim = target[i] + errors @ feedback[:, i]
+        before = state >> format.bits
+        costs = cost[before] + weights[i] * (aim[before] - value) ** 2
+        best = costs.reshape(-1, groups).argmin(0) * groups + np.arange(groups)
+        cost, parent = costs[best], best >> format.bits
+        errors, paths = errors[parent], paths[parent]
+        errors[:, i], paths[:, i] = w[i] - value[best], best
+    return paths[seam]
+
+
+def fed(k, seed=0):
+    """Rows of a tile, in units of the scale, and what their errors ask."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((2 * k, k)) @ rng.standard_normal((k, k)) ** 3
+    gram = x.T @ x / np.mean(np.sum(x**2, 0)) + 0.01 * np.eye(k)
+    root = np.linalg.cholesky(gram)
+    w = 148 * np.array(normal(4, k))
+    target = w + 20 * rng.standard_normal(w.shape)
+    weights = np.diag(root) ** 2 / np.mean(np.diag(root) ** 2)
+    lower = np.tril(root / np.diag(root), -1)
+    return tuple(a.astype(np.float32) for a in (w, target, lower, weights))
+
+
+def loss_of(numbers, w, target, lower, weights):
+    """Of the differences from targets, and from what errors ask."""
+    numbers = np.asarray(numbers, np.float64)
+    aim = target + (w - numbers) @ lower
+    return np.sum(weights * (aim - numbers) ** 2, -1)
+
+
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("k", (64, 96))
+@pytest.mark.parametrize("bits, states", [(1, 9), (2, 8), (3, 9), (4, 8), (8, 8)])
+def test_nearest_tile(bits, states, k):
+    format = eqq.Trellis(bits, states=states, scale_dtype=jnp.float32)
+    w, target, lower, weights = of_tile = fed(k)
+    one = jnp.ones((len(w), 1))
+    codes = jax.jit(format.nearest_tile)(w, target, one, lower, weights)
+    path = np.stack([states_of(row, format) for row in np.asarray(codes)])
+    numbers = points(format)[path]
+    np.testing.assert_array_equal(format.points(codes), numbers)
+    # Where paths are closed is up to the format: the bits of the first state that the
+    # last number has, too.
+    wanted = []
+    for row in range(len(w)):
+        seam = path[row, 0] % 2 ** (format.states - format.bits)
+        best = best_with_feedback(
+            w[row].astype(np.float64), target[row], lower, weights, format, seam
+        )
+        wanted.append(points(format)[best])
+    wanted = np.stack(wanted)
+    # In float32, paths that are nearly as good as others may be chosen.
+    assert np.mean(np.all(wanted == numbers, -1)) >= 0.75
+    new, old = (loss_of(a, *of_tile) for a in (numbers, wanted))
+    np.testing.assert_allclose(new, old, rtol=0.05)
+
+
+# As if errors asked for nothing, it would be the nearest.
+def test_feedback_is_worth_it():
+    format = eqq.Trellis(2, states=8, scale_dtype=jnp.float32)
+    w, _, lower, weights = fed(256)
+    one, none = jnp.ones((len(w), 1)), np.zeros_like(lower)
+    nearest_tile = jax.jit(format.nearest_tile)
+    losses = [
+        np.sum(loss_of(format.points(codes), w, w, lower, weights))
+        for codes in (nearest_tile(w, w, one, f, weights) for f in (lower, none))
+    ]
+    assert losses[0] < 0.6 * losses[1]
+    plain = format.encode(jnp.asarray(w), one)["codes"]
+    apart = nearest_tile(w, w, one, none, np.ones_like(weights))
+    error = lambda codes: np.sum((np.asarray(format.points(codes)) - w) ** 2)
+    assert error(apart) < 1.02 * error(plain)

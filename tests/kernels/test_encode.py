@@ -14,8 +14,9 @@ import eqquant.kernels.native._library as library
 from eqquant._array import _quantize
 from eqquant.formats import AbstractK, IQ4_NL, Q4_0, Q4_K, Trellis
 from eqquant.interop._converting import _encode as _converting
-from eqquant.kernels import encoder
+from eqquant.kernels import encoder, tile_encoder
 
+from ..formats.test_trellis import fed, loss_of
 from ..helpers import encode, formats, normal
 
 
@@ -191,3 +192,35 @@ def test_known_numbers_of_a_traced_function():
 
     assert "ffi_call" not in str(jax.make_jaxpr(f)(x))
     np.testing.assert_array_equal(jax.jit(f)(x)[0], expected.stored["blocks"])
+
+
+# With feedback, all is computed in float32: paths are as good, if not the same.
+@pytest.mark.examples(4)
+@pytest.mark.parametrize("k", (256, 100))
+@pytest.mark.parametrize(
+    "bits, states", [(1, 8), (2, 8), (2, 10), (3, 9), (4, 8), (6, 8), (8, 9)]
+)
+def test_tiles_with_feedback(bits, states, k):
+    format = Trellis(bits, states=states, scale_dtype=jnp.float32)
+    w, target, lower, weights = of_tile = fed(k)
+    args = jnp.asarray(w), target, jnp.ones((len(w), 1)), lower, weights
+    native = tile_encoder(format)
+    assert native is not None
+    found = jax.jit(ft.partial(native, format))(*args)
+    wanted = jax.jit(format.nearest_tile)(*args)
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    numbers = [np.asarray(format.points(codes))[:, :k] for codes in (found, wanted)]
+    new, old = (loss_of(a, *of_tile) for a in numbers)
+    np.testing.assert_allclose(new, old, rtol=0.1)
+    assert abs(np.sum(new) / np.sum(old) - 1) < 0.03
+
+
+def test_tiles_with_feedback_of_no_rows():
+    format = Trellis(2, states=8)
+    none, square = jnp.zeros((0, 64)), jnp.zeros((64, 64))
+    native = tile_encoder(format)
+    assert native is not None
+    found = jax.jit(ft.partial(native, format))(
+        none, none, jnp.zeros((0, 1)), square, jnp.ones(64)
+    )
+    assert found.shape == (0, 4)

@@ -67,6 +67,7 @@ int main(int, char** argument) {
     for (int64_t i = 0; i < cases; ++i) {
       check_encode(pools[i % 2]);
       check_trellis(pools[i % 2]);
+      check_trellis_with_feedback(pools[i % 2]);
     }
   for (const Set& set : sets()) {
     random_bits.seed(seed);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -88,6 +89,77 @@ inline void check_trellis(const Pool& pool) {
   if (!right)
     report("AVX2", "trellis", [&] {
       std::printf("states %d, bits %d, size %" PRId64 "\n", e.states, e.bits, e.size);
+    });
+}
+
+// The loss of a closed path, from its codes: of the differences from targets, and from
+// what errors ask.
+inline double loss_with_feedback(const TrellisFeedback& e, int64_t row) {
+  const int64_t length = e.size * e.bits;
+  const uint32_t* const words = e.words + row * length / 32;
+  std::vector<double> errors(e.size);
+  double loss = 0;
+  for (int64_t i = 0; i < e.size; ++i) {
+    int64_t state = 0;
+    for (int64_t j = 0; j < e.states; ++j) {
+      const int64_t bit = ((e.size - 1 - i) * e.bits + j) % length;
+      state |= int64_t{words[bit / 32] >> (bit % 32) & 1} << j;
+    }
+    double target = e.targets[row * e.size + i];
+    for (int64_t j = 0; j < i; ++j) target += errors[j] * e.feedback[j * e.size + i];
+    errors[i] = e.numbers[row * e.size + i] - e.points[state];
+    loss += e.weights[i] * (target - e.points[state]) * (target - e.points[state]);
+  }
+  return loss;
+}
+
+// Without feedback and weights, this is what `encode_trellis` finds, but for what is
+// rounded. With them, the loss is less than of codes that know nothing of feedback.
+inline void check_trellis_with_feedback(const Pool& pool) {
+  TrellisFeedback e = {};
+  e.states = static_cast<int32_t>(between(8, chance(0.2) ? 11 : 9));
+  e.bits = static_cast<int32_t>(between(1, 8));
+  e.rows = between(1, 12), e.size = 32 * between(1, 8);
+  const int64_t states = int64_t{1} << e.states, number = e.rows * e.size;
+  const Guarded<float> numbers(number), feedback(e.size * e.size), weights(e.size);
+  const Guarded<int16_t> points(states), integers(number);
+  const Guarded<uint32_t> words(number / 32 * e.bits), apart(number / 32 * e.bits);
+  const bool none = chance(0.5);
+  for (int64_t i = 0; i < number; ++i) {
+    integers.get()[i] =
+        static_cast<int16_t>(std::clamp(150.0f * normal(), -600.0f, 600.0f));
+    numbers.get()[i] = integers.get()[i];
+  }
+  for (int64_t s = 0; s < states; ++s)
+    points.get()[s] = static_cast<int16_t>(between(-510, 510));
+  for (int64_t i = 0; i < e.size; ++i) {
+    weights.get()[i] = none ? 1.0f : 0.5f + 0.1f * static_cast<float>(between(0, 10));
+    for (int64_t j = 0; j < e.size; ++j)
+      feedback.get()[i * e.size + j] = none || j <= i ? 0.0f : 0.15f * normal();
+  }
+  e.numbers = e.targets = numbers.get(), e.feedback = feedback.get();
+  e.weights = weights.get(), e.points = points.get(), e.words = words.get();
+  pool.parallel()(trellis_feedback_tasks(e), [&](int64_t i, int64_t) {
+    encode_trellis_with_feedback(e, i);
+  });
+  TrellisEncoding plain = {};
+  // (Backwards, since `numbers` are.)
+  for (int64_t row = 0; row < e.rows; ++row)
+    std::reverse(integers.get() + row * e.size, integers.get() + (row + 1) * e.size);
+  plain.numbers = integers.get(), plain.points = points.get();
+  plain.words = apart.get();
+  plain.rows = e.rows, plain.size = plain.tile = e.size;
+  plain.states = e.states, plain.bits = e.bits;
+  pool.parallel()(trellis_tasks(plain),
+                  [&](int64_t i, int64_t) { encode_trellis(plain, i); });
+  double fed = 0, other = 0;
+  for (int64_t row = 0; row < e.rows; ++row) fed += loss_with_feedback(e, row);
+  e.words = apart.get();
+  for (int64_t row = 0; row < e.rows; ++row) other += loss_with_feedback(e, row);
+  if (none ? std::abs(fed - other) > 0.05 * other + 1 : !(fed < 1.2 * other))
+    report("AVX2", "trellis with feedback", [&] {
+      std::printf("states %d, bits %d, size %" PRId64 ": %f, %f\n", e.states, e.bits,
+                  e.size, fed, other);
     });
 }
 

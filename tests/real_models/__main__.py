@@ -3,6 +3,7 @@ SmolLM2-135M-Instruct loses in each format, to nearest, by GPTQ and with `Sequen
 statistics, beside llama.cpp's own quantization where that is installed."""
 
 import argparse
+import itertools as it
 import pathlib
 import sys
 
@@ -12,12 +13,13 @@ import eqquant as eqq
 from eqquant import demo, interop
 from eqquant.formats import as_format
 
-from . import by_llama_cpp, files, tables
+from . import budgets, by_llama_cpp, files, tables
 from .rows import batches, logits, methods, rows
 
 
 _formats = ("NF4()", "Int4()", 'Int(4, 64, "minimum")', "Int(3)")
 _formats += ('Int(2, offset="minimum")',)
+_choices = tuple(f"Rotated(Trellis({bits}, states=12))" for bits in (2, 3, 4))
 # Of these, rounding to nearest says enough.
 _nearest = ("Int8()", "FP8()", "MXFP4()", 'Int(4, 128, "zero_point")', "Ternary(64)")
 
@@ -31,6 +33,9 @@ def main(argv=None) -> int:
     parser.add_argument("--nearest", nargs="*", default=_nearest, **formats)
     parser.add_argument("--activation", **formats)
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--budgets", nargs="*", default=(), type=float, metavar="BITS")
+    parser.add_argument("--choices", nargs="+", default=_choices, **formats)
     parser.add_argument("--csv", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--calibration", type=int, default=16_384, metavar="TOKENS")
     parser.add_argument("--evaluation", type=int, default=4_096, metavar="TOKENS")
@@ -53,14 +58,17 @@ def main(argv=None) -> int:
     kept, measured = eqq.predictions(logits, dense, batches(held_out)), []
     if args.activation is not None:
         print(f"Products round their inputs to {args.activation}.\n", flush=True)
-    for row in rows(dense, kept, asked, calibration, held_out, args.activation):
+    texts_of = calibration, held_out
+    each = rows(dense, kept, asked, *texts_of, args.activation, args.tune)
+    within = budgets.rows(dense, kept, args.budgets, args.choices, *texts_of)
+    for row in it.chain(each, within if args.budgets else ()):
         measured.append(row)
         print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
         if args.csv is not None:
             args.csv.write_text(tables.in_csv(measured))
     dense_loss = measured[0].loss.dense_loss
     print(f"\nThe loss in float32 is {dense_loss:.3f} nats per token.")
-    print(f"\n{tables.changes(measured, args.methods)}\n\n{tables.all_of(measured)}")
+    print(f"\n{tables.changes(measured)}\n\n{tables.all_of(measured)}")
     if args.no_llama_cpp:
         return 0
     if by_llama_cpp.python() is not None:

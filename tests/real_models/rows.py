@@ -67,10 +67,13 @@ def with_activation(model, activation):
     return jtu.tree_map(rounded, model, is_leaf=eqq.is_quantized)
 
 
-def rows(dense, predictions, wanted, calibration, held_out, activation=None):
+def rows(
+    dense, predictions, wanted, calibration, held_out, activation=None, tuned=False
+):
     """A row for each of the `wanted` pairs of a format and its methods, as it is
     measured. The embedding stays in float32. `predictions` are those of the dense
-    model. Products round their inputs to the format `activation`, if there is one."""
+    model. Products round their inputs to the format `activation`, if there is one. If
+    `tuned`, another row follows each, of norms and scales that were trained."""
     stats = None
     for format, methods in wanted:
         for method in methods:
@@ -89,3 +92,9 @@ def rows(dense, predictions, wanted, calibration, held_out, activation=None):
                 model = with_activation(model, activation)
             loss = eqq.evaluate(logits, model, batches(held_out), dense=predictions)
             yield Row(format, method, bits_of(model), loss, seconds)
+            if tuned:
+                start = time.process_time()
+                model = eqq.train.tune(logits, dense, model, batches(calibration))
+                seconds += time.process_time() - start
+                loss = eqq.evaluate(logits, model, batches(held_out), dense=predictions)
+                yield Row(format, f"{method}, tuned", bits_of(model), loss, seconds)

@@ -17,8 +17,9 @@ def all_of(rows):
     return markdown(header, [row.cells() for row in rows])
 
 
-def changes(rows, methods):
+def changes(rows):
     """A line for each format: the change of the loss by each method."""
+    methods = [*dict.fromkeys(row.method for row in rows)]
     found = {}
     for row in rows:
         cell = f"{row.loss.change:+.3f} ± {row.loss.change_error:.3f}"

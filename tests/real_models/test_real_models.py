@@ -50,6 +50,24 @@ def test_table(method, tmp_path, capsys):
         assert f"{float(row['change']):+.4f} ±" in printed["change, nats per token"]
 
 
+@pytest.mark.thorough
+def test_budgets_and_tuning(tmp_path, capsys):
+    path = str(tiny.write(tmp_path / "tiny.gguf"))
+    asked = ["table", "--model", path, "--formats", "int(3, 16)", "--no-llama-cpp"]
+    asked += ["--methods", "GPTQ", "--tune", "--calibration", "1024", "--nearest"]
+    asked += ["--evaluation", "512", "--budgets", "4.5", "--choices", "int(2, 16)"]
+    assert main([*asked, "int(3, 16)", "int4(16)"]) == 0
+    _, *others = capsys.readouterr().out.split("\n\n")
+    (header, _, *lines) = (
+        line.strip("| ").split(" | ") for line in others[3].splitlines()
+    )
+    rows = [dict(zip(header, line)) for line in lines]
+    assert [row["method"] for row in rows] == ["GPTQ", "GPTQ, tuned", "allocated"]
+    plain, tuned, allocated = (float(row["divergence"]) for row in rows)
+    assert tuned < plain and 0 < allocated
+    assert float(rows[2]["bits"]) <= 4.5
+
+
 def test_importance(tmp_path):
     with interop.open(tiny.write(tmp_path / "tiny.gguf", "qwen2")) as checkpoint:
         tokens = np.arange(40).reshape(2, 20)

@@ -20,7 +20,11 @@ and register it in `_kernels.py`.
 """
 
 from . import _decoded as _decoded, _kernels as _kernels
-from ._encode import encoder as encoder, most_encoded as most_encoded
+from ._encode import (
+    encoder as encoder,
+    most_encoded as most_encoded,
+    tile_encoder as tile_encoder,
+)
 from ._export import export as export, is_portable as is_portable
 from ._integer_product import integer_product as integer_product
 from ._library import register_at_import

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, UInt
 from ...formats import (
     AbstractFormat,
     AbstractK,
+    AbstractTiled,
     IntegerSearch,
     IQ4_NL,
     PointSearch,
@@ -78,8 +79,37 @@ def _nearest_codes(format: Trellis, units: Int[Array, "*b t"]) -> UInt[Array, "*
     result = jax.ShapeDtypeStruct((*lead, t * format.bits // 32), jnp.uint32)
     return jax.ffi.ffi_call("eqquant_encode_tiles", result)(
         units,
-        format.points.astype(np.int16),
+        format.every_point.astype(np.int16),
         tile=np.int64(format.tile),
+        states=np.int32(format.states),
+        bits=np.int32(format.bits),
+    )
+
+
+def tile_encoder(
+    format: AbstractTiled,
+) -> Callable[..., UInt[Array, "n w"]] | None:
+    """A function of the format and the arguments of its `nearest_tile` that finds codes
+    which are as good, on a CPU. `None` if there is none that is faster. A program with
+    it should not be run elsewhere."""
+    if not isinstance(format, Trellis) or library.missing() is not None:
+        return None
+    return _nearest_tile
+
+
+def _nearest_tile(format: Trellis, *args: Float[Array, "..."]) -> UInt[Array, "n w"]:
+    return format.nearest_tile_by(ft.partial(_codes_with_feedback, format), *args)
+
+
+def _codes_with_feedback(
+    format: Trellis, w: Float[Array, "n t"], *others: Float[Array, "..."]
+) -> UInt[Array, "n w"]:
+    n, t = w.shape
+    result = jax.ShapeDtypeStruct((n, t * format.bits // 32), jnp.uint32)
+    return jax.ffi.ffi_call("eqquant_encode_with_feedback", result)(
+        w,
+        *others,
+        format.every_point.astype(np.int16),
         states=np.int32(format.states),
         bits=np.int32(format.bits),
     )

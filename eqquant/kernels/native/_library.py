@@ -18,7 +18,13 @@ _folder = pathlib.Path(__file__).parent
 # As in `build.py`.
 _ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 _file = f"libeqquant.{_ending}"
-_functions = ("product", "int8_matrices", "encode", "encode_tiles")
+_functions = (
+    "product",
+    "int8_matrices",
+    "encode",
+    "encode_tiles",
+    "encode_with_feedback",
+)
 # The newest version of XLA's FFI that was tested to accept a library compiled for the
 # oldest supported jaxlib. (A jaxlib does not tell which versions it accepts.)
 _tested_interface = (0, 5)

@@ -323,7 +323,7 @@ def array_units(machine: str | None = None) -> list[Unit]:
     which all machines with kernels have."""
     sets = _sets if machine is None else _all_sets[machine]
     flags = _of_set(sets, next(iter(sets)), "_arrays")
-    names = ("encode", "trellis", "rearrange")
+    names = ("encode", "trellis", "trellis_feedback", "rearrange")
     return [Unit(name, f"arrays/{name}.cpp", flags) for name in names]
 
 

@@ -8,4 +8,11 @@ from ._adapters import (
     with_lora as with_lora,
 )
 from ._array import LoRA as LoRA
-from ._lora import lora as lora, lora_spec as lora_spec
+from ._lora import (
+    adapted as adapted,
+    is_lora as is_lora,
+    lora as lora,
+    lora_spec as lora_spec,
+    with_magnitude as with_magnitude,
+)
+from ._matrix import matrix_of as matrix_of

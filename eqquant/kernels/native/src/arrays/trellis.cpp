@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
+#include "arrays/trellis_path.h"
 #include "isa/basics.h"
 
 namespace eqquant {
@@ -25,25 +25,6 @@ constexpr int32_t kMostNumber = 600, kMostPoint = 510;
 constexpr int32_t kNoSeam = -1;
 // A table is loaded from any group on.
 constexpr int64_t kMore = 8;
-
-// Memory for some numbers, aligned to 64 bytes.
-template <class T>
-class Array {
- public:
-  explicit Array(int64_t number)
-      : data_(static_cast<T*>(::operator new(static_cast<size_t>(number) * sizeof(T),
-                                             std::align_val_t(64), std::nothrow))) {}
-  ~Array() { ::operator delete(data_, std::align_val_t(64)); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-
-  bool failed() const { return data_ == nullptr; }
-  T& operator[](int64_t i) const { return data_[i]; }
-  T* get() const { return data_; }
-
- private:
-  T* const data_;
-};
 
 int64_t tiles_of_row(const TrellisEncoding& e) { return divided_up(e.size, e.tile); }
 
@@ -87,7 +68,8 @@ class Search {
     const auto seam = static_cast<int32_t>(path_[half - 1] & (groups_ - 1));
     for (int64_t i = 0; i < size; ++i) numbers_[i] = from[size - 1 - i] + kMostPoint;
     search(size, seam);
-    write(size, e_.words + (row * e_.size + at) * e_.bits / 32);
+    uint32_t* const words = e_.words + (row * e_.size + at) * e_.bits / 32;
+    write_path(path_.get(), size, e_.bits, words);
   }
 
  private:
@@ -226,16 +208,6 @@ class Search {
     return found;
   }
   static void set(float* p, int32_t x) { std::memcpy(p, &x, sizeof(x)); }
-
-  void write(int64_t size, uint32_t* words) const {
-    std::memset(words, 0, static_cast<size_t>(size * e_.bits / 8));
-    for (int64_t i = 0; i < size; ++i) {
-      const uint64_t code = path_[size - 1 - i] & (codes_ - 1);
-      const int64_t word = i * e_.bits / 32, bit = i * e_.bits % 32;
-      words[word] |= static_cast<uint32_t>(code << bit);
-      if (bit + e_.bits > 32) words[word + 1] |= static_cast<uint32_t>(code >> (32 - bit));
-    }
-  }
 
   const TrellisEncoding& e_;
   const int64_t states_, groups_, codes_;

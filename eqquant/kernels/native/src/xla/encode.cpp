@@ -110,9 +110,57 @@ auto bind_encode_tiles() {
       .Attr<int32_t>("bits");
 }
 
+ffi::Error encode_with_feedback(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> numbers,
+                                ffi::Buffer<ffi::F32> targets,
+                                ffi::Buffer<ffi::F32> feedback,
+                                ffi::Buffer<ffi::F32> weights,
+                                ffi::Buffer<ffi::S16> points,
+                                ffi::Result<ffi::Buffer<ffi::U32>> words,
+                                int32_t states, int32_t bits) {
+  TrellisFeedback e = {};
+  const auto number = static_cast<int64_t>(numbers.element_count());
+  e.size = static_cast<int64_t>(weights.element_count());
+  e.rows = e.size == 0 ? 0 : number / e.size;
+  e.states = states, e.bits = bits;
+  const bool known = 8 <= states && states <= 16 && 1 <= bits && bits <= 8;
+  if (!known || e.size % 32 != 0 || e.size > kMostFeedback ||
+      number != e.rows * e.size ||
+      static_cast<int64_t>(targets.element_count()) != number ||
+      static_cast<int64_t>(feedback.element_count()) != e.size * e.size ||
+      static_cast<int64_t>(points.element_count()) != int64_t{1} << states ||
+      static_cast<int64_t>(words->element_count()) != number / 32 * bits)
+    return wrong("there should be as many words as the codes of the numbers take");
+  e.numbers = numbers.typed_data();
+  e.targets = targets.typed_data();
+  e.feedback = feedback.typed_data();
+  e.weights = weights.typed_data();
+  e.points = points.typed_data();
+  e.words = words->typed_data();
+  std::atomic<bool> done{true};
+  on(pool)(trellis_feedback_tasks(e), [&](int64_t i, int64_t) {
+    if (!encode_trellis_with_feedback(e, i)) done = false;
+  });
+  return done ? ffi::Error::Success() : no_memory();
+}
+
+auto bind_encode_with_feedback() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Arg<ffi::Buffer<ffi::S16>>()
+      .Ret<ffi::Buffer<ffi::U32>>()
+      .Attr<int32_t>("states")
+      .Attr<int32_t>("bits");
+}
+
 }  // namespace
 }  // namespace eqquant
 
+EQQUANT_HANDLER(eqquant_encode_with_feedback, eqquant::encode_with_feedback,
+                eqquant::bind_encode_with_feedback());
 EQQUANT_HANDLER(eqquant_encode_tiles, eqquant::encode_tiles,
                 eqquant::bind_encode_tiles());
 EQQUANT_HANDLER(eqquant_encode, eqquant::encode_numbers, eqquant::bind_encode());
