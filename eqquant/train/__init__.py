@@ -4,9 +4,9 @@ bits: products (`_low_precision`), activations (`_save_quantized`), and communic
 between devices (`_collectives`).
 
 These rooms do not know each other, except that adapters and fake-quantized weights know
-`_low_precision`; `_tree_compute` also knows adapters. All may import the files of this
-folder, `_tree` and the rooms below it, and optax inside functions that make an
-optimizer. To add an estimator, write a function that ends in
+`_low_precision`; `_tree_compute` and `_tune` also know adapters. All may import the
+files of this folder, `_tree` and the rooms below it, and optax inside functions that
+make an optimizer. To add an estimator, write a function that ends in
 `estimate(value, surrogate)` of `_straight_through.py`, which gives `value` the
 derivatives of `surrogate`.
 """
