@@ -14,11 +14,11 @@ from ._text import plain
 
 @dataclasses.dataclass(frozen=True)
 class SensitivityRow:
-    """What some weights cost in each format, and what they lose.
+    """The size and the error in each format of weights that get the same format.
 
-    - `paths`: the weights that get the same format: one, or several that share an array
-        or that were asked to stay together.
-    - `size`: how many numbers they have.
+    - `paths`: the path of one weight, or of several that share an array or a key of
+        `together`.
+    - `size`: the number of their elements.
     - `bits`: bits per weight in each format, scales included.
     - `errors`: the error in each format.
     """
@@ -31,12 +31,12 @@ class SensitivityRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What the weights of a model lose in each of some formats, from
+    """The error of each weight of a model in each of several formats, as measured by
     [`eqquant.sensitivity`][]. It prints as a table.
 
     - `rows`: a `SensitivityRow` for each weight.
     - `formats`: the formats.
-    - `measure`: what the errors are.
+    - `measure`: a description of the errors.
     """
 
     rows: tuple[SensitivityRow, ...]
@@ -44,8 +44,8 @@ class Sensitivity:
     measure: str
 
     def allocate(self, bits: float | int = 4.0) -> Rules:
-        """Chooses a format for each weight within a budget of bits, so that the sum of
-        the errors is the smallest.
+        """Chooses the format of each weight that minimises the sum of the errors within
+        a budget of bits.
 
         **Arguments:**
 
@@ -57,7 +57,7 @@ class Sensitivity:
 
         **Raises:**
 
-        A `ValueError` if `bits` are fewer than the smallest formats take.
+        A `ValueError` if `bits` is less than the smallest formats take.
         """
         chosen = self.chosen(bits)
         return Rules(
@@ -69,8 +69,8 @@ class Sensitivity:
         )
 
     def curve(self, bits: Sequence[float | int]) -> list[tuple[float, float]]:
-        """For each mean of bits per weight that is allowed: the mean that is used, and
-        the sum of the errors."""
+        """Returns the mean of bits per weight that is used, and the sum of the errors,
+        within each of the budgets `bits`."""
         found = []
         for most in bits:
             chosen = list(zip(self.rows, self.chosen(most)))
@@ -80,13 +80,13 @@ class Sensitivity:
         return found
 
     def figure(self, bits: Sequence[float | int] | None = None) -> Any:
-        """Plots the formats that are chosen within each of some budgets, and the sum of
-        the errors against the bits that are used.
+        """Plots the formats that are chosen within each budget, and the sum of the
+        errors against the bits that are used.
 
         **Arguments:**
 
-        - `bits`: the budgets. By default half a bit apart, from the smallest formats to
-            the largest.
+        - `bits`: the budgets. By default they are half a bit apart, from the smallest
+            formats to the largest.
 
         **Returns:**
 
@@ -108,15 +108,15 @@ class Sensitivity:
         return (np.sum(end(costs, axis=1)) / self._size for end in (np.min, np.max))
 
     def chosen(self, bits: float | int) -> list[int]:
-        """For each row, the number of the format that `allocate` chooses."""
-        # The knapsack problem with one choice of each group: `x[r, f]` is one where the
-        # weights `r` have the format `f`.
+        """Returns, for each row, the index of the format that `allocate` chooses."""
+        # This is the multiple-choice knapsack problem: `x[r, f]` is one where the
+        # weights of row `r` have the format `f`.
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         costs = np.array([[row.size * b for b in row.bits] for row in self.rows])
         costs /= self._size
-        # (A loss may well become smaller, by chance.)
+        # A loss may decrease by chance.
         errors = np.maximum([row.errors for row in self.rows], 0)
         least, _ = self._extremes
         if not least <= bits + 1e-9:
@@ -128,11 +128,11 @@ class Sensitivity:
         one_each = csr_array((np.ones(costs.size), np.arange(costs.size), starts))
         constraints = [
             LinearConstraint(one_each, 1, 1),
-            # (In hundredths: the solver allows for 1e-6 more.)
+            # Multiplied by 100, since the solver tolerates a violation of 1e-6.
             LinearConstraint(100 * costs.reshape(1, -1), -np.inf, 100 * bits + 1e-7),
         ]
-        # The solver stops within 1e-6 of the largest error, which may be more than all
-        # that is chosen. So it runs again, without what is larger than the sum found.
+        # The solver stops within 1e-6 of the largest error, which may exceed the sum of
+        # all chosen errors. So it runs again, without errors above the sum just found.
         total = np.inf
         while True:
             allowed = errors <= total * (1 + 1e-9)

@@ -12,15 +12,15 @@ from .._trace import Gram
 from ..formats import AbstractFormat, Rotated
 
 
-# So many rows of a weight are rounded, to see how much noise a format adds.
+# How many rows of a weight are rounded to measure the noise of a format.
 _rows = 8
 
 
 class Prediction(NamedTuple):
-    """What a weight costs in a format, and what it loses.
+    """The predicted size and error of a weight in a format.
 
     - `bits`: bits per weight, scales included.
-    - `error`: what the loss increases by, up to a factor that all weights share.
+    - `error`: the increase of the loss, up to a factor that all weights share.
     """
 
     bits: float
@@ -28,14 +28,14 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """Predicts what weights lose in formats by GPTQ, without rounding them.
+    """Predicts the error of weights that GPTQ rounds, without rounding them.
 
     The loss increases by the mean over tokens of `(g . e x)^2`, up to a factor, where
     `e` is the error of the weight, `x` its input, and `g` the gradient at its outputs.
-    With errors that have nothing to do with gradients, that is the mean of `|e x|^2`,
-    times the mean square of an element of `g`. The latter is the square of the gradient
-    of the weight over that of its inputs; and the former is what the factors of the
-    Gram leave of the noise of the format.
+    If errors are independent of gradients, this is the mean of `|e x|^2`, times the
+    mean square of an element of `g`. The mean square of `g` is the squared gradient of
+    the weight divided by the squared inputs. The mean of `|e x|^2` is the noise of the
+    format, times the mean of the factors of the Gram.
     """
 
     def __init__(self):
@@ -58,7 +58,7 @@ class Predictor:
         stored = jtu.tree_leaves(format.structs(shape))
         bits = 8 * sum(math.prod(a.shape) * a.dtype.itemsize for a in stored) / w.size
         some = rows[:: max(1, len(rows) // _rows)][:_rows]
-        # (`GPTQ()` finds better scales, too.)
+        # `GPTQ()` also searches for scales, so rounding to nearest would overestimate.
         search = ScaleSearch()
         by = search if search.applies(format) else None
         q = solved(some, format, by, axis=-1)
@@ -70,7 +70,7 @@ class Predictor:
         return Prediction(bits, float(gradient) * noise * square * left)
 
     def _left(self, format, gram):
-        # What GPTQ leaves of the error.
+        # The factor by which GPTQ reduces the error.
         if gram is None or gram.is_diagonal or not GPTQ().applies(format):
             return 1.0
         rotation = None
@@ -82,6 +82,6 @@ class Predictor:
             if isinstance(format, Rotated):
                 value = format.rotate_gram(value, 2)
             found = float(np.mean(mean_of_factors(value, gram.rows)))
-            # (With the Gram, so that no other gets its number.)
+            # The Gram is kept alive, so that no other array gets its `id`.
             self._factors[key] = gram, found
         return self._factors[key][1]

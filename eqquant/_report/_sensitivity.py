@@ -28,8 +28,9 @@ from ._allocation import Sensitivity, SensitivityRow
 from ._predicted import Predictor
 
 
-# In so few bits of each weight, scales of 32 bits, short blocks and minima take more
-# than they are worth, except that 2 bits without a minimum are three numbers only.
+# With so few bits for each weight, 32-bit scales, short blocks and minima cost more
+# bits than they are worth. The exception is the minimum of 2-bit codes, which would
+# have only three levels without it.
 _half = jnp.bfloat16
 _formats = (
     Int(2, 128, "minimum", scale_dtype=_half),
@@ -55,11 +56,11 @@ def sensitivity(
     embeddings: bool = False,
     example: Any = None,
 ) -> Sensitivity:
-    """Measures what each weight of a model loses in each of some formats.
+    """Measures the error of each weight of a model in each of several formats.
 
-    Statistics tell what becomes of the products of a weight, but not what the model
-    makes of these products. Where there is time, pass a `loss`, too, and enough data
-    that its differences are not noise.
+    Statistics measure the error of the products of a weight, but not its effect on the
+    rest of the model. If there is time, also pass a `loss`, and enough data that its
+    differences are not noise.
 
     !!! Example
 
@@ -73,30 +74,30 @@ def sensitivity(
     **Arguments:**
 
     - `model`: any PyTree.
-    - `stats`: what the weights are multiplied with, from [`eqquant.calibrate`][]. The
-        error of a weight in a format is that of its products, squared, for a row of
-        inputs: `tr(e H e^T)` for the Gram matrix `H`, where `e` is what rounding
-        changes, over the number of rows. Weights that `stats` do not know, with a
-        warning, and all without `stats`, are taken to meet inputs of unit variance:
-        `|e|^2`.
+    - `stats`: statistics of the inputs of weights, from [`eqquant.calibrate`][]. The
+        error of a weight in a format is the squared error of its products for one row
+        of inputs: `tr(e H e^T)` divided by the number of rows, where `H` is the Gram
+        matrix, and `e` is the rounding error of the weight. Without `stats`, inputs are
+        assumed to have unit variance: the error is `|e|^2`. The same holds, with a
+        warning, for weights that `stats` does not contain.
     - `formats`: the formats to choose from. By default, integers of 2 to 8 bits in
         blocks of 128, with scales in bfloat16.
-    - `loss`: if given, the error of a weight in a format is instead what
-        `loss(model)` increases by when this weight alone is rounded. It is called
-        once for each weight and format, with a model of ordinary arrays: pass a jitted
-        function, and it is compiled once.
-    - `gradients`: if given, from [`eqquant.squared_gradients`][], the errors are
-        predicted, and no weight is rounded but for a few of its rows: what the loss
-        will increase by, up to a factor, if each weight is rounded by `GPTQ()`. (From
-        the factors of its Gram, the noise of the format, and the mean square of the
-        gradient at its outputs.)
-    - `method`: how numbers are rounded, as of [`eqquant.tree_quantize`][]. By default
-        to nearest, also if there are `stats`. A format that has no scales to choose is
-        rounded to nearest, if others have.
+    - `loss`: if given, the error of a weight in a format is instead the increase of
+        `loss(model)` when only this weight is rounded. It is called once for each
+        weight and format, with a model of ordinary arrays. A jitted function is
+        compiled only once.
+    - `gradients`: the result of [`eqquant.squared_gradients`][]. If given, the errors
+        are predicted: the increase of the loss, up to a factor, if each weight is
+        rounded by `GPTQ()`. The prediction uses the factors of the weight's Gram, the
+        noise of the format, and the mean square of the gradient at the outputs. Only a
+        few rows of each weight are rounded.
+    - `method`: the method that rounds numbers, as in [`eqquant.tree_quantize`][]. By
+        default they are rounded to nearest, even with `stats`. Formats to which the
+        method does not apply are rounded to nearest if it applies to another format.
     - `together`: a function from an [`eqquant.LeafInfo`][] to a key. Weights with the
-        same key get the same format; `None` stands for a weight on its own. An array in
-        two places always does.
-    - `axis`, `min_size`, `embeddings`, `example`: which arrays are weights, as of
+        same key get the same format. The key `None` groups a weight with no other. All
+        uses of a shared array always get the same format.
+    - `axis`, `min_size`, `embeddings`, `example`: which arrays are weights, as in
         [`eqquant.tree_quantize`][]. Pass the same `axis` and `example` to both.
 
     **Returns:**
@@ -105,10 +106,11 @@ def sensitivity(
 
     **Raises:**
 
-    A `ValueError` if no weight is found, if there are no formats, for a format that
-    cannot hold a weight, for a skeleton of a model, for statistics of another model,
-    for a method that needs statistics if there are none, for `AWQ`, if `loss` is not
-    finite, and for `gradients` of another model, or beside a `loss` or a `method`.
+    A `ValueError` if no weight is found, if there are no formats, if a format cannot
+    represent a weight, if the model has `jax.ShapeDtypeStruct`s for arrays, if `stats`
+    or `gradients` are from another model, if the method needs statistics and there are
+    none, if the method is `AWQ`, if `loss` is not finite, and if `gradients` are given
+    with a `loss` or a `method`.
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
@@ -142,7 +144,8 @@ def sensitivity(
         )
     base = 0.0 if loss is None else float(loss(model))
 
-    # As `tree_quantize`: what takes no method is rounded to nearest, if others take it.
+    # As in `tree_quantize`, formats to which the method does not apply are rounded to
+    # nearest if it applies to another format.
     some = method is not None and any(method.applies(format) for format in formats)
 
     def rounded_each(arrays: list[_Weight], format: AbstractFormat):
@@ -200,7 +203,7 @@ def allocate(
     formats: Sequence[AbstractFormat | str] = _formats,
     **options: Any,
 ) -> Rules:
-    """Chooses a format for each weight of a model, for a number of bits.
+    """Chooses a format for each weight of a model within a budget of bits.
 
     !!! Example
 
@@ -212,18 +215,19 @@ def allocate(
 
     **Arguments:**
 
-    - `model`, `stats`, `formats`, `options`: as those of [`eqquant.sensitivity`][],
-        which measures what each weight loses in each format.
+    - `model`, `stats`, `formats`, `options`: the arguments of
+        [`eqquant.sensitivity`][], which measures the error of each weight in each
+        format.
     - `bits`: the largest mean of bits per weight, scales included.
 
     **Returns:**
 
-    [`eqquant.Rules`][] with a rule for each weight. The sum of the errors is the
-    smallest that there is for these bits.
+    [`eqquant.Rules`][] with a rule for each weight. They minimise the sum of the errors
+    within the budget.
 
     **Raises:**
 
-    What [`eqquant.sensitivity`][] raises, and a `ValueError` if `bits` are fewer than
+    The errors of [`eqquant.sensitivity`][], and a `ValueError` if `bits` is less than
     the smallest formats take.
     """
     return sensitivity(model, stats, formats, **options).allocate(bits)
@@ -238,7 +242,7 @@ class _Weight(NamedTuple):
 def _groups(
     decisions: Sequence[Decision], together: Callable[[LeafInfo], Hashable] | None
 ) -> list[list[tuple[Any, LeafInfo]]]:
-    """The weights, in lists of those that get the same format."""
+    """Returns the weights, in lists of weights that get the same format."""
     groups: list[tuple[set[Hashable], list[tuple[Any, LeafInfo]]]] = []
     for decision in decisions:
         info, leaf = decision.info, decision.leaf
@@ -268,7 +272,7 @@ def _groups(
 
 
 def _by_array(model: PyTree, gradients: PyTree) -> dict[Hashable, Any]:
-    """The scalar that is in place of each array."""
+    """Maps the identity of each array to its squared gradient."""
     leaves = lambda tree: jtu.tree_leaves(tree, is_leaf=lambda x: x is None)
     arrays, found = leaves(model), leaves(opened(gradients))
     scalar = lambda a: a is None or np.ndim(a) == 0
@@ -278,7 +282,7 @@ def _by_array(model: PyTree, gradients: PyTree) -> dict[Hashable, Any]:
             f"{len(found)} leaves for its {len(arrays)}, or arrays."
         )
     pairs = [(identity(a), g) for a, g in zip(arrays, found) if g is not None]
-    # (An array in two places has a gradient from each.)
+    # A shared array has a gradient from each of its places.
     total: dict[Hashable, Any] = {}
     for key, g in pairs:
         total[key] = total.get(key, 0) + g
@@ -305,7 +309,7 @@ def _squared_error(weight: _Weight, q: QuantizedArray, rows: float) -> float:
 
 
 def _with(model: PyTree, arrays: dict[Hashable, Any]) -> PyTree:
-    """The model with other arrays in place of some."""
+    """Returns the model with some of its arrays replaced."""
     return jtu.tree_map(lambda x: arrays.get(identity(x), x), model)
 
 

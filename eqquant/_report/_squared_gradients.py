@@ -12,14 +12,14 @@ from .._progress import Watched
 def squared_gradients(
     loss: Callable[[Any, Any], Any], model: PyTree, batches: Iterable[PyTree]
 ) -> PyTree:
-    """The sum of squares of the gradient of a loss with respect to each array of a
-    model, in the mean over batches. It tells [`eqquant.sensitivity`][] how much the
-    products of each weight matter to the loss.
+    """Computes the squared norm of the gradient of a loss with respect to each array of
+    a model, averaged over batches. From it, [`eqquant.sensitivity`][] estimates how
+    much the products of each weight matter to the loss.
 
-    The gradient of a weight is a sum over tokens of `g x^T`, of its inputs `x` and the
-    gradient `g` at its outputs. As far as tokens agree by chance alone, the square of
-    that sum is the sum of the squares `|g|^2 |x|^2`. So take small batches, and many:
-    32 of 512 tokens for a language model.
+    The gradient of a weight is the sum over tokens of `g x^T`, where `x` is its input
+    and `g` the gradient at its outputs. If tokens are uncorrelated, the square of this
+    sum is about the sum of the squares `|g|^2 |x|^2`. So use many small batches: 32 of
+    512 tokens for a language model.
 
     !!! Example
 
@@ -30,14 +30,15 @@ def squared_gradients(
 
     **Arguments:**
 
-    - `loss`: a function of the model and a batch, the mean of the loss over the batch.
+    - `loss`: a function of the model and a batch that returns the mean loss over the
+        batch.
     - `model`: any PyTree.
-    - `batches`: PyTrees of arrays. Those of one shape are compiled once.
+    - `batches`: PyTrees of arrays. Each shape of batch is compiled once.
 
     **Returns:**
 
     `model`, with a scalar in place of each floating-point array, and `None` in place of
-    all else.
+    all other leaves.
 
     **Raises:**
 

@@ -1,19 +1,18 @@
-"""How the numbers of a weight are rounded, given what the weight is multiplied with.
+"""Methods that round a weight, given the inputs that it is multiplied with.
 
 A method (`_method`) chooses the codes, scales and offsets of a matrix. `_scale_search`,
-`_gptq` and `_hqq` are methods, and `_awq` is one that scales channels before. They
-share how a block is rounded (`_rounding`), the search for the scales of blocks by
-squared errors (`_search`), least squares for given codes (`_least_squares`), and the
-Gram matrix as they need it (`_gram`). `solved` quantizes an array by a method,
-`_target` finds what is to be rounded if the inputs have changed, and `_squared_errors`
-measures what products lose. `_factors` tells
-before what GPTQ will leave of an error.
+`_gptq` and `_hqq` are methods, and `_awq` wraps another method after scaling channels.
+They share the rounding of a block (`_rounding`), the search for the scales of blocks by
+squared errors (`_search`), least squares for given codes (`_least_squares`), and
+operations on Gram matrices (`_gram`). `solved` quantizes an array by a method.
+`_target` corrects a matrix for inputs that have changed. `_squared_errors` measures the
+error of products. `_factors` predicts how much of an error GPTQ will leave.
 
-Where XLA is to be fast, arrays are columns, `s n g`: the numbers at one place of all
-blocks are next to each other, and what is tried for a block is an axis before `n`.
+Hot loops store blocks as columns, `s n g`: the numbers at one position of all blocks
+are contiguous, and candidates for a block are an axis before `n`.
 
-This room imports `_array` and the rooms below it. Formats say themselves what of theirs
-may be chosen: see `AbstractAdjustable` in `eqquant.formats`.
+This room imports `_array` and the rooms below it. A format declares which parameters a
+method may choose: see `AbstractAdjustable` in `eqquant.formats`.
 
 To add a method: write a subclass of `AbstractMethod` in a file of its own, and export
 it here and in `eqquant`. Code outside the package only writes the subclass.

@@ -9,19 +9,19 @@ from ._scale_search import ScaleSearch
 
 
 class AWQ(AbstractMethod):
-    """Scales the channels of a weight before it is rounded, so that those whose inputs
-    are large lose less. The inputs are divided by the same scales, and that costs
-    nothing: `eqquant.tree_quantize` does so only where `eqquant.calibrate` has proved
-    that an array before, such as the weight of a norm or the rows of the matrix before,
-    can take them. So other arrays of the model change than those that are quantized,
-    and the model has to be used as by the function that it was calibrated with.
+    """Scales the channels of a weight before rounding it, so that channels with large
+    inputs lose less. The inputs are divided by the same scales at no cost:
+    `eqquant.tree_quantize` scales channels only where `eqquant.calibrate` has proved
+    that an earlier array, such as the weight of a norm or the rows of the previous
+    matrix, can absorb the scales. This also changes arrays that are not quantized, so
+    the model must be called in the same way as during calibration.
 
     The scales are powers of the root mean square of each input. The power is searched
-    for, with `ScaleSearch`, for all weights that share the inputs.
+    for with `ScaleSearch`, jointly for all weights that share the inputs.
 
-    - `tries`: how many powers between 0 and 1 are tried.
-    - `then`: the method that rounds the scaled weights, and those whose inputs cannot
-      be scaled.
+    - `tries`: the number of powers to try besides 0, evenly spaced up to 1.
+    - `then`: the method that rounds the weights, whether their channels could be scaled
+      or not.
 
     !!! Example
 
@@ -55,14 +55,14 @@ class AWQ(AbstractMethod):
     def candidates(
         self, diagonal: Float[Array, "*steps k"]
     ) -> list[Float[Array, "*steps k"]]:
-        """The scales to try, of which the first are one.
+        """The scales to try. The first candidate is all ones.
 
         **Arguments:**
 
-        - `diagonal`: the sum of squares of each input.
+        - `diagonal`: the sum of the squares of each input.
         """
         size = jnp.sqrt(diagonal.astype(jnp.float32))
-        # (Inputs that were zero in all rows are as others.)
+        # A scale should not be zero, so inputs that are always zero get the largest.
         size = jnp.where(size > 0, size, jnp.max(size, axis=-1, keepdims=True))
         log = jnp.log(jnp.where(size > 0, size, 1))
         ends = jnp.max(log, -1, keepdims=True), jnp.min(log, -1, keepdims=True)

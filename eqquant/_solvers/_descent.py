@@ -19,9 +19,11 @@ def descended(
     passes: int,
     fixed: bool,
 ) -> tuple[Integer[Array, "n g s"], Parameters]:
-    """Coordinate descent on the error: block after block, so many times. The parameters
-    of a block are refitted to its codes, by least squares, unless they are `fixed`, and
-    then each code is chosen anew, all others being what they are. No error grows."""
+    """Improves codes and parameters by coordinate descent on the squared error.
+
+    Each of the `passes` goes over all blocks. For each block, its parameters are first
+    refitted to its codes by least squares, unless they are `fixed`. Then each of its
+    codes is chosen again while all others are held constant. The error never grows."""
     n, g, s = w.shape
     columns = lambda a: a.reshape(n, g * s).T
 
@@ -36,7 +38,8 @@ def descended(
         p = jtu.tree_map(lambda a: lax.dynamic_slice_in_dim(a, b, 1, 1), parameters)
         points = rounding.points(code)
         number = numbers(points, p)
-        # What all errors ask of the block.
+        # The gradient of the squared error with respect to the errors of this block, up
+        # to a factor.
         asked = (cut(gram, 1).T @ error)[..., None]
         weigh = lambda x: (own @ x[..., 0])[..., None]
         if not fixed:

@@ -14,12 +14,14 @@ def mean_of_factors(
     rows: Float[Array, "*lead"],
     damping: float = 0.01,
 ) -> Float[Array, "*lead"]:
-    """The mean of `D`, where `gram = L D L^T` with `L` unit lower triangular, relative
-    to the mean of the diagonal of the Gram; one, if only the diagonal is given.
+    """Returns the mean of `D`, where `gram = L D L^T` with `L` unit lower triangular,
+    relative to the mean of the diagonal of the Gram. Returns one if only the diagonal
+    is given.
 
-    If columns are rounded one after another, such that those to come make up for the
-    errors of those before, then what is left of the error is `D`: so this is by how
-    much GPTQ divides the error of products of rounding to nearest.
+    When columns are rounded one after another, and later columns compensate for the
+    errors of earlier ones, the remaining error of each column is weighted by `D`. So
+    this is the factor by which GPTQ changes the error of products, compared to rounding
+    to nearest.
 
     **Arguments:**
 

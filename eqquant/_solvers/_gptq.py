@@ -13,32 +13,34 @@ from ._tiles import refitted_rows, rounded_tiles
 
 
 class GPTQ(AbstractMethod):
-    """Rounds one column after another, such that those to come make up for the errors
-    of those before; finds the scale of each block on the way; and improves all codes
-    and scales by coordinate descent. What is minimised is the squared error of the
-    products with the inputs that the Gram matrix is a sum over.
+    """Rounds one column after another, so that later columns compensate for the errors
+    of earlier ones. Searches for the scale of each block on the way, then improves all
+    codes and scales by coordinate descent. The objective is the squared error of the
+    products with the inputs from which the Gram matrix was computed.
 
-    - `damping`: what is added to the diagonal of the Gram, in units of its mean.
-    - `order`: `"groups"` begins with the block of the largest inputs, and with the
-      largest of a block. `"act"` goes by the size of inputs alone, with scales that are
-      found before. `"none"` goes from the first to the last. This is the order of the
-      computation; what is stored is in the order of the weight.
-    - `tries`: how many of the most promising scales of each block are tried to the end.
-        By default 8, and 32 in formats of at most four levels, which gain by it.
-    - `passes`: how many times coordinate descent goes over all columns.
+    - `damping`: added to the diagonal of the Gram, in units of its mean.
+    - `order`: the order in which columns are rounded; codes are stored in the order of
+      the weight. `"groups"` sorts blocks, and columns within each block, from the
+      largest inputs to the smallest. `"act"` sorts all columns by the size of their
+      inputs, and searches for the scales beforehand. `"none"` goes from the first
+      column to the last.
+    - `tries`: how many of the most promising scales of each block are evaluated with
+        error feedback. By default 8, and 32 for formats of at most four levels, which
+        gain by it.
+    - `passes`: the number of passes of coordinate descent over all columns.
 
-    Where numbers are chosen together, as those of the tiles of [`eqquant.Trellis`][],
-    one tile is rounded after another, from the last of a row to the first, and within a
-    tile, each of the paths among which the format chooses makes up for errors of its
-    own. The scale of each row is found in the end, by least squares. There, `order`,
-    `tries` and `passes` do not matter.
+    In formats that choose the numbers of a tile together, such as
+    [`eqquant.Trellis`][], tiles are rounded one after another, from the last of a row
+    to the first. Within a tile, each candidate path compensates for its own errors. The
+    scale of each row is fitted at the end, by least squares. `order`, `tries` and
+    `passes` have no effect for these formats.
 
-    All is computed in float32. A Gram that is singular then, so that it has no Cholesky
-    factor, gets more damping: 1e-6 of the mean diagonal, or ten times as much, and so
-    on.
+    All computations are in float32. If a Gram is singular in float32, so that it has no
+    Cholesky factor, it gets more damping: 1e-6 of the mean diagonal, then ten times as
+    much, and so on.
 
-    If only the diagonal of a Gram is known, errors cannot make up for others, and this
-    is [`eqquant.ScaleSearch`][].
+    If only the diagonal of a Gram is known, columns cannot compensate for each other,
+    and this method is the same as [`eqquant.ScaleSearch`][].
 
     !!! Example
 
@@ -80,7 +82,7 @@ class GPTQ(AbstractMethod):
             search = ScaleSearch(self.damping)
             return search.choose(w, format, gram, rows, parameters)
         rounding = Rounding(format)
-        # (`swept` takes many columns at once, a number of them that divides a block.)
+        # `swept` processes several columns at once, a divisor of the block's size.
         wide = w.shape[-1] > 128
         blocks = in_blocks(w, format, 64 if wide else 1)
         _, number, size = blocks.shape
@@ -98,7 +100,7 @@ class GPTQ(AbstractMethod):
         return descended(rounding, blocks, gram, codes, parameters, self.passes, fixed)
 
     def choose_tiles(self, w, format, nearest_tile, gram, rows):
-        # (Errors cannot make up for others if only the diagonal is known.)
+        # If only the diagonal is known, columns cannot compensate for each other.
         gram = jnp.ones_like(w[0]) if gram is None else gram
         gram = jnp.diag(gram) if gram.ndim == 1 else gram
         gram = normalised(gram)

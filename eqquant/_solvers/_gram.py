@@ -4,13 +4,13 @@ from jax import lax
 from jaxtyping import Array, Float
 
 
-# What fills up a last block counts next to nothing: a Gram with a mean diagonal of one
-# has this instead of what there is not.
+# The diagonal of a normalised Gram for the inputs that pad the last block: small, so
+# that their errors hardly count, but not zero, so that the Gram is not singular.
 _little = 1e-6
 
 
 def normalised(gram: Float[Array, " k *_"]) -> Float[Array, " k *_"]:
-    """A Gram, or its diagonal, divided by the mean of its diagonal."""
+    """Divides a Gram, or its diagonal, by the mean of its diagonal."""
     mean = jnp.mean(diagonal(gram))
     return gram.astype(jnp.float32) / jnp.where(mean > 0, mean, 1)
 
@@ -22,8 +22,9 @@ def diagonal(gram: Float[Array, " k *_"]) -> Float[Array, " k"]:
 def damped(
     gram: Float[Array, " k *_"], damping: float, rows: Float[Array, ""] | None
 ) -> Float[Array, " k *_"]:
-    """A normalised Gram with so much added to its diagonal, and one where that is zero:
-    no row has told of those inputs. With fewer rows than inputs, more is added."""
+    """Adds `damping` to the diagonal of a normalised Gram, and one more where it is
+    zero, since nothing is known of these inputs. With fewer rows than inputs, `damping`
+    is scaled up by their ratio."""
     d = diagonal(gram)
     few = 1 if rows is None else jnp.maximum(d.size / jnp.maximum(rows, 1), 1)
     more = jnp.where(d > 0, 0, jnp.ones_like(d)) + damping * few
@@ -31,7 +32,7 @@ def damped(
 
 
 def filled(gram: Float[Array, " k *_"], k: int) -> Float[Array, " m *_"]:
-    """With further inputs, that have to do with none."""
+    """Pads a Gram matrix with inputs that are uncorrelated to all others."""
     d = diagonal(gram)
     missing = k - d.size
     more = jnp.where(jnp.arange(k) < d.size, 0, jnp.float32(_little))
@@ -43,20 +44,20 @@ def filled(gram: Float[Array, " k *_"], k: int) -> Float[Array, " m *_"]:
 def factored(
     gram: Float[Array, "k k"],
 ) -> tuple[Float[Array, "k k"], Float[Array, " k"]]:
-    """`U` and `d` with `gram = U diag(d) U^T`. `U` is unit upper triangular."""
+    """Returns `U` and `d` with `gram = U diag(d) U^T`. `U` is unit upper triangular."""
     root = lower_root(gram[::-1, ::-1])[::-1, ::-1]
     r = jnp.diagonal(root)
     return root / r[None, :], r**2
 
 
-# What is added to the diagonal of a Gram whose mean diagonal is one, in turn.
+# The terms to try in turn on the diagonal of a Gram whose mean diagonal is one.
 _more = np.array([0, *10.0 ** np.arange(-6, 1)], np.float32)
 
 
 def lower_root(gram: Float[Array, "k k"]) -> Float[Array, "k k"]:
-    """The lower triangular `L` with `gram = L L^T`, of a Gram that is normalised. If it
-    is singular in float32, a millionth is added to its diagonal; or ten times as much,
-    and so on, until there is such an `L`."""
+    """Returns the lower triangular `L` with `gram = L L^T` for a normalised Gram. If it
+    is singular in float32, 1e-6 is added to its diagonal, then ten times as much, and
+    so on, until the factorisation succeeds."""
     root = lambda i: _cholesky(gram + _diagonal(gram, jnp.asarray(_more)[i]))
     again = lambda state: (state[0] < len(_more)) & ~jnp.all(jnp.isfinite(state[1]))
     start = jnp.int32(0), jnp.full_like(gram, jnp.nan)
@@ -64,13 +65,14 @@ def lower_root(gram: Float[Array, "k k"]) -> Float[Array, "k k"]:
     return found
 
 
-# The size of blocks whose Cholesky factors LAPACK finds. (It sets all threads to work
-# on larger ones, which then wait for each other for far longer than they work.)
+# The size of the blocks that LAPACK factorises. For larger ones it uses all threads,
+# which then wait for each other for far longer than they work.
 _size = 64
 
 
 def _cholesky(gram):
-    # Block by block: the rows of the factor, from what those before leave of the Gram.
+    # Block by block: the next rows of the factor follow from the Gram less the product
+    # of the rows found so far.
     k = len(gram)
     gram = filled(gram, k + -k % _size)
 
@@ -87,9 +89,9 @@ def _cholesky(gram):
 
 
 def inverse_of_unit(triangular: Float[Array, "*b s s"]) -> Float[Array, "*b s s"]:
-    """The inverse of triangular matrices whose diagonals are one."""
-    # With `[[A, 0], [C, B]]`, its lower left is `-B^-1 C A^-1`: so from the inverses of
-    # blocks on the diagonal to those of blocks of twice the size.
+    """Returns the inverse of triangular matrices whose diagonals are one."""
+    # The lower left block of the inverse of `[[A, 0], [C, B]]` is `-B^-1 C A^-1`. So
+    # each step goes from the inverses of diagonal blocks to blocks of twice the size.
     *b, s, _ = shape = triangular.shape
 
     def double(i, inverse):

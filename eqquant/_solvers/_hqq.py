@@ -15,27 +15,27 @@ from ._search import chosen
 
 
 class HQQ(AbstractMethod):
-    """Half-quadratic quantization: rounds to nearest, with minima by which the sum of
-    `|error|**p` of each block is small; or with scales, in a format that has no minima.
-    It needs no data. With `p` below one, a few large errors count little, so that
-    outliers of a block do less to the other numbers.
+    """Half-quadratic quantization: rounds to nearest, with minima that reduce the sum
+    of `|error|**p` of each block, or with such scales in a format without minima. It
+    needs no data. With `p` below one, large errors count less, so that outliers of a
+    block do less harm to its other numbers.
 
-    This goes by turns. What the largest errors exceed a threshold by is taken for the
-    doing of outliers; and by least squares, the minima or the scales are fitted to
-    what remains. The threshold falls from turn to turn, and the best turn counts. (A
-    zero-point is stored as an integer: it stays what it is, and scales are fitted.)
+    The algorithm is iterative. In each step, the amount by which errors exceed a
+    threshold is attributed to outliers, and the minima or scales are fitted to the
+    remainder by least squares. The threshold falls from step to step, and the best step
+    is returned. (A zero-point is stored as an integer, so it is kept, and scales are
+    fitted instead.)
 
-    - `p`: the power of errors, above zero and at most one.
-    - `steps`: the number of turns.
-    - `beta`: how much a squared error counts at first, against a power of it: errors
-        are shrunk by `|error|**(p - 1) / beta`. They are in units of the mean absolute
-        error of their block.
-    - `kappa`: what `beta` is multiplied with in each turn.
-    - `search`: whether to begin with the best of many scales instead of those of
-        rounding to nearest. Then the sum is much less, and most numbers are nearer to
-        what they were, but outliers are cut off. Models may lose by that.
+    - `p`: the exponent of errors, above zero and at most one.
+    - `steps`: the number of steps.
+    - `beta`: the initial weight of the quadratic penalty: errors are shrunk by
+        `|error|**(p - 1) / beta`, in units of the mean absolute error of their block.
+    - `kappa`: the factor by which `beta` grows in each step.
+    - `search`: whether to start from the best of many scales instead of the scales for
+        rounding to nearest. The sum is then much smaller, and most numbers are rounded
+        more accurately, but outliers are clipped, which may harm the model.
 
-    A Gram matrix, if there is one, is ignored.
+    A Gram matrix is ignored.
 
     !!! Example
 
@@ -120,8 +120,8 @@ class HQQ(AbstractMethod):
 def _shrunk(
     x: Float[Array, "s n g"], beta: Float[Array, ""], p: float
 ) -> Float[Array, "s n g"]:
-    """The generalised soft threshold: about the `y` with the least `|y|**p + beta / 2 *
-    (y - x)**2`."""
+    """Applies the generalised soft threshold, which approximates the minimiser `y` of
+    `|y|**p + beta / 2 * (y - x)**2`."""
     size = jnp.abs(x)
     return jnp.sign(x) * jnp.maximum(size - size ** (p - 1) / beta, 0)
 

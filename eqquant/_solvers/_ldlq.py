@@ -11,7 +11,7 @@ from ._search import chosen, grouped, Search
 from ._sweep import swept
 
 
-# So many numbers are rounded at a time: those of some columns stay in a cache.
+# How many numbers are rounded at a time, so that a few columns fit in the cache.
 _numbers = 2**12
 
 
@@ -22,13 +22,14 @@ def ldlq(
     tries: int,
     by_importance: bool,
 ) -> tuple[Integer[Array, "n g s"], Parameters]:
-    """Rounds one column after another, and finds the parameters of each block on the
-    way: of the most promising candidates, those with the least error after all columns
-    of the block.
+    """Rounds one column after another, and chooses the parameters of each block on the
+    way: of the `tries` most promising candidates, the one with the least error after
+    all columns of the block are rounded.
 
     With `gram = U D U^T`, `U` unit upper triangular, the error of a row is the sum over
     columns `k` of `D_k (t_k - q_k)^2`, where `t_k = w_k + sum_{j<k} (w_j - q_j) U_jk`.
-    So each column is rounded as well as can be if those after it make up for it.
+    So rounding each column to nearest `t_k` is optimal if later columns compensate for
+    its error.
     """
     n, g, s = w.shape
     k = g * s
@@ -36,7 +37,8 @@ def ldlq(
     upper, weights = factored(gram[order][:, order])
     columns = w.reshape(n, k).T[order]
     own = upper.reshape(g, s, g, s)[jnp.arange(g), :, jnp.arange(g)]
-    # (The first block is asked for nothing. It may be all there is, and then large.)
+    # The first block has no correction to solve for. If it is the only one, it may be
+    # large, so its inverse is not computed.
     inverse = inverse_of_unit(own) if g > 1 else own
 
     def block(b, state):
@@ -44,7 +46,7 @@ def ldlq(
         cut = lambda a, axis=0: lax.dynamic_slice_in_dim(a, b * s, s, axis)
         numbers, d = cut(columns)[..., None], cut(weights)
         asked = cut(upper, 1).T @ error
-        # What the columns would become if none of this block were rounded.
+        # The values that the columns would take if this block were not rounded.
         moved = numbers + (inverse[b].T @ asked)[..., None]
         found = Search(rounding, moved, d[:, None, None]).best(tries)
         target = numbers + asked[..., None]
@@ -91,8 +93,8 @@ def ldlq_given(
     gram: Float[Array, "k k"],
     parameters: Parameters,
 ) -> Integer[Array, "n g s"]:
-    """The same with given parameters, `_ g 1`. Columns come in the order of their
-    importance, whichever block they belong to."""
+    """Rounds as `ldlq` does, but with given parameters, `_ g 1`. Columns are rounded in
+    the order of their importance, independently of their blocks."""
     n, g, s = w.shape
     k = g * s
     order = jnp.argsort(-diagonal(gram))
@@ -109,7 +111,8 @@ def _example(rounding, w):
 
 
 def _order(gram, g, s, by_importance):
-    """The order of blocks, and that of the columns: those of a block stay together."""
+    """Returns the order of the blocks, and the order of the columns, which keeps the
+    columns of a block together."""
     if not by_importance:
         return jnp.arange(g), jnp.arange(g * s)
     d = diagonal(gram).reshape(g, s)

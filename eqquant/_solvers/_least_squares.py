@@ -8,12 +8,12 @@ from ._rounding import Rounding
 
 
 class Columns(NamedTuple):
-    """What least squares asks about blocks whose error is `e H e^T`, `s n g`.
+    """The operands of least squares for blocks with the error `e H e^T`, `s n g`.
 
     - `points`: the points of the codes.
     - `weighed`: `points H`.
-    - `ones`: `1 H`, which may be the same for all rows.
-    - `asked`: `e H`, where `e` may be that of other blocks, too.
+    - `ones`: `1 H`, which rows may share.
+    - `asked`: `e H`, where `e` may include the errors of other blocks.
     """
 
     points: Float[Array, "s n g"]
@@ -25,9 +25,9 @@ class Columns(NamedTuple):
 def refitted(
     rounding: Rounding, parameters: Parameters, columns: Columns
 ) -> tuple[Parameters, Bool[Array, "_ g"]]:
-    """The parameters, `_ g`, with which the error of codes is the least, as they are
-    stored, and whether it is less than before: rounding the parameters may undo it. A
-    zero-point stays what it is."""
+    """Fits the parameters of blocks, `_ g`, to given codes by least squares, and rounds
+    them to values that can be stored. Also returns whether the error is now less:
+    rounding the parameters may undo the improvement. A zero-point is kept."""
     scale, offset = parameters
     points, weighed, ones, asked = columns
     sum_of = lambda x: total(x, parameters)
@@ -42,7 +42,8 @@ def refitted(
     xx, xo, oo = sum_of(weighed * points), sum_of(weighed), sum_of(ones + 0 * points)
     xr, ro = sum_of(points * asked), sum_of(asked)
     determinant = xx * oo - xo**2
-    # Where all points of a block are one, only the minimum follows from them.
+    # If all points of a block are equal, they do not determine both scale and minimum:
+    # the block keeps its parameters.
     several = determinant > 1e-6 * xx * oo
     step = jnp.where(several, _divided(xr * oo - ro * xo, determinant), 0)
     more = jnp.where(several, _divided(ro * xx - xr * xo, determinant), 0)
@@ -54,8 +55,8 @@ def refitted(
 
 
 def total(x: Float[Array, "s n g"], parameters: Parameters) -> Float[Array, "_ g"]:
-    """The sum over each block; over all rows, if these share their parameters."""
-    # (By a product: XLA sums along a first axis one number at a time.)
+    """Returns the sum over each block, and over all rows if they share parameters."""
+    # A product, since XLA sums along a first axis one number at a time.
     s, n, g = x.shape
     sums = jnp.dot(jnp.ones(s, x.dtype), x.reshape(s, n * g)).reshape(n, g)
     shared = parameters.scale.shape[0] == 1

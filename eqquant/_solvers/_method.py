@@ -28,16 +28,16 @@ from ._tiles import NearestTile, Tiles
 
 
 class AbstractMethod(eqx.Module):
-    """How numbers are rounded to those that a format can store. A method is a value: it
-    holds no arrays, and every field is static.
+    """A method rounds numbers to values that a format can store. It holds no arrays:
+    every field is static.
 
-    A subclass chooses the codes, and the scales and offsets of blocks, of a matrix. The
-    rest is shared: stacks of matrices, formats that round the scales of several blocks
-    together, and the comparison with rounding to nearest.
+    A subclass chooses the codes of a matrix and the scales and offsets of its blocks.
+    The base class handles stacks of matrices, formats that round the scales of several
+    blocks together, and the comparison with rounding to nearest.
 
-    - `needs_gram`: whether the method is no use without a Gram matrix.
-    - `takes_tiles`: whether the method rounds to formats whose numbers are chosen
-        together, by `choose_tiles`.
+    - `needs_gram`: whether the method requires a Gram matrix.
+    - `takes_tiles`: whether the method implements `choose_tiles`, for formats that
+        choose the numbers of a tile together.
     """
 
     needs_gram: eqx.AbstractClassVar[bool]
@@ -52,14 +52,15 @@ class AbstractMethod(eqx.Module):
         rows: Float[Array, ""] | None,
         parameters: Parameters | None,
     ) -> tuple[Integer[Array, "n g s"], Parameters]:
-        """The codes of a matrix, and the parameters of its blocks, each `_ g 1`.
+        """Returns the codes of a matrix, and the parameters of its blocks, each
+        `_ g 1`.
 
         **Arguments:**
 
-        - `gram`: the Gram matrix of what the matrix is multiplied with, or its
-            diagonal. `None` if it is not known.
-        - `rows`: how many rows that is a sum over.
-        - `parameters`: if given, those that codes should be chosen for.
+        - `gram`: the Gram matrix of the inputs of the matrix, or its diagonal. `None`
+            if it is not known.
+        - `rows`: the number of rows that `gram` is summed over.
+        - `parameters`: if given, the parameters to choose codes for.
         """
 
     def choose_tiles(
@@ -70,12 +71,13 @@ class AbstractMethod(eqx.Module):
         gram: Float[Array, " k *_"] | None,
         rows: Float[Array, ""] | None,
     ) -> Tiles:
-        """As `choose`, for a format whose numbers are chosen together.
+        """Rounds like `choose`, to a format that chooses the numbers of a tile
+        together.
 
         **Arguments:**
 
-        - `nearest_tile`: called with the format and the arguments of its
-            `nearest_tile`, it returns what that does.
+        - `nearest_tile`: a function of the format and the arguments of its method
+            `nearest_tile`, with the same result.
         """
         raise TypeError(f"{self} takes no tiles.")
 
@@ -83,7 +85,7 @@ class AbstractMethod(eqx.Module):
     def losses(
         self, error: Float[Array, "n k"], gram: Float[Array, " k *_"] | None
     ) -> Float[Array, " n"]:
-        """The error of each row as the method measures it."""
+        """Returns the error of each row, in the measure that the method minimises."""
 
     def applies(self, format: AbstractFormat) -> bool:
         """Whether the method can round to a format."""
@@ -111,24 +113,23 @@ class AbstractMethod(eqx.Module):
         *,
         natively: bool = False,
     ) -> Stored:
-        """Numbers to stored arrays.
+        """Encodes matrices by this method.
 
         **Arguments:**
 
         - `w`: the numbers, in any floating-point dtype.
         - `format`: a format.
-        - `gram`: for each matrix of `w`, the sum over rows of `x^T x`, where products
-            multiply `x` with the matrix: `*#b k k`. Or the diagonal of that, `*#b k`.
-            Any positive multiple will do.
-        - `rows`: how many rows these sums are over, `*#b`. If there were fewer than `k`
-            then they count less.
-        - `natively`: whether this is for a CPU of this machine, so that the native
-            library may choose the codes of formats that take long.
+        - `gram`: for each matrix of `w`, the sum of `x^T x` over rows `x` of inputs,
+            `*#b k k`, or its diagonal, `*#b k`. Any positive multiple will do.
+        - `rows`: the number of rows that these sums are over, `*#b`. Sums over fewer
+            than `k` rows count less.
+        - `natively`: whether the computation runs on a CPU of this machine, so that the
+            native library may choose the codes of formats that are slow to encode.
 
         **Returns:**
 
-        The stored arrays, as `format.encode` writes them. By the error that the method
-        measures, no row is worse than if it were rounded to nearest.
+        The stored arrays, as `format.encode` writes them. No row has a larger error, in
+        the measure of `losses`, than by rounding to nearest.
 
         **Raises:**
 
@@ -143,7 +144,7 @@ class AbstractMethod(eqx.Module):
             )
         _check_shapes(w, gram, rows)
         if isinstance(format, Rotated):
-            # What is stored is the rotated matrix, whose inputs are rotated, too.
+            # The stored matrix is the rotated one, which multiplies rotated inputs.
             if gram is not None:
                 gram = format.rotate_gram(gram, gram.ndim - w.ndim + 2)
             w = format.rotate(w)
@@ -154,7 +155,7 @@ class AbstractMethod(eqx.Module):
 def squared_losses(
     error: Float[Array, "n k"], gram: Float[Array, " k *_"] | None
 ) -> Float[Array, " n"]:
-    """`e H e^T` for each row `e`; its sum of squares, if there is no Gram."""
+    """Returns `e H e^T` for each row `e`, or its sum of squares without a Gram."""
     if gram is None:
         return jnp.sum(error**2, -1)
     weighed = error @ gram if gram.ndim == 2 else error * gram[None]
@@ -167,7 +168,7 @@ def _solve(method, format, natively, w, gram, rows):
     if w.size == 0:
         return format.encode(w)
     number = math.prod(lead)
-    # One matrix after another; those that share a Gram read the same one.
+    # One matrix after another. A shared Gram is indexed, not copied.
     flat = lambda a, ndim: a.reshape(-1, *a.shape[a.ndim - ndim :])
     places = lambda a, ndim: _places(a.shape[: a.ndim - ndim], lead)
     inner = None if gram is None else gram.ndim - len(lead)
@@ -199,12 +200,12 @@ def _one(method, format, natively, w, gram, rows):
     nearest = Layout(format).trimmed(plain, k).decode(plain)
     gram = None if gram is None else normalised(gram)
     losses = lambda numbers: method.losses(w - numbers, gram)
-    # (A row that is not finite is not better.)
+    # The comparison is false for rows with NaNs, which stay rounded to nearest.
     new, old = losses(numbers), losses(nearest)
     better = (new <= old)[:, None]
     pairs = zip(jtu.tree_leaves(found), jtu.tree_leaves(plain), strict=True)
     for a, b in pairs:
-        if b.shape[-2] != n:  # Rows share what is stored.
+        if b.shape[-2] != n:  # All rows share this array.
             same, all_better = jnp.all(a == b), jnp.sum(new) <= jnp.sum(old)
             better = jnp.where(same, better, all_better)
 
@@ -215,7 +216,7 @@ def _one(method, format, natively, w, gram, rows):
 
 
 def _in_blocks(method, format, w, gram, rows):
-    """What is stored, and the numbers that it stands for."""
+    """Returns the stored arrays, and the numbers that they decode to."""
     n, k = w.shape
     unit = format.unit(w)
     x, common = (w, {}) if unit is None else (w / unit[0], unit[1])
@@ -224,7 +225,8 @@ def _in_blocks(method, format, w, gram, rows):
     given = jtu.tree_map(lambda a: a[..., None], parameters)
     if format.joint:
         codes, _ = method.choose(x, format, gram, rows, given)
-    # (Not decoded: XLA compiles for long what packs bits and unpacks them at once.)
+    # Numbers follow from the unpacked codes, since a program that both packs and
+    # unpacks bits takes XLA long to compile.
     numbers = Rounding(format).numbers(codes, given)
     codes, numbers = (a.reshape(n, -1)[:, :k] for a in (codes, numbers))
     numbers = numbers if unit is None else numbers * unit[0]
@@ -232,7 +234,7 @@ def _in_blocks(method, format, w, gram, rows):
 
 
 def _in_tiles(method, format, natively, w, gram, rows):
-    """The same, of a format whose numbers are chosen together."""
+    """Does the same for a format that chooses the numbers of a tile together."""
     native = tile_encoder(format) if natively else None
     nearest_tile = native or (lambda format, *args: format.nearest_tile(*args))
     codes, numbers, scale = method.choose_tiles(w, format, nearest_tile, gram, rows)
@@ -250,7 +252,7 @@ def _of_rows(parameters):
 
 
 def _places(shape, lead):
-    # The matrix of each index of the leading axes. Axes of size one are shared.
+    # The flat index into `shape` for each matrix of `lead`, by broadcasting.
     number = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     return np.broadcast_to(number, lead).ravel()
 

@@ -11,12 +11,12 @@ from ._search import Search
 
 
 class ScaleSearch(AbstractMethod):
-    """Rounds to nearest, with the scales and offsets by which the sum of squared errors
-    of each block is least, of many that are tried. Each is then refined by least
-    squares. With a Gram matrix, the square of each error counts as much as the mean
-    square of the input that it is multiplied with.
+    """Rounds to nearest, after searching for the scale and offset of each block that
+    minimise its sum of squared errors. The best candidate is then refined by least
+    squares. With a Gram matrix, each squared error is weighted by the mean square of
+    the input that it is multiplied with.
 
-    - `damping`: what is added to these mean squares, in units of their mean.
+    - `damping`: added to these mean squares, in units of their mean.
 
     !!! Example
 

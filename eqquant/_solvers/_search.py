@@ -10,15 +10,15 @@ from ._least_squares import Columns, refitted
 from ._rounding import Rounding
 
 
-# So many numbers are computed at a time: they stay in a cache.
+# How many numbers are computed at a time, so that they fit in the cache.
 _numbers = 2**14
 
 
 class Search(NamedTuple):
-    """A search for the parameters of blocks, by the squares of errors.
+    """A search for the parameters of blocks with the least weighted squared error.
 
-    - `columns`: the numbers; those at one place of all blocks are next to each other.
-    - `weights`: what the square of each error counts.
+    - `columns`: the numbers. The numbers at one position of all blocks are contiguous.
+    - `weights`: the weight of each squared error.
     """
 
     rounding: Rounding
@@ -26,7 +26,7 @@ class Search(NamedTuple):
     weights: Float[Array, "s _ g"]
 
     def losses(self, parameters: Parameters) -> Float[Array, "c _ g"]:
-        """The sum of squares of each block, for each of the parameters, `c _ g`."""
+        """Returns the loss of each block for each candidate, `c _ g`."""
         s, n, g = self.columns.shape
         shape = (parameters.scale.shape[0], n, g)
 
@@ -40,9 +40,9 @@ class Search(NamedTuple):
         return jnp.sum(sums, 1, keepdims=True) if shared else sums
 
     def best(self, number: int = 1, steps: int = 3) -> Parameters:
-        """The best of all candidates, after so many steps of least squares: of the
-        scales for the codes, and of the codes for these scales. Each `number _ g`,
-        with the best candidates as they were behind."""
+        """Returns the best candidates of each block, each `number _ g`. The first is
+        the best one, refined by `steps` steps that alternate between least squares for
+        its codes and rounding to nearest. The unrefined candidates follow in order."""
         _, n, g = self.columns.shape
         found = self.rounding.candidates(jnp.moveaxis(self.columns, 0, -1))
         found = _map(lambda a: a[..., 0], found)
@@ -66,20 +66,21 @@ class Search(NamedTuple):
 
 
 def chosen(where, these, others):
-    """The arrays of one tree or of another, block by block."""
+    """Chooses between the arrays of two trees, block by block."""
     return _map(lambda a, b: jnp.where(where, a, b), these, others)
 
 
 def in_groups(fn, xs, most: int):
-    """`fn` of the leading axis of arrays, at most so many at once, or one."""
+    """Maps `fn` over the leading axis of arrays, in groups of at most `most` elements,
+    and at least one."""
     number = len(_leaves(xs)[0])
     found = lax.map(fn, grouped(xs, most))
     return _map(lambda a: a.reshape(-1, *a.shape[2:])[:number], found)
 
 
 def grouped(xs, most: int):
-    """The leading axis of arrays in groups of at most so many, or of one. The last of
-    all fills up the last group."""
+    """Splits the leading axis of arrays into groups of at most `most` elements, and at
+    least one. The last group is padded with the last element."""
     number = len(_leaves(xs)[0])
     groups = -(-number // max(most, 1))
     size = -(-number // groups)
@@ -92,11 +93,11 @@ def grouped(xs, most: int):
 
 
 def _first(found, losses, number):
-    """The parameters with the least losses, in order."""
+    """Returns the parameters with the least losses, in order."""
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     index = jnp.arange(len(losses)).reshape(-1, 1, 1)
 
-    # (XLA's sort takes far longer for many short rows.)
+    # Counting gives the rank: XLA's sort is far slower for many short rows.
     def count(i, rank):
         one = losses[i][None]
         less = (one < losses) | ((one == losses) & (i < index))

@@ -28,19 +28,19 @@ def solved(
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
-    """Quantizes an array as [`eqquant.quantize`][] does, but rounds by a method.
+    """Quantizes an array like [`eqquant.quantize`][], but rounds by a method.
 
     **Arguments:**
 
-    - `w`, `format`, `axis`, `activation`: as those of [`eqquant.quantize`][].
+    - `w`, `format`, `axis`, `activation`: the arguments of [`eqquant.quantize`][].
     - `method`: a method, or `None` to round to nearest.
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][]: `*lead k k`
         or the diagonal, `*lead k`, and `*lead`. `lead` has an axis for each axis of `w`
-        that is not contracted. Its size is that of the axis, or divides it: then it
-        belongs to as many equal parts.
-    - `cross`, `mix`: if given, products should come near to those of `w` with other
-        inputs than the ones of `gram`, mixed with those of `w` with the latter. See
-        `target`.
+        that is not contracted, whose size must divide the size of that axis. Each
+        entry then belongs to one of as many equal parts of the axis.
+    - `cross`, `mix`: if `cross` is given, rounds a matrix whose products with the
+        inputs of `gram` approximate the products of `w` with other inputs. `mix` is the
+        weight of this correction. See `target`.
 
     **Returns:**
 
@@ -48,9 +48,9 @@ def solved(
 
     **Raises:**
 
-    What `quantize` raises. And a `ValueError` if the method does not apply to the
-    format, needs a Gram that is not given, or if the Gram does not match or is not
-    finite.
+    The errors of `quantize`, and a `ValueError` if the method does not apply to the
+    format or needs a Gram that is not given, or if the Gram does not match the array or
+    is not finite.
     """
     if method is None:
         return quantize(w, format, axis=axis, activation=activation)
@@ -72,20 +72,20 @@ def solved(
     encode = _Encode(method, mix, natively)
     place = _split(w)
     if natively:
-        # (The program of a surrounding trace may run where there is no such library.)
+        # A surrounding trace may be compiled for a machine without this library.
         with jax.ensure_compile_time_eval():
             return quantized(
                 w, format, encode, operands, axis=axis, activation=activation
             )
     if place is None:
         return quantized(w, format, encode, operands, axis=axis, activation=activation)
-    # Each device solves all of it. (A column depends on those before it, so that
-    # devices with parts would wait for each other at each. On CPUs, where there may be
-    # fewer threads than devices, some wait for ever.)
+    # Each device solves the whole problem. A column depends on all earlier ones, so
+    # devices with shards would have to synchronise at every column. On CPUs with fewer
+    # threads than devices, this would deadlock.
     mesh = place.mesh
     assert isinstance(mesh, Mesh)  # of a concrete array
     if jax.sharding.get_abstract_mesh().empty:
-        # Arrays that are made on the way then have no mesh. Axes of type Auto mix.
+        # Intermediate arrays then have no mesh, and only mix with axes of type Auto.
         mesh = Mesh(mesh.devices, mesh.axis_names)
     w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
     q = quantized(w, format, encode, operands, axis=axis, activation=activation)
@@ -99,7 +99,7 @@ def _is_tiled(format):
 
 
 def _is_on_cpu(arrays):
-    # Whether these are ordinary arrays, and all on one CPU.
+    # Whether these are all concrete arrays, each on a single CPU device.
     arrays = jtu.tree_leaves(arrays)
     if any(isinstance(a, Tracer) for a in arrays):
         return False
@@ -113,7 +113,8 @@ def _is_on_cpu(arrays):
 
 
 def _split(w):
-    """How a concrete array is split over devices of this process, if it is."""
+    """Returns the sharding of a concrete array that is split over devices of this
+    process, and otherwise `None`."""
     if not isinstance(w, jax.Array) or isinstance(w, Tracer):
         return None
     place = w.sharding
@@ -123,7 +124,7 @@ def _split(w):
 
 @dataclasses.dataclass(frozen=True)
 class _Encode:
-    """Encodes by a method. `lead` of the Gram is for the axes `*b n`."""
+    """Encodes by a method. The leading axes of the Gram match the axes `*b n`."""
 
     method: AbstractMethod
     mix: float
@@ -132,7 +133,7 @@ class _Encode:
     def __call__(self, format, w, gram, rows, cross):
         sums = gram, rows, cross
         if w.ndim == 1:
-            # (A vector is one row.)
+            # A vector is encoded as a matrix of one row.
             stored = self(format, w[None], *_map(lambda a: a[None], sums))
             return jtu.tree_map(lambda a: a[0], stored)
         *lead, n, k = w.shape
@@ -141,7 +142,7 @@ class _Encode:
             parts = gram.shape[len(lead)]
         sums = _map(lambda a: _whole(a, lead), sums)
         if parts > 1 and _is_shared(format, w):
-            # Rows that share a scale are rounded together.
+            # Rows that share a scale are rounded together, with the sum of their Grams.
             sums = _map(lambda a: jnp.sum(a, len(lead), keepdims=True), sums)
             parts = 1
         if parts == 1:
@@ -162,7 +163,7 @@ _map = jtu.tree_map
 
 
 def _whole(a, lead):
-    # With an axis for each of `lead`, of its size or of size one.
+    # Repeats entries so that each leading axis has the size of `lead`, or size one.
     for i, size in enumerate(lead):
         if a.shape[i] != 1:
             a = jnp.repeat(a, size // a.shape[i], i)

@@ -11,25 +11,25 @@ def squared_errors(
     gram: Float[Array, "..."] | None,
     axes: tuple[int, ...],
 ) -> Float[Array, "*lead"]:
-    """The sum of squares of the products with the error of a weight.
+    """Returns the sum of the squared errors of products, from the error of a weight.
 
     **Arguments:**
 
-    - `error`: the error.
+    - `error`: the error of the weight.
     - `gram`: the `value` of an [`eqquant.Gram`][] of the weight. `None` for inputs of
         unit variance.
-    - `axes`: the axes that are contracted, in order and below zero.
+    - `axes`: the contracted axes, in ascending order, as negative numbers.
 
     **Returns:**
 
-    One for each matrix of `gram`; a scalar without one.
+    One sum for each matrix of `gram`, or a scalar without a Gram.
     """
     error = error.astype(jnp.float32)
     error = jnp.moveaxis(error, axes, tuple(range(-len(axes), 0)))
     outer = error.shape[: error.ndim - len(axes)]
     if gram is None:
         return jnp.sum(error**2)
-    # What shares a Gram, side by side: `*lead n k`.
+    # Rows that share a Gram become one axis: `*lead n k`.
     lead = gram.shape[: len(outer)]
     parts = [size for m, n in zip(lead, outer) for size in (m, n // m)]
     error = error.reshape(*parts, -1)

@@ -11,11 +11,12 @@ from ._rounding import Rounding
 
 
 class Swept(NamedTuple):
-    """Columns that were rounded.
+    """Rounded columns.
 
-    - `codes`: the codes that were chosen.
-    - `error`: the numbers less what the codes stand for.
-    - `loss`: the sum, over columns, of the weighted squares of what was rounded off.
+    - `codes`: the codes.
+    - `error`: the original numbers less the decoded ones.
+    - `loss`: the sum over columns of the weighted squares of rounding errors, each
+        relative to the column's corrected target.
     """
 
     codes: Integer[Array, "s *b g"]
@@ -32,17 +33,17 @@ def swept(
     weights: Float[Array, " s"],
     by_column: bool = False,
 ) -> Swept:
-    """Rounds one column after another. What is rounded is its target, and what errors
-    of the columns before ask of it.
+    """Rounds one column after another. Each column is rounded from its target,
+    corrected for the errors of the columns before it.
 
     **Arguments:**
 
-    - `numbers`: what errors are counted from.
-    - `parameters`: `*b g`, of which some axes may have size one; or for each column,
-        too, `s *b g`.
-    - `feedback`: how much of the error of each column (the first axis) each column
-        takes. Only what is above the diagonal counts.
-    - `weights`: what a square counts in `loss`.
+    - `numbers`: the original numbers, relative to which errors are computed.
+    - `parameters`: the parameters of blocks, `*b g`, where axes may have size one. With
+        `by_column`, each column has its own, `s *b g`.
+    - `feedback`: `feedback[i, j]` is the factor by which the error of column `i` is
+        added to column `j`. Only entries above the diagonal are used.
+    - `weights`: the weight of each column's squared error in `loss`.
     """
     s, *inner = jnp.broadcast_shapes(numbers.shape, target.shape)
     at = lambda i: jtu.tree_map(lambda a: a[i], parameters) if by_column else parameters
@@ -55,7 +56,7 @@ def swept(
     code, _ = jax.eval_shape(rounding.column, like, at(0))
 
     def some(j, state):
-        # Columns that are near each other, so that errors of others are asked for once.
+        # Processes `m` columns, so that the feedback of all others is one product.
         codes, error, loss = state
         cut = lambda a: lax.dynamic_slice_in_dim(a, j * m, m)
         asked = cut(above.T)
@@ -84,5 +85,5 @@ def swept(
 
 
 def _most_columns(s: int) -> int:
-    """How many columns are near each other: a divisor of `s`."""
+    """Returns how many columns to process at a time: a divisor of `s`."""
     return next((m for m in (16, 8, 4) if s % m == 0), s)

@@ -16,16 +16,16 @@ def target(
     mix: float,
     damping: float = 0.01,
 ) -> Float[Array, "*b n k"]:
-    """The matrix whose products with inputs `y` come nearest to those of a matrix with
-    inputs `x`, mixed with the matrix itself.
+    """Interpolates between `w` and the matrix whose products with inputs `y` best
+    approximate the products of `w` with inputs `x`.
 
     **Arguments:**
 
-    - `gram`: the sum of `y^T y`.
-    - `rows`: how many rows that is a sum over.
-    - `cross`: the sum of `x^T y`.
-    - `mix`: how much of the former matrix there is.
-    - `damping`: what is added to the diagonal of the Gram, in units of its mean.
+    - `gram`: the sum of `y^T y` over rows of inputs.
+    - `rows`: the number of these rows.
+    - `cross`: the sum of `x^T y` over the same rows.
+    - `mix`: the weight of the best approximation: zero returns `w`.
+    - `damping`: added to the diagonal of the Gram, in units of its mean.
     """
 
     @ft.partial(jnp.vectorize, signature="(n,k),(k,k),(k,k),()->(n,k)")
@@ -40,7 +40,7 @@ def target(
         )
         return w + mix * found.T
 
-    # (As many rows as there are inputs add nothing to the damping.)
+    # With at least as many rows as inputs, `damped` does not increase the damping.
     rows = jnp.float32(gram.shape[-1]) if rows is None else rows
     with jax.default_matmul_precision("highest"):
         return solve(w.astype(jnp.float32), gram, cross, rows)

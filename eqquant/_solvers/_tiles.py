@@ -9,16 +9,16 @@ from ..formats import AbstractTiled
 from ._gram import lower_root
 
 
-# `AbstractTiled.nearest_tile`, or what does the same.
+# A function with the arguments and the result of `AbstractTiled.nearest_tile`.
 NearestTile = Callable[..., UInt[Array, "n _"]]
 
 
 class Tiles(NamedTuple):
-    """The tiles of a matrix that were rounded.
+    """The rounded tiles of a matrix.
 
-    - `codes`: the codes that were chosen, as they are stored.
-    - `numbers`: what they stand for.
-    - `scale`: the scale of each row, as it is stored.
+    - `codes`: the packed codes.
+    - `numbers`: the decoded numbers.
+    - `scale`: the scale of each row, rounded to a value that can be stored.
     """
 
     codes: UInt[Array, "n w"]
@@ -36,8 +36,8 @@ def rounded_tiles(
 
     With `gram = L D L^T`, `L` unit lower triangular, the error of a row is the sum over
     columns `k` of `D_k (t_k - q_k)^2`, where `t_k = w_k + sum_{j>k} (w_j - q_j) L_jk`.
-    What is asked by errors of the tiles after a tile is known before it is rounded; and
-    what is asked by errors of its own is up to the format, for which a tile is one.
+    When a tile is rounded, the errors of all later tiles are known, so they become part
+    of its target. The format itself accounts for the feedback within a tile.
     """
     n, k = w.shape
     root = lower_root(gram)
@@ -50,7 +50,7 @@ def rounded_tiles(
         numbers, d = cut(w, 1), cut(weights, 0)
         columns = cut(lower, 1)
         target = numbers + error @ columns
-        # (In units of their mean, which a format need not know.)
+        # Normalised, since a format may expect weights of about one.
         d = d / jnp.mean(d)
         codes = nearest_tile(format, numbers, target, scale, cut(columns, 0), d)
         found = numbers - format.points(codes)[:, :size] * scale
@@ -79,13 +79,13 @@ def refitted_rows(
     gram: Float[Array, "k k"],
     tiles: Tiles,
 ) -> Tiles:
-    """The same codes, with the scale of each row by which the error is the least."""
+    """Keeps the codes, and fits the scale of each row by least squares."""
     weighed = tiles.numbers @ gram
     square = jnp.sum(weighed * tiles.numbers, -1, keepdims=True)
     both = jnp.sum(weighed * w, -1, keepdims=True)
     ratio = jnp.where(square > 0, both / jnp.where(square > 0, square, 1), 1)
     new = format.held(tiles.scale * ratio)
-    # Rounding the scale may undo it.
+    # Rounding the new scale may undo the improvement.
     step = new / jnp.where(tiles.scale == 0, 1, tiles.scale) - 1
     better = (new > 0) & (step * (step * square + 2 * (square - both)) < 0)
     scale = jnp.where(better, new, tiles.scale)

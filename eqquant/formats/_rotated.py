@@ -41,24 +41,24 @@ def _integer(name: str) -> Callable[[Any], int]:
 
 
 class Rotated(AbstractFormat):
-    """Another format, of a matrix whose contracted axis is rotated: numbers are
-    multiplied by random signs, and blocks of them by an orthonormal Hadamard matrix.
-    Outliers are spread over their block, and numbers become nearly normal, for which
-    one scale does for many.
+    """Rotates the contracted axis of a matrix, and stores the result in another format.
+    The rotation multiplies numbers by random signs, and blocks of them by an
+    orthonormal Hadamard matrix. It spreads outliers over their block, and makes numbers
+    nearly normal, so that many of them can share one scale.
 
-    Products rotate the other operand in the same way, and multiply by the kernels of
-    the inner format: `x @ W` is `(x @ R) @ (R.T @ W)`. So `activation` formats round
-    inputs that are rotated, and lose less where a few channels are much larger than
-    others. Under `jax.jit`, products that share an input rotate it once, if their
-    formats have the same `block` and `seed`.
+    Products rotate the other operand in the same way, and then use the kernels of the
+    inner format: `x @ W` is `(x @ R) @ (R.T @ W)`. So `activation` formats round
+    rotated inputs, and lose less if a few channels are much larger than the others.
+    Under `jax.jit`, products that share an input rotate it once, if their formats have
+    the same `block` and `seed`.
 
     - `format`: the format of the rotated numbers.
-    - `block`: a power of two. Blocks are as large as the largest power of two that is
-        at most that and that divides the axis: 64 for an axis of 576.
-    - `seed`: the signs are those that this number gives, the same in each block.
+    - `block`: the largest size of a block, a power of two. The size is the largest
+        power of two, up to `block`, that divides the axis: 64 for an axis of 576.
+    - `seed`: the seed of the signs, which are the same in each block.
 
-    The rotation is computed in float32. Rotated inputs are multiplied in float32, too,
-    unless they were in bfloat16: then in that, but for `precision="highest"`.
+    The rotation is computed in float32. Rotated inputs are multiplied in float32,
+    except that bfloat16 inputs are multiplied in bfloat16 unless `precision="highest"`.
 
     !!! Example
 
@@ -67,9 +67,9 @@ class Rotated(AbstractFormat):
         q = eqquant.quantize(w, eqquant.Rotated("int8"), activation="int8")
         ```
 
-    Shards of the contracted axis should be of whole blocks. Within a `jax.shard_map`,
-    what is not rotated in blocks of `block` is an error, since it may have been split
-    through one: there, pass a `block` that divides the axis.
+    Shards of the contracted axis should consist of whole blocks. Within a
+    `jax.shard_map`, an axis that `block` does not divide is an error, since a block may
+    have been split between shards: pass a `block` that divides the axis there.
 
     ??? cite "Reference"
 
@@ -132,31 +132,31 @@ class Rotated(AbstractFormat):
         return self.format.shape(stored, tail)
 
     def size(self, k: int) -> int:
-        """The size of the blocks that are rotated, for an axis of size `k`."""
+        """Returns the size of the rotated blocks for an axis of size `k`."""
         return math.gcd(k, self.block)
 
     def rotate(self, x: Inexact[Array, "*b k"]) -> Inexact[Array, "*b k"]:
-        """`x @ R`, in float32 or what is wider."""
+        """Computes `x @ R`, in float32 or a wider dtype."""
         return self._by_blocks(x, lambda r: r)
 
     def rotate_back(self, x: Inexact[Array, "*b k"]) -> Inexact[Array, "*b k"]:
-        """`x @ R.T`, the inverse of `rotate`."""
+        """Computes `x @ R.T`, the inverse of `rotate`."""
         return self._by_blocks(x, lambda r: r.T)
 
     def rotate_gram(
         self, gram: Inexact[Array, "..."], ndim: int
     ) -> Inexact[Array, "..."]:
-        """The Gram matrix `R.T @ gram @ R` of rotated inputs, `*b k k`; or, if only its
-        diagonal is given, `*b k`, the diagonal of that of inputs that have nothing to
-        do with each other.
+        """Computes the Gram matrix `R.T @ gram @ R` of rotated inputs, `*b k k`. From a
+        diagonal, `*b k`, it computes the diagonal of this matrix for uncorrelated
+        inputs.
 
         **Arguments:**
 
-        - `ndim`: the number of the axes of a Gram: 2, or 1 for a diagonal.
+        - `ndim`: the number of axes of each Gram: 2, or 1 for a diagonal.
         """
         if ndim == 2:
             return self.rotate(self.rotate(gram).swapaxes(-1, -2))
-        # (The squares of all elements of a block of `R` are the same.)
+        # All elements of a block of `R` have the same square.
         *lead, k = gram.shape
         size = self.size(k)
         blocks = gram.astype(jnp.float32).reshape(*lead, k // size, size)
@@ -164,8 +164,8 @@ class Rotated(AbstractFormat):
         return jnp.broadcast_to(mean, blocks.shape).reshape(*lead, k)
 
     def _by_blocks(self, x, fn):
-        # A product with a small matrix is on CPUs, too, at least as fast as the fast
-        # transform, of whose logarithmically many steps each goes through memory.
+        # A product with a small matrix is at least as fast as the fast Hadamard
+        # transform, even on CPUs, since each step of the transform goes through memory.
         *lead, k = x.shape
         size = self.size(k)
         if size != self.block and jax.sharding.get_abstract_mesh().manual_axes:
@@ -175,24 +175,24 @@ class Rotated(AbstractFormat):
                 "Pass a smaller `block` when you quantize."
             )
         dtype = x.dtype if x.dtype.itemsize > 4 else jnp.float32
-        # (XLA computes what is constant beforehand. Bytes keep the program small.)
+        # XLA folds constants at compile time. Storing bytes keeps the program small.
         r = fn(_signs(size, self.seed)).astype(dtype) / math.sqrt(size)
         blocks = x.astype(dtype).reshape(*lead, k // size, size)
         return jnp.matmul(blocks, r, precision="highest").reshape(*lead, k)
 
 
-# Of a block. Its matrix is a constant of the program.
+# The largest `block`: its matrix is a constant of the program.
 _largest = 1024
 
 
 @ft.cache
 def _signs(size: int, seed: int) -> Int8[np.ndarray, "s s"]:
-    """The signs of the elements of `R`: those of the rows are random, and the rest are
-    those of a Hadamard matrix in Sylvester's order."""
+    """Returns the signs of the elements of a block of `R`: a Hadamard matrix in
+    Sylvester's order, whose rows are multiplied by random signs."""
     hadamard = np.ones((1, 1), np.int8)
     while len(hadamard) < size:
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-    # (Of a function that will never change, since files hold nothing but the seed.)
+    # Files store only the seed, so the signs come from a hash that will never change.
     digest = hashlib.shake_256(seed.to_bytes(8, "little")).digest(-(-size // 8))
     bits = np.unpackbits(np.frombuffer(digest, np.uint8), bitorder="little")[:size]
     return (1 - 2 * bits.astype(np.int8))[:, None] * hadamard

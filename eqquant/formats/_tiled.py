@@ -6,19 +6,18 @@ from ._base import AbstractScaled, Stored
 
 
 class AbstractTiled(AbstractScaled):
-    """A format whose numbers are chosen together: those of a tile, which is `tile`
-    consecutive numbers of a row. There is one scale for each row. This is what a solver
-    asks of it, which rounds one tile after another, from the last one of a row to the
-    first."""
+    """A format that chooses the numbers of a tile together, where a tile is `tile`
+    consecutive numbers of a row. Each row has one scale. A solver that rounds one tile
+    after another, from the last of a row to the first, uses these methods."""
 
     @abc.abstractmethod
     def fit(self, w: Float[Array, "n k"]) -> Float[Array, "n 1"]:
-        """The scale of each row by which `encode` rounds it. NaN if the row has a
-        number that is not finite."""
+        """Returns the scale with which `encode` rounds each row. It is NaN if the row
+        has a number that is not finite."""
 
     @abc.abstractmethod
     def held(self, scale: Float[Array, "n 1"]) -> Float[Array, "n 1"]:
-        """The nearest scales that can be stored."""
+        """Returns the nearest scales that can be stored."""
 
     @abc.abstractmethod
     def nearest_tile(
@@ -29,22 +28,22 @@ class AbstractTiled(AbstractScaled):
         feedback: Float[Array, "t t"],
         weights: Float[Array, " t"],
     ) -> UInt[Array, "n _"]:
-        """The codes of a tile, from the last number to the first. What each should come
-        near to is its target, and what the errors of those after it ask of it.
+        """Chooses the codes of a tile, from the last number to the first. The target of
+        each number is corrected for the errors of the numbers after it.
 
         **Arguments:**
 
-        - `w`: what errors are counted from.
-        - `feedback`: how much of the error of each number (the first axis) each number
-            takes. Only what is below the diagonal counts.
-        - `weights`: what the square of each difference counts.
+        - `w`: the original numbers, relative to which errors are computed.
+        - `feedback`: `feedback[i, j]` is the factor by which the error of number `i` is
+            added to target `j`. Only entries below the diagonal are used.
+        - `weights`: the weight of each squared difference.
         """
 
     @abc.abstractmethod
     def points(self, codes: UInt[Array, "n _"]) -> Float[Array, "n t"]:
-        """What the codes of some tiles stand for, times the scale of the row."""
+        """Decodes the codes of tiles to points, which the scale of a row multiplies."""
 
     @abc.abstractmethod
     def write(self, codes: UInt[Array, "n _"], scale: Float[Array, "n 1"]) -> Stored:
-        """What is stored, from the codes of all tiles of each row and its scale. A row
-        whose scale is NaN becomes NaN."""
+        """Returns the stored arrays, from the codes of all tiles of each row and its
+        scale. A row whose scale is NaN decodes to NaN."""

@@ -23,37 +23,37 @@ from ._viterbi import (
 
 
 class Trellis(AbstractTiled):
-    """Codes of a trellis: the number that a code stands for depends on those after it,
-    too, so that the numbers of a sequence are chosen together. Of numbers that are
-    normally distributed, the error is 2 to 3 dB lower than on the best grid of as many
-    points, and 0.4 to 1.1 dB above what is possible at all. One scale for each row is
-    all that is stored beside codes.
+    """Trellis codes: each number is decoded from its own code and the codes after it,
+    so the numbers of a sequence are chosen together. For normally distributed numbers,
+    the error is 2 to 3 dB lower than on the best grid with as many points, and 0.4 to
+    1.1 dB above the theoretical limit. Besides the codes, only one scale is stored for
+    each row.
 
     A row is cut into tiles of 256 numbers. The codes of a tile are a cyclic stream of
-    bits, from the lowest bit of a word of 32 bits on: number `e` is a function of the
-    `states` bits from bit `bits * e` on. It looks as if it were drawn from a normal
-    distribution. So this format is for weights whose numbers are normally distributed,
-    as they nearly are once the inputs are rotated: outliers and zeros are not exact.
-    The last tile may be short. Its words are whole, so that `k` should be a multiple
-    of 32.
+    bits, which starts at the lowest bit of a 32-bit word. Number `e` is a function of
+    the `states` bits from bit `bits * e` on, whose values look like samples of a normal
+    distribution. So this format is for weights that are normally distributed, as they
+    nearly are after a rotation. Outliers and zeros are not exact. The last tile may be
+    short, but consists of whole words, so `k` should be a multiple of 32.
 
     - `bits`: the number of bits of a code, 1 to 8.
-    - `states`: how many bits a number depends on, from 8 to 16: there are `2**states`
-        states. Time is in proportion to their number: on one thread with the native
-        library on an AMD EPYC, 0.5 to 0.8 microseconds for each number with 12 of
-        these bits, and 10 to 25 with 16. Decoding does not depend on it.
-    - `code`: the function. `"mul1"` is the sum of the four bytes of the state times
-        `0x83DCD12D`, less 510.
+    - `states`: the number of bits that a number depends on, 8 to 16: there are
+        `2**states` states. The time to encode is proportional to the number of states:
+        on one thread with the native library on an AMD EPYC, a number takes 0.5 to 0.8
+        microseconds with 12 of these bits, and 10 to 25 with 16. Decoding does not get
+        slower.
+    - `code`: the function of the state. `"mul1"` multiplies the state by `0x83DCD12D`,
+        sums the four bytes of the result, and subtracts 510.
     - `scale_dtype`: float32, bfloat16 or float16.
 
-    Signal to noise, in dB, of a million numbers that are normally distributed:
+    The signal-to-noise ratio in dB for a million normally distributed numbers:
 
     | bits | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
     |---|--:|--:|--:|--:|--:|--:|--:|--:|
     | `states=12` | 5.5 | 11.4 | 17.2 | 23.0 | 28.6 | 33.7 | 37.6 | 43.5 |
     | `states=16` | 5.6 | 11.6 | 17.5 | 23.5 | 29.3 | 35.1 | 40.4 | 45.3 |
 
-    Decoded numbers that are quantized again may become others.
+    Quantizing decoded numbers again may change them.
 
     !!! Example
 
@@ -103,7 +103,7 @@ class Trellis(AbstractTiled):
         w: Float[Array, "*b k"],
         scale: Float[Array, "*b 1"] | None = None,
     ) -> Stored:
-        """As `encode`, with another function for `nearest_codes`."""
+        """Encodes like `encode`, with another implementation of `nearest_codes`."""
         w = w.astype(jnp.float32)
         scale = self._fit(w) if scale is None else scale
         scale = poison(scale[..., None], w[..., None, :])[..., 0]
@@ -145,7 +145,7 @@ class Trellis(AbstractTiled):
         feedback: Float[Array, "t t"],
         weights: Float[Array, " t"],
     ) -> UInt[Array, "n w"]:
-        """As `nearest_tile`, with another function for
+        """Rounds like `nearest_tile`, with another implementation of
         `nearest_codes_with_feedback`."""
         missing = -w.shape[-1] % _together
         scale = jnp.where(jnp.isfinite(scale), scale, 0)
@@ -160,18 +160,18 @@ class Trellis(AbstractTiled):
 
     @property
     def every_point(self) -> Int[np.ndarray, " s"]:
-        """The integer that each state stands for. A number is that times the scale."""
+        """The point of each state: an integer, which the scale multiplies."""
         return _mul1(np.arange(2**self.states, dtype=np.uint32))
 
     def nearest_codes(self, units: Int[Array, "*b t"]) -> UInt[Array, "*b w"]:
-        """The codes of rows of integers in the range of `every_point`, as they are
-        stored.
+        """Returns the packed codes of rows of integers, in the units of `every_point`.
         `t` should be a multiple of 32."""
         *lead, _ = units.shape
 
         def of_tiles(tiles):
             *_, number, t = tiles.shape
-            # A state has the bits of the codes after it above its own: backwards.
+            # The bits of later codes are above a number's own bits in its state, so the
+            # search goes backwards.
             rows = tiles.reshape(math.prod(lead) * number, t)[:, ::-1]
             states = nearest_paths(rows.astype(jnp.int32), self._trellis)[:, ::-1]
             words = to_words(states & np.uint32(2**self.bits - 1), self.bits)
@@ -190,8 +190,8 @@ class Trellis(AbstractTiled):
         feedback: Float[Array, "t t"],
         weights: Float[Array, " t"],
     ) -> UInt[Array, "n w"]:
-        """The codes of tiles, as they are stored. All that is given is backwards, and
-        in units of the scale, as `nearest_paths_with_feedback` takes it."""
+        """Returns the packed codes of tiles. All arguments are in reverse order and in
+        units of the scale, as `nearest_paths_with_feedback` expects them."""
         states = nearest_paths_with_feedback(
             w, target, feedback, weights, self._trellis
         )
@@ -213,7 +213,8 @@ class Trellis(AbstractTiled):
         return points * self.scales(stored, tail)
 
     def to_points(self, words: UInt[Array, "*b w n"]) -> Float[Array, "*b t n"]:
-        """What codes stand for, times the scale, of rows one beside another."""
+        """Decodes packed codes to points, which the scale multiplies. The last axis is
+        over rows."""
         *lead, length, n = words.shape
 
         def of_tiles(tiles):
@@ -240,10 +241,11 @@ class Trellis(AbstractTiled):
         return (*lead, size * 32 // self.bits - tail)
 
 
-# So many numbers take a whole number of words.
+# The codes of this many numbers fill a whole number of words.
 _together = 32
-# The scale, relative to what the root mean square asks for, with which the error is
-# least: the more bits, the more of the largest numbers should be within reach.
+# For each number of bits, the factor with the least error by which to multiply the
+# scale that would match the root mean squares of numbers and points. With more bits,
+# more of the largest numbers should be in range.
 _factors = (0.88, 1.02, 1.1, 1.14, 1.18, 1.24, 1.34, 1.4)
 
 
@@ -255,8 +257,8 @@ def _mul1(state):
 
 
 def _tiles(length: int, size: int) -> list[tuple[slice, int, int]]:
-    """The tiles of a row: where those of one size are, how many, and that size. The
-    last one may be short."""
+    """Returns the tiles of a row in groups of one size: the slice of the group, the
+    number of its tiles and their size. The last tile may be short."""
     number, rest = divmod(length, size)
     whole = slice(0, number * size), number, size
     last = slice(number * size, length), 1, rest

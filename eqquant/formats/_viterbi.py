@@ -1,8 +1,9 @@
-"""The path through a trellis whose points are nearest to a sequence of numbers, by the
-algorithm of Viterbi.
+"""The Viterbi algorithm: finds the path through a trellis whose points are nearest to a
+sequence of numbers.
 
-Without feedback of errors, all is done in integers, so that every compiler and every
-machine finds the same path. `kernels.native` computes the same, sequence by sequence.
+Without error feedback, all computations are in integers, so that every compiler and
+every machine finds the same path. `kernels.native` computes the same, sequence by
+sequence.
 """
 
 from collections.abc import Callable
@@ -14,21 +15,21 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt, UInt8
 
 
-# The largest absolute values of the numbers of sequences, and of points: so the costs
-# of paths fit into 32 bits, above those that tell where a path comes from.
+# The largest absolute values of sequences and of points. With these, a path's cost and
+# the bits that identify its predecessor fit in 32 bits together.
 most_units = 600
 most_point = 510
-# The numbers before and after a seam that are looked at to choose its state.
+# How many numbers before and after a seam are searched to choose its state.
 _around = 48
-# The bytes of the predecessors of all states that are in memory at a time.
+# The largest size in bytes of the predecessors of all states in memory.
 _enough = 2**25
 
 
 class Bitshift(NamedTuple):
-    """A bitshift trellis of `2**states` states. From a state `s` each code `c` of some
-    bits leads to `(s << bits | c) % 2**states`.
+    """A bitshift trellis of `2**states` states. From a state `s`, each code `c` of
+    `bits` bits leads to the state `(s << bits | c) % 2**states`.
 
-    - `points`: called with states, returns the integer that each stands for.
+    - `points`: a function from states to their points, which are integers.
     """
 
     states: int
@@ -37,24 +38,23 @@ class Bitshift(NamedTuple):
 
     @property
     def codes(self) -> int:
-        """How many codes there are. As many states are the predecessors of a state, and
-        as many have the same ones."""
+        """The number of codes. Each state has as many predecessors, and a group of as
+        many states shares them."""
         return 2**self.bits
 
     @property
     def groups(self) -> int:
-        """How many groups there are of states with the same predecessors."""
+        """The number of groups of states with the same predecessors."""
         return 2 ** (self.states - self.bits)
 
 
 def nearest_paths(x: Int[Array, "n t"], trellis: Bitshift) -> UInt[Array, "n t"]:
-    """The states of closed paths, from whose last state a code leads to the first, with
-    nearly the least sum of squares of differences from sequences of integers. These are
-    at most `most_units`, as absolute values.
+    """Returns the states of closed paths with nearly the least sum of squared
+    differences from sequences of integers. A path is closed if a code leads from its
+    last state to its first. The absolute values of `x` are at most `most_units`.
 
-    Where a path is closed, it is in the state that is the best of a piece of the
-    sequence around that seam. So there are two searches: one for that state, and one
-    for the path.
+    A first search, over a piece of the sequence around the seam of the closed path,
+    chooses the state at the seam. A second search finds the path through it.
     """
     n, t = x.shape
     at_a_time = max(1, _enough // (t * trellis.groups))
@@ -75,15 +75,15 @@ def _nearest_paths(x, trellis):
 
 
 def _search(x, trellis, seam=None):
-    """The states of the best paths. If there is a `seam`, only of those from a state
-    that ends with these bits, and to another one."""
+    """Returns the states of the best paths. With a `seam`, only paths whose last state,
+    and the state before their first, end with these bits are searched."""
     n, t = x.shape
     states, bits, groups = trellis.states, trellis.bits, trellis.groups
     state = jnp.arange(2**states, dtype=jnp.uint32)[None]
     points = trellis.points(state)
-    # A path is known by its cost, and below that by the highest bits of its state: the
-    # only ones in which the predecessors of a state differ. So the least of these tells
-    # the predecessor, too: the first of equally good ones.
+    # The key of a path is its cost and, in the bits below, the highest bits of its
+    # state, the only ones in which the predecessors of a state differ. So the least key
+    # also identifies the predecessor. Ties go to the first one.
     last = state >> np.uint32(states - bits)
     low = np.uint32(trellis.codes - 1)
 
@@ -101,8 +101,8 @@ def _search(x, trellis, seam=None):
 
     keys = costs(x[:, 0])
     if seam is not None:
-        # More than what states differ by, at any time, once paths from the seam have
-        # reached all of them.
+        # An upper bound on the difference of the costs of two states, at any time after
+        # paths from the seam have reached all states.
         never = -(-states // bits) * (most_units + most_point) ** 2
         others = state >> np.uint32(bits) != seam[:, None]
         keys = jnp.where(others, keys + np.uint32(never << bits), keys)
@@ -116,7 +116,7 @@ def _search(x, trellis, seam=None):
 def _traced(
     last: UInt[Array, " n"], found: UInt8[Array, "t n g"], trellis: Bitshift
 ) -> UInt[Array, "n _"]:
-    """The states of paths, from their last ones back."""
+    """Returns the states of paths, traced back from their last ones."""
 
     def step(state, found):
         group = state >> np.uint32(trellis.bits)
@@ -128,9 +128,9 @@ def _traced(
     return jnp.concatenate([first[None], rest]).T
 
 
-# So many numbers are looked back for at a time.
+# How many numbers share one correction by the errors before all of them.
 _pending = 16
-# The cost of a path that is not allowed.
+# The initial cost of paths that do not start at the seam.
 _never = np.float32(1e20)
 
 
@@ -141,15 +141,16 @@ def nearest_paths_with_feedback(
     weights: Float[Array, " t"],
     trellis: Bitshift,
 ) -> UInt[Array, "n t"]:
-    """The states of closed paths of which each point should come near to its target,
-    and to what the errors of the points before it ask of it. Each path that survives
-    has errors, and so targets, of its own. (In float32: two compilers may find paths
-    that are as good.)
+    """Returns the states of closed paths whose points approximate their targets, where
+    each target is corrected for the errors of the points before it. Each surviving path
+    has its own errors, and so its own targets. The search is in float32, so different
+    compilers may find different, equally good paths.
 
-    - `x`: what errors are counted from. `t` should be a multiple of 16.
-    - `feedback`: how much of the error of each point (the first axis) each takes; zero
-        but for those after it.
-    - `weights`: what the square of each difference counts.
+    - `x`: the original numbers, relative to which errors are computed. `t` should be a
+        multiple of 16.
+    - `feedback`: `feedback[i, j]` is the factor by which the error of point `i` is
+        added to target `j`. It should be zero unless `j > i`.
+    - `weights`: the weight of each squared difference.
     """
     n, t = x.shape
     half = min(_around, t // 2)
@@ -162,7 +163,7 @@ def nearest_paths_with_feedback(
         seam = seam[:, half - 1] % np.uint32(trellis.groups)
         return _search_with_feedback(x, target, feedback, weights, trellis, seam)[0]
 
-    # (Of a row, all errors of all paths are in memory.)
+    # The errors of all surviving paths of a row are in memory.
     number = max(1, _enough // (4 * t * trellis.groups))
     return lax.map(nearest, (x, target, around), batch_size=min(number, max(n, 1)))
 
@@ -178,8 +179,8 @@ def _search_with_feedback(x, target, feedback, weights, trellis, seam=None):
     taken = lambda a, i: jnp.take_along_axis(a, i[..., None], axis=1)
 
     def step(carry, given):
-        # Of the path to each group: its cost, what is pending of the next numbers,
-        # its errors at these, and where it was before them.
+        # For the best path to each group: its cost; its corrected targets and its
+        # errors for the numbers of this chunk; and its group before the chunk.
         cost, pending, errors, place = carry
         i, x, weight, asked = given
         aim = jnp.take_along_axis(pending, jnp.full((1, 1, 1), i), axis=2)[..., 0]
@@ -213,7 +214,7 @@ def _search_with_feedback(x, target, feedback, weights, trellis, seam=None):
         past = lax.dynamic_update_slice_in_dim(taken(past, place), errors, j, axis=2)
         return (cost, past), found
 
-    # (A group is that of the state before a number, too.)
+    # The first groups are those of the state before the first number: the seam itself.
     allowed = (
         jnp.ones((n, groups), bool)
         if seam is None
@@ -235,15 +236,15 @@ def _search_with_feedback(x, target, feedback, weights, trellis, seam=None):
 
 
 def to_words(codes: UInt[Array, "*b t"], bits: int) -> UInt[Array, "*b w"]:
-    """Codes one after another, from the lowest bit of the first word on. `t` should be
-    a multiple of 32."""
+    """Packs codes one after another, from the lowest bit of the first word on. `t`
+    should be a multiple of 32."""
     number, size = _unit(bits)
     *lead, t = codes.shape
     codes = codes.reshape(*lead, t // number, number)
     start = bits * np.arange(number, dtype=np.int32)
     words = []
     for i in range(size):
-        # (By 32 or more bits, nothing is left.)
+        # A shift by 32 bits gives zero.
         up = np.clip(start - 32 * i, 0, 32).astype(np.uint32)
         down = np.clip(32 * i - start, 0, 32).astype(np.uint32)
         up, down = (a.reshape((1,) * (len(lead) + 1) + (-1,)) for a in (up, down))
@@ -256,10 +257,11 @@ def to_words(codes: UInt[Array, "*b t"], bits: int) -> UInt[Array, "*b w"]:
 def to_states(
     words: UInt[Array, "*b w n"], following: UInt[Array, "*b w n"], trellis: Bitshift
 ) -> UInt[Array, "*b t n"]:
-    """The states of paths, from their codes: one path below another. The state of a
-    code consists of its bits, the lowest, and of those after it.
+    """Returns the states of paths from their packed codes. Paths are along the last
+    axis. The lowest bits of a state are its own code, and the bits above belong to the
+    codes after it.
 
-    - `following`: the word that comes after each.
+    - `following`: the word after each of `words`.
     """
     number, size = _unit(trellis.bits)
     *lead, w, n = words.shape
@@ -282,6 +284,6 @@ def to_states(
 
 
 def _unit(bits):
-    # After how many codes one begins with a word again, and how many words those are.
+    # The smallest number of codes that fill whole words, and the number of these words.
     common = np.gcd(bits, 32)
     return int(32 // common), int(bits // common)

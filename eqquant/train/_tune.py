@@ -25,18 +25,17 @@ def tune(
     *,
     learning_rate: float = 2e-3,
 ) -> PyTree:
-    """Trains what a quantized model has beside its codes, such that its outputs come
-    near to those of the model as it was: the weights of norms, biases, and the scale of
-    each row of each quantized weight. The loss is the divergence of the distributions
-    that logits stand for, so that no labels are needed. This takes minutes, and helps
-    every format, most of all below 4 bits.
+    """Trains the norms and biases of a quantized model, and the scale of each row of
+    its quantized weights, to reproduce the outputs of the original model. The loss is
+    the divergence of the predicted distributions, so no labels are needed. This takes
+    minutes, and helps every format, most of all below 4 bits.
 
-    Codes stay what they are, so that a backward pass keeps packed weights only. Where
-    rows have scales of blocks, all of a row are multiplied by the same number. Weights
-    in formats whose scales have too few bits for that, and dense weights and
-    embeddings, stay as they are.
+    Codes do not change, so the backward pass only keeps packed weights. In formats with
+    scales of blocks, all scales of a row are multiplied by the same number. Weights in
+    formats whose scales have too few bits for that are not trained, nor are dense
+    weights and embeddings.
 
-    Steps are those of Adam, with a learning rate that falls to zero along a cosine.
+    The optimizer is Adam, with cosine decay of the learning rate to zero.
 
     !!! Example
 
@@ -48,18 +47,18 @@ def tune(
 
     **Arguments:**
 
-    - `fn`: a function of a model and a batch that returns logits, along their last
-        axis.
-    - `dense`: the model as it was.
+    - `fn`: a function of a model and a batch that returns logits along the last axis.
+    - `dense`: the original model.
     - `quantized`: the same model, quantized.
-    - `batches`: PyTrees of arrays, such as those to calibrate with. Each step takes the
-        next one, from the first again after the last.
-    - `steps`: how many steps.
-    - `learning_rate`: of each array, relative to the root mean square of its numbers.
+    - `batches`: PyTrees of arrays, such as the batches for calibration. Each step uses
+        one batch, in turn and cyclically.
+    - `steps`: the number of steps.
+    - `learning_rate`: the learning rate, in units of the root mean square of each
+        array.
 
     **Returns:**
 
-    `quantized` with other norms, biases and scales.
+    `quantized` with trained norms, biases and scales.
 
     **Raises:**
 
@@ -98,7 +97,7 @@ def tune(
 
     @eqx.filter_jit
     def step(changes, state, model, dense, batch):
-        # (All arrays are arguments: those of a closure would be constants.)
+        # All arrays are arguments, since closed-over arrays would become constants.
         logs = jax.lax.stop_gradient(_log_probabilities(model[2], dense, batch))
         value, gradient = loss(changes, model, logs, batch)
         with jax.numpy_dtype_promotion("standard"):  # for Optax
@@ -121,17 +120,17 @@ def _log_probabilities(fn, model, batch):
 
 
 def _moved(a: Float[Array, "*s"], change: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """An array, moved by so much in units of the root mean square of its numbers."""
+    """Adds a change to an array, in units of the array's root mean square."""
     wide = a.astype(jnp.float32)
     unit = jnp.sqrt(jnp.mean(jnp.square(wide)))
     return (wide + unit * change).astype(a.dtype)
 
 
 def _with_row_norms(model: PyTree) -> tuple[PyTree, PyTree[bool]]:
-    """The model, with the norms of the rows of its quantized weights as arrays beside
-    them, and which arrays train."""
+    """Returns the model with an adapter around each quantized weight that holds the
+    norms of its rows, and a tree of which arrays to train."""
     leaves = jtu.tree_leaves(model, is_leaf=is_quantized)
-    # What could be quantized is a weight, which stays as it is.
+    # Arrays that could be quantized are weights or embeddings, which are not trained.
     decisions = decide(
         jtu.tree_map(plain, model, is_leaf=is_quantized),
         min_size=0,
@@ -160,8 +159,9 @@ def _is_weight(x):
 
 
 def _with_norms(w):
-    """An adapter that stays zero, of a quantized weight whose rows can be scaled: its
-    magnitudes are the norms of the rows."""
+    """Wraps a quantized weight whose rows can be scaled in an adapter whose low-rank
+    part stays zero. The adapter's magnitudes are the norms of the rows. Returns any
+    other leaf as it is."""
     matrix = matrix_of(w.shape, w.axis) if is_quantized(w) and w.ndim > 1 else None
     if matrix is None:
         return w
@@ -174,7 +174,8 @@ def _with_norms(w):
 
 
 def _with_scales(w):
-    """The quantized weight of such an adapter."""
+    """Returns the quantized weight of such an adapter, with its rows rescaled to the
+    adapter's magnitudes."""
     if not is_lora(w):
         return w
     norm = jnp.sqrt(from_bits(w.norm, jnp.dtype(jnp.float32)))
