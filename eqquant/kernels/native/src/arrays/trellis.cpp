@@ -1,7 +1,7 @@
-// The algorithm of Viterbi, tile by tile, for as many states at once as a vector has
-// numbers. All is done as in `formats/_viterbi.py`: see there what a key is, and why
-// they fit into 32 bits. Backwards, since a state has the bits of the codes after it
-// above its own.
+// The Viterbi algorithm, tile by tile. Each vector instruction handles one state per
+// lane. The computation is the same as in `formats/_viterbi.py`, which explains keys
+// and why they fit in 32 bits. The search goes backwards, since in a state the bits of
+// later codes are above its own.
 #include "arrays/trellis.h"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ using V = EQQUANT_SET;
 using Ints = V::Ints;
 
 constexpr int64_t kLanes = V::width;
-// So many tiles share the memory that is allocated for a task.
+// The number of tiles in a task, which share its buffers.
 constexpr int64_t kTiles = 8;
-// The numbers before and after a seam that are looked at to choose its state.
+// How many numbers before and after a seam are searched to choose its state.
 constexpr int64_t kAround = 48;
 constexpr int32_t kMostNumber = 600, kMostPoint = 510;
 constexpr int32_t kNoSeam = -1;
-// A table is loaded from any group on.
+// Padding: a table loads as many numbers, from any group on.
 constexpr int64_t kMore = 8;
 
 int64_t tiles_of_row(const TrellisEncoding& e) { return divided_up(e.size, e.tile); }
@@ -73,13 +73,13 @@ class Search {
   }
 
  private:
-  // Of the bits that costs are shifted by, those that points are: so that their
-  // products with numbers are of 16 bits each.
+  // Costs are shifted left by `bits`. This is the part of the shift that points get;
+  // numbers get the rest. So both factors of a product fit in 16 bits.
   int above() const { return std::min(e_.bits, 5); }
 
-  // The best path for the first `size` of the numbers. After each of them, the least
-  // key is known for each group of states with the same successors: the codes that lead
-  // to the others are not looked at again. (No key of a single state is stored.)
+  // Finds the best path for the first `size` numbers. States with the same successors
+  // form a group. After each number, only the least key of each group is stored, since
+  // the best path cannot go through the others.
   void search(int64_t size, int32_t seam) {
     int32_t lowest = first(seam);
     for (int64_t t = 1; t + 1 < size; ++t) {
@@ -98,13 +98,14 @@ class Search {
     trace(size, last(size - 1, seam));
   }
 
-  // The square of the difference, as a part of a key.
+  // The squared difference of number and point, and below it the bits that identify the
+  // state, as in a key.
   int32_t cost(int32_t x, int64_t state) const {
     return ((x * x) << e_.bits) + squares_[state] -
            factors_[state] * (2 * x * (1 << (e_.bits - above())));
   }
 
-  // The keys after the first number.
+  // Computes the least keys of groups after the first number. Returns the least of all.
   int32_t first(int32_t seam) {
     const auto steps = static_cast<int32_t>(divided_up(e_.states, e_.bits));
     const int32_t most = kMostNumber + kMostPoint;
@@ -116,7 +117,8 @@ class Search {
     return each_group(key, best_[0].get(), found_.get());
   }
 
-  // The least key of each group, without what it tells of the state: which is `found`.
+  // Finds the least key of each group. The low bits of a key, which identify the state,
+  // go to `found`, and the rest to `to`.
   template <class Key>
   int32_t each_group(const Key& key, float* to, uint8_t* found) const {
     int32_t lowest = INT32_MAX;
@@ -132,18 +134,19 @@ class Search {
     return lowest;
   }
 
-  // The keys of the states after another number. Those before it were at least `less`.
+  // The key of a state after the next number. `less`, the least of the earlier keys, is
+  // subtracted, so that keys do not overflow.
   int32_t key(int32_t x, int32_t less, const float* from, int64_t state) const {
     return get(from + (state >> e_.bits)) - less + cost(x, state);
   }
 
-  // A step, where there are fewer groups than numbers in a vector.
+  // A step for trellises with fewer groups than a vector has lanes.
   int32_t few_groups(int32_t x, int32_t less, const float* from, float* to,
                      uint8_t* found) const {
     return each_group([&](int64_t s) { return key(x, less, from, s); }, to, found);
   }
 
-  // The same, where there are more of them. `bits` is 3 if there are more bits.
+  // A step for all other trellises. `bits` is 3 for 3 bits and more.
   template <int bits>
   int32_t step(int32_t x, int32_t less, const float* from, float* to,
                uint8_t* found) const {
@@ -179,7 +182,7 @@ class Search {
     return *std::min_element(each, each + kLanes);
   }
 
-  // The best state after number `t`, the last one.
+  // The best state after `t`, the last number.
   int64_t last(int64_t t, int32_t seam) const {
     const float* const from = best_[(t - 1) % 2].get();
     const int64_t step = seam == kNoSeam ? 1 : groups_;
@@ -201,7 +204,7 @@ class Search {
     }
   }
 
-  // Integers in the place of floats.
+  // `best_` stores the bits of integers in floats.
   static int32_t get(const float* p) {
     int32_t found;
     std::memcpy(&found, p, sizeof(found));
@@ -211,10 +214,10 @@ class Search {
 
   const TrellisEncoding& e_;
   const int64_t states_, groups_, codes_;
-  // Of the points of states, which are made positive: their squares, with the bits that
-  // tell predecessors apart; and what numbers are multiplied with.
+  // For the points of states, made positive: their squares, with the bits that identify
+  // predecessors, and the factors of numbers in the cost.
   const Array<int32_t> squares_, factors_;
-  // (Integers, but for lookups.)
+  // These are integers, stored as floats since table lookups take floats.
   const Array<float> best_[2];
   const Array<uint8_t> found_;
   const Array<int32_t> numbers_;

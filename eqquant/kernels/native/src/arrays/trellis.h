@@ -1,12 +1,13 @@
-// Codes of bitshift trellises: what `formats/_viterbi.py` finds, bit for bit.
+// Encodes to bitshift trellises. Without error feedback, the codes equal the codes of
+// `formats/_viterbi.py`, bit for bit.
 #pragma once
 
 #include <cstdint>
 
 namespace eqquant {
 
-// `rows` of `size` integers, a multiple of 32. A row is tiles of `tile` numbers, a
-// multiple of 32 too; the last one may be short.
+// The arguments of an encoding: `rows` rows of `size` integers, cut into tiles of
+// `tile` numbers. Both sizes are multiples of 32. The last tile may be short.
 struct TrellisEncoding {
   const int16_t* numbers;  // up to 600 in absolute value
   const int16_t* points;   // up to 510 in absolute value, one for each state
@@ -17,21 +18,21 @@ struct TrellisEncoding {
 
 int64_t trellis_tasks(const TrellisEncoding& e);
 
-// Encodes some of the tiles. False if there is no memory for what is between.
+// Encodes the tiles of a task. Returns false if its buffers cannot be allocated.
 bool encode_trellis(const TrellisEncoding& e, int64_t task);
 
-// As many numbers as a tile has at most.
+// The largest number of numbers in a tile.
 constexpr int64_t kMostFeedback = 256;
 
-// Tiles of which each number should come near to a target, and to what the errors of
-// those before it in the tile ask: from the last number of a tile to the first, in
-// which order all arrays but `words` are.
+// The arguments of an encoding with error feedback, one tile a row. The target of each
+// number is corrected for the errors of the numbers encoded before it. All arrays over
+// numbers, except `words`, go from the last number of a tile to the first.
 struct TrellisFeedback {
-  const float* numbers;   // `[rows, size]`, from which errors are counted
+  const float* numbers;   // `[rows, size]`: errors are relative to these
   const float* targets;   // `[rows, size]`
-  const float* feedback;  // `[size, size]`: how much of the error of each (the first
-                          // axis) each takes; zero but for those after it
-  const float* weights;   // `[size]`: what a square counts
+  const float* feedback;  // `[size, size]`: entry `[i, j]` is the factor by which the
+                          // error of `i` is added to target `j`; zero unless `j > i`
+  const float* weights;   // `[size]`: the weights of squared differences
   const int16_t* points;  // one for each state
   uint32_t* words;        // `[rows, size * bits / 32]`
   int64_t rows, size;     // a multiple of 32, up to `kMostFeedback`

@@ -1,8 +1,8 @@
-// The algorithm of Viterbi with feedback of errors, as `nearest_paths_with_feedback` in
-// `formats/_viterbi.py`. Each path that survives has numbers of its own to come near
-// to. What its errors ask of the next few numbers is kept for each path (`pending_`),
-// and moves with it. Every few numbers, that is computed anew from all errors: paths
-// have most of their past in common, so that they are a tree with few nodes.
+// The Viterbi algorithm with error feedback, like `nearest_paths_with_feedback` in
+// `formats/_viterbi.py`. Each surviving path has its own targets, corrected for its own
+// errors. `pending_` holds the corrected targets of the next few numbers for each path,
+// and moves with it. Every `kPending` numbers, it is computed again from all errors.
+// This is cheap, since paths share most of their past: they are a tree with few nodes.
 #include <algorithm>
 #include <cstring>
 
@@ -18,16 +18,16 @@ using Floats = V::Floats;
 using Ints = V::Ints;
 
 constexpr int64_t kLanes = V::width;
-// So many tiles share the memory that is allocated for a task.
+// The number of tiles in a task, which share its buffers.
 constexpr int64_t kTiles = 8;
-// The numbers before and after a seam that are looked at to choose its state.
+// How many numbers before and after a seam are searched to choose its state.
 constexpr int64_t kAround = 48;
-// So many numbers are pending at a time.
+// How many targets are pending at a time.
 constexpr int64_t kPending = 16;
 constexpr int32_t kNoSeam = -1;
-// A table is loaded from any group on.
+// Padding: a table loads as many numbers, from any group on.
 constexpr int64_t kMore = 8;
-// The cost of a path that is not allowed.
+// The initial cost of paths that do not start at the seam.
 constexpr float kNever = 1e20f;
 
 class FeedbackSearch {
@@ -77,8 +77,8 @@ class FeedbackSearch {
  private:
   static int64_t most(const TrellisFeedback& e) { return larger(e.size, 2 * kAround); }
 
-  // The best path for targets. Errors are what `numbers` differ by; without these,
-  // there is no feedback.
+  // Finds the best path for `targets`. Errors are relative to `numbers`. If this is
+  // null, there is no feedback.
   void search(const float* targets, const float* numbers, int64_t size, int32_t seam) {
     for (int64_t g = 0; g < groups_; ++g)
       best_[1][g] = seam == kNoSeam || g == seam ? 0 : kNever;
@@ -111,12 +111,12 @@ class FeedbackSearch {
     trace(size, seam == kNoSeam ? std::min_element(last, last + groups_) - last : seam);
   }
 
-  // Of a path that is in a group after number `t`: its state there.
+  // The state after number `t` of the best path to a group.
   int64_t state_of(int64_t t, int64_t group) const {
     return group | int64_t{found_[t * groups_ + group]} * groups_;
   }
 
-  // A step, where there are fewer groups than numbers in a vector.
+  // A step for trellises with fewer groups than a vector has lanes.
   float few_groups(float weight, float less, const float* from, float* to,
                    uint8_t* found) const {
     float lowest = kNever;
@@ -134,9 +134,9 @@ class FeedbackSearch {
     return lowest;
   }
 
-  // The same, where there are more of them. `bits` is 3 if there are more bits. Costs
-  // are not negative, so that their bits are in their order: the lowest of these become
-  // the code.
+  // A step for all other trellises. `bits` is 3 for 3 bits and more. Costs are not
+  // negative, so their bits compare as integers in the same order. The lowest bits are
+  // replaced by the code.
   template <int bits>
   float step(float weight, float less, const float* from, float* to,
              uint8_t* found) const {
@@ -176,13 +176,13 @@ class FeedbackSearch {
     return *std::min_element(least, least + kLanes);
   }
 
-  // What is pending for each path after number `t`: of the path that it continues, and
-  // what its own error asks.
+  // Updates the pending targets of each path after number `t`: copies them from the
+  // path that it continues, and adds the feedback of its newest error.
   void move(float number, int64_t t, const uint8_t* found, const float* from,
             float* to) const {
     const int64_t at = t % kPending, first = t - at;
     const float* const asked = e_.feedback + t * e_.size + first;
-    // (What is asked of numbers before the next one does not matter.)
+    // Targets before the next one are no longer used.
     const int64_t begin = (at + 1) / kLanes * kLanes;
     for (int64_t g = 0; g < groups_; ++g) {
       const int64_t s = g | int64_t{found[g]} * groups_;
@@ -195,7 +195,7 @@ class FeedbackSearch {
     }
   }
 
-  // What is pending for each path from number `t` on.
+  // Computes the pending targets of each path from number `t` on, from all its errors.
   void look_back(const float* targets, const float* numbers, int64_t t, float* pending) {
     float* now = pending;
     if (t == 0) {
@@ -204,8 +204,8 @@ class FeedbackSearch {
       std::fill_n(targets_.get(), groups_, targets[0]);
       return;
     }
-    // From the last number back to where all paths are one: the nodes that some path
-    // goes through, and the place of the node before each.
+    // Go back from the last number to the one where all paths meet. Collect the nodes
+    // on any path, and the index of each node's parent.
     int64_t layer = t - 1, count = groups_;
     for (int64_t g = 0; g < groups_; ++g)
       nodes_[layer * groups_ + g] = static_cast<uint16_t>(g);
@@ -228,7 +228,7 @@ class FeedbackSearch {
       count = number;
     }
     counts_[layer] = count;
-    // The part that all have in common.
+    // The targets with the feedback of the past that all paths share.
     alignas(64) float common[kPending];
     std::copy_n(targets + t, kPending, common);
     if (count == 1) {
@@ -239,7 +239,7 @@ class FeedbackSearch {
       }
     }
     float* next = pending == pending_[0].get() ? pending_[1].get() : pending_[0].get();
-    // (The last of these steps is to write to `pending`.)
+    // Swap if necessary, so that the last step writes to `pending`.
     if ((t - 1 - layer) % 2 != 0) std::swap(now, next);
     for (int64_t i = 0; i < count; ++i)
       ask_node(numbers, layer, i, t, common, now + i * kPending);
@@ -258,7 +258,7 @@ class FeedbackSearch {
     ask(numbers[layer] - points_[s], layer, t, from, to);
   }
 
-  // Adds what an error at number `j` asks of the numbers from `t` on.
+  // Adds the feedback of an error at number `j` to the targets from `t` on.
   void ask(float error, int64_t j, int64_t t, const float* from, float* to) const {
     const float* const asked = e_.feedback + j * e_.size + t;
     for (int64_t i = 0; i < kPending; i += kLanes)
@@ -276,13 +276,13 @@ class FeedbackSearch {
   const TrellisFeedback& e_;
   const int64_t states_, groups_, codes_;
   const Array<float> points_;
-  // Of the path to each group: its cost, what it should come near to next, and what is
-  // pending.
+  // For the best path to each group: its cost, its next target, and all its pending
+  // targets.
   const Array<float> best_[2];
   const Array<float> targets_;
   const Array<float> pending_[2];
   const Array<uint8_t> found_;
-  // By number: the groups that paths go through, and their places among those before.
+  // For each number: the groups on any path, and the indices of their parents.
   const Array<uint16_t> nodes_, parents_;
   int64_t counts_[kMostFeedback];
   const Array<int32_t> seen_;

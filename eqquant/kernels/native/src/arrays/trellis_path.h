@@ -1,4 +1,4 @@
-// What searches for paths through a trellis share.
+// Shared by the searches for paths through a trellis.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace eqquant {
 namespace {
 
-// Memory for some numbers, aligned to 64 bytes.
+// An uninitialised array, aligned to 64 bytes.
 template <class T>
 class Array {
  public:
@@ -27,7 +27,7 @@ class Array {
   T* const data_;
 };
 
-// The codes of a path that was searched for backwards, from the lowest bit of the first
+// Packs the codes of a path, given in reverse order, from the lowest bit of the first
 // word on.
 inline void write_path(const uint16_t* path, int64_t size, int32_t bits,
                        uint32_t* words) {
