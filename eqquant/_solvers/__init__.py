@@ -1,7 +1,7 @@
 """Methods that round a weight, given the inputs that it is multiplied with.
 
 A method (`_method`) chooses the codes, scales and offsets of a matrix. `_scale_search`,
-`_gptq` and `_hqq` are methods, and `_awq` wraps another method after scaling channels.
+`_gptq` and `_hqq` are methods, and `_awq` scales channels and then uses another method.
 They share the rounding of a block (`_rounding`), the search for the scales of blocks by
 squared errors (`_search`), least squares for given codes (`_least_squares`), and
 operations on Gram matrices (`_gram`). `solved` quantizes an array by a method.

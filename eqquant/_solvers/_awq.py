@@ -62,7 +62,7 @@ class AWQ(AbstractMethod):
         - `diagonal`: the sum of the squares of each input.
         """
         size = jnp.sqrt(diagonal.astype(jnp.float32))
-        # A scale should not be zero, so inputs that are always zero get the largest.
+        # No scale should be zero, so inputs that are always zero count as the largest.
         size = jnp.where(size > 0, size, jnp.max(size, axis=-1, keepdims=True))
         log = jnp.log(jnp.where(size > 0, size, 1))
         ends = jnp.max(log, -1, keepdims=True), jnp.min(log, -1, keepdims=True)

@@ -32,7 +32,7 @@ def damped(
 
 
 def filled(gram: Float[Array, " k *_"], k: int) -> Float[Array, " m *_"]:
-    """Pads a Gram matrix with inputs that are uncorrelated to all others."""
+    """Pads a Gram matrix with inputs that are uncorrelated with all others."""
     d = diagonal(gram)
     missing = k - d.size
     more = jnp.where(jnp.arange(k) < d.size, 0, jnp.float32(_little))

@@ -200,7 +200,7 @@ def _one(method, format, natively, w, gram, rows):
     nearest = Layout(format).trimmed(plain, k).decode(plain)
     gram = None if gram is None else normalised(gram)
     losses = lambda numbers: method.losses(w - numbers, gram)
-    # The comparison is false for rows with NaNs, which stay rounded to nearest.
+    # The comparison is false for NaNs, so rows with these stay rounded to nearest.
     new, old = losses(numbers), losses(nearest)
     better = (new <= old)[:, None]
     pairs = zip(jtu.tree_leaves(found), jtu.tree_leaves(plain), strict=True)

@@ -36,8 +36,8 @@ def solved(
     - `method`: a method, or `None` to round to nearest.
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][]: `*lead k k`
         or the diagonal, `*lead k`, and `*lead`. `lead` has an axis for each axis of `w`
-        that is not contracted, whose size must divide the size of that axis. Each
-        entry then belongs to one of as many equal parts of the axis.
+        that is not contracted. Its size must divide the size of that axis: each entry
+        belongs to one of as many equal parts.
     - `cross`, `mix`: if `cross` is given, rounds a matrix whose products with the
         inputs of `gram` approximate the products of `w` with other inputs. `mix` is the
         weight of this correction. See `target`.

@@ -163,7 +163,8 @@ def nearest_paths_with_feedback(
         seam = seam[:, half - 1] % np.uint32(trellis.groups)
         return _search_with_feedback(x, target, feedback, weights, trellis, seam)[0]
 
-    # The errors of all surviving paths of a row are in memory.
+    # All errors of all surviving paths of a row are in memory, so that only some rows
+    # fit at a time.
     number = max(1, _enough // (4 * t * trellis.groups))
     return lax.map(nearest, (x, target, around), batch_size=min(number, max(n, 1)))
 
@@ -214,7 +215,7 @@ def _search_with_feedback(x, target, feedback, weights, trellis, seam=None):
         past = lax.dynamic_update_slice_in_dim(taken(past, place), errors, j, axis=2)
         return (cost, past), found
 
-    # The first groups are those of the state before the first number: the seam itself.
+    # A path starts in the group of the state before its first number: the seam itself.
     allowed = (
         jnp.ones((n, groups), bool)
         if seam is None
