@@ -59,10 +59,12 @@ def write(
 
 
 class _Piece(NamedTuple):
-    """The places of fields, one for each code: in `groups` groups of `apart` bytes, the
-    first of which begins with `byte`. In each group, `before` bytes further, there are
-    `width` integers of `size` bytes: first the `number` bits of each from `start` on,
-    then the bits `step` higher, and so on. `at` is their lowest bit in a code."""
+    """The places of fields, one field for each code. There are `groups` groups of
+    `apart` bytes, and the first group begins at `byte`. Each group has `width` integers
+    of `size` bytes, `before` bytes after its beginning. The first fields are the
+    `number` bits of each integer from `start` on, the next fields are the bits `step`
+    higher, and so on, in `planes` planes. `at` is the lowest bit of a field in its
+    code."""
 
     byte: int
     before: int
@@ -92,7 +94,7 @@ def _parts(codes: tuple[Code, ...], size: int) -> list[tuple[int, list[_Piece]]]
         return [(len(codes), found)]
     runs = [tuple(run) for _, run in it.groupby(codes, _kind)]
     if len(runs) == 1:
-        # (The longest part that is in one piece.)
+        # (Splits off the longest part that is in one piece.)
         sizes = range(len(codes) - 1, 0, -1)
         first = next(i for i in sizes if _pieces(codes[:i], size) is not None)
         runs = [codes[:first], codes[first:]]
