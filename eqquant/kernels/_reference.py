@@ -18,8 +18,8 @@ def reference(
     """Decodes some rows of the weight at a time, and multiplies in float32. Applies to
     every format, size and platform.
 
-    The errors of all other kernels are measured against this product. The whole decoded
-    weight never exists in memory.
+    The errors of all other kernels are measured against this product. Only a small
+    weight is ever decoded as a whole.
     """
     # Uses float32 even for narrow inputs, and float64 for inputs in float64.
     wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
@@ -42,8 +42,8 @@ def by_rows(
     size: int,
     precision: lax.Precision | None,
 ) -> Float[Array, "m _"]:
-    """Decodes so many rows of the weight at a time to the dtype of `x`, and adds
-    products up in float32, or in float64 for `x` in that."""
+    """Decodes `size` rows of the weight at a time to the dtype of `x`, and accumulates
+    products in float32, or in float64 if `x` has that dtype."""
     n, wide = problem.n, x.dtype if x.dtype.itemsize > 4 else jnp.float32
     forward = problem.product == "matmul"
 

@@ -23,8 +23,8 @@ from ._fields import read, write, Zeros
 
 
 class AbstractGGUF(AbstractFormat):
-    """A type of tensors in GGUF files. A row of a file is blocks of `type_size` bytes
-    for each `block_size` numbers.
+    """A type of tensors in GGUF files. A row in a file consists of blocks of
+    `type_size` bytes, one for each `block_size` numbers.
 
     ??? cite "Reference"
 
@@ -41,7 +41,7 @@ class AbstractGGUF(AbstractFormat):
 
     @abc.abstractmethod
     def to_blocks(self, stored: Stored, tail: int) -> UInt8[Array, "*b _"]:
-        """The inverse of `from_blocks`. A short last block is filled up."""
+        """The inverse of `from_blocks`. A short last block is padded."""
 
     @property
     @abc.abstractmethod
@@ -56,8 +56,8 @@ class AbstractGGUF(AbstractFormat):
 
 
 class AbstractGGUFGrid(AbstractGGUF, AbstractGrid):
-    """A type of one scale and codes. The codes of a byte are consecutive, unlike in the
-    file.
+    """A type whose blocks have one scale, and a code for each number. The codes of a
+    byte are consecutive, unlike in the file.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
     - `signed`: whether codes are signed integers of 8 bits.
@@ -148,7 +148,7 @@ class BlockFields(NamedTuple):
 
 
 class AbstractGGUFBytes(AbstractGGUF, AbstractComposite):
-    """A type whose blocks are stored like in the file: `stored["blocks"]`.
+    """A type whose blocks are stored as in the file: `stored["blocks"]`.
 
     - `base`: the grid of the decoded codes, with a scale for each `base.block_size`
         numbers, and a minimum if its `offset` is `"minimum"`.
@@ -231,8 +231,9 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         numbers: tuple[int, ...],
         zeros: Zeros | None = None,
     ) -> UInt8[Array, "..."]:
-        """The codes of some of the numbers of each block, `*b s`. With `zeros`,
-        `*b s _`: see there."""
+        """Returns the codes of some of the numbers of each block, of shape `*b s`. With
+        `zeros`, each code is repeated as often as it has zeros, and the shape is
+        `*b s _`: see `Zeros`."""
         return read(blocks, tuple(self.fields.codes[i] for i in numbers), zeros)
 
     def scales_of(
@@ -241,11 +242,12 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         parts: tuple[int, ...],
         zeros: Zeros | None = None,
     ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
-        """The scales and the minima of some of the parts of each block, `*b p`. With
-        `zeros`, `*b p _`: see there."""
+        """Returns the scales and the minima of some of the parts of each block, of
+        shape `*b p`. With `zeros`, each is repeated as often as it has zeros, and the
+        shape is `*b p _`: see `Zeros`."""
         fields = self.fields
         some = lambda codes: read(blocks, tuple(codes[part] for part in parts), zeros)
-        # (One number for all parts can be read once.)
+        # (Without `zeros`, a number that all parts share is read once.)
         times = 1 if zeros is None else len(parts)
 
         def float16_at(byte):
@@ -256,7 +258,7 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
         scale, low = float16_at(self.scale_at), None
         if self.halves == 2:
             low = float16_at(self.scale_at + 2)
-        # (Products of a float16 and of integers of so few bits are exact in float32.)
+        # (Products of a float16 and an integer of so few bits are exact in float32.)
         if fields.steps:
             steps = some(fields.steps)
             if fields.signed:
@@ -269,8 +271,8 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
 
     @property
     def by_byte(self) -> Integer[np.ndarray, "c l"]:
-        """The places of the numbers of a block: those in a column have codes whose
-        (first) bits are in the same byte."""
+        """The places of the numbers of a block. The numbers in a column have codes
+        whose (first) bits are in the same byte."""
         bytes = np.array([code[0].byte for code in self.fields.codes])
         order = np.argsort(bytes, kind="stable")
         return order.reshape(np.unique(bytes).size, -1).T

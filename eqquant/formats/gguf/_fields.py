@@ -13,9 +13,10 @@ from jaxtyping import Array, Integer, UInt8, UInt16
 from .._bit_fields import BitField, Code, inverse
 
 
-# `zeros(first, last)` has zeros `*b last-first _` for some of several codes: one for
-# each time that a code is read. A compiler that does not know that they are zeros, and
-# not that two calls return the same, cannot compute anything once and keep it.
+# `zeros(first, last)` returns zeros of shape `*b last-first _` for the codes from
+# `first` to `last`, one for each time that a code is read. They are combined with the
+# bytes. A compiler that knows neither that they are zeros nor that two calls return the
+# same values cannot share any computation between the reads.
 Zeros: TypeAlias = Callable[[int, int], UInt8[Array, "..."]]
 
 
@@ -24,8 +25,9 @@ def read(
     codes: tuple[Code, ...],
     zeros: Zeros | None = None,
 ) -> UInt8[Array, "..."] | UInt16[Array, "..."]:
-    """Reads codes from the bytes that hold their bits: `*b k`. They have 16 bits if any
-    code has more than 8. With `zeros`, `*b k _`: each code as often as it has zeros."""
+    """Reads codes from the bytes that hold their bits. Returns them in shape `*b k`, as
+    integers of 16 bits if any code has more than 8. With `zeros`, each code is repeated
+    as often as it has zeros, and the shape is `*b k _`."""
     ends = [field.at + field.number for code in codes for field in code]
     dtype = np.dtype(np.uint16 if max(ends, default=0) > 8 else np.uint8)
     found, first = [], 0
@@ -57,10 +59,12 @@ def write(
 
 
 class _Piece(NamedTuple):
-    """The places of fields, one for each code: in `groups` groups of `apart` bytes, the
-    first of which begins with `byte`. In each group, `before` bytes further, there are
-    `width` integers of `size` bytes: first the `number` bits of each from `start` on,
-    then the bits `step` higher, and so on. `at` is their lowest bit in a code."""
+    """The places of fields, one field for each code. There are `groups` groups of
+    `apart` bytes, and the first group begins at `byte`. Each group has `width` integers
+    of `size` bytes, `before` bytes after its beginning. The first fields are the
+    `number` bits of each integer from `start` on, the next fields are the bits `step`
+    higher, and so on, in `planes` planes. `at` is the lowest bit of a field in its
+    code."""
 
     byte: int
     before: int
@@ -90,7 +94,7 @@ def _parts(codes: tuple[Code, ...], size: int) -> list[tuple[int, list[_Piece]]]
         return [(len(codes), found)]
     runs = [tuple(run) for _, run in it.groupby(codes, _kind)]
     if len(runs) == 1:
-        # (The longest part that is in one piece.)
+        # (Splits off the longest part that is in one piece.)
         sizes = range(len(codes) - 1, 0, -1)
         first = next(i for i in sizes if _pieces(codes[:i], size) is not None)
         runs = [codes[:first], codes[first:]]
@@ -177,7 +181,7 @@ def _bits(bytes, some: _Piece, dtype, zeros) -> Integer[Array, "..."]:
         byte = bytes[..., first + i : last : some.size]
         byte = byte.reshape(*lead, some.groups, 1, some.width)
         if zeros is not None:
-            # (They have an axis for how often each code is read.)
+            # (The last axis of the zeros is for the repeated reads of each code.)
             axes = (some.groups, some.planes, some.width)
             byte = byte[..., None] | zeros().reshape(*lead, *axes, -1)
         return byte.astype(kind) << np.asarray(8 * i, kind) if i else byte.astype(kind)

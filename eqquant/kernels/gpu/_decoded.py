@@ -9,16 +9,16 @@ from .._table import register_kernel
 from ._seconds import predicted
 
 
-# The kernel for many rows, for products across the blocks, and wherever no other kernel
-# applies. By the data sheet of an H200, decoding takes as long as 366 rows of a product
-# in bfloat16: the decoded weight is written and read, four bytes for each number, while
-# each row of the product takes two operations for each number.
+# This kernel is for many rows, for products across the blocks, and for all products to
+# which no other kernel applies. By the data sheet of an H200, decoding takes as long as
+# 366 rows of a product in bfloat16: writing and reading the decoded weight moves four
+# bytes for each number, while a row of the product takes two operations for each.
 
-# The most bytes of a decoded part, and the part of the weight that it is, at most: both
-# leave room for what is computed on the way.
+# The largest number of bytes of a decoded part, and the least number of parts of a
+# weight. Both leave room for the temporaries of decoding.
 _most_bytes = 2**24
 _parts = 16
-# A decoded weight of so many bytes is not worth a loop.
+# A decoded weight of at most this many bytes is not worth a loop.
 _few_bytes = 2**20
 
 

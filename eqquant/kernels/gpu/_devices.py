@@ -4,8 +4,8 @@ import jax
 
 
 def hopper() -> str | None:
-    """Why kernels for Hopper cannot be compiled, or `None`. A process without a GPU
-    exports programs for others: it assumes Hopper."""
+    """Returns why kernels for Hopper cannot be compiled, or `None` if they can. A
+    process without a GPU exports programs for other machines: it assumes Hopper."""
     if jax.__version_info__ < (0, 11, 2):
         return f"needs JAX 0.11.2 or newer, got {jax.__version__}"
     found = _compiled_for()
@@ -18,8 +18,8 @@ def hopper() -> str | None:
     return None
 
 
-# The names of GPUs of compute capability 8.0 or more: of data centers, of workstations
-# (RTX A2000 to RTX 6000 Ada, RTX PRO) and of others, also as parts of a computer.
+# Matches the names of GPUs of compute capability 8.0 or more: for data centers, for
+# workstations (RTX A2000 to RTX 6000 Ada, RTX PRO), for consumers, and integrated ones.
 _since_ampere = re.compile(
     r"\b(A100|A800|A[1234]0|A10G|A16|A2|L4|L40S?|L20|L2|H\d{2,3}|G?H\d00|G?B\d{2,3})\b"
     r"|RTX [3-5]0[5-9]0|RTX A\d{4}|\bAda\b|RTX PRO|Orin|Thor"
@@ -27,8 +27,8 @@ _since_ampere = re.compile(
 
 
 def ampere() -> str | None:
-    """Why kernels for Ampere and all newer GPUs cannot run, or `None`. They do not if
-    the GPU is not known."""
+    """Returns why kernels for Ampere and all newer GPUs cannot run, or `None` if they
+    can. They cannot if the GPU is unknown."""
     found = _compiled_for()
     wanted = "needs a GPU of compute capability 8.0 or more, such as an A100, got"
     if found is None:
@@ -43,7 +43,7 @@ def ampere() -> str | None:
 
 def blackwell() -> bool:
     """Whether programs are compiled for a GPU of compute capability 10.0 or more, which
-    multiplies microscaled numbers. Not if that is not known."""
+    multiplies microscaled numbers. `False` if the GPU is unknown."""
     found = _compiled_for()
     if found is None:
         return False
@@ -54,8 +54,10 @@ def blackwell() -> bool:
 
 
 def _compiled_for() -> tuple[str, str | None] | None:
-    """The name of the GPU that the abstract mesh in context names, or else of the first
-    one of this process, whose compute capability is known, too."""
+    """Returns the name and the compute capability of the GPU for which programs are
+    compiled, or `None` if there is none. A GPU named by the abstract mesh in context
+    comes first, but its capability is unknown (`None`). Otherwise this is the first GPU
+    of the process."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is not None and device.platform == "gpu":
         return device.device_kind, None

@@ -77,7 +77,8 @@ def _product(x, stored, problem, interpret):
     sizes = [] if block is None else [a.dtype.itemsize for a in scaling]
     minima = format.offset == "minimum"
     pieces = plan(x.shape[0], n, j, p, dtype.itemsize, block, sizes, minima)
-    # Zeros in `x` meet the unused codes of the last byte, and of the last `wgmma`.
+    # Pads `x` with zeros, which multiply the unused codes of the last byte and of the
+    # last `wgmma`.
     size = -(-j * p // unit_of(block)) * unit_of(block)
     more = padded(x.shape[0]) - x.shape[0]
     x = jnp.pad(x.astype(jnp.bfloat16), ((0, more), (0, size - x.shape[1])))
@@ -109,10 +110,13 @@ def _grid(problem):
 
 
 def _reading(format: AbstractGrid) -> tuple[Points, bool] | None:
-    """How to decode the codes of a format, either as they are packed, or from a byte
-    for each: that takes a pass over the weight, but less than decoding it to memory."""
+    """Returns how to decode the codes of a format, and whether they are decoded as they
+    are packed. Other codes are first unpacked to a byte each: this takes a pass over
+    the weight, but less time than decoding it to memory. Returns `None` if neither is
+    possible."""
     for points, is_packed in ((points_of(format), True), (of_bytes(format), False)):
-        # All codes of a call of `wgmma`, and of a thread's word, are of one block.
+        # All codes of a call of `wgmma`, and of a thread's word, must belong to the
+        # same block.
         block = format.block_size
         if points is not None and (
             block is None
@@ -130,12 +134,12 @@ def _bytes_of_row(problem, points, is_packed):
 
 
 def _aligned(a):
-    # TMA, the unit that copies tiles, needs rows of a multiple of 16 bytes.
+    # TMA, the unit that copies tiles, needs rows whose size is a multiple of 16 bytes.
     return jnp.pad(a, ((0, 0), (0, -a.shape[1] % (16 // a.dtype.itemsize))))
 
 
 def refuse(problem: Problem) -> str | None:
-    """Why no kernel for Hopper applies to a problem, or `None`."""
+    """Returns why no kernel for Hopper applies to a problem, or `None` if one may."""
     if (reason := hopper()) is not None:
         return reason
     if problem.k == 0 or problem.rows == 0:
@@ -215,8 +219,8 @@ for _type, (_kernel, _supported, _written) in it.product(
         "cuda",
         activation=(None, AbstractFormat),
         supports=_supported,
-        # The inputs and the weights are rounded to bfloat16; the latter up to three
-        # times: the points of a table, scales, and their products.
+        # Inputs and weights are rounded to bfloat16. A weight is rounded up to three
+        # times: the point of a table, the scale, and their product.
         error=8e-3,
         seconds=_seconds(_written),
     )(_kernel if _type is AbstractGrid else on_base(_kernel))

@@ -23,19 +23,18 @@ from ._lanes import Lanes, lanes, refuse_lanes, unit_of
 
 # Products of a few rows on any GPU, compiled by XLA alone.
 
-# The most rows. For more, adding up takes more instructions than decoding.
+# The largest number of rows. With more, sums take more instructions than decoding.
 _most_rows = 8
-# About how many expressions are added up by one fusion. (How long XLA takes to compile
-# goes with that.)
+# About how many terms one fusion adds up. (XLA's compile time grows with this number.)
 _most_terms = 16
-# On GPUs with more bytes a second, XLA writes what takes more than a few to memory, and
-# adds it up from there.
+# On GPUs with more memory bandwidth, XLA writes expressions of more terms than this to
+# memory, and adds them up from there.
 _few_terms = 4
-# How many threads add up terms at the same time, at least: as many as have enough bytes
-# of memory under way on a GPU of a hundred multiprocessors. (With fewer, XLA decodes to
-# memory first; and with twice as many for more multiprocessors.)
+# At least this many threads add up terms at the same time, so that enough bytes are in
+# flight on a GPU of a hundred multiprocessors. (With fewer threads, XLA decodes to
+# memory first. GPUs with more multiprocessors need twice as many.)
 _threads = 2**16
-# A warp adds up at least so many lanes of a row.
+# A warp adds up at least this many lanes of a row.
 _least = 64
 
 
@@ -47,7 +46,7 @@ def fused_sums(
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
     forward = problem.product == "matmul"
-    # The axis of the sum is the one along which memory lies, or the other.
+    # Whether the summed axis is the contiguous one in memory.
     along = (problem.row_axis == -2) == forward
     most = max(2, _together() // x.shape[0]) if along else 1
     some = lanes(stored, problem, most)
@@ -63,7 +62,8 @@ def _forward(x, some: Lanes, problem, sums):
     def term(r, i):
         found = x[r, None, :, i] * some.numbers(i, r * some.size + i)
         inside = some.places(i) < k
-        # (What is beyond the row has the scale of its last block, which may be NaN.)
+        # (Numbers beyond the row have the scale of its last block, which may be NaN:
+        # zeros in `x` are not enough.)
         return found if np.all(inside) else jnp.where(inside[None], found, 0)
 
     each, places = _together(), range(some.size)
@@ -93,20 +93,20 @@ def _transposed(x, some: Lanes, problem, sums):
 
 
 def _together():
-    """How many products are added up before a sum over lanes."""
+    """Returns how many products are added up before a sum over lanes."""
     return _few_terms if hopper() is None or blackwell() else _most_terms
 
 
 def _converted(x):
-    # (Once, not by each thread.)
+    # The barrier makes XLA convert `x` once, and not in each thread.
     return lax.optimization_barrier(x.astype(jnp.float32))
 
 
 def _along(
     terms: Sequence[Float[Array, "n u"]], axis: int, problem: Problem
 ) -> Float[Array, "t _"]:
-    """The sums along an axis that lies along memory: a warp adds up a row, or a part
-    of one if there are few."""
+    """Computes sums along the contiguous axis. A warp adds up a row, or a part of one
+    if there are few rows."""
     other, size = terms[0].shape[1 - axis], terms[0].shape[axis]
     parts = min(_threads // (32 * other * problem.stack), size // _least)
     parts = next(p for p in range(max(1, parts), 0, -1) if size % p == 0)
@@ -126,11 +126,11 @@ def _summed(terms, axis):
 def _across(
     terms: Sequence[Float[Array, "n u"]], axis: int, problem: Problem
 ) -> Float[Array, "t _"]:
-    """The sums along the other axis: a thread adds up a part of it, and so read the
-    threads of a warp what lies side by side."""
+    """Computes sums along the other axis. Each thread adds up a part of it, so the
+    threads of a warp read adjacent memory."""
     other, size = terms[0].shape[1 - axis], terms[0].shape[axis]
-    # (A thread with two sums or more has enough to do for two, if its bytes lie as
-    # those of the others do.)
+    # (A thread with two or more sums counts as two threads, if each byte has whole
+    # codes, so that the threads of a warp read adjacent bytes.)
     few = 1 if unit_of(problem)[1] > 1 else min(2, len(terms) // (problem.rows or 1))
     each = few * max(1, other * problem.stack)
     threads = 2 * _threads if blackwell() else _threads
@@ -143,8 +143,8 @@ def _across(
     found = lax.reduce_window(
         tuple(terms), zeros, _added, tuple(window), tuple(window), tuple(padding)
     )
-    # (Flat, so that XLA has no choice of how they lie in memory. Without the barrier,
-    # it would add up everything at once.)
+    # (Flat arrays leave XLA no choice of layout. Without the barrier, XLA would merge
+    # the two sums into one.)
     flat = [(a if axis == 0 else a.T).reshape(-1) for a in found]
     flat = jnp.stack(lax.optimization_barrier(flat))
     return jnp.sum(flat.reshape(len(terms), -1, other), axis=1)
@@ -163,7 +163,7 @@ def _supports(problem: Problem) -> str | None:
     if problem.n == 0 or problem.k == 0 or problem.rows == 0:
         return "is for operands that are not empty"
     if problem.composite:
-        # (Of these, it reads the scales, too.)
+        # (This kernel reads composite formats itself, including their scales.)
         return "reads scales as they are stored"
     if (reason := refuse_lanes(problem)) is not None:
         return reason
@@ -171,7 +171,7 @@ def _supports(problem: Problem) -> str | None:
     across = problem.product != "matmul"
     most = _most_terms if across and codes > 4 else 2 * _most_terms
     if isinstance(problem.format, AbstractGGUFBlocks):
-        most = _most_terms // 2  # Of these, an expression is several times as long.
+        most = _most_terms // 2  # A term of these is several times as long.
     if problem.rows * codes > most:
         of = problem.format
         return f"is for at most {most // codes} rows of {of}, got {problem.rows}"
@@ -179,8 +179,8 @@ def _supports(problem: Problem) -> str | None:
 
 
 def _seconds(problem: Problem) -> float:
-    # By counts of instructions on an H100, which issues 2.9e13 in a second: about ten
-    # decode a number, and each row multiplies and adds.
+    # Estimated from counts of instructions on an H100, which issues 2.9e13 per second:
+    # decoding a number takes about ten, and each row multiplies and adds.
     assert problem.rows is not None
     return problem.numbers * (10 + 2.5 * problem.rows) / 2.9e13
 

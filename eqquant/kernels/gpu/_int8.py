@@ -25,8 +25,8 @@ from ._seconds import predicted
 _columns = 128
 _bytes = 128
 
-# Up to this many rows, the weight is read from memory about once. For more, XLA has
-# products in which multiprocessors share what they read.
+# Up to this many rows, the weight is read from memory about once. With more rows, XLA's
+# products read less, since multiprocessors share the data that they load.
 _most_rows = 256
 
 
@@ -92,7 +92,7 @@ def _product(
     pl, plgpu = mosaic_gpu()
     m, n = x.shape[0], w.shape[0]
     # `wgmma` reads both operands from shared memory, in tiles of 8 rows whose bytes TMA
-    # has swizzled so that the banks do not conflict.
+    # has swizzled to avoid bank conflicts.
     size = swizzle_of(x.shape[1], _bytes)
     swizzled = (plgpu.TilingTransform((8, size)), plgpu.SwizzleTransform(size))
 
@@ -111,8 +111,8 @@ def _product(
             return sums
 
         def factor(scales, part, axis):
-            # Loads one scale per row (`axis` 0) or column (1), in the registers of the
-            # threads whose sums have that row or column.
+            # Loads one scale per row (`axis` 0) or column (1) into the registers of the
+            # threads that hold the sums of that row or column.
             layout = plgpu.Layout.WGMMA.reduce(1 - axis)
             loaded = plgpu.load(scales.at[part], layout=layout, optimized=False)
             return lax.broadcast_in_dim(loaded, (group, _columns), [axis])

@@ -25,24 +25,25 @@ from .._problem import Problem
 from ._words import points_of
 
 
-# XLA fuses what is computed element by element with the sum that it goes into, unless
-# it finds that an array in between had better be written to memory: one that is small
-# since each of its elements is for many others, such as scales; or one that several
-# others are computed from, such as a number that inputs of several rows multiply. So
-# here each array has an element for each lane, and is for one other array only. Both
-# are true for XLA alone: bytes are joined with zeros that it does not know to be zeros.
-# LLVM does, which comes after it, and computes once what is the same.
+# XLA fuses elementwise operations with the sum that uses their results, unless it
+# prefers to write an intermediate array to memory. It does so with a small array, such
+# as scales, of which each element is used by many others; and with an array that has
+# several users, such as decoded numbers that multiply inputs of several rows. So here
+# each array has one element per lane, and one user. This is so only in XLA's view:
+# bytes are or-ed with zeros that XLA does not recognize as zeros. LLVM, which runs
+# after XLA, does recognize them, and computes equal expressions once.
 
 
 class Lanes(NamedTuple):
-    """A weight as lanes: a few numbers each of its rows, all packed alike.
+    """A weight split into lanes. Each lane is a few numbers of a row, and all lanes are
+    packed alike.
 
-    - `size`: how many numbers a lane has.
-    - `count`: how many lanes a row has. The last may go on beyond it.
-    - `at`: the lanes of a group, which has `at.size` numbers, by their places in it,
-      `[size, lanes]`. The groups of a row come one after another.
-    - `numbers`: `numbers(i, copy)` are the numbers at the place `i` of all lanes. XLA
-      does not know that two copies are the same.
+    - `size`: the number of numbers in a lane.
+    - `count`: the number of lanes in a row. The last may extend beyond the row.
+    - `at`: the places of the numbers of each lane in a group of `at.size` numbers, of
+      shape `[size, lanes]`. The groups of a row are consecutive.
+    - `numbers`: `numbers(i, copy)` returns the numbers at place `i` of all lanes. XLA
+      cannot tell that two copies are equal.
     """
 
     size: int
@@ -51,12 +52,13 @@ class Lanes(NamedTuple):
     numbers: Callable[[int, int], Float[Array, "n u"]]
 
     def places(self, i: int) -> Integer[np.ndarray, " u"]:
-        """The places in a row of the numbers at the place `i` of all lanes."""
+        """Returns the places in a row of the numbers at place `i` of all lanes."""
         groups = np.arange(self.count // self.at.shape[1])
         return (groups[:, None] * self.at.size + self.at[i]).reshape(-1)
 
     def from_rows(self, x: Float[Array, "m k"]) -> Float[Array, "m u c"]:
-        """Numbers in rows as those of lanes. What is missing are zeros."""
+        """Arranges the numbers of rows by lanes. Short last lanes are padded with
+        zeros."""
         (m, k), size = x.shape, self.at.size
         groups = self.count // self.at.shape[1]
         x = jnp.pad(x, ((0, 0), (0, groups * size - k))).reshape(m, groups, size)
@@ -77,7 +79,8 @@ def _in_order(x, order):
 
 
 def lanes(stored: Stored, problem: Problem, most: int) -> Lanes:
-    """A weight as lanes of at most so many numbers, or as few as whole bytes allow."""
+    """Splits a weight into lanes of at most `most` numbers, or of as few as whole bytes
+    allow."""
     rows = problem.layout.to_rows(stored)
     if isinstance(problem.format, AbstractGGUFBlocks):
         return _of_blocks(rows["blocks"], problem.format, problem)
@@ -104,20 +107,21 @@ def lanes(stored: Stored, problem: Problem, most: int) -> Lanes:
 
 
 def _of_blocks(rows, format, problem):
-    """Those of blocks as in files: each has the numbers that are read from one byte."""
+    """Splits blocks of GGUF files into lanes. Each lane has the numbers whose codes are
+    read from one byte."""
     n, number = rows.shape[0], rows.shape[1] // format.type_size
     blocks = rows.reshape(n, number, format.type_size)
     at, grid = format.by_byte, grid_of(problem)
     part = at // grid.block_size
-    # So many lanes side by side are of one part. (With more, XLA may find that bytes of
-    # scales had better be copied first.)
+    # Runs of `width` adjacent lanes belong to one part. (With more than 8, XLA may
+    # decide to copy the bytes of scales first.)
     width = math.gcd(8, *(np.diff(part).nonzero()[1] + 1).tolist(), at.shape[1])
 
     def numbers(i, copy):
         count = it.count()
 
         def zeros(width, first, last):
-            # (Any bytes of the block do.)
+            # (Any bytes of the block will do: all their bits are shifted out.)
             bytes = blocks[:, :, first * width : last * width]
             found = _zeros(bytes, 16 * copy + next(count)).astype(jnp.uint8)
             return found.reshape(n, number, last - first, width)
@@ -133,7 +137,7 @@ def _of_blocks(rows, format, problem):
 
 
 def grid_of(problem: Problem) -> AbstractGrid:
-    """The format of the codes."""
+    """Returns the format of the codes."""
     format = problem.format
     format = format.base if isinstance(format, AbstractComposite) else format
     assert isinstance(format, AbstractGrid)
@@ -141,7 +145,7 @@ def grid_of(problem: Problem) -> AbstractGrid:
 
 
 def refuse_lanes(problem: Problem) -> str | None:
-    """Why a weight is not read as lanes, if so."""
+    """Returns why a weight cannot be read as lanes, or `None` if it can."""
     format = problem.format
     if not isinstance(format, AbstractComposite):
         return None
@@ -158,7 +162,8 @@ def refuse_lanes(problem: Problem) -> str | None:
 
 
 def unit_of(problem: Problem) -> tuple[int, int]:
-    """How many codes end together with a byte, and the number of their bytes."""
+    """Returns the number of codes in a unit, the shortest run of codes that fills whole
+    bytes, and the number of these bytes."""
     if isinstance(problem.format, AbstractGGUFBlocks):
         return len(problem.format.by_byte), 1
     fields, nbytes = _unit(grid_of(problem))
@@ -167,8 +172,8 @@ def unit_of(problem: Problem) -> tuple[int, int]:
 
 @ft.cache
 def _unit(grid: AbstractGrid) -> tuple[tuple[Code | None, ...], int]:
-    """The codes that end together with a byte, and the number of their bytes. `None`
-    for each that is a digit."""
+    """Returns the bit fields of the codes of a unit, and the number of its bytes. A
+    code that is a digit of a byte has `None` in the place of bit fields."""
     if grid.radix is not None:
         return (None,) * per_byte(grid.radix), 1
     bits = int(grid.bits)
@@ -177,7 +182,8 @@ def _unit(grid: AbstractGrid) -> tuple[tuple[Code | None, ...], int]:
 
 
 def _units(grid, number, units, most):
-    """How many units a lane has, such that blocks and rows are whole lanes."""
+    """Returns the number of units in a lane, chosen so that blocks and rows consist of
+    whole lanes."""
     block = grid.block_size or number * units
     for size in (8, 4, 2):
         whole = units % size == 0 and block % (number * size) == 0
@@ -198,8 +204,8 @@ def _code(byte, fields, grid, place):
 
 
 def _points(grid, code, problem):
-    # (Where a lookup writes its results in rows, it should write them as the bytes lie
-    # in memory. Nothing is moved.)
+    # (If XLA writes the results of a lookup to memory, they should have the layout of
+    # the bytes. The transposes move no data.)
     swapped = lambda a: a if problem.row_axis == -2 else a.T
     found, code = points_of(grid), swapped(code)
     if found is None or found.table is None:
@@ -209,7 +215,8 @@ def _points(grid, code, problem):
 
 
 def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:
-    # A byte has no bits from the eighth on.
+    # A byte shifted right by 8 bits or more is zero, but XLA does not know this. It
+    # does not merge different copies either, since their shifts differ.
     wide = bytes.astype(jnp.uint8).astype(jnp.uint32)
     return (wide >> np.uint32(8 + copy % 24)) << np.uint32(copy // 24)
 
@@ -219,7 +226,7 @@ def _hidden(a: Integer[Array, "..."], zero: Integer[Array, "..."]):
 
 
 def _scaling(rows, problem, number, i, zero):
-    """The scale and the offset of the numbers at the place `i` of all lanes."""
+    """Returns the scale and the offset of the numbers at place `i` of all lanes."""
     format, grid = problem.format, grid_of(problem)
     n, count = zero.shape
     blocks = 1 if grid.block_size is None else -(-problem.k // grid.block_size)
@@ -227,13 +234,13 @@ def _scaling(rows, problem, number, i, zero):
     if blocks == 1:
         return of(rows)
     if grid.ordered or grid.block_size % number != 0:
-        # The number at this place may be of another block than its neighbours.
+        # The number at this place may belong to a different block than its neighbours.
         at = np.minimum(np.arange(count) * number + i, problem.k - 1)
         block = rows["block"][0, at] if grid.ordered else at // grid.block_size
         return of(
             {name: _looked_up(rows[name], block, problem) for name in _names(grid)}
         )
-    # The same scales in a row of each lane of a block.
+    # Repeats the scales of all blocks, once for each lane of a block.
     each = grid.block_size // number
     zero = jnp.pad(zero, ((0, 0), (0, blocks * each - count)))
     zero = zero.reshape(n, blocks, each).swapaxes(1, 2)

@@ -7,8 +7,8 @@ from ._plan import copying_registers, Plan
 
 
 def mosaic_gpu() -> tuple[Any, Any]:
-    """Imports Pallas and its GPU backend, which takes most of a second. (They are `Any`
-    since their interfaces change between versions of JAX.)"""
+    """Imports Pallas and its GPU backend, which takes most of a second. (Their types
+    are `Any` since their interfaces change between versions of JAX.)"""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -21,9 +21,9 @@ def pipeline(
     plan: Plan,
     specs: Sequence[Any],
 ) -> Callable[..., None]:
-    """The warp-specialized pipeline of a kernel. One warpgroup copies the tiles of the
-    next steps from global to shared memory, while `plan.groups` others run `body` on
-    those that have arrived. `compute` sets up their accumulators."""
+    """Returns the warp-specialized pipeline of a kernel. One warpgroup copies the tiles
+    of the next steps from global to shared memory, while `plan.groups` other warpgroups
+    run `body` on the tiles that have arrived. `compute` sets up their accumulators."""
     _, plgpu = mosaic_gpu()
     return plgpu.emit_pipeline_warp_specialized(
         body,
@@ -58,7 +58,8 @@ def launch(
         thread_name="wg",
         scratch_types=scratch,
         interpret=interpret,
-        # Layouts of registers are explicit, which warpgroup semantics would infer.
+        # The kernels state the layouts of registers, which warpgroup semantics would
+        # infer.
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
@@ -66,7 +67,7 @@ def launch(
 
 
 def store(ref: Any, y: Any) -> None:
-    """Writes registers to memory, also in layouts for which Mosaic has no optimized
+    """Writes registers to memory, even in layouts for which Mosaic has no optimized
     store."""
     _, plgpu = mosaic_gpu()
     if jax.__version_info__ >= (0, 12):

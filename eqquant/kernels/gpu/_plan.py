@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-# Of an H100 or H200: the number of multiprocessors, and the bytes of shared memory that
+# The number of multiprocessors of an H100 or H200, and the bytes of shared memory that
 # a kernel may use on each.
 _processors = 132
 _shared_memory = 220 * 1024
@@ -12,9 +12,9 @@ _shared_memory = 220 * 1024
 # The number of rows of the operand that `wgmma` takes from one warpgroup.
 group = 64
 
-# The number of warpgroups that compute a tile. (A kernel of four would never end: it is
-# launched with 96 registers per thread, of which the four wait for more than there are.
-# Three were slower than two on an H100.)
+# The number of warpgroups that compute a tile. (With four, a kernel would never end: it
+# is launched with 96 registers per thread, and the four would wait for more registers
+# than there are. Three were slower than two on an H100.)
 _groups = 2
 
 # The registers per thread that are left to the warpgroup that copies tiles.
@@ -75,14 +75,16 @@ def plan(
         load.
     - `minima`: whether blocks have minima.
     """
-    # Few rows need few sums of each block. With many, there would be no registers left.
+    # With few rows, the sums of each block fit in registers. With many, they would not.
     rows = next((r for r in (8, 16, 32, 64) if m <= r), 128)
     scales_numbers = block is not None and (minima or rows > 64)
     channels = -(-n // (_groups * group))
     if m > 128 and itemsize == 2 and channels * -(-m // 256) >= 0.7 * _processors:
-        # Tiles of twice as many rows decode half as often, if they are still enough.
+        # Tiles of twice as many rows halve the work of decoding. This pays if there are
+        # still enough tiles for the multiprocessors.
         rows = 256
-    # The codes of a row in a step: as many as fit twice, and few blocks of them.
+    # The number of codes of a row in a step is limited by shared memory, which holds
+    # two steps or more, and by the number of blocks.
     most = min(256, 2**14 // rows) if rows <= 128 else min(128, 64 * p)
     if block is not None:
         few = 4 if scales_numbers else min(4 // len(scaling), 256 // rows)
@@ -101,14 +103,15 @@ def plan(
 
 
 def loaded(step: int, block: int | None, nbytes: int) -> int:
-    """The number of scales of `nbytes` bytes that are copied with a step of `step`
-    codes: those of its blocks, and at least the 16 bytes that TMA copies."""
+    """Returns the number of scales of `nbytes` bytes that are copied with a step of
+    `step` codes: one for each of its blocks, and at least the 16 bytes that TMA
+    copies."""
     return max(1 if block is None else step // block, 16 // nbytes)
 
 
 def splits_of(tiles: int, steps: int, sums: float) -> int:
-    """The number of parts into which to split the contracted axis of a product that has
-    `tiles` tiles of `steps` steps each.
+    """Returns the number of parts into which to split the contracted axis of a product
+    that has `tiles` tiles of `steps` steps each.
 
     This minimizes the memory traffic of the busiest multiprocessor, in units of a step:
     its parts of the weight, two steps of latency for each part, and, if there are
@@ -121,14 +124,14 @@ def splits_of(tiles: int, steps: int, sums: float) -> int:
 
 
 def stages_of(steps: int, stage: int, sums: int) -> int:
-    """The number of steps of `stage` bytes that fit in shared memory next to `sums`
-    bytes of output."""
+    """Returns the number of steps of `stage` bytes that fit in shared memory next to
+    `sums` bytes of output."""
     return max(1, min(8, steps, (_shared_memory - sums) // stage))
 
 
 def width(n: int, tile: int) -> int:
-    """The length of the rows of a product of `n` columns that is stored in tiles of
-    `tile` columns, padded to a multiple of 16 bytes as TMA needs it.
+    """Returns the length of the rows of a product of `n` columns that is stored in
+    tiles of `tile` columns, padded to a multiple of 16 bytes as TMA requires.
 
     Rows are longer than a tile. Otherwise Mosaic would copy a tile as one contiguous
     run of memory, and overwrite what follows its rows.

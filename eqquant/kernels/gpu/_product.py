@@ -35,14 +35,14 @@ def product(
     dtype: Any,
     interpret: Any,
 ) -> Float[Array, "s m n"]:
-    """`x @ w.T` for a weight with the contracted axis last: the partial sum of each
-    part of the contracted axis, rounded to `dtype`.
+    """Computes `x @ w.T` for a weight with the contracted axis last. Returns the
+    partial sum of each part of the contracted axis, rounded to `dtype`.
 
     `scale` and `offset` have an entry for each `block` codes, as stored. If `block` is
     `None`, `scale` has a float for each row, padded to whole tiles.
 
-    Where there are few rows, scales are applied to the sums of each block, `kind` being
-    that of the offset; otherwise, and for minima, to the decoded numbers.
+    `kind` is the kind of the offset. With few rows, scales are applied to the sums of
+    each block. With many rows, or with minima, they are applied to the decoded numbers.
 
     `wgmma` can read only its left operand from registers. So each tile computes
     `w @ x.T`, with the decoded weight on the left, and stores the transpose.
@@ -61,7 +61,8 @@ def product(
     operands = [codes, *(scaling if scaling else [scale])]
     number_of_refs = len(operands) + 2
     row = plgpu.Layout.WGMMA.reduce(1)
-    # As `wgmma` leaves sums, but one at a time instead of in pairs: to be transposed.
+    # The layout in which `wgmma` leaves sums, but of single numbers instead of pairs,
+    # so that they can be transposed.
     single = plgpu.Layout.TILED(
         plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,))),
         warp_dims=(-8,),
@@ -108,8 +109,8 @@ def product(
             return sums
 
         def loader(index, blocks_smem):
-            # What loads the scale (0) or the offset (1) of each row, in float32, for a
-            # block of the step.
+            # Returns a function that loads the scale (`i` is 0) or the offset (1) of
+            # each row, in float32, for the block `b` of the step.
             def load(i, b):
                 at = lax.rem((first + index[0]) * step // block + b, sizes[i])
                 ref = blocks_smem[i].at[mine, at]
@@ -178,7 +179,7 @@ def product(
             return y * lax.broadcast_in_dim(factor, y.shape, [0])
 
         def put(y):
-            # Transposes while it stores to shared memory, which TMA copies from.
+            # Transposes while storing to shared memory, from which TMA copies.
             y = plgpu.layout_cast(y.astype(dtype), single)
             store(y_smem.at[wg].T, y)
             plgpu.commit_smem()

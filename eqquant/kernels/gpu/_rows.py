@@ -17,9 +17,10 @@ def by_eights(
     stored: Stored,
     problem: Problem,
 ) -> Float[Array, "m n"]:
-    """A product of which `most` computes the rows of the weight up to a multiple of
-    eight, the tiles in which TMA copies, and `rest` the up to seven others. (Padding
-    the weight instead would copy it.) Stacks run one product after another."""
+    """Computes a product in two parts. `most` multiplies the rows of the weight up to a
+    multiple of eight, the tiles in which TMA copies, and `rest` the remaining rows, at
+    most seven. (Padding the weight instead would copy it.) The products of a stack run
+    one after another."""
     n = problem.n - problem.n % 8
 
     def part(fn, x, stored, rows, number):
@@ -38,10 +39,11 @@ def by_eights(
 
 
 def swizzle_of(nbytes: int, most: int) -> int:
-    """The width in bytes of a swizzled tile: the largest that divides `nbytes`."""
+    """Returns the width in bytes of a swizzled tile: the largest up to `most` that
+    divides `nbytes`."""
     return next(size for size in (128, 64, 32) if size <= most and nbytes % size == 0)
 
 
 def padded(m: int) -> int:
-    """`m`, rounded up to a number of rows of `x` that TMA can copy."""
+    """Rounds `m` up to a number of rows of `x` that TMA can copy."""
     return m if m < 8 else -(-m // 8) * 8

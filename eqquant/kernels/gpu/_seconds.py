@@ -4,15 +4,15 @@ from .._problem import Problem
 
 
 def predicted(written: float | int, rate: float | int) -> Callable[[Problem], float]:
-    """The time of a kernel, as memory and tensor cores of an H100 would allow it: the
-    weight is read once, at 3 TB/s, and multiplied. (It was not measured: it is the
-    order of the kernels that counts.)
+    """Returns a function that estimates the time of a kernel from the memory bandwidth
+    and the tensor cores of an H100: the weight is read once, at 3 TB/s, and multiplied.
+    (The times were not measured; only the order of the kernels matters.)
 
     **Arguments:**
 
-    - `written`: the bytes for each number of the weight that the kernel writes to
-        memory and reads back, on the way.
-    - `rate`: operations in a second.
+    - `written`: the bytes that the kernel writes to memory and reads back for each
+        number of the weight.
+    - `rate`: the number of operations per second.
     """
 
     def seconds(problem: Problem) -> float:

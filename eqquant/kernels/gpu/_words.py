@@ -17,9 +17,9 @@ from ._pallas import mosaic_gpu
 # A thread loads words of four bytes, and decodes the codes of a word to pairs of
 # bfloat16, two to a register: the first codes of bytes 0 and 2, then of bytes 1 and 3,
 # then the second codes of bytes 0 and 2, and so on. The layout of `wgmma` assigns these
-# registers to other columns than those of the codes. That permutes the contracted axis,
-# which changes nothing if the columns of `x` are permuted alike (`in_order_of_words`).
-# So no code has to move to another thread.
+# registers to columns other than the columns of the codes. This permutes the contracted
+# axis, which changes nothing if the columns of `x` are permuted in the same way
+# (`in_order_of_words`). So no code has to move to another thread.
 
 
 _e4m3 = np.dtype(jnp.float8_e4m3fn)
@@ -34,10 +34,10 @@ class Points(NamedTuple):
     - `float8`: the dtype of codes that are 8-bit floating-point numbers.
     - `whole`: codes are integers of 8 bits, signed or unsigned. Unsigned ones are
       decoded as if 128 were zero.
-    - `zero`: the code of zero, of integers below 128. `None` if each block has one of
-      its own.
-    - `excess`: how much too large decoded points are. It is subtracted together with
-      the zero-point, or before the minimum is added.
+    - `zero`: the code of zero, for integers below 128. `None` if each block has its own
+      zero-point.
+    - `excess`: the amount by which decoded points are too large. It is subtracted
+      together with the zero-point, or before the minimum is added.
     """
 
     per_byte: int
@@ -50,7 +50,7 @@ class Points(NamedTuple):
 
 @ft.cache
 def points_of(format: AbstractGrid) -> Points | None:
-    """How to decode the codes of a format, or `None`."""
+    """Returns how to decode the codes of a format, or `None` if that is impossible."""
     if format.radix not in (4, 16, 256):
         return None
     p = digits_of_byte(format.radix)
@@ -65,7 +65,8 @@ def points_of(format: AbstractGrid) -> Points | None:
 
 @ft.cache
 def of_bytes(format: AbstractGrid) -> Points | None:
-    """How to decode the result of `to_bytes`, or `None`."""
+    """Returns how to decode the result of `to_bytes`, or `None` if that is
+    impossible."""
     if (step := integer_step(format)) is not None and format.levels <= 128:
         if (points := _integers(format, 1, *step)) is not None:
             return points
@@ -90,7 +91,8 @@ def to_bytes(
 
 
 def _integers(format, p, factor, low):
-    # (Zero-points are of codes: with other points, the sums below might be inexact.)
+    # (Zero-points are codes. If points were not codes, the sums below might be
+    # inexact.)
     if factor != 1 or (format.offset == "zero_point" and low != 0):
         return None
     signed = format.code_dtype == np.int8
@@ -105,8 +107,9 @@ def _integers(format, p, factor, low):
 
 
 def ptx(points: Points) -> str:
-    """PTX that decodes a word, the last operand, to pairs of bfloat16, the operands
-    `$0`, `$1` and so on. It applies neither scales nor the offsets of blocks."""
+    """Returns PTX that decodes a word, the last operand, to pairs of bfloat16, the
+    operands `$0`, `$1` and so on. It applies neither scales nor the offsets of
+    blocks."""
     word = f"${2 * points.per_byte}"
     if points.table is not None:
         lines = _lookups(word, points.table)
@@ -126,7 +129,8 @@ _128 = 0x43004300
 
 def _integers_below_128(word, points):
     # Shift a code to the low bits of each half, mask it, and `or` it into 128. Then
-    # subtract 128 and the code of zero; without one, the caller does.
+    # subtract 128 and the code of zero. If blocks have zero-points, the caller
+    # subtracts both.
     p, zero = points.per_byte, points.zero
     bits = 8 // p
     mask = 2 ** min(bits, 7) - 1
@@ -157,7 +161,7 @@ def _bytes(word, kind):
     # A signed byte is its low seven bits, minus 128 if the sign bit is set. Both terms
     # are made with 128 added: the first as in `_integers_below_128`; the second is 128,
     # or 256 if the sign is set, since that bit is the lowest of bfloat16's exponent.
-    # The same bytes, as unsigned integers less 128, have the other sign bit.
+    # Unsigned integers less 128 are the same bytes with the sign bit flipped.
     lines = [".reg .b32 w, low, sign"]
     for odd in range(2):
         lines += [
@@ -174,16 +178,17 @@ def _bytes(word, kind):
 
 
 def _floats(word, dtype):
-    # With its exponent shifted to the place of that of bfloat16, a byte stands for the
-    # number times a power of two, and a product scales it back exactly. Infinities and
-    # NaNs would become finite. They are the bytes above that of the largest number, to
-    # which `carry` is added so that these, and no others, reach the sign bit. Then all
-    # bits of the exponent are set: few weights, if any, take these instructions.
+    # With its exponent shifted to the place of bfloat16's exponent, a byte stands for
+    # the number times a power of two, and a product scales it back exactly. Infinities
+    # and NaNs would become finite. They are the bytes above the byte of the largest
+    # number: adding `carry` sets the sign bit of these bytes, and of no others. Then
+    # all bits of their exponent are set. Few weights, if any, take these instructions.
     info = jnp.finfo(dtype)
     largest = int(np.asarray(info.max, dtype).view(np.uint8))
     power = 127 - (1 - int(info.minexp))
     factor, carry = (power + 127) << 7, 127 - largest
-    # Of `e4m3`, NaN has the bits of a larger number, and no infinity is among them.
+    # `e4m3fn` has no infinities: these bytes are NaN, so a bit of the mantissa is set,
+    # too. In other dtypes, the mantissa tells NaNs from infinities.
     exponent = 0x7FC0 if dtype == jnp.float8_e4m3fn else 0x7F80
     lines = [
         ".reg .b32 w, rest, factor, wild, few",
@@ -244,15 +249,15 @@ def in_order_of_words(x: Float[Array, "m k"], p: int, unit: int) -> Float[Array,
     """Permutes each `unit` columns of `x` to the order in which `in_registers` decodes
     the codes of a weight, `p` to a byte."""
     m, k = x.shape
-    # The index of a byte among 16 is two bits of its thread, then two of its place in
-    # the word of that thread.
+    # The index of a byte among 16 is two bits for its thread, then two bits for its
+    # place in the word of that thread.
     x = x.reshape(m, k // unit, unit // (16 * p), 2, 2, 2, 2, p)
     return x.transpose(0, 1, 7, 2, 6, 4, 3, 5).reshape(m, k)
 
 
 def columns(word: int, p: int, unit: int) -> list[int]:
-    """The groups of eight columns, in an operand of `wgmma`, to which the pairs of the
-    thread's `word`th word belong."""
+    """Returns the groups of eight columns, in an operand of `wgmma`, to which the pairs
+    of the thread's `word`th word belong."""
     return [(i // 2) * (unit // p // 8) + 2 * word + i % 2 for i in range(2 * p)]
 
 
@@ -308,7 +313,7 @@ def in_registers(
 def interpreted(
     codes: Array, points: Points, unit: int
 ) -> list[BFloat16[Array, "n u"]]:
-    """`in_registers` in operations of JAX, for Pallas' interpreter."""
+    """`in_registers` in JAX operations, for Pallas' interpreter."""
     p = points.per_byte
     n, j = codes.shape
     if p > 1:

@@ -10,15 +10,15 @@ from . import _nvrtc as nvrtc
 
 @ft.cache
 def headers() -> Mapping[str, str]:
-    """The sources that programs include."""
+    """Returns the text of each source that programs include, by file name."""
     folder = pathlib.Path(__file__).parent / "src"
     return {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.cuh"))}
 
 
 @ft.cache
 def ptx_of(source: str) -> str:
-    """The PTX of a program that includes the `headers`. It is compiled once, and kept
-    in the user's cache on disk for other processes."""
+    """Returns the PTX of a program that includes the `headers`. It is compiled once,
+    and kept in the user's cache on disk for other processes."""
     about = (source, *headers().items(), nvrtc.version())
     path = _folder() / f"{hashlib.sha256(repr(about).encode()).hexdigest()}.ptx"
     found = _read(path)
@@ -34,7 +34,7 @@ def _folder() -> pathlib.Path:
     return root / "eqquant" / "ptx"
 
 
-# The first line of a file is the digest of the rest: a file that was cut is not used.
+# The first line of a file is the digest of the rest, so truncated files are not used.
 
 
 def _read(path):
@@ -54,7 +54,7 @@ def _write(path, text):
             file.write(f"{_line(text)}\n{text}")
         os.replace(file.name, path)
     except OSError:
-        return  # It is a cache: the next process compiles, too.
+        return  # Without the file, the next process compiles again.
 
 
 def _line(text):

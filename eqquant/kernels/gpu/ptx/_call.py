@@ -12,14 +12,16 @@ def call(
     grid: Sequence[int],
     block: int,
 ) -> Callable[..., Any]:
-    """Calls a kernel, which is given the addresses of the operands and of the result.
+    """Returns a function that launches a kernel on its operands. The kernel receives
+    the addresses of the operands and of the result.
 
     **Arguments:**
 
-    - `ptx`: a program.
-    - `name`: that of its kernel.
-    - `grid`, `block`: the number of blocks along each of three axes, and of threads in
-        each block.
+    - `ptx`: the program.
+    - `name`: the name of the kernel in the program.
+    - `result`: the shape and dtype of the result.
+    - `grid`: the number of blocks along each of three axes.
+    - `block`: the number of threads in each block.
     """
     fields = [
         f'name = "{name}"',
@@ -27,7 +29,7 @@ def call(
         f'kernel_data = "{_quoted(ptx)}"',
         *(f"grid_{axis} = {size} : i32" for axis, size in zip("xyz", grid)),
         *(f"block_{axis} = {size} : i32" for axis, size in zip("xyz", (block, 1, 1))),
-        # (What the kernel declares comes in addition.)
+        # (Shared memory that the kernel declares comes in addition.)
         "shared_mem_bytes = 0 : i32",
     ]
     return jax.ffi.ffi_call(
@@ -39,7 +41,7 @@ def call(
 
 
 def _quoted(text):
-    # As MLIR escapes a string.
+    # Escapes a string as MLIR does.
     for character in '\\"\n\t\r':
         text = text.replace(character, f"\\{ord(character):02X}")
     return text

@@ -12,14 +12,14 @@ from .._words import points_of
 class Kind(NamedTuple):
     """How the sources read the codes of a format.
 
-    - `codes`: the class of `codes.cuh`.
-    - `bits`: of a code.
-    - `pairs`: whether two codes that go into one register are of the two halves of a
-      word, or neighbours.
-    - `offset`: the name in `scales.cuh` of what blocks have beside scales.
-    - `table`: the bits of the 16 numbers that codes stand for, in bfloat16. Empty if
-      they are integers.
-    - `exact`: whether bfloat16 holds the points of the format.
+    - `codes`: the name of the class in `codes.cuh` that decodes them.
+    - `bits`: the number of bits in a code.
+    - `pairs`: whether the two codes in a register come from the two halves of a word,
+      or are neighbours.
+    - `offset`: the value of `Offset` in `scales.cuh` for the offset of blocks.
+    - `table`: the 16 numbers that codes stand for, as bits of bfloat16. Empty for codes
+      without a table.
+    - `exact`: whether bfloat16 holds the points of the format exactly.
     """
 
     codes: str
@@ -36,13 +36,13 @@ class Kind(NamedTuple):
 
     @property
     def most_rows(self) -> int:
-        """How many rows of `x` there are registers for."""
+        """The number of rows of `x` for which there are enough registers."""
         return 32 if self.adds_inputs else 64
 
 
 @ft.cache
 def kind_of(format: AbstractGrid) -> Kind | None:
-    """How to read the codes of a format, or `None`."""
+    """Returns how to read the codes of a format, or `None` if the sources cannot."""
     if format.ordered:
         return None
     if format.radix == 2 and integer_step(format) == (2, -1):
@@ -74,7 +74,7 @@ _e4m3 = np.dtype(jnp.float8_e4m3fn)
 
 
 def scales_of(format: AbstractGrid) -> str:
-    """The class of `scales.cuh` for the scales of a format."""
+    """Returns the name of the class in `scales.cuh` for the scales of a format."""
     if not scales_numbers(format):
         return "None"
     names = {"float32": "Float32", "bfloat16": "BFloat16", "float16": "Float16"}
@@ -82,6 +82,6 @@ def scales_of(format: AbstractGrid) -> str:
 
 
 def scales_numbers(format: AbstractGrid) -> bool:
-    """Whether the scales are applied to the sums of each step. Those of whole rows are
+    """Whether the scales are applied to the sums of each step. Scales of whole rows are
     applied afterwards, if there are no offsets."""
     return format.block_size is not None or format.offset is not None

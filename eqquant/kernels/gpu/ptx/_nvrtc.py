@@ -7,22 +7,22 @@ import re
 from collections.abc import Mapping
 
 
-# PTX for Ampere runs on all newer GPUs, too: the driver compiles it for the one that it
-# has.
+# PTX for Ampere runs on all newer GPUs, too: the driver compiles it for its own GPU.
 _architecture = "compute_80"
-# NVRTC writes the newest version of PTX that it knows, and a driver refuses what is
-# newer than itself. All that the kernels need was in this version, of CUDA 11.4.
+# NVRTC declares the newest version of PTX that it knows, and a driver rejects versions
+# newer than its own. The kernels need no newer version than this one, of CUDA 11.4.
 _version = "7.4"
-# Of CUDA.
+# The major versions of CUDA whose NVRTC is loaded, if it is found, in this order.
 _majors = (13, 12)
 
 
 class Failure(RuntimeError):
-    """The compiler refused a source."""
+    """An error of NVRTC, such as a source that it rejects."""
 
 
 def missing() -> str | None:
-    """Why NVRTC cannot compile kernels, as the reason of a kernel that needs it."""
+    """Returns why NVRTC cannot compile kernels, or `None` if it can. A kernel that
+    needs NVRTC gives this as the reason why it does not apply."""
     if os.environ.get("EQQUANT_PTX") == "0":
         return "needs NVRTC, which `EQQUANT_PTX=0` turns off"
     if _library() is None:
@@ -31,7 +31,7 @@ def missing() -> str | None:
 
 
 def version() -> tuple[int, int]:
-    """The version of NVRTC. Call this only if nothing is `missing`."""
+    """Returns the version of NVRTC. Call this only if `missing()` is `None`."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_loaded().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
@@ -43,11 +43,11 @@ def compile_ptx(source: str, headers: Mapping[str, str]) -> str:
     **Arguments:**
 
     - `source`: the program.
-    - `headers`: the text of each file that it includes, by name.
+    - `headers`: the text of each file that the program includes, by name.
 
     **Raises:**
 
-    A `Failure`, with what the compiler says, if it does not accept the program.
+    A `Failure` with the compiler's log, if it rejects the program.
     """
     ptx = compiled(source, headers, [f"-arch={_architecture}"])[0]
     ptx = ptx.rstrip(b"\0").decode()
@@ -57,8 +57,8 @@ def compile_ptx(source: str, headers: Mapping[str, str]) -> str:
 def compiled(
     source: str, headers: Mapping[str, str], options: list[str]
 ) -> tuple[bytes, str]:
-    """The PTX, or for an option such as `-arch=sm_80` the machine code, and what the
-    compiler says."""
+    """Returns the PTX, or with an option such as `-arch=sm_80` the machine code, and
+    the compiler's log."""
     library, program = _loaded(), ctypes.c_void_p()
     text = lambda strings: (ctypes.c_char_p * len(strings))(
         *(string.encode() for string in strings)
@@ -95,7 +95,7 @@ def _read(program, what):
 
 @ft.cache
 def _broken() -> str | None:
-    # (A part of it may be missing, and a version may not be for these GPUs.)
+    # (Parts of NVRTC may be missing, and its version may not support these GPUs.)
     try:
         compile_ptx('extern "C" __global__ void nothing() {}', {})
     except Failure as e:
@@ -126,12 +126,13 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _files():
-    """Where NVRTC may be: in the packages that JAX depends on, or in the system."""
+    """Yields the paths at which NVRTC may be: in the packages on which JAX depends, or
+    in the system."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else spec.submodule_search_locations or []
     for major in _majors:
         for folder in folders:
-            # (The folder is that of a version of CUDA, or of the package.)
+            # (The folder is named after a version of CUDA, or after the package.)
             for path in sorted(pathlib.Path(folder).glob(f"*/lib/libnvrtc.so.{major}")):
                 yield str(path)
     yield from (f"libnvrtc.so.{major}" for major in _majors)

@@ -69,18 +69,19 @@ _most_rows = 64
 
 
 def parts_of(x: Float[Array, "m k"]) -> list[BFloat16[Array, "m k"]]:
-    """Numbers of bfloat16 that add up to `x`, exactly but for the smallest of float32:
-    1 for bfloat16, 2 for float16 and 3 for float32."""
+    """Splits `x` into arrays of bfloat16 that add up to it: 1 for bfloat16, 2 for
+    float16 and 3 for float32. This is exact except for the smallest numbers of
+    float32."""
     number = _number_of_parts[x.dtype.name]
-    # What is not finite is one number.
+    # Infinities and NaNs are not split: the first part has them.
     finite, rest = jnp.isfinite(x), x.astype(jnp.float32)
     first = rest.astype(jnp.bfloat16)
     if number == 1:
         return [first]
     parts = []
     for _ in range(number):
-        # The first eight bits of those that are left. (By rounding, the largest would
-        # overflow.)
+        # Takes the first eight of the remaining bits. (Rounding would overflow for the
+        # largest numbers.)
         bits = lax.bitcast_convert_type(rest, jnp.uint32) & np.uint32(0xFFFF0000)
         part = lax.bitcast_convert_type(bits, jnp.float32)
         parts.append(jnp.where(finite, part, 0).astype(jnp.bfloat16))
@@ -94,8 +95,8 @@ _number_of_parts = {"bfloat16": 1, "float16": 2, "float32": 3}
 def in_order(
     x: BFloat16[Array, "m k"], kind: Kind, made: Plan
 ) -> BFloat16[Array, "m _"]:
-    """Inputs in the order in which the codes of a word are decoded, with zeros beyond
-    the last column."""
+    """Arranges inputs in the order in which the codes of a word are decoded, and adds
+    zeros beyond the last column."""
     x = jnp.pad(x, ((0, 0), (0, made.columns - x.shape[1])))
     if kind.pairs == "neighbours":
         return x
@@ -104,8 +105,8 @@ def in_order(
 
 
 def _products(operands, format, made):
-    """The sums of each part of the contracted axis, `*b s m n`, of operands with
-    leading axes `*b`."""
+    """Returns the sums of each part of the contracted axis, of shape `*b s m n`, for
+    operands with leading axes `*b`."""
 
     @jax.custom_batching.custom_vmap
     def run(*operands):
@@ -136,7 +137,7 @@ def _products(operands, format, made):
     return run(*operands)
 
 
-# Of the kernel in a program.
+# The name of the kernel in every program.
 name = "eqquant_product"
 
 
@@ -149,7 +150,8 @@ def source_of(
     row_bytes: int,
     scale_shape: tuple[int, int],
 ) -> str:
-    """The program of a product, whose sizes are constants of it."""
+    """Returns the source of the program for a product. The sizes of the product are
+    constants in it."""
     kind, scales, block = kind_of(format), scales_of(format), format.block_size
     assert kind is not None
     blocks = 1 if block is None else scale_shape[1]
@@ -194,9 +196,9 @@ def source_of(
 
 
 def _bounds(kind, groups, made):
-    # The threads of a block, and how many blocks a multiprocessor should have room for.
-    # (Without that, compilers spill registers where there are few rows; and with it,
-    # where sums take many.)
+    # The number of threads in a block, and of blocks for which a multiprocessor should
+    # have room. (Without the latter, compilers spill registers if there are few rows;
+    # with it, they do so if sums take many registers.)
     threads = 32 * made.warps
     if kind.adds_inputs:
         blocks = 1 if kind.bits == 8 else None
@@ -252,17 +254,17 @@ def _supports(problem: Problem) -> str | None:
     return None
 
 
-# Along all axes of a grid but the first.
+# CUDA's limit for all axes of a grid but the first.
 _most_blocks = 65535
-# So that places in the rows of inputs fit into 32 bits.
+# Keeps offsets in the rows of inputs within 32 bits.
 _most_columns = 2**24
 
 
 def error(problem: Problem) -> float:
-    """The bound on its error."""
-    # Tensor cores do not round sums to nearest. (By how much they are off is not
-    # documented.) A table in bfloat16 is off by up to a 512th. Minima are added to
-    # sums, of which they may take off the most.
+    """Returns the bound on the error of a product."""
+    # Tensor cores do not round sums to nearest. (Their error is not documented.) The
+    # numbers of a table in bfloat16 are off by up to 1/512. Minima are added to sums,
+    # and may cancel most of them.
     kind = kind_of(_grid(problem))
     if kind is None or not kind.exact:
         return 4e-3
@@ -270,8 +272,9 @@ def error(problem: Problem) -> float:
 
 
 def _seconds(problem: Problem) -> float:
-    # By the memory and the instructions of an H100: 3 TB/s, and 2.9e13 instructions in
-    # a second, of which a loop issues 70 %. The tests count those of each number.
+    # Estimated from the memory bandwidth and the instruction rate of an H100: 3 TB/s,
+    # and 2.9e13 instructions per second, of which a loop issues 70 %. The tests count
+    # the instructions for each number.
     assert problem.rows is not None
     nbytes = problem.format.bits / 8
     if problem.row_axis != -2:
@@ -279,12 +282,14 @@ def _seconds(problem: Problem) -> float:
     rows, most = problem.rows * _parts(problem), _kind(problem).most_rows
     groups = -(-min(rows, most) // group)
     seconds = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13) * -(-rows // most)
-    # Until it is timed, it is held to be slower than those that were, on Hopper.
+    # Until this kernel is timed, it counts as slower than the kernels that were timed
+    # on Hopper.
     return problem.numbers * seconds * (3 if hopper() is None else 1)
 
 
 def _seconds_of_blocks(problem: Problem) -> float:
-    # The codes are written and read, and a scale and a minimum of each part.
+    # XLA writes the codes, and a scale and a minimum for each part, and the kernel
+    # reads them back.
     base = of_base(problem)
     nbytes = base.format.bits / 8 + 8 / (base.format.block_size or base.k)
     return _seconds(base) + problem.numbers * 2 * nbytes / 3e12

@@ -1,36 +1,36 @@
-// How words of codes become pairs of bfloat16, which are registers of the operand of
-// tensor cores. A word has the codes of one row of the weight, in the order of memory.
+// Decodes words of codes to pairs of bfloat16, which are registers of an operand of the
+// tensor cores. A word has codes of one row of the weight, in the order of memory.
 #pragma once
 #include "lane.cuh"
 
-// Each class decodes a word by `decode`, which is given
-// - `table`: the table that `fill` has written, if it has `table_words`: from the word
-//   of the lane on.
-// - `added`: what `added` makes of the code of zero of the row's block. (`has_zeros`:
-//   whether each block has one of its own.)
-// - `largest`: with which it tells by `not_numbers` whether a code is none (`has_nan`).
+// Each class decodes a word by `decode`, whose arguments are
+// - `table`: the table that `fill` has written, beginning at the word of the lane.
+//   There is none if `table_words` is zero.
+// - `added`: the result of `added` for the code of zero of the row's block.
+//   (`has_zeros` tells whether each block has its own code of zero.)
+// - `largest`: the largest bits so far, in which `not_numbers` finds NaNs (`has_nan`).
 
-// Unsigned integers of 2 or 4 bits. Each pair takes one from either half of the word:
-// code `i` and code `i + pairs`.
+// Unsigned integers of 2 or 4 bits. Each pair takes one code from each half of the
+// word: code `i` and code `i + pairs`.
 template <int bits_, int zero_>
 struct Integers {
   static constexpr int bits = bits_, pairs = 16 / bits, zero = zero_;
   static constexpr int table_words = 0;
-  // How much is missing from decoded points.
+  // The number that must be added to decoded points.
   static constexpr int missing = 0;
   static constexpr bool has_nan = false;
 
   ON_LANE static void fill(Word*) {}
 
-  // Less 128 and the code of zero.
+  // Minus 128, minus the code of zero.
   ON_LANE static Word added(Word zero_of_block) {
     return (0xc300u + zero_of_block) * 0x10001u;
   }
 
   template <bool has_zeros>
   ON_LANE static void decode(Word word, const Word*, Word added, Word&, Word* pair) {
-    // 128 in bfloat16 is 0x4300, and its last bit is one: a code in the low bits adds
-    // itself.
+    // 128 in bfloat16 is 0x4300, and its lowest bit counts one: `or` with a code adds
+    // the code.
     constexpr Word mask = ((1u << bits) - 1) * 0x10001u;
     EACH for (int i = 0; i < pairs; ++i)
       pair[i] = add_pair(and_or(word >> bits * i, mask, 0x43004300u), added);
@@ -48,14 +48,14 @@ struct Signs {
 
   template <bool has_zeros>
   ON_LANE static void decode(Word word, const Word*, Word, Word&, Word* pair) {
-    // The code is the sign of a number that is -1 without it.
+    // The code flips the sign of -1.
     EACH for (int i = 0; i < pairs; ++i)
       pair[i] = and_xor(word << (15 - i), 0x80008000u, 0xbf80bf80u);
   }
 };
 
-// Integers of 8 bits, of which pairs take one from either half of the word, too.
-// Unsigned ones are decoded less 128.
+// Integers of 8 bits. Again, each pair takes one code from each half of the word.
+// Unsigned integers are decoded less 128.
 template <bool is_signed>
 struct Bytes {
   static constexpr int bits = 8, pairs = 2, zero = 0;
@@ -64,7 +64,7 @@ struct Bytes {
 
   ON_LANE static void fill(Word*) {}
   ON_LANE static Word added(Word zero_of_block) {
-    // (An integer of up to 8 bits and its sign is the upper half of a float.)
+    // (An integer of up to 8 bits and a sign fits in the upper half of a float.)
     return (bits_of(float(missing - int(zero_of_block))) >> 16) * 0x10001u;
   }
 
@@ -72,8 +72,9 @@ struct Bytes {
   ON_LANE static void decode(Word word, const Word*, Word added, Word&, Word* pair) {
     EACH for (int i = 0; i < pairs; ++i) {
       const Word two = word >> 8 * i;
-      // 128 and the low seven bits; less 128, or 256 of a negative number: the sign is
-      // the lowest bit of the exponent. It is the other way round if they are unsigned.
+      // `low` is 128 plus the low seven bits. `less` is -128, or -256 for a negative
+      // number, since the sign is the lowest bit of the exponent. For unsigned
+      // integers, it is -256, or -128 if the highest bit is set.
       const Word low = and_or(two, 0x007f007fu, 0x43004300u);
       const Word less = is_signed ? and_or(two, 0x00800080u, 0xc300c300u)
                                   : and_xor(two, 0x00800080u, 0xc380c380u);
@@ -83,7 +84,7 @@ struct Bytes {
   }
 };
 
-// Floating-point numbers of 8 bits, `e4m3fn`, likewise.
+// Floating-point numbers of 8 bits, `e4m3fn`, with the same pairs.
 struct Floats {
   static constexpr int bits = 8, pairs = 2, zero = 0;
   static constexpr int table_words = 0, missing = 0;
@@ -94,7 +95,8 @@ struct Floats {
 
   template <bool has_zeros>
   ON_LANE static void decode(Word word, const Word*, Word, Word& largest, Word* pair) {
-    // With its exponent where that of bfloat16 is, each is 2**120 times too small.
+    // With its exponent in the place of bfloat16's, each number is 2**120 times too
+    // small.
     EACH for (int i = 0; i < pairs; ++i) {
       const Word rest = (i == 0 ? word << 4 : word >> 4) & 0x07f007f0u;
       const Word found = and_or(i == 0 ? word << 8 : word, 0x80008000u, rest);
@@ -103,15 +105,15 @@ struct Floats {
     }
   }
 
-  // All bits of a NaN but its sign are ones: nothing is larger.
+  // All bits of a NaN but its sign are ones, so nothing is larger.
   ON_LANE static Word not_numbers(Word largest) {
     return (largest + 0x00100010u) & 0x08000800u;
   }
 };
 
-// Codes of 4 bits that stand for any 16 numbers of bfloat16; each pair has two
-// neighbours, which are one byte. There is a table of all bytes for each lane of a warp,
-// each in a bank of shared memory of its own.
+// Codes of 4 bits that stand for any 16 numbers of bfloat16. Each pair is the two codes
+// of a byte. Each lane of a warp has its own table of all bytes, in its own bank of
+// shared memory.
 template <class Points>
 struct Table {
   static constexpr int bits = 4, pairs = 4, zero = 0;
@@ -130,7 +132,7 @@ struct Table {
 
   template <bool has_zeros>
   ON_LANE static void decode(Word word, const Word* table, Word, Word&, Word* pair) {
-    // A byte, times the 128 bytes of a row of the table.
+    // The offset is the byte times the 128 bytes of a row of the table.
     EACH for (int i = 0; i < pairs; ++i) {
       const Word at = (i == 0 ? word << 7 : word >> (8 * i - 7)) & 0x7f80;
       pair[i] = *reinterpret_cast<const Word*>(

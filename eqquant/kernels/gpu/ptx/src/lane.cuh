@@ -1,4 +1,5 @@
-// What one lane of a warp can do. `tests/kernels/ptx/lane.cuh` is the same for a CPU.
+// The primitives of a lane of a warp. `tests/kernels/ptx/lane.cuh` has the same for
+// CPUs.
 #pragma once
 
 using Word = unsigned int;
@@ -25,21 +26,21 @@ ON_LANE Word and_xor(Word a, Word mask, Word others) {
   return r;
 }
 
-// Of two bfloat16: a + b. (A product with one comes with it, since sm_80 has no sum.)
+// a + b, for pairs of bfloat16. (It multiplies by one, since sm_80 has only `fma`.)
 ON_LANE Word add_pair(Word a, Word b) {
   Word r;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x3f803f80u), "r"(b));
   return r;
 }
 
-// And a * b. (The sum with -0 changes nothing.)
+// a * b, for pairs of bfloat16. (Adding -0 changes nothing.)
 ON_LANE Word multiply_pair(Word a, Word b) {
   Word r;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
   return r;
 }
 
-// The larger, of two positive bfloat16 each.
+// The elementwise maximum of two pairs of positive bfloat16.
 ON_LANE Word largest_of_pairs(Word a, Word b) {
   Word r;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -55,7 +56,8 @@ ON_LANE float of_half(unsigned short bits) {
   return r;
 }
 
-// d[16, 8] = a[16, 16] @ b[16, 8] + c[16, 8], of a warp: its operands are bfloat16.
+// d[16, 8] = a[16, 16] @ b[16, 8] + c[16, 8], by a whole warp. `a` and `b` are
+// bfloat16.
 ON_LANE void multiply_add(float* d, const Word* a, const Word* b, const float* c) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
@@ -65,8 +67,8 @@ ON_LANE void multiply_add(float* d, const Word* a, const Word* b, const float* c
         "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// Codes, of which each is read once in a product: they need no place in the cache that
-// inputs are in. `nbytes` is 4, 8 or 16, and the address a multiple of that.
+// Loads codes. A product reads each code once, so codes bypass the cache, which is left
+// to the inputs. `nbytes` is 4, 8 or 16, and the address is a multiple of `nbytes`.
 template <int nbytes>
 ON_LANE void load_once(Word* to, const unsigned char* from) {
   static_assert(nbytes == 4 || nbytes == 8 || nbytes == 16);
@@ -84,7 +86,7 @@ ON_LANE void load_once(Word* to, const unsigned char* from) {
                  : "l"(from));
 }
 
-// What other lanes and blocks read, too.
+// Loads data that other lanes and blocks read, too.
 ON_LANE Vector load(const Vector* from) {
   const uint4 found = __ldg(reinterpret_cast<const uint4*>(from));
   return {found.x, found.y, found.z, found.w};
@@ -103,7 +105,7 @@ ON_LANE int block_of_grid(int axis) {
 }
 ON_LANE void meet() { __syncthreads(); }
 
-// The bits that any of the four lanes of a row has.
+// The bits that are set in any of the four lanes of a row.
 ON_LANE Word of_any_of_four(Word bits) {
   bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
   return bits | __shfl_xor_sync(0xffffffffu, bits, 2);

@@ -1,26 +1,27 @@
-// y[m, n] = x[m, k] @ W[n, k].T for 1 to 64 rows of bfloat16 and a weight as it is
-// stored, with the contracted axis last, on every NVIDIA GPU since Ampere.
+// y[m, n] = x[m, k] @ W[n, k].T for 1 to 64 rows of bfloat16 and a stored weight with
+// the contracted axis last, on every NVIDIA GPU since Ampere.
 //
 // A warp multiplies 16 rows of the weight at a time (the operand of `mma.sync.m16n8k16`
-// that has 16 rows) by groups of 8 rows of `x`. A step is as many columns as the four
+// that has 16 rows) by groups of 8 rows of `x`. A step is the columns that the four
 // lanes of a row load at once, `kBytes` each. All of them belong to one block of the
 // weight, so its scale multiplies the sum of the step, and the weight is never rounded.
-// Which columns meet in an MMA does not matter, as long as `x` has the same order: a
-// lane multiplies what it has loaded, and nothing moves between lanes.
+// The order of the columns does not matter, as long as it is the same in `x`: a lane
+// multiplies the codes that it has loaded, and nothing moves between lanes.
 #pragma once
 #include "codes.cuh"
 #include "scales.cuh"
 
 // The sizes of a product.
-// - `columns`: those of `x`, as many as whole groups of steps have. Zeros follow those
-//   that the weight has.
-// - `row_bytes`: of the codes of a row of the weight, a multiple of `kBytes`.
-// - `steps`: in which there are any codes.
-// - `steps_of_block`, `blocks`: how many steps have the same scale, and how many scales
-//   a row has.
-// - `scales_of_row`: from the scales of a row to those of the next. Zero if they are
-//   the same.
-// - `splits`: the parts of the contracted axis whose sums are written side by side.
+// - `columns`: the number of columns of `x`, padded with zeros to whole groups of
+//   steps.
+// - `row_bytes`: the bytes of the codes of a row of the weight, a multiple of `kBytes`.
+// - `steps`: the number of steps that have any codes.
+// - `steps_of_block`: the number of steps that share a scale.
+// - `blocks`: the number of scales of a row.
+// - `scales_of_row`: the distance from the scales of a row to the scales of the next
+//   row. Zero if all rows share their scales.
+// - `splits`: the number of parts of the contracted axis. Their sums are written side
+//   by side.
 struct Sizes {
   int rows, n, columns, row_bytes, steps, steps_of_block, blocks, scales_of_row, splits;
 };
@@ -29,7 +30,7 @@ template <class Codes, class Scales, Offset kOffset, int kBytes, int kGroups,
           int kWarps, int kAhead>
 struct Product {
   static constexpr int kWords = kBytes / 4;
-  // The columns of a step: of a lane, and of all four.
+  // The columns of a step in one lane, and in all four lanes.
   static constexpr int kColumns = kBytes * 8 / Codes::bits;
   static constexpr int kStep = 4 * kColumns;
   static constexpr int kStepBytes = 4 * kBytes;
@@ -45,7 +46,7 @@ struct Product {
     Shift offsets[2];
   };
 
-  // Where the lane reads the two rows, at the group of steps that comes next.
+  // The addresses at which the lane reads the next group of steps of its two rows.
   struct Weight {
     const unsigned char* codes[2];
     const Scale* scales[2];
@@ -55,7 +56,7 @@ struct Product {
 
   ON_LANE static void load_group(Loaded (&to)[kAhead], int d, const Weight& w,
                                  const Sizes& s) {
-    // (Where rows are whole groups of steps, the compiler knows.)
+    // (Sizes are constants, so the compiler knows whether rows are whole groups.)
     const bool whole = s.row_bytes % (kAhead * kStepBytes) == 0;
     const int quarter = lane_of_block() % 4;
     const int at = (w.step + d) * kStepBytes + quarter * kBytes;
@@ -67,8 +68,7 @@ struct Product {
         EACH for (int i = 0; i < kWords; ++i) to[d].codes[h][i] = 0;
       }
       if constexpr (kScaled) {
-        // (After the last step, `x` has zeros; but zero times a scale that is not a
-        // number is none.)
+        // (After the last step, `x` is zero, but zero times a scale of NaN is NaN.)
         const int block = each ? d : (w.step + d) / s.steps_of_block;
         to[d].scales[h] = 0;
         to[d].offsets[h] = 0;
@@ -95,7 +95,7 @@ struct Product {
                                Word (&largest)[2], const Vector* x, const Vector* x_last,
                                const Sizes& s) {
     constexpr float zeros[4] = {};
-    // Minima multiply the sums of inputs: products with ones.
+    // Minima multiply the sums of inputs, which are computed as products with ones.
     constexpr bool has_zeros = kOffset == Offset::kZeroPoint;
     constexpr bool adds_inputs = kOffset == Offset::kMinimum;
     constexpr Word ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
@@ -128,7 +128,7 @@ struct Product {
       float scales[2], minima[2];
       EACH for (int h = 0; h < 2; ++h) {
         const float scale = Scales::number(loaded.scales[h]);
-        // An infinite one is not a number: it multiplies numbers of both signs.
+        // An infinite scale becomes NaN, since it multiplies numbers of both signs.
         scales[h] = scale * 0 + scale;
         if constexpr (adds_inputs) {
           const float low = Scales::number(loaded.offsets[h]);
@@ -143,7 +143,7 @@ struct Product {
     }
   }
 
-  // `stack` products run side by side: their operands follow each other.
+  // The products of a stack run side by side. Their operands are consecutive in memory.
   ON_LANE static void run(const unsigned char* codes, const Scale* scales,
                           const Shift* offsets, const Vector* x, float* y,
                           const Sizes& s) {
@@ -166,7 +166,7 @@ struct Product {
         one * (s.scales_of_row == 0 ? s.blocks : (long long)s.n * s.blocks);
     const int first_scale = s.steps_of_block == 1 ? w.step : 0;
     EACH for (int h = 0; h < 2; ++h) {
-      // (Of rows beyond the last, nothing is stored.)
+      // (Lanes beyond the last row read the last row again, and store nothing.)
       const int n = block_of_grid(0) * 16 + row + 8 * h;
       const long long at = n < s.n ? n : s.n - 1;
       w.codes[h] = codes + (one * s.n + at) * s.row_bytes +
@@ -175,7 +175,8 @@ struct Product {
       w.scales[h] = scales + of_row;
       w.offsets[h] = offsets + of_row;
     }
-    // The row of `x` of this lane: in the first groups, and in the last one. (Likewise.)
+    // The row of `x` of this lane, in the first groups and in the last group. (Again,
+    // lanes beyond the last row read it.)
     constexpr int before = (kGroups - 1) * 8;
     const int last_row = row < s.rows - before ? row + before : s.rows - 1;
     x += ((long long)w.step * kStep + quarter * kColumns) / 8;
@@ -203,14 +204,14 @@ struct Product {
       x_last += kAhead * (kStep / 8);
     }
 
-    // A row with a weight that is not a number is none.
+    // The sums of a row with a NaN among its weights are NaN.
     EACH for (int h = 0; h < 2; ++h)
       if constexpr (Codes::has_nan)
         if (of_any_of_four(Codes::not_numbers(largest[h])) != 0)
           EACH for (int g = 0; g < kGroups; ++g)
             sums[g][2 * h] = sums[g][2 * h + 1] = of_bits(0x7fc00000u);
 
-    // The sums of all warps, in order.
+    // Adds up the sums of all warps, in order.
     meet();
     float* const all = reinterpret_cast<float*>(shared);
     EACH for (int g = 0; g < kGroups; ++g)

@@ -1,4 +1,4 @@
-// The scales of blocks, as they are stored.
+// The scales of blocks, in their stored dtypes.
 #pragma once
 #include "lane.cuh"
 
@@ -20,14 +20,14 @@ struct Float16 {
   ON_LANE static float number(Stored bits) { return of_half(bits); }
 };
 
-// No scales: those of whole rows are applied afterwards.
+// No scales: scales of whole rows are applied afterwards.
 struct None {
   static constexpr bool applied = false;
   using Stored = Word;
   ON_LANE static float number(Stored) { return 1; }
 };
 
-// What blocks have beside scales, of a class `Scales`.
+// The offset that blocks have besides scales of a class `Scales`.
 enum class Offset { kNone, kZeroPoint, kMinimum };
 
 template <class Scales, Offset offset>
