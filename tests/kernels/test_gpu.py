@@ -293,7 +293,9 @@ def test_precision():
         ("NVIDIA B200", "fused_sums"),
     ),
 )
-def test_devices(kind, chosen):
+def test_devices(kind, chosen, monkeypatch):
+    # (Where there is NVRTC, the others have a kernel that it compiles.)
+    monkeypatch.setenv("EQQUANT_PTX", "0")
     device = jax.sharding.AbstractDevice(
         device_kind=kind, num_cores=132, platform="gpu"
     )
@@ -303,7 +305,7 @@ def test_devices(kind, chosen):
         kernel, refused, _ = choose(found)
     assert kernel.name == chosen
     if chosen == "fused_sums":
-        reasons = {reason for _, reason in refused}
+        reasons = {reason for _, reason in refused if "NVRTC" not in reason}
         assert reasons.pop().endswith(f"9.0, such as an H100, got {kind}")
         assert not reasons
 
