@@ -14,6 +14,7 @@ from .._tree import decide
 from ..formats import from_bits
 from ._lora import adapted, is_lora, LoRA, matrix_of, with_magnitude
 from ._low_precision import plain
+from ._optimizers import optax_library
 
 
 def tune(
@@ -63,10 +64,9 @@ def tune(
     **Raises:**
 
     A `ValueError` if there are no batches, if there is nothing to train, or if a loss
-    is not finite.
+    is not finite. A `ModuleNotFoundError` if optax is not installed.
     """
-    import optax
-
+    optax = optax_library()
     batches = [*batches]
     if not batches:
         raise ValueError("`batches` should be some batches. Got none.")

@@ -51,6 +51,7 @@ def test_no_copy_of_the_weight(compiled, case):
     threads = 2**17 if target in ("b200", "rtx5090") else 2**16
     if not across:
         assert found["temporary_bytes"] <= 1.1 * 4 * m * (threads + 3 * size)
+        assert m > 1 or found["temporary_bytes"] < found["stored_bytes"] / 5
     if first == across:
         assert found["temporary_bytes"] <= 1.1 * 4 * m * (2**15 + 3 * size)
         assert m > 1 or found["temporary_bytes"] < found["stored_bytes"] / 20
@@ -69,8 +70,9 @@ def test_stored_arrays_are_read_once(compiled, case):
 
 @each(many)
 def test_many_rows_are_multiplied_part_by_part(compiled, case):
-    found, m = compiled[case], case[2]
+    found, (_, name, m, *_) = compiled[case], case
     assert found["kernel"] == "decoded"
     # Of the decoded weight, a sixteenth and what is computed on the way; and the inputs
-    # and the results, in float32.
-    assert found["temporary_bytes"] < 2 * size * size / 7 + 2 * 4 * m * size
+    # and the results, in float32. (Nested scales are computed, too.)
+    part = 2 * size * size / (7 if name == "bnb-double" else 8)
+    assert found["temporary_bytes"] < part + 2 * 4 * m * size

@@ -25,7 +25,7 @@ def solve(w, h, format=format):
     return numbers(method.solve(w, format, jnp.asarray(h)), w.shape[-1], format)
 
 
-def tile_by_tile(w, h, found, scale, damping=0.01):
+def tile_by_tile(w, h, found, damping=0.01):
     """What each number should have come near to, given the errors of those after it,
     and what it counts: from the last tile to the first, in float64."""
     h = np.array(h, np.float64) / np.mean(np.diag(h))
@@ -48,7 +48,7 @@ def test_feedback_by_its_definition():
     h = oracle.gram(oracle.inputs("correlated", k))
     stored = method.solve(jnp.asarray(w), format, jnp.asarray(h))
     found = numbers(stored, k)
-    targets, weights = tile_by_tile(w, h, found, None)
+    targets, weights = tile_by_tile(w, h, found)
     off = np.sum(weights * (targets - found) ** 2, -1)
     mean = np.mean(np.diag(h))
     damped = np.array(h, np.float64) / mean + 0.01 * np.eye(k)

@@ -11,4 +11,5 @@ from ._adam4bit import adamw4bit as adamw4bit, scale_by_adam4bit as scale_by_ada
 from ._adam8bit import adamw8bit as adamw8bit, scale_by_adam8bit as scale_by_adam8bit
 from ._ema8bit import ema8bit as ema8bit
 from ._lion8bit import lion8bit as lion8bit, scale_by_lion8bit as scale_by_lion8bit
+from ._moments import optax_library as optax_library
 from ._muon8bit import muon8bit as muon8bit, scale_by_muon8bit as scale_by_muon8bit
