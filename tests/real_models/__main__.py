@@ -36,6 +36,7 @@ def main(argv=None) -> int:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--budgets", nargs="*", default=(), type=float, metavar="BITS")
     parser.add_argument("--choices", nargs="+", default=_choices, **formats)
+    parser.add_argument("--texts", nargs="*", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--csv", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--calibration", type=int, default=16_384, metavar="TOKENS")
     parser.add_argument("--evaluation", type=int, default=4_096, metavar="TOKENS")
@@ -51,7 +52,7 @@ def main(argv=None) -> int:
     with interop.open(args.model) as checkpoint:
         tokenizer = interop.tokenizer(checkpoint)
         dense = eqq.tree_dequantize(demo.load_llama(checkpoint)).stacked()
-    texts = files.texts(tokenizer)
+    texts = files.texts(tokenizer, args.texts)
     calibration = files.windows([x for x, _ in texts.values()], args.calibration)
     held_out = files.windows([x for _, x in texts.values()], args.evaluation)
     print(_about(args.model, texts, calibration, held_out), flush=True)

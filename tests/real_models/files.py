@@ -1,17 +1,13 @@
 """The model and the texts that tables are measured with."""
 
-import gzip
 import os
 import pathlib
-import re
 
 import numpy as np
 
 from eqquant import demo
 
 
-# Of Debian's packages jargon-text and debian-faq.
-_debian = ("jargon-text/jargon.txt.gz", "debian/FAQ/debian-faq.en.txt.gz")
 window = 256
 
 
@@ -21,17 +17,17 @@ def model_file() -> pathlib.Path | None:
     return demo.smollm2() if named is None else pathlib.Path(named)
 
 
-def texts(tokenizer, docs=pathlib.Path("/usr/share/doc")):
+def texts(tokenizer, paths):
     """The tokens of each text, by its name: those to calibrate with, of its first half,
-    and those to evaluate with."""
-    found = {"pydoc_data.topics": demo.python_topics(tokenizer)}
-    for path in map(docs.joinpath, _debian):
-        if path.is_file():
-            with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-                text = re.sub(r"\s+", " ", file.read())
-            half = len(text) // 2
-            halves = [tokenizer.encode(x).ids for x in (text[:half], text[half:])]
-            found[path.parts[-2]] = tuple(np.array(x, np.int32) for x in halves)
+    and those to evaluate with. Without paths, the text is Python's documentation."""
+    if not paths:
+        return {"pydoc_data.topics": demo.python_topics(tokenizer)}
+    found = {}
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        half = len(text) // 2
+        halves = [tokenizer.encode(x).ids for x in (text[:half], text[half:])]
+        found[path.name] = tuple(np.array(x, np.int32) for x in halves)
     return found
 
 
