@@ -16,7 +16,6 @@ from .._tree import (
     check_alone,
     decide,
     Decision,
-    Example,
     grams_of,
     LeafInfo,
     opened,
@@ -123,13 +122,12 @@ def sensitivity(
             f"`method` should be None. Got {loss} and {method}."
         )
     of_loss = None if gradients is None else _by_array(opened(model), gradients)
-    called = None if example is None else Example(example)
     decisions = decide(
         opened(model),
         axis=axis,
         min_size=min_size,
         embeddings=embeddings,
-        example=called,
+        example=example,
     )
     otherwise = None
     if loss is None:
