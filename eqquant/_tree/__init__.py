@@ -36,7 +36,7 @@ from ._owners import (
     needing_dense as needing_dense,
     register_owner as register_owner,
 )
-from ._plan import Plan as Plan, plan as plan
+from ._plan import plan as plan
 from ._printable import printable as printable
 from ._quantize import (
     trainable_spec as trainable_spec,

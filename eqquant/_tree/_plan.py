@@ -42,8 +42,8 @@ class Plan:
         stats: "Statistics | Sequential | None" = None,
         method: "AbstractMethod | None" = None,
     ) -> list[Any]:
-        """Returns the leaves of the model, quantized where that is decided. The
-        arguments are as in `tree_quantize`."""
+        """Returns the leaves of the model, rounded to the formats of the decisions.
+        The arguments are as in `tree_quantize`."""
         if is_sequential(stats):
             model, each = self.request.model, self.decisions
             return rounding_in_sequence(model, each, stats, method).leaves(each)

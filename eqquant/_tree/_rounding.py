@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._trace import Gram, Statistics
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
     """How the leaves to quantize are rounded.
 
@@ -50,8 +50,8 @@ class Rounding:
         return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
 
     def leaves(self, decisions: Sequence[Decision]) -> list[Any]:
-        """Returns the leaf of each decision, quantized if it should be. Shows a
-        progress bar on a terminal."""
+        """Returns the leaves of the decisions, rounded to their formats. A terminal
+        shows a progress bar."""
         quantize_once = once_per_array(self)
         leaves = [decision.leaf for decision in decisions]
         chosen = [
