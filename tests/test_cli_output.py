@@ -125,7 +125,7 @@ def test_reports_in_every_encoding(encoding, folder, monkeypatch):
         ("demo.run_calibrated", "demo._calibrated.standard_library"),
         ("demo.run_llama", "demo._llama._run.open"),
         ("bench.run", "bench._run.describe_machine"),
-        ("bench.run_generation", "bench._generation.describe_machine"),
+        ("bench.run_generation", "bench._generation._generation.describe_machine"),
     ],
 )
 def test_what_they_print_in_every_encoding(run, inner, monkeypatch):

@@ -9,10 +9,10 @@ May import `_ops` and the rooms below it.
 and for `_trace`. `_structure` applies these moves to packed arrays.
 
 To add a rule, write a function `(interpreter, eqn, values) -> results` and decorate it
-with `add_rule(primitive, parameter=...)`, naming all parameters that it heeds, in the
-file of its kind (`_products`, `_structure`, `_writes`, ...). If the primitive only
-moves numbers, add it to the table in `_moves`. Code outside the package uses
-`eqquant.register_rule`, whose functions see only the operands and parameters.
+with `add_rule(primitive, takes="parameter parameter")`, naming all parameters that it
+heeds, in the file of its kind (`_products`, `_structure`, `_writes`, ...). If the
+primitive only moves numbers, add it to the table in `_moves`. Code outside the package
+uses `eqquant.register_rule`, whose functions see only the operands and parameters.
 """
 
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake

@@ -23,16 +23,8 @@ from ._trace import trace
 @add_rule(
     "jit",
     of=AbstractArrayLike,
-    jaxpr=...,
-    name=...,
-    in_shardings=...,
-    out_shardings=...,
-    in_layouts=...,
-    out_layouts=...,
-    ctx_mesh=...,
-    donated_invars=...,
-    keep_unused=...,
-    inline=...,
+    takes="jaxpr name in_shardings out_shardings in_layouts out_layouts ctx_mesh "
+    "donated_invars keep_unused inline",
     compiler_options_kvs=(),
 )
 def _jit(interpreter, eqn, values):
@@ -70,7 +62,7 @@ def _evaluating(reference):
     return _jitted
 
 
-@add_rule("closed_call", of=AbstractArrayLike, call_jaxpr=...)
+@add_rule("closed_call", of=AbstractArrayLike, takes="call_jaxpr")
 def _call(interpreter, eqn, values):
     return interpreter.inline(eqn.params["call_jaxpr"], values)
 
@@ -78,10 +70,7 @@ def _call(interpreter, eqn, values):
 @add_rule(
     "remat2",
     of=AbstractArrayLike,
-    jaxpr=...,
-    prevent_cse=...,
-    differentiated=...,
-    policy=...,
+    takes="jaxpr prevent_cse differentiated policy",
 )
 def _checkpoint(interpreter, eqn, values):
     values = as_arrays(eqn, values)
@@ -114,10 +103,7 @@ def _checkpoint(interpreter, eqn, values):
 @add_rule(
     "custom_jvp_call",
     of=AbstractArrayLike,
-    call_jaxpr=...,
-    num_consts=...,
-    jvp_jaxpr_fun=...,
-    symbolic_zeros=...,
+    takes="call_jaxpr num_consts jvp_jaxpr_fun symbolic_zeros",
 )
 def _custom_jvp(interpreter, eqn, values):
     values = _without_trained(interpreter, eqn, as_arrays(eqn, values))
@@ -153,12 +139,7 @@ def _custom_jvp(interpreter, eqn, values):
 @add_rule(
     "custom_vjp_call",
     of=AbstractArrayLike,
-    call_jaxpr=...,
-    num_consts=...,
-    fwd_jaxpr_thunk=...,
-    bwd=...,
-    out_trees=...,
-    symbolic_zeros=...,
+    takes="call_jaxpr num_consts fwd_jaxpr_thunk bwd out_trees symbolic_zeros",
 )
 def _custom_vjp(interpreter, eqn, values):
     values = _without_trained(interpreter, eqn, as_arrays(eqn, values))

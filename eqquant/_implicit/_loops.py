@@ -20,15 +20,8 @@ from ._table import add_rule, is_operand
 @add_rule(
     "scan",
     of=AbstractArrayLike,
-    jaxpr=...,
-    length=...,
-    reverse=...,
-    unroll=...,
-    # The names in JAX up to 0.10, and in later versions:
-    num_consts=...,
-    num_carry=...,
-    ft_in=...,
-    ft_out=...,
+    # (JAX up to 0.10 has `num_consts` and `num_carry`, and later versions `ft_*`.)
+    takes="jaxpr length reverse unroll num_consts num_carry ft_in ft_out",
 )
 def _scan(interpreter, eqn, values):
     params = eqn.params
@@ -82,10 +75,7 @@ def _is_stack(x: Value) -> bool:
 @add_rule(
     "while",
     of=AbstractArrayLike,
-    cond_jaxpr=...,
-    cond_nconsts=...,
-    body_jaxpr=...,
-    body_nconsts=...,
+    takes="cond_jaxpr cond_nconsts body_jaxpr body_nconsts",
 )
 def _while(interpreter, eqn, values):
     params = eqn.params
@@ -157,7 +147,7 @@ def _kind(value: Any) -> Any:
     return treedef, [(a.shape, a.dtype) for a in leaves]
 
 
-@add_rule("cond", of=AbstractArrayLike, branches=...)
+@add_rule("cond", of=AbstractArrayLike, takes="branches")
 def _cond(interpreter, eqn, values):
     index, *operands = as_arrays(eqn, values)
     branches = eqn.params["branches"]

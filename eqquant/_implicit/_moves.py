@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from ._table import heeds
+from ._table import any_of, heeds
 
 
 # Describes, in few terms, how primitives that only move numbers change an array. This
@@ -218,38 +218,32 @@ class Known(NamedTuple):
     parameters: dict[str, Any]
 
 
-def _known(moves, **parameters):
-    return Known(moves, parameters)
+def _known(moves, takes, **parameters):
+    return Known(moves, any_of(takes) | parameters)
 
 
 # Functions of the equation and the representations of its operands, which return moves
 # for each result. (Parameters for shardings only concern the placement of the result.)
 moving: dict[str, Known] = {
-    "broadcast_in_dim": _known(
-        _broadcast, shape=..., broadcast_dimensions=..., sharding=...
-    ),
-    "dynamic_slice": _known(_dynamic_slice, slice_sizes=...),
+    "broadcast_in_dim": _known(_broadcast, "shape broadcast_dimensions sharding"),
+    "dynamic_slice": _known(_dynamic_slice, "slice_sizes"),
     "gather": _known(
         _gather,
-        dimension_numbers=...,
-        slice_sizes=...,
-        unique_indices=...,
-        indices_are_sorted=...,
-        mode=...,
-        fill_value=...,
+        "dimension_numbers slice_sizes unique_indices indices_are_sorted mode "
+        "fill_value",
     ),
-    "reshape": _known(_reshape, new_sizes=..., dimensions=None, sharding=...),
-    "slice": _known(_slice, start_indices=..., limit_indices=..., strides=...),
-    "split": _known(_split, sizes=..., axis=...),
-    "squeeze": _known(_reshape, dimensions=...),
-    "transpose": _known(_transpose, permutation=...),
-    "unstack": _known(_unstack, axis=...),
+    "reshape": _known(_reshape, "new_sizes sharding", dimensions=None),
+    "slice": _known(_slice, "start_indices limit_indices strides"),
+    "split": _known(_split, "sizes axis"),
+    "squeeze": _known(_reshape, "dimensions"),
+    "transpose": _known(_transpose, "permutation"),
+    "unstack": _known(_unstack, "axis"),
 }
 
 # Functions of the equation and the place of the operand, which return its moves.
 joining: dict[str, Known] = {
-    "concatenate": _known(_concatenate, dimension=...),
-    "stack": _known(_stack, axis=...),
+    "concatenate": _known(_concatenate, "dimension"),
+    "stack": _known(_stack, "axis"),
 }
 
 # All primitives that only move numbers.

@@ -10,9 +10,7 @@ from ._table import add_rule
 
 @add_rule(
     "dot_general",
-    dimension_numbers=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="dimension_numbers precision preferred_element_type",
     out_sharding=None,
 )
 def _dot_general(interpreter, eqn, values):
@@ -42,15 +40,8 @@ def _dot_general(interpreter, eqn, values):
 
 @add_rule(
     "conv_general_dilated",
-    dimension_numbers=...,
-    window_strides=...,
-    padding=...,
-    lhs_dilation=...,
-    rhs_dilation=...,
-    feature_group_count=...,
-    batch_group_count=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="dimension_numbers window_strides padding lhs_dilation rhs_dilation "
+    "feature_group_count batch_group_count precision preferred_element_type",
     out_sharding=None,
 )
 def _conv(interpreter, eqn, values):
@@ -67,9 +58,7 @@ def _conv(interpreter, eqn, values):
 
 @add_rule(
     "ragged_dot_general",
-    ragged_dot_dimension_numbers=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="ragged_dot_dimension_numbers precision preferred_element_type",
     group_offset=None,
     out_sharding=None,
 )

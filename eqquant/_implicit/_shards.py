@@ -23,11 +23,7 @@ from ._table import add_rule, is_operand
 
 
 @add_rule(
-    "sharding_constraint",
-    sharding=...,
-    layout=None,
-    context_mesh=...,
-    unconstrained_dims=...,
+    "sharding_constraint", takes="sharding context_mesh unconstrained_dims", layout=None
 )
 def _constraint(interpreter, eqn, values):
     (q,) = values
@@ -42,12 +38,7 @@ def _constraint(interpreter, eqn, values):
 @add_rule(
     "shard_map",
     of=AbstractArrayLike,
-    jaxpr=...,
-    mesh=...,
-    in_specs=...,
-    out_specs=...,
-    check_vma=...,
-    newly_manual_axes=...,
+    takes="jaxpr mesh in_specs out_specs check_vma newly_manual_axes",
 )
 def _shard_map(interpreter, eqn, values):
     params = eqn.params

@@ -56,7 +56,7 @@ def _stop_gradient(interpreter, eqn, values):
     return values  # No gradient reaches a quantized array anyway.
 
 
-@add_rule("convert_element_type", new_dtype=..., weak_type=..., sharding=None)
+@add_rule("convert_element_type", takes="new_dtype weak_type", sharding=None)
 def _convert(interpreter, eqn, values):
     (q,) = values
     dtype = eqn.params["new_dtype"]

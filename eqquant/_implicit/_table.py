@@ -88,6 +88,7 @@ def add_rule(
     *primitives: Primitive | str,
     of: type = QuantizedArray,
     passes_all: bool = False,
+    takes: str = "",
     **parameters: Any,
 ) -> Callable[[Rule], Rule]:
     """Registers a rule of the package, which takes the interpreter, the equation and
@@ -97,17 +98,19 @@ def add_rule(
 
     - `of`: the class of its operands, a subclass of `AbstractArrayLike`; or
         `AbstractArrayLike` itself, for all of them.
-    - `parameters`: the parameters of the primitives that it heeds: `...` if it applies
-        to any value of the parameter, or else the only value to which it applies. It
-        does not apply to equations with other parameters, such as a newer JAX may have.
     - `passes_all`: whether it applies to any parameters, because it binds the primitive
         with all of them.
+    - `takes`: the names of the parameters that it takes, whatever their values.
+    - `parameters`: other parameters, each with the only value to which it applies. It
+        does not apply to equations with further parameters, such as a newer JAX may
+        have.
     """
     if of is not AbstractArrayLike:
         _operands.add(of)
 
     def add(rule):
-        entry = _Entry(rule, of, None if passes_all else parameters)
+        known = None if passes_all else any_of(takes) | parameters
+        entry = _Entry(rule, of, known)
         for primitive in primitives:
             _rules.setdefault(primitive, []).insert(0, entry)
         return rule
@@ -127,6 +130,12 @@ def rules_of(eqn: JaxprEqn, values: Sequence[Any] = ()) -> list[Rule]:
         if all(isinstance(x, of) for x in operands)
         and (parameters is None or heeds(parameters, eqn))
     ]
+
+
+def any_of(names: str) -> dict[str, Any]:
+    """Returns parameters that may have any value, for `heeds`. Their names are
+    separated by spaces."""
+    return dict.fromkeys(names.split(), ...)
 
 
 def heeds(parameters: Mapping[str, Any], eqn: JaxprEqn) -> bool:

@@ -52,10 +52,7 @@ def _dynamic_update_slice(interpreter, eqn, values):
 # (`update_jaxpr` belongs to `.at[].apply`, which gets no numbers to write.)
 @add_rule(
     "scatter",
-    dimension_numbers=...,
-    indices_are_sorted=...,
-    unique_indices=...,
-    mode=...,
+    takes="dimension_numbers indices_are_sorted unique_indices mode",
     update_jaxpr=None,
     update_consts=(),
 )
@@ -120,7 +117,7 @@ def _scatter(interpreter, eqn, values):
     return [undeclared(q, stored=jtu.tree_map(write, q.stored, rows))]
 
 
-@add_rule("concatenate", dimension=...)
+@add_rule("concatenate", takes="dimension")
 def _append(interpreter, eqn, values):
     axis = eqn.params["dimension"]
     likes = [x for x in values if _is_writable(x)]

@@ -121,8 +121,8 @@ class Sensitivity:
         least, _ = self._extremes
         if not least <= bits + 1e-9:
             raise ValueError(
-                f"`bits` should be {least:.4g} at least, which is what the smallest of "
-                f"the formats take. Got {bits}."
+                f"`bits` should be at least {least:.4g}, the size of the weights in "
+                f"their smallest formats. Got {bits}."
             )
         starts = np.arange(0, costs.size + 1, len(self.formats))
         one_each = csr_array((np.ones(costs.size), np.arange(costs.size), starts))
@@ -146,7 +146,7 @@ class Sensitivity:
                 options={"mip_rel_gap": 1e-6},
             )
             if not found.success:
-                raise RuntimeError(f"The formats could not be chosen: {found.message}")
+                raise RuntimeError(f"The solver found no formats: {found.message}")
             chosen = np.argmax(found.x.reshape(errors.shape), axis=1)
             before, total = total, np.sum(errors[np.arange(len(errors)), chosen])
             if not total < before / 2:

@@ -142,7 +142,7 @@ def explain(
             f"{type(x).__name__}."
         )
     jaxpr = jax.make_jaxpr(operator.matmul)(x, w)
-    found = uses(jaxpr.jaxpr, [frozenset()] * len(jaxpr.jaxpr.invars))
+    found = uses(jaxpr, [frozenset()] * len(jaxpr.in_avals))
     problem = next((use.problem for use in found if use.problem is not None), None)
     if problem is None:
         return Explanation(w, None, None, None, "", "", {}, "", None, [])

@@ -15,7 +15,6 @@ from .._product import full_spec, names_of, spec_of
 from .._tree import (
     decide,
     Decision,
-    Example,
     FilterSpec,
     LeafInfo,
     leaves_with_info,
@@ -96,13 +95,12 @@ def report(
     """
     filter_spec = True if filter_spec is None else filter_spec
     model, dense = opened(model), opened(dense)
-    called = None if example is None else Example(example)
     decisions = decide(
         model,
         filter_spec,
         min_size=1024 if min_size is None else min_size,
         strict=None,
-        example=called,
+        example=example,
     )
     arrays = [(d, d.info) for d in decisions if d.info is not None]
     if min_size is None and any(

@@ -16,7 +16,6 @@ from .._tree import (
     check_alone,
     decide,
     Decision,
-    Example,
     grams_of,
     LeafInfo,
     opened,
@@ -114,33 +113,32 @@ def sensitivity(
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
-        raise ValueError("`formats` should be some formats to choose from. Got none.")
+        raise ValueError("`formats` should have at least one format. Got none.")
     check_alone(method)
     check(stats, method)
     if gradients is not None and (loss is not None or method is not None):
         raise ValueError(
-            "With `gradients`, errors are predicted as those of `GPTQ()`: `loss` and "
+            "With `gradients`, the errors of `GPTQ()` are predicted, so `loss` and "
             f"`method` should be None. Got {loss} and {method}."
         )
     of_loss = None if gradients is None else _by_array(opened(model), gradients)
-    called = None if example is None else Example(example)
     decisions = decide(
         opened(model),
         axis=axis,
         min_size=min_size,
         embeddings=embeddings,
-        example=called,
+        example=example,
     )
     otherwise = None
     if loss is None:
-        otherwise = "its inputs are taken to be of unit variance"
+        otherwise = "its inputs are assumed to have unit variance"
     elif method is not None and method.needs_gram:
         otherwise = "`ScaleSearch()` rounds it"
     known = {} if stats is None else grams_of(decisions, stats, otherwise, 4)
     most = max((float(np.max(gram.rows)) for gram in known.values()), default=1.0)
     if most == 0:
         raise ValueError(
-            "`stats` should be of batches with rows of inputs. Got statistics of none."
+            "`stats` should come from batches with at least one row. Got zero rows."
         )
     base = 0.0 if loss is None else float(loss(model))
 
@@ -250,7 +248,7 @@ def _groups(
             continue
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise ValueError(
-                f"`model` should have numbers to round. `{info.path}` is a "
+                f"`model` should have arrays to round. `{info.path}` is a "
                 "`jax.ShapeDtypeStruct`."
             )
         keys: set[Hashable] = {("array", identity(leaf))}
@@ -265,8 +263,8 @@ def _groups(
         groups.insert(first, (keys, members))
     if not groups:
         raise ValueError(
-            "`model` should have weights to quantize. None was found: "
-            "`eqquant.report(model)` says why."
+            "`model` should have weights to quantize. Found none: "
+            "`eqquant.report(model)` lists the reasons."
         )
     return [members for _, members in groups]
 
@@ -278,8 +276,9 @@ def _by_array(model: PyTree, gradients: PyTree) -> dict[Hashable, Any]:
     scalar = lambda a: a is None or np.ndim(a) == 0
     if len(arrays) != len(found) or not all(map(scalar, found)):
         raise ValueError(
-            "`gradients` should come from `squared_gradients` of this model. Got "
-            f"{len(found)} leaves for its {len(arrays)}, or arrays."
+            "`gradients` should come from `squared_gradients` of this model, with one "
+            f"number for each of its {len(arrays)} leaves. Got {len(found)} leaves, "
+            f"{sum(not scalar(a) for a in found)} of them arrays."
         )
     pairs = [(identity(a), g) for a, g in zip(arrays, found) if g is not None]
     # A shared array has a gradient from each of its places.
@@ -315,9 +314,9 @@ def _with(model: PyTree, arrays: dict[Hashable, Any]) -> PyTree:
 
 def _measure(stats: Statistics | None, loss: Callable | None, gradients: Any) -> str:
     if gradients is not None:
-        return "What the loss is predicted to increase by, up to a factor."
+        return "Predicted increase of the loss, up to a factor."
     if loss is not None:
-        return "What the loss increases by, if only this weight is rounded."
+        return "Increase of the loss if only this weight is rounded."
     if stats is not None:
-        return "Squared errors of the products, for a row of inputs."
+        return "Squared errors of the products, per row of inputs."
     return "Squared errors of the weights."

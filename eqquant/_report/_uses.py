@@ -5,11 +5,12 @@ from typing import Any, Literal, TypeAlias
 
 import jax.export
 import jax.tree_util as jtu
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal as Constant
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._array import name_of, source_of
 from .._implicit import opened, sizes_of_scan
 from .._product import problem_of, qmatmul_p
+from .._trace import propagate
 from ..kernels import choose, platforms, Problem
 
 
@@ -76,22 +77,17 @@ class _Walk:
 
     def walk(self, jaxpr, labels, times) -> list[Paths]:
         """Returns the paths of the results."""
-        jaxpr, constants = opened(jaxpr)
-        env = dict(zip(jaxpr.invars, labels, strict=True))
-        for var, constant in zip(jaxpr.constvars, constants):
-            env[var] = self.constants.get(id(constant), _none)
 
-        def read(atom):
-            return _none if isinstance(atom, Constant) else env.get(atom, _none)
-
-        for eqn in jaxpr.eqns:
-            inputs = [read(atom) for atom in eqn.invars]
+        def rule(eqn, inputs):
             use = _use(eqn, inputs, times)
-            if use is not None:
-                self.found.append(use)
-                continue
-            env.update(zip(eqn.outvars, self._inside(eqn, inputs, times)))
-        return [read(atom) for atom in jaxpr.outvars]
+            if use is None:
+                return self._inside(eqn, inputs, times)
+            self.found.append(use)
+            return [_none] * len(eqn.outvars)
+
+        constant = lambda a: self.constants.get(id(a), _none)
+        results, _ = propagate(jaxpr, labels, rule, lambda _: _none, constant)
+        return results
 
     def _inside(self, eqn, inputs, times):
         params = eqn.params

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from .._implicit import as_arrays, bind, opened, sizes_of_scan
+from ._bodies import body_of, calls, is_kept
+from ._evaluate import evaluate, Views
 from ._follow import changed, follow
-from ._inner import body_of, calls, is_kept
+from ._gram_term import gram_term
 from ._meeting import Meeting, meeting, products
-from ._moments import moments
 from ._pieces import placed
-from ._run import evaluate, Views
 from ._view import chosen, joint, View, with_view
 
 
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 
 
 class Capture:
-    """Evaluates a program, and adds the moments of the inputs of its products to the
+    """Evaluates a program, and adds the Grams of the inputs of its products to the
     sums of each slot. The sums are carried through loops and branches.
 
     `lanes` names a mapped axis of size two, whose two lanes run the program with
@@ -133,10 +133,10 @@ class Capture:
             values = [self._mapped(a) for a in values]
             if pick is not None:
                 pick = pick._replace(value=self._mapped(pick.value))
-        new = lambda diagonal: moments(
+        term = lambda diagonal: gram_term(
             eqn, values, met, diagonal, second, pick, self._sharded
         )
-        add = lambda total: self._added(total, by, view, new)
+        add = lambda total: self._added(total, by, view, term)
         self.sums[slot] = self._if_turn(view, add, self.sums[slot])
 
     def _if_turn(self, view, add, total):
@@ -146,10 +146,10 @@ class Capture:
         same = [_scalar(indices[i]) == step for i, step in self._turn.items()]
         return lax.cond(jnp.all(jnp.stack(same)), add, lambda a: a, total)
 
-    def _added(self, total: Sums, met: Meeting, view: View, moments) -> Sums:
+    def _added(self, total: Sums, met: Meeting, view: View, term) -> Sums:
         diagonal = total.value.ndim == total.rows.ndim + 1
         shape = self.shapes[view.leaf]
-        value, rows = moments(diagonal)
+        value, rows = term(diagonal)
         if met.piece is not None:
             value, rows = placed(value, rows, met.piece, shape)
             over = [dim for i, dim in enumerate(met.over) if i != met.piece.batch]

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
-from .._implicit import opened, sizes_of_scan
+from .._implicit import sizes_of_scan
+from ._bodies import body_of, calls, is_kept
 from ._capture import Slot
 from ._follow import follow
-from ._inner import body_of, calls, is_kept
 from ._meeting import meeting
+from ._propagate import propagate
 from ._view import chosen, Factor, repeated, View, whole
 
 
@@ -124,18 +125,14 @@ class _Walk:
             self._lost_births.add(value.scaled.birth)
 
     def walk(self, jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
-        jaxpr, _ = opened(jaxpr)
-        seen = dict(zip(jaxpr.invars, ins, strict=True))
-        read = lambda a: _nothing if isinstance(a, Literal) else seen.get(a, _nothing)
-        for eqn in jaxpr.eqns:
-            values = [read(atom) for atom in eqn.invars]
-            outs = [_nothing] * len(eqn.outvars)
-            if any(value != _nothing for value in values):
-                outs = self._apply(eqn, values)
-            seen.update(zip(eqn.outvars, outs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        """Returns the values of the results of a program."""
+        nothing = lambda _: _nothing
+        results, _ = propagate(jaxpr, ins, self._apply, nothing, nothing)
+        return results
 
     def _apply(self, eqn, values):
+        if all(value == _nothing for value in values):
+            return [_nothing] * len(eqn.outvars)
         name = eqn.primitive.name
         if name in calls and name != "shard_map":
             return self.walk(body_of(eqn), values)

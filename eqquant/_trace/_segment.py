@@ -8,8 +8,8 @@ from jax.sharding import Sharding
 from jaxtyping import Array
 
 from ._capture import Capture, Slot, Sums
+from ._evaluate import run
 from ._program import Cut, Program, variables
-from ._run import run
 from ._signature import Signature
 from ._view import whole
 
@@ -71,11 +71,11 @@ class Segment(NamedTuple):
             seen = {var: (whole(0, shapes[0]),)}
             plain = Capture(shapes, {}, changing, sharded=sharded)
             for eqn in cut.weights:
-                run([eqn], old, seen, plain.apply)
+                run(eqn, old, seen, plain.apply)
                 if double.isdisjoint(eqn.outvars):
                     new.update((v, old[v]) for v in eqn.outvars)
                     continue
-                run([eqn], new, {**seen}, plain.apply)
+                run(eqn, new, {**seen}, plain.apply)
                 new.update((v, old[v]) for v in eqn.outvars if v not in double)
 
             def lane(sums, values):
@@ -84,7 +84,7 @@ class Segment(NamedTuple):
                 env = dict(zip(operands, values, strict=True))
                 found = {**seen}
                 for i, eqn in enumerate(cut.eqns):
-                    run([eqn], env, found if i in cut.views else {}, capture.apply)
+                    run(eqn, env, found if i in cut.views else {}, capture.apply)
                 return capture.sums[0, contracted], [env[v] for v in cut.outs]
 
             both = lambda v: jnp.stack([old[v], new[v]]) if v in double else old[v]

@@ -8,10 +8,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._implicit import as_arrays, bind, sizes_of_scan
+from ._bodies import body_of, calls
+from ._evaluate import evaluate, Views
 from ._follow import follow
-from ._inner import body_of, calls
 from ._meeting import products
-from ._run import evaluate, Views
 from ._view import chosen, whole, with_view
 
 

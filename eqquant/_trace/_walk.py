@@ -2,12 +2,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
 from .._implicit import opened, sizes_of_scan
+from ._bodies import body_of, calls, is_kept
 from ._follow import changed, follow
-from ._inner import body_of, calls, is_kept
 from ._meeting import lead, meeting, products, stacked
+from ._propagate import propagate
 from ._site import Known, Product, Site, Step
 from ._view import chosen, joint, View, whole, with_view
 
@@ -89,36 +90,30 @@ class _Walk:
 
     def top(self, jaxpr, views, numbers):
         """Walks through the whole program. Returns the views of its variables."""
-        seen = self._start(jaxpr, views, numbers)
-        for self._place, eqn in enumerate(opened(jaxpr)[0].eqns):
-            self._next(eqn, seen)
+        places = itertools.count()
+
+        def rule(eqn, values):
+            self._place = next(places)
+            return self._rule(eqn, values)
+
+        _, seen = self._propagate(jaxpr, views, numbers, rule)
         return {var: views for var, (views, _) in seen.items() if views}
 
     def walk(self, jaxpr, views, numbers):
         """Returns the views of the results, and their numbers."""
-        seen = self._start(jaxpr, views, numbers)
-        jaxpr, _ = opened(jaxpr)
-        for eqn in jaxpr.eqns:
-            self._next(eqn, seen)
-        found = [self._read(atom, seen) for atom in jaxpr.outvars]
+        found, _ = self._propagate(jaxpr, views, numbers, self._rule)
         return [a for a, _ in found], [b for _, b in found]
 
-    def _start(self, jaxpr, views, numbers):
-        jaxpr, constants = opened(jaxpr)
-        seen = dict(zip(jaxpr.invars, zip(views, numbers, strict=True), strict=True))
-        for var, constant in zip(jaxpr.constvars, constants):
-            seen[var] = ((), self._numbered((), "constant", id(constant)))
-        return seen
+    def _propagate(self, jaxpr, views, numbers, rule):
+        literal = lambda a: ((), self._numbered((), "literal", a.aval, str(a.val)))
+        constant = lambda a: ((), self._numbered((), "constant", id(a)))
+        return propagate(
+            jaxpr, zip(views, numbers, strict=True), rule, literal, constant
+        )
 
-    def _read(self, atom, seen):
-        if isinstance(atom, Literal):
-            return ((), self._numbered((), "literal", atom.aval, str(atom.val)))
-        return seen[atom]
-
-    def _next(self, eqn, seen):
-        ins = [self._read(atom, seen) for atom in eqn.invars]
-        outs = self._apply(eqn, [a for a, _ in ins], [b for _, b in ins])
-        seen.update(zip(eqn.outvars, zip(*outs, strict=True), strict=True))
+    def _rule(self, eqn, values):
+        outs = self._apply(eqn, [a for a, _ in values], [b for _, b in values])
+        return zip(*outs, strict=True)
 
     def _numbered(self, operands, *key):
         key = (*key, *operands)

@@ -1,28 +1,25 @@
 """`tree_quantize`, `tree_dequantize` and `tree_shard`: functions of whole models.
 
-`_owners` finds the weights of matrix products among the leaves of a PyTree from the
-modules that own them, and `_example` finds them by tracing a call. `_requests`
-evaluates a filter (`_rules`, or a prefix of the tree) for each leaf, and `_decide`
-turns the requests into decisions (`_decision`): the outcome for each leaf, with the
-reason.
+A `Request` (`_request`) holds the arguments. `_owners` finds the weights of matrix
+products among the leaves of a PyTree from the modules that own them, and `_example`
+finds them by tracing a call. `_choices` evaluates a filter (`_rules`, or a prefix of
+the tree) for each leaf, and `_decide` turns the choices into decisions (`_decision`):
+the outcome for each leaf, with the reason.
+
+A `Plan` (`_plan`) holds the decisions, and the modules that have to run through
+`implicit` (`_callers`). It rounds the leaves (`_rounding`, or `_sequential` with
+statistics that are taken meanwhile) and rebuilds the model (`_on_call`).
 
 This room imports `_trace` and the rooms below it.
 
 To add a layer: call `eqquant.register_owner(type, field, axis)`, from anywhere.
 """
 
+from ._callers import smallest_on_call as smallest_on_call
 from ._decide import (
-    check_unsupported as check_unsupported,
     decide as decide,
-    FilterSpec as FilterSpec,
-    Unsupported as Unsupported,
 )
 from ._decision import Decision as Decision
-from ._example import (
-    Example as Example,
-    modules_on_call as modules_on_call,
-    smallest_on_call as smallest_on_call,
-)
 from ._jitted import closed as closed, opened as opened
 from ._layers_on_call import layers_on_call as layers_on_call
 from ._on_call import (
@@ -39,11 +36,17 @@ from ._owners import (
     needing_dense as needing_dense,
     register_owner as register_owner,
 )
+from ._plan import plan as plan
 from ._printable import printable as printable
 from ._quantize import (
     trainable_spec as trainable_spec,
     tree_dequantize as tree_dequantize,
     tree_quantize as tree_quantize,
+)
+from ._request import (
+    FilterSpec as FilterSpec,
+    Request as Request,
+    Unsupported as Unsupported,
 )
 from ._rounding import (
     check as check,
@@ -53,6 +56,4 @@ from ._rounding import (
 )
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard
-from ._skeleton import skeletons as skeletons
-from ._warn_of_guesses import warn_of_guesses as warn_of_guesses
-from ._warn_of_little import warn_of_little as warn_of_little
+from ._warnings import warn_of_guesses as warn_of_guesses

@@ -1,143 +1,99 @@
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, get_args, Literal, TypeAlias
+from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._array import AbstractArrayLike, identity, is_quantized
-from .._product import as_tuple, Axis, normalise_axis
-from ..formats import AbstractFormat, as_format, NF4
+from .._array import AbstractArrayLike, identity
+from ..formats import AbstractFormat, as_format
+from ._choices import Choice, choices
 from ._decision import Decision, Skip
-from ._example import contracted, Example
 from ._owners import (
     activations,
-    calls_as_equinox,
-    calls_as_registered,
+    caller_of,
     convolutions,
     LeafInfo,
-    leaves_with_info,
-    needing_dense,
     norms,
-    Owner,
+    readers_of,
     reparametrisations,
     states,
 )
-from ._requests import Request, requests
-from ._rules import Rules
+from ._request import Request
 from ._unmet import check_unmet
 
 
-FilterSpec: TypeAlias = AbstractFormat | str | Rules | PyTree
-Unsupported: TypeAlias = Literal["skip", "on_call", "error"]
+def decide(model: PyTree, *args: Any, **kwargs: Any) -> list[Decision]:
+    """Returns the decision on each leaf of a model, in order. The arguments are the
+    fields of [`Request`][]."""
+    return decisions(Request(model, *args, **kwargs))
 
 
-def decide(
-    model: PyTree,
-    filter_spec: FilterSpec = True,
-    format: AbstractFormat | str = NF4(),
-    axis: Axis | Literal["auto"] = "auto",
-    min_size: int = 1024,
-    embeddings: bool = False,
-    unsupported: Unsupported = "skip",
-    strict: bool | None = True,
-    *,
-    example: Example | None = None,
-    is_done: Callable[[Any], bool] = is_quantized,
-    known: Sequence[Axis | None] = (),
-    goal: str = "quantized",
-) -> list[Decision]:
-    """Decides what [`eqquant.tree_quantize`][] does with each leaf, in order.
-
-    **Arguments:**
-
-    - `strict`: as in `tree_quantize`. If false, a filter that names arrays in vain is a
-        warning. `None` to skip the check.
-    - `is_done`: which nodes of `model` are leaves that count as quantized already. The
-        other arguments are as in `tree_quantize`.
-    - `known`: for each leaf, the axis along which it is known to be a weight, or
-        `None`.
-    - `goal`: what weights should become, for messages.
-    """
-    format = as_format(format)
-    check_unsupported(unsupported, get_args(Unsupported))
-    is_leaf = lambda x: is_quantized(x) or _is_struct(x) or is_done(x)
-    leaves = list(leaves_with_info(model, is_leaf))
-    if example is not None:
-        each = example.uses(model, [leaf for leaf, _ in leaves])
-        infos = [_as_used(info, use) for (_, info), use in zip(leaves, each)]
-        leaves = [(leaf, info) for (leaf, _), info in zip(leaves, infos)]
-    if known:
-        both = zip(leaves, known, strict=True)
-        leaves = [(leaf, _as_known(info, along)) for (leaf, info), along in both]
-    if axis != "auto":
-        leaves = [(leaf, _with_axis(info, axis)) for leaf, info in leaves]
-    found = requests(
-        filter_spec,
-        model,
+def decisions(request: Request) -> list[Decision]:
+    """Returns the decision on each leaf of the model, in order."""
+    format = as_format(request.format)
+    leaves = request.leaves()
+    chosen = choices(
+        request.filter_spec,
+        request.model,
         [info for _, info in leaves],
         argument="filter_spec",
-        is_leaf=is_leaf,
+        is_leaf=request.is_leaf,
         is_spec_leaf=_is_spec_leaf,
-        strict=bool(strict),
+        strict=bool(request.strict),
     )
-    on_call = unsupported == "on_call"
-    decisions, named = [], set()
-    for index, ((leaf, info), request) in enumerate(zip(leaves, found, strict=True)):
-        if info is None or is_done(leaf):
-            skip = _not_an_array if info is None else _done
-            decisions.append(Decision(leaf, info, skip))
-            continue
-        requested, is_named = _requested(request, leaf, format)
-        if is_named:
-            named.add(index)
-        caller = _caller(info) if on_call else None
-        skip = _obstacle(info, requested, caller)
-        if skip is None and not is_named:
-            skip = _exception(info, requested, min_size, embeddings)
-        if skip is not None and skip.kind == "convolution" and unsupported == "error":
-            raise ValueError(
-                f"`{info.path}` cannot be quantized: it is {skip.reason}. Exclude it "
-                "by a rule, or pass 'skip' or 'on_call' for `unsupported`."
-            )
-        readers = _readers(info, caller) if on_call and skip is None else ()
-        asks = request.names(filter_spec)
-        decisions.append(Decision(leaf, info, skip or requested, readers, asks))
-    check_unmet(filter_spec, found, decisions, strict, goal)
-    return _tied_to_embeddings(decisions, named)
-
-
-def check_unsupported(unsupported: str, allowed: tuple[str, ...]) -> None:
-    """Checks the argument `unsupported`.
-
-    **Raises:**
-
-    A `ValueError` unless it is one of the allowed values.
-    """
-    if unsupported not in allowed:
-        raise ValueError(
-            f"`unsupported` should be one of {allowed}. Got {unsupported!r}."
-        )
+    both = zip(leaves, chosen, strict=True)
+    found = [_decided(request, choice, format, *leaf) for leaf, choice in both]
+    each = [decision for decision, _ in found]
+    check_unmet(request, chosen, each)
+    return _tied_to_embeddings(found)
 
 
 _not_an_array = Skip("not an array", "not an array")
 _done = Skip("quantized", "quantized already")
 
 
-def _requested(request: Request, leaf: Any, format: AbstractFormat):
+def _decided(
+    request: Request,
+    choice: Choice,
+    format: AbstractFormat,
+    leaf: Any,
+    info: LeafInfo | None,
+) -> tuple[Decision, bool]:
+    """Returns the decision on a leaf, and whether the filter requests it for this leaf
+    alone."""
+    if info is None:
+        return Decision(leaf, info, _not_an_array), False
+    if request.is_done(leaf):
+        return Decision(leaf, info, _done), False
+    requested, alone = _requested(choice, leaf, format)
+    on_call = request.unsupported == "on_call"
+    caller = caller_of(info) if on_call else None
+    skip = _obstacle(info, requested, caller)
+    if skip is None and not alone:
+        skip = _exception(info, requested, request.min_size, request.embeddings)
+    if skip is not None and skip.kind == "convolution":
+        if request.unsupported == "error":
+            raise ValueError(
+                f"`{info.path}` cannot be quantized: it is {skip.reason}. Exclude it "
+                "by a rule, or pass 'skip' or 'on_call' for `unsupported`."
+            )
+    readers = readers_of(info, caller) if on_call and skip is None else ()
+    return Decision(leaf, info, skip or requested, readers, choice.named), alone
+
+
+def _requested(choice: Choice, leaf: Any, format: AbstractFormat):
     """Returns the requested format, or a `Skip`; and whether it is for this leaf
     alone."""
-    value, named = request.value, request.named
+    value, alone = choice.value, choice.alone
     if _is_function(value):
         value = value(leaf)
-        named = not _is_bool(value)
+        alone = not _is_bool(value)
     if value is None or (_is_bool(value) and not value):
-        return Skip("not requested", request.otherwise), named
-    return format if _is_bool(value) else as_format(value), named
+        return Skip("not requested", choice.otherwise), alone
+    return format if _is_bool(value) else as_format(value), alone
 
 
 _pass_on_call = "Pass `unsupported='on_call'`"
@@ -205,80 +161,22 @@ def _not_multiplied(info):
     return f"{none}, but used in `{info.others[0]}`" if info.others else none
 
 
-def _tied_to_embeddings(decisions, named):
+def _tied_to_embeddings(decisions):
     # An array that stays dense for an embedding takes no memory for its other uses.
     paths = {
         identity(decision.leaf): decision.info.path
-        for decision in decisions
+        for decision, _ in decisions
         if decision.skip is not None and decision.skip.kind == "embedding"
     }
     revised = []
-    for index, decision in enumerate(decisions):
+    for decision, alone in decisions:
         path = paths.get(identity(decision.leaf))
-        if path is not None and decision.format is not None and index not in named:
+        if path is not None and decision.format is not None and not alone:
             reason = f"the array of the embedding `{path}`"
             skip = Skip("embedding", reason, "Pass `embeddings=True`")
             decision = dataclasses.replace(decision, outcome=skip, on_call=())
         revised.append(decision)
     return revised
-
-
-def _caller(info: LeafInfo | None) -> Owner | None:
-    """Returns the module that passes this weight to functions that may need dense
-    arrays."""
-    if info is None:
-        return None
-    layer = needing_dense(info)
-    if layer is not None or info.owner is None:
-        return layer
-    if calls_as_registered(info.owner, info.field):
-        return None
-    return info.owner if callable(info.owner) else None
-
-
-def _readers(info, caller):
-    """Returns the modules that may read a weight: `caller`, and the modules around the
-    layer, which may bypass its call. Equinox's own modules do not."""
-    modules = info.ancestors if info.owner is None else info.ancestors[:-1]
-    readers = [m for m in modules if callable(m) and not calls_as_equinox(m)]
-    return tuple(readers) if caller is None else (*readers, caller)
-
-
-def _as_used(info, use):
-    if info is None or use is None or not info.shape:
-        return info
-    known = None
-    if info.known and info.owner is not None:
-        known = as_tuple(normalise_axis(info.axis, info.shape))
-    axes = contracted(use, info.shape, known)
-    if axes is None:
-        # (Without an example, all matrices outside of modules count as weights.)
-        known = info.known and info.owner is not None
-        among = bool(use.products or use.changed)
-        looked_up = not among and use.others == ("gather",)
-        return dataclasses.replace(
-            info,
-            axis=-1 if looked_up and not known else info.axis,
-            known=known or looked_up,
-            multiplied=False,
-            others=use.others,
-            among_arrays=among,
-            looked_up=looked_up,
-        )
-    axis = axes[0] if len(axes) == 1 else axes
-    return dataclasses.replace(info, multiplied=True, known=True, axis=axis)
-
-
-def _as_known(info, axis):
-    if info is None or axis is None:
-        return info
-    return dataclasses.replace(info, axis=axis, known=True)
-
-
-def _with_axis(info, axis):
-    if info is None or len(info.shape) < 2:
-        return info
-    return dataclasses.replace(info, axis=normalise_axis(axis, info.shape))
 
 
 def _is_spec_leaf(x: Any) -> bool:
@@ -292,7 +190,3 @@ def _is_function(x: Any) -> bool:
 
 def _is_bool(x: Any) -> bool:
     return isinstance(x, bool | np.bool_)
-
-
-def _is_struct(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)

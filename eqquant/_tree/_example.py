@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
@@ -5,10 +6,9 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import identity, is_quantized
-from ._decision import Decision
+from .._array import identity
+from .._product import as_tuple, normalise_axis
 from ._jitted import closed
-from ._on_call import methods_of, put_on_call, rebuilt
 from ._owners import LeafInfo
 
 
@@ -28,6 +28,12 @@ class Example:
             fn, args = _call, example if isinstance(example, tuple) else (example,)
         self.fn: Callable[..., Any] = fn
         self.args: tuple[Any, ...] = args
+
+    @property
+    def name(self) -> str:
+        """The function that is called, for messages."""
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        return "the call" if self.fn is _call else f"`{name}`"
 
     def uses(self, model: PyTree, leaves: Sequence[Any]) -> "list[Use | None]":
         """Returns how the call uses each leaf; `None` for a leaf that is not an array.
@@ -53,6 +59,14 @@ class Example:
             for leaf, use in zip(leaves, each)
         ]
 
+    def described(
+        self, model: PyTree, leaves: Sequence[tuple[Any, LeafInfo | None]]
+    ) -> list[tuple[Any, LeafInfo | None]]:
+        """Returns the leaves of a model, each with its description as the call uses
+        it."""
+        uses = self.uses(model, [leaf for leaf, _ in leaves])
+        return [(leaf, _as_used(info, use)) for (leaf, info), use in zip(leaves, uses)]
+
     def run(self, model: PyTree, *args: Any) -> Any:
         return self.fn(closed(model), *args)
 
@@ -70,126 +84,32 @@ def _call(model, *args):
     return model(*args)
 
 
-def modules_on_call(
-    model: PyTree,
-    decisions: Sequence[Decision],
-    new: Sequence[Any],
-    example: Example | None,
-    is_leaf: Callable[[Any], bool] = is_quantized,
-) -> dict[int, bool]:
-    """Returns the modules that have to run through [`eqquant.implicit`][], so that a
-    model runs with new leaves. It maps their `id` to whether every method has to, or
-    only the call. These are the modules of the decisions; with an `example`, the
-    smallest modules that suffice.
-
-    **Arguments:**
-
-    - `decisions`: the decision on each leaf of `model`.
-    - `new`, `is_leaf`: as in `smallest_on_call`.
-    - `example`: a call of the model, if given.
-
-    **Raises:**
-
-    A `ValueError` for a weight that the call cannot take, whichever module runs so.
-    """
-    given = {id(module): False for d in decisions for module in d.on_call}
-    if example is None:
-        return given
-    found = [(d.leaf, d.info) for d in decisions]
-    return smallest_on_call(model, found, new, given, example, is_leaf)
+def _as_used(info, use):
+    if info is None or use is None or not info.shape:
+        return info
+    known = None
+    if info.known and info.owner is not None:
+        known = as_tuple(normalise_axis(info.axis, info.shape))
+    axes = _contracted(use, info.shape, known)
+    if axes is None:
+        # (Without an example, all matrices outside of modules count as weights.)
+        known = info.known and info.owner is not None
+        among = bool(use.products or use.changed)
+        looked_up = not among and use.others == ("gather",)
+        return dataclasses.replace(
+            info,
+            axis=-1 if looked_up and not known else info.axis,
+            known=known or looked_up,
+            multiplied=False,
+            others=use.others,
+            among_arrays=among,
+            looked_up=looked_up,
+        )
+    axis = axes[0] if len(axes) == 1 else axes
+    return dataclasses.replace(info, multiplied=True, known=True, axis=axis)
 
 
-def smallest_on_call(
-    model: PyTree,
-    found: Sequence[tuple[Any, LeafInfo | None]],
-    new: Sequence[Any],
-    given: dict[int, bool],
-    example: Example,
-    is_leaf: Callable[[Any], bool],
-    goal: str = "quantized",
-) -> dict[int, bool]:
-    """Returns the smallest modules that have to run through `implicit` so that the call
-    of a model takes new leaves.
-
-    **Arguments:**
-
-    - `found`: the leaves of `model`, each with its description.
-    - `new`: the replacement of each leaf, or its skeleton.
-    - `given`: modules that run so in any case.
-    - `example`: a call of the model.
-    - `is_leaf`: which nodes of `model` are leaves.
-    - `goal`: what weights should become, for messages.
-    """
-    pairs = [*zip(found, new, strict=True)]
-    infos = {
-        i: info
-        for i, ((leaf, info), x) in enumerate(pairs)
-        if info is not None and x is not leaf
-    }
-
-    def error(numbers, callers):
-        leaves = [x if i in numbers else leaf for i, ((leaf, _), x) in enumerate(pairs)]
-        return example.error(rebuilt(model, leaves, put_on_call(callers), is_leaf))
-
-    if error(infos, given) is None:
-        return given
-    callers = dict(given)
-    for numbers in _alike(infos):
-        why = error(numbers, callers)
-        if why is None:
-            continue
-        for more in _around(infos, numbers):
-            if error(numbers, callers | more) is None:
-                callers |= more
-                break
-        else:
-            # Among weights that are alike, name the first that fails alone.
-            alone = ((i, error((i,), callers)) for i in numbers)
-            first, why = next((x for x in alone if x[1]), (numbers[0], why))
-            raise _cannot(infos[first], why, goal, example.fn) from why
-    why = error(infos, callers)
-    if why is not None:
-        raise ValueError(
-            f"The call of this `example` takes each of these weights {goal}, but not "
-            f"all of them at once: {[info.path for info in infos.values()]}. "
-            f"Exclude some by rules. The call raised: {why}"
-        ) from why
-    return callers
-
-
-def _alike(infos):
-    # Weights that are alike, such as in the layers of a stack, are tried at once.
-    groups = {}
-    for i, info in infos.items():
-        key = tuple(map(type, info.ancestors)), info.path.split(".")[-1]
-        groups.setdefault(key, []).append(i)
-    return groups.values()
-
-
-def _around(infos, numbers):
-    # The modules around weights that are alike, the innermost first.
-    around = [infos[i].ancestors for i in numbers]
-    for every_method in (False, True):
-        for depth in reversed(range(len(around[0]))):
-            first, *rest = [each[depth] for each in around]
-            if methods_of(type(first)) if every_method else callable(first):
-                yield dict.fromkeys(map(id, (first, *rest)), every_method)
-
-
-def _cannot(info, why, goal, fn):
-    name = f"`{getattr(fn, '__qualname__', type(fn).__name__)}`"
-    where = " outside of the methods of the modules around it"
-    return ValueError(
-        f"`{info.path}` cannot be {goal} for this `example`: "
-        f"{'the call' if fn is _call else name} passes it to functions that take "
-        f"ordinary arrays only{where if info.ancestors else ''}. Exclude it by a rule; "
-        "or run the function as by `eqquant.implicit`, here and wherever you call it: "
-        "pass `example=(eqquant.implicit(fn), args)`. The call raised, perhaps of an "
-        f"array inside of it: {why}"
-    )
-
-
-def contracted(
+def _contracted(
     use: "Use", shape: tuple[int, ...], known: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
     """Returns the axes of a leaf that its products with inputs contract; `None` if it

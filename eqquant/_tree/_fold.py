@@ -74,7 +74,7 @@ def folded(
         warnings.warn(
             f"`method` {method} scales no weight: no array of the model is known to "
             f"scale the inputs of a weight alone. All are rounded by {method.then}.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return decisions, stats
 

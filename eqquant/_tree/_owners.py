@@ -161,14 +161,33 @@ def needing_dense(info: LeafInfo) -> Owner | None:
     return info.owner if isinstance(info.owner, convolutions) else None
 
 
-def calls_as_registered(owner: Owner, field: str) -> bool:
+def caller_of(info: LeafInfo) -> Owner | None:
+    """Returns the module that passes this weight to functions that may need dense
+    arrays."""
+    layer = needing_dense(info)
+    if layer is not None or info.owner is None:
+        return layer
+    if _calls_as_registered(info.owner, info.field):
+        return None
+    return info.owner if callable(info.owner) else None
+
+
+def readers_of(info: LeafInfo, caller: Owner | None) -> tuple[Owner, ...]:
+    """Returns the modules that may read a weight: `caller`, and the modules around the
+    layer, which may bypass its call. Equinox's own modules do not."""
+    modules = info.ancestors if info.owner is None else info.ancestors[:-1]
+    readers = [m for m in modules if callable(m) and not _calls_as_equinox(m)]
+    return tuple(readers) if caller is None else (*readers, caller)
+
+
+def _calls_as_registered(owner: Owner, field: str) -> bool:
     """Whether a module's `__call__` is the one of the class that its weight is
     registered for, so that the use of the weight is known."""
     cls = _registered(type(owner), field)
     return cls is not None and _call_of(type(owner)) is _call_of(cls)
 
 
-def calls_as_equinox(module: Any) -> bool:
+def _calls_as_equinox(module: Any) -> bool:
     """Whether a module's `__call__` is Equinox's own, which only calls the layers that
     the module contains."""
     bases = type(module).__mro__

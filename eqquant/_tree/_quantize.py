@@ -1,28 +1,19 @@
-import functools as ft
-import math
 from typing import Any, Literal, TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.core import Tracer
 from jaxtyping import PyTree
 
-from .._array import is_quantized, once_per_array, QuantizedArray
+from .._array import is_quantized, QuantizedArray
 from .._product import Axis
-from .._progress import Watched
 from ..formats import AbstractFormat, NF4
-from ._decide import decide, FilterSpec, Unsupported
-from ._example import Example, modules_on_call
-from ._fold import folded
 from ._jitted import closed, opened
-from ._on_call import is_on_call, not_on_call, put_on_call, rebuilt
-from ._rounding import rounding
-from ._sequential import is_sequential, rounding_in_sequence
-from ._skeleton import skeleton, skeletons
-from ._warn_of_guesses import warn_of_guesses
-from ._warn_of_little import warn_of_little
+from ._on_call import is_on_call, not_on_call, rebuilt
+from ._plan import plan
+from ._request import FilterSpec, Request, Unsupported
+from ._warnings import warn_of_guesses
 
 
 if TYPE_CHECKING:
@@ -147,10 +138,8 @@ def tree_quantize(
     are quantized because their use is unknown or not supported; if the axis of an array
     is a doubtful guess; and if `stats` are from too few rows.
     """
-    model = opened(model)
-    called = None if example is None else Example(example)
-    decisions = decide(
-        model,
+    request = Request(
+        opened(model),
         filter_spec,
         format,
         axis,
@@ -158,41 +147,12 @@ def tree_quantize(
         embeddings,
         unsupported,
         strict,
-        example=called,
+        example,
     )
-    warn_of_little(model, filter_spec, decisions, traceable=example is None)
+    planned = plan(request)
     if stats is None:
-        warn_of_guesses(decisions, axis)
-    new = () if called is None else skeletons(decisions)
-    callers = modules_on_call(model, decisions, new, called)
-    if is_sequential(stats):
-        solve = rounding_in_sequence(model, decisions, stats, method)
-    else:
-        decisions, stats = folded(decisions, stats, method)
-        solve = rounding(decisions, stats, method)
-    quantize_once = once_per_array(ft.partial(_quantize, solve))
-    solves = stats is not None or method is not None
-    compiles = solves and not is_sequential(stats)
-    leaves = [decision.leaf for decision in decisions]
-    chosen = [
-        (i, decision.info, decision.format)
-        for i, decision in enumerate(decisions)
-        if decision.info is not None and decision.format is not None
-    ]
-    path, size = lambda each: each[1].path, lambda each: math.prod(each[1].shape)
-    bar, programs = Watched(chosen, "Quantizing", path, size), set()
-    for i, info, format in bar:
-        program = info.shape, format, info.axis
-        if compiles and program not in programs:
-            bar.note("compiling")
-            programs.add(program)
-        try:
-            leaves[i] = quantize_once(leaves[i], format, info.axis)
-        except ValueError as e:
-            raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
-        # (So that the bar shows finished work, not work that was only dispatched.)
-        _wait(leaves[i])
-    return closed(rebuilt(model, leaves, put_on_call(callers)))
+        warn_of_guesses(request, planned.decisions)
+    return closed(planned.rebuilt(planned.rounded(stats, method)))
 
 
 def tree_dequantize(model: PyTree) -> PyTree:
@@ -224,15 +184,3 @@ def _is_trained(x):
     if isinstance(x, jax.ShapeDtypeStruct):
         return jnp.issubdtype(x.dtype, jnp.inexact)
     return eqx.is_inexact_array(x)
-
-
-def _wait(leaf):
-    for a in jtu.tree_leaves(leaf):
-        if isinstance(a, jax.Array) and not isinstance(a, Tracer):
-            a.block_until_ready()
-
-
-def _quantize(solve, leaf, format, axis):
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return skeleton(leaf, format, axis)
-    return solve(leaf, format, axis)

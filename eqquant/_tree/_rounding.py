@@ -1,14 +1,21 @@
+import dataclasses
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TYPE_CHECKING
 
 import jax
+import jax.tree_util as jtu
+from jax.core import Tracer
+from jax.sharding import NamedSharding
 
-from .._array import identity, quantize, QuantizedArray
+from .._array import identity, once_per_array, quantize, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
+from .._progress import Watched
 from ..formats import AbstractFormat
 from ._decision import Decision
 from ._owners import LeafInfo
+from ._skeleton import skeleton
 
 
 if TYPE_CHECKING:
@@ -16,16 +23,70 @@ if TYPE_CHECKING:
     from .._trace import Gram, Statistics
 
 
-Round = Callable[[Any, AbstractFormat, Axis], QuantizedArray]
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounding:
+    """How the leaves to quantize are rounded.
+
+    - `method`: how numbers are rounded; to nearest by default.
+    - `refused`: formats that the method does not apply to. They are rounded to nearest.
+    - `grams`: the Grams of leaves, by their identities.
+    - `done`: leaves that are quantized already, by their identities.
+    """
+
+    method: "AbstractMethod | None" = None
+    refused: frozenset[AbstractFormat] = frozenset()
+    grams: "Mapping[Any, Gram]" = dataclasses.field(default_factory=dict)
+    done: Mapping[Any, QuantizedArray] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, leaf: Any, format: AbstractFormat, axis: Axis) -> QuantizedArray:
+        """Quantizes a leaf. A skeleton becomes a skeleton."""
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return skeleton(leaf, format, axis)
+        q = self.done.get(identity(leaf))
+        if q is None:
+            method = None if format in self.refused else self.method
+            return rounded(leaf, format, axis, method, self.grams.get(identity(leaf)))
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
+
+    def leaves(self, decisions: Sequence[Decision]) -> list[Any]:
+        """Returns the leaves of the decisions, rounded to their formats. A terminal
+        shows a progress bar."""
+        quantize_once = once_per_array(self)
+        leaves = [decision.leaf for decision in decisions]
+        chosen = [
+            (i, decision.info, decision.format)
+            for i, decision in enumerate(decisions)
+            if decision.info is not None and decision.format is not None
+        ]
+        path, size = lambda each: each[1].path, lambda each: math.prod(each[1].shape)
+        bar, programs = Watched(chosen, "Quantizing", path, size), set()
+        for i, info, format in bar:
+            program = info.shape, format, info.axis
+            if self.method is not None and not self.done and program not in programs:
+                bar.note("compiling")
+                programs.add(program)
+            try:
+                leaves[i] = quantize_once(leaves[i], format, info.axis)
+            except ValueError as e:
+                raise ValueError(f"Could not quantize `{info.path}`: {e}") from e
+            # (So that the bar shows finished work, not work that was only dispatched.)
+            _wait(leaves[i])
+        return leaves
+
+
+def _wait(leaf):
+    for a in jtu.tree_leaves(leaf):
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer):
+            a.block_until_ready()
 
 
 def rounding(
     decisions: Sequence[Decision],
     stats: "Statistics | None",
     method: "AbstractMethod | None",
-) -> Round:
-    """Returns a function that rounds the leaves to quantize: it maps `(leaf, format,
-    axis)` to a quantized array.
+) -> Rounding:
+    """Returns how the leaves to quantize are rounded.
 
     **Raises:**
 
@@ -34,21 +95,16 @@ def rounding(
     applies to another format.
     """
     if stats is None and method is None:
-        return lambda leaf, format, axis: quantize(leaf, format, axis=axis)
+        return Rounding()
     # (Imported here, so that `import eqquant` is quick.)
     from .._solvers import GPTQ
 
     check(stats, method)
     method = GPTQ() if method is None else method
-    refused = refused_formats(decisions, method, 5)
+    refused = refused_formats(decisions, method, 6)
     solved = [d for d in decisions if d.format is None or d.format not in refused]
-    grams = {} if stats is None else grams_of(solved, stats, otherwise(method), 5)
-
-    def round(leaf, format, axis):
-        by = None if format in refused else method
-        return rounded(leaf, format, axis, by, grams.get(identity(leaf)))
-
-    return round
+    grams = {} if stats is None else grams_of(solved, stats, otherwise(method), 6)
+    return Rounding(method, refused, grams)
 
 
 def refused_formats(
@@ -121,10 +177,10 @@ def rounded(
 ) -> QuantizedArray:
     """Quantizes a leaf by a method; by `ScaleSearch()` if the method needs a Gram and
     there is none, or to nearest where that does not apply."""
-    from .._solvers import ScaleSearch, solved
-
     if method is None:
         return quantize(leaf, format, axis=axis)
+    from .._solvers import ScaleSearch, solved
+
     if gram is None:
         other = ScaleSearch() if method.needs_gram else method
         if method.applies(format) and not other.applies(format):

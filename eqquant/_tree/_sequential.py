@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._array import identity, QuantizedArray
@@ -20,8 +19,7 @@ from ._rounding import (
     not_along,
     otherwise,
     refused_formats,
-    Round,
-    rounded,
+    Rounding,
     warn,
 )
 
@@ -45,7 +43,7 @@ def rounding_in_sequence(
     decisions: Sequence[Decision],
     sequential: "Sequential",
     method: "AbstractMethod | None",
-) -> Round:
+) -> Rounding:
     """Returns the same as `rounding`, with statistics that are taken while the model is
     quantized: each weight is rounded after the weights that the model uses before it.
 
@@ -64,7 +62,7 @@ def rounding_in_sequence(
             f"`eqquant.calibrate`, or pass {method.then} with `Sequential`."
         )
     method = GPTQ() if method is None else method
-    refused = refused_formats(decisions, method, 5)
+    refused = refused_formats(decisions, method, 6)
     todo = _weights(decisions)
     run = InSequence(sequential, model, todo)
     owner, places = {}, {}
@@ -114,19 +112,9 @@ def rounding_in_sequence(
             for place in places[key]:
                 run.put(place, group, q.dequantize())
     unknown = [paths[0] for key, paths in places.items() if key not in found]
-    warn([path for path in todo if path in few], unknown, otherwise(method), 4)
+    warn([path for path in todo if path in few], unknown, otherwise(method), 5)
     done = {key: _joined(parts) for key, parts in found.items()}
-
-    def solve(leaf, format, axis):
-        q = done.get(identity(leaf))
-        if q is None:
-            return rounded(
-                leaf, format, axis, None if format in refused else method, None
-            )
-        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
-        return q.with_sharding(sharding) if isinstance(sharding, NamedSharding) else q
-
-    return solve
+    return Rounding(method, refused, done=done)
 
 
 class _Weight(NamedTuple):

@@ -9,8 +9,8 @@ from jaxtyping import PyTree
 
 from .._array import AbstractArrayLike, once_per_array
 from .._product import full_spec, placed
+from ._choices import choices
 from ._owners import leaves_with_info
-from ._requests import requests
 
 
 def tree_shard(
@@ -60,7 +60,7 @@ def tree_shard(
     """
     is_leaf = lambda x: _is_weight(x) or _is_array(x)
     leaves = list(leaves_with_info(model, is_leaf))
-    found = requests(
+    found = choices(
         specs,
         model,
         [info for _, info in leaves],
@@ -71,8 +71,8 @@ def tree_shard(
     )
     shard = once_per_array(lambda leaf, spec: _shard(leaf, _named(spec, mesh, leaf)))
     new = []
-    for (leaf, info), request in zip(leaves, found, strict=True):
-        spec = _checked(request.value)
+    for (leaf, info), choice in zip(leaves, found, strict=True):
+        spec = _checked(choice.value)
         if info is not None and spec is not None:
             try:
                 leaf = shard(leaf, spec)

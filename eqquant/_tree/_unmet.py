@@ -6,8 +6,9 @@ import numpy as np
 
 from .._array import is_quantized
 from ..formats import AbstractFormat, as_format
+from ._choices import Choice
 from ._decision import Decision
-from ._requests import Request
+from ._request import Request
 from ._rules import is_every, matches, Rules
 
 
@@ -34,23 +35,23 @@ _no_matrices = ("vector", "bias", "norm", "state", "dtype", "not an array")
 
 
 def check_unmet(
-    spec: Any,
-    requests: Sequence[Request],
-    decisions: Sequence[Decision],
-    strict: bool | None,
-    goal: str,
+    request: Request, choices: Sequence[Choice], decisions: Sequence[Decision]
 ) -> None:
-    """Checks whether a filter names arrays with a format in vain.
+    """Checks whether the filter of a request names arrays with a format in vain.
 
     **Arguments:**
 
-    - `strict`: whether that is an error; if false, it is a warning to the caller of the
-        caller of `decide`. `None` for neither.
-    - `goal`: as in `decide`.
+    - `choices`, `decisions`: the choice of the filter for each leaf of the model, and
+        the decision on it.
+
+    **Raises:**
+
+    A `ValueError` if the request is strict. Otherwise warns the caller of the function
+    that makes a [`Plan`][].
     """
-    if strict is None:
+    if request.strict is None:
         return
-    for what, asked, named in _named(spec, requests, decisions):
+    for what, asked, named in _named(request.filter_spec, choices, decisions):
         named = [d for d in named if d.info is not None]
         left = [
             d
@@ -59,10 +60,10 @@ def check_unmet(
         ]
         if not left or any(_is_met(d) and not _is_other(d, asked) for d in named):
             continue
-        message = _message(what, left, goal)
-        if strict:
+        message = _message(what, left, request.goal)
+        if request.strict:
             raise ValueError(message)
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=5)
 
 
 def _is_other(decision, asked):
@@ -82,31 +83,31 @@ def _is_met(decision):
     return kind is None or (kind in _by_choice and kind != "not requested")
 
 
-def _named(spec, requests, decisions) -> Iterator[tuple[str, Any, list[Decision]]]:
+def _named(spec, choices, decisions) -> Iterator[tuple[str, Any, list[Decision]]]:
     # Yields each part of the filter that asks for a format, the format, and its arrays.
     if isinstance(spec, Rules):
         for rule in spec.rules:
             condition, action = rule
             if action is None or action is False or is_every(rule):
                 continue
-            if any(request.rule is rule for request in requests):
+            if any(choice.rule is rule for choice in choices):
                 # (A function is called only on leaves that no earlier rule has taken.)
                 shared = isinstance(condition, str)
                 found = [
                     d
-                    for d, request in zip(decisions, requests, strict=True)
+                    for d, choice in zip(decisions, choices, strict=True)
                     if d.info
-                    and (request.rule is rule or shared and matches(rule, d.info))
+                    and (choice.rule is rule or shared and matches(rule, d.info))
                 ]
                 yield f"the rule {condition!r} {_asks(action)}", action, found
         return
     groups = {}
-    for request, decision in zip(requests, decisions, strict=True):
-        if isinstance(request.value, AbstractFormat | str) and request.names(spec):
-            groups.setdefault(id(request), (request, []))[1].append(decision)
-    for request, found in groups.values():
+    for choice, decision in zip(choices, decisions, strict=True):
+        if isinstance(choice.value, AbstractFormat | str) and choice.named:
+            groups.setdefault(id(choice), (choice, []))[1].append(decision)
+    for choice, found in groups.values():
         if not all(d.skip and d.skip.kind in _no_matrices for d in found):
-            yield f"a place {_asks(request.value)}", request.value, found
+            yield f"a place {_asks(choice.value)}", choice.value, found
 
 
 def _message(what, left, goal):

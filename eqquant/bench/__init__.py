@@ -1,9 +1,10 @@
 """`eqquant bench`: measures the speed and the memory of products and of whole models,
 next to float32 and to other libraries.
 
-May import every room but `_cli`, and rich and matplotlib. To add a product of another
-library, write a function from a weight to a `Candidate` in `_peers_*.py`, and list it
-in `_peers.py`. Whole models (`_generation*.py`) run in separate processes.
+Products of other libraries are in `_peers`, whole models in `_generation`, products on
+GPUs in `_gpu`, and measurements for developers of kernels in `_costs`.
+
+May import every room but `_cli`, and rich and matplotlib.
 """
 
 from ._clock import Times as Times
@@ -26,11 +27,12 @@ from ._generation import (
     measure_generation as measure_generation,
     run_generation as run_generation,
 )
-from ._gpu_measure import GPUMeasurement as GPUMeasurement, measure_gpu as measure_gpu
-from ._gpu_run import (
+from ._gpu import (
     default_cases as default_cases,
     gpu_formats as gpu_formats,
     gpu_table as gpu_table,
+    GPUMeasurement as GPUMeasurement,
+    measure_gpu as measure_gpu,
     read_gpu as read_gpu,
     run_gpu as run_gpu,
 )

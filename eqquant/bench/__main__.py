@@ -26,8 +26,7 @@ def main() -> int:
 
     from rich.console import Console
 
-    from ._choices import measure_choices, print_choices
-    from ._costs import on_one_core, write_costs
+    from ._costs import measure_choices, on_one_core, print_choices, write_costs
     from ._entries import progress_bar
     from ._formats import as_quantization
 

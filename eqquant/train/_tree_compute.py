@@ -8,18 +8,15 @@ from .._array import AbstractArrayLike, is_quantized
 from .._product import as_tuple, Axis
 from .._tree import (
     closed,
-    decide,
     Decision,
-    Example,
     FilterSpec,
     is_on_call,
-    modules_on_call,
     not_on_call,
     opened,
-    put_on_call,
+    plan,
     rebuilt,
+    Request,
     Unsupported,
-    warn_of_little,
 )
 from ..formats import AbstractFormat, Int8
 from ._lora import LoRA
@@ -138,8 +135,7 @@ def tree_compute(
     format, rounding = checked_forward(forward)
     # The decision on the weight under an adapter does not depend on the adapter.
     bare = jtu.tree_map(_base, model, is_leaf=_is_done)
-    called = None if example is None else Example(example)
-    decisions = decide(
+    request = Request(
         bare,
         filter_spec,
         format,
@@ -148,18 +144,16 @@ def tree_compute(
         embeddings,
         unsupported,
         strict,
-        example=called,
-        is_done=_is_done,
+        example,
+        _is_done,
     )
-    warn_of_little(bare, filter_spec, decisions, traceable=example is None)
     # A rule may choose another format.
     as_given = lambda f: rounding if f == format else f
-    new = [_low_precision(d, as_given, backwards) for d in decisions]
+    low_precision = lambda decision: _low_precision(decision, as_given, backwards)
+    planned = plan(request, low_precision)
+    new = map(low_precision, planned.decisions)
     given = jtu.tree_leaves(model, is_leaf=_is_done)
-    adapted = [_with_base(*pair) for pair in zip(given, new, strict=True)]
-    callers = modules_on_call(bare, decisions, new, called, _is_done)
-    model = rebuilt(bare, adapted, put_on_call(callers), _is_done)
-    return closed(model)
+    return closed(planned.rebuilt(map(_with_base, given, new)))
 
 
 def tree_preround(model: PyTree) -> PyTree:

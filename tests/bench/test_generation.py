@@ -11,11 +11,10 @@ from rich.console import Console
 import eqquant as eqq
 from eqquant import bench, interop
 from eqquant._cli import main
-from eqquant.bench import _generation
 from eqquant.bench._decoder import empty_past, random_decoder
-from eqquant.bench._generation import generation_table
-from eqquant.bench._generation_child import generate, memory, most_likely
-from eqquant.bench._generation_file import read_model, write_model
+from eqquant.bench._generation import _generation
+from eqquant.bench._generation._child import generate, memory, most_likely
+from eqquant.bench._generation._file import read_model, write_model
 
 
 _size = bench.Size(vocabulary=32, width=32, hidden=64, depth=2, heads=2, positions=12)
@@ -102,7 +101,7 @@ def test_rows(monkeypatch):
         assert 0 < row.idle_bytes < row.resident_bytes <= row.most_bytes * 1.01
     assert {"eqquant, float32", "eqquant, NF4()"} <= set(shown)
     console = Console(file=io.StringIO(), width=100)
-    console.print(generation_table(rows))
+    console.print(_generation.generation_table(rows))
     text = console.file.getvalue()
     assert "NF4()" in text and "eqquant" in text
 

@@ -9,7 +9,7 @@ from rich.console import Console
 import eqquant as eqq
 from eqquant import bench
 from eqquant._cli import main
-from eqquant.bench import _gpu_measure
+from eqquant.bench._gpu import _measure
 
 
 # On the CPU, through the same calls.
@@ -59,12 +59,12 @@ def test_everything_is_shown_and_written(tmp_path):
 
 
 def test_wrong_products_are_told_of(tmp_path, monkeypatch):
-    real = _gpu_measure.explain
+    real = _measure.explain
 
     def explain(x, q):
         return dataclasses.replace(real(x, q), error=-1.0)
 
-    monkeypatch.setattr(_gpu_measure, "explain", explain)
+    monkeypatch.setattr(_measure, "explain", explain)
     console = Console(file=io.StringIO(), width=120)
     rows = bench.run_gpu(cases[:1], formats[:1], out=tmp_path, console=console, **few)
     assert [row.is_right for row in rows] == [True, False]
@@ -110,5 +110,5 @@ def test_status(monkeypatch, tmp_path, capsys, right, status):
 @pytest.mark.optimized
 def test_every_product_is_computed():
     x, w = jnp.ones((3, 64)), jnp.ones((64, 32))
-    compiled = _gpu_measure._products.lower(x, [w] * 5).compile()
+    compiled = _measure._products.lower(x, [w] * 5).compile()
     assert compiled.cost_analysis()["flops"] == 5 * 2 * 3 * 64 * 32

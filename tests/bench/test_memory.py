@@ -6,8 +6,9 @@ from rich.console import Console
 
 from eqquant import bench
 from eqquant._cli import main
-from eqquant.bench import _memory, _peers
+from eqquant.bench import _memory
 from eqquant.bench._candidate import Candidate
+from eqquant.bench._peers import _peer
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def _broken(w):
 
 
 def test_table(monkeypatch, measured):
-    peers = [_peers.Peer("qwix nf4, 64", (), _broken)]
-    monkeypatch.setattr(_peers, "_all", peers)
+    peers = [_peer.Peer("qwix nf4, 64", (), _broken)]
+    monkeypatch.setattr(_peer, "_all", peers)
     few = lambda peers: bench.measure_memory([2], width=64, peers=peers)
     monkeypatch.setattr(_memory, "measure_memory", few)
     file = io.StringIO()

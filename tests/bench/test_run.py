@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from eqquant import bench
-from eqquant.bench import _machine, _measure, _peers, _run
+from eqquant.bench import _machine, _measure, _run
 from eqquant.bench._candidate import Candidate
+from eqquant.bench._peers import _peer
 from eqquant.bench._table import tables
 
 
@@ -171,11 +172,11 @@ def _breaks_later(w):
 
 def test_peers_that_raise(tiny, monkeypatch, tmp_path):
     peers = [
-        _peers.Peer("broken", (), _broken),
-        _peers.Peer("breaks later", (), _breaks_later),
-        _peers.Peer("absent", ("no_such_package",), _broken),
+        _peer.Peer("broken", (), _broken),
+        _peer.Peer("breaks later", (), _breaks_later),
+        _peer.Peer("absent", ("no_such_package",), _broken),
     ]
-    monkeypatch.setattr(_peers, "_all", peers)
+    monkeypatch.setattr(_peer, "_all", peers)
     (products, _), text = _printed(
         200, [(16, 16)], [1], ["int8"], peers=True, decode=False, out=tmp_path
     )

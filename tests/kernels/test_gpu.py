@@ -231,12 +231,12 @@ def test_older_jax():
     "m, k, format, reason",
     (
         (1025, 128, eqq.NF4(64), "is for at most 1024 rows, got 1025"),
-        (0, 128, eqq.NF4(64), "is for operands that are not empty"),
-        (9, 160, eqq.NF4(32), "needs rows of a multiple of 32 bytes, got 80"),
+        (0, 128, eqq.NF4(64), "needs non-empty operands"),
+        (9, 160, eqq.NF4(32), "whose size is a multiple of 32 bytes, got 80"),
         (9, 128, eqq.NF4(16), "in blocks whose size is a power of two up to 256"),
         (9, 192, eqq.Int4(96), "or a multiple of 256, got Int4(96)"),
         (9, 128, eqq.Dynamic8(), "needs integers, 8-bit floats or a table of 16"),
-        (9, 128, eqq.Int(4, ordered=True), "needs blocks that are runs of positions"),
+        (9, 128, eqq.Int(4, ordered=True), "needs blocks of consecutive positions"),
     ),
 )
 def test_refused(m, k, format, reason):
@@ -261,7 +261,7 @@ def test_refused_layouts():
 def test_refused_weights_of_few_rows():
     name, reasons = refusals(normal(9, 128), prepacked(7, 128, eqq.NF4(64)))
     assert name == "decoded"
-    assert "is for weights of 8 rows or more, got 7" in reasons["bfloat16_wgmma"]
+    assert "needs weights of at least 8 rows, got 7" in reasons["bfloat16_wgmma"]
 
 
 def test_products_across_the_blocks_are_decoded():

@@ -14,12 +14,6 @@ class IQ2_XS(AbstractCodebook):
 
     This type can be read, multiplied and written, but not quantized to.
 
-    !!! Example
-
-        ```python
-        q = eqquant.interop.open("model.gguf")["blk.0.ffn_up.weight"]
-        ```
-
     ??? cite "Reference"
 
         `dequantize_row_iq2_xs` of ggml.

@@ -18,12 +18,6 @@ class IQ4_NL(AbstractGGUFPlanes):
     Of 16 scales for a block, of either sign, the one with the smallest sum of squared
     errors is taken, each weighted by the square of the number.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.IQ4_NL())
-        ```
-
     ??? cite "Reference"
 
         `quantize_iq4_nl` and `dequantize_row_iq4_nl` of ggml.

@@ -13,12 +13,6 @@ class IQ4_XS(AbstractK):
     each 32 numbers. The scales are signed 6-bit integers, times a float16 scale for
     each 256 numbers. 4.25 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.IQ4_XS())
-        ```
-
     ??? cite "Reference"
 
         `quantize_iq4_xs` and `dequantize_row_iq4_xs` of ggml.

@@ -14,12 +14,6 @@ class Q1_0(AbstractGGUFPlanes):
     This is for weights that were trained to be binary. Most of the information in other
     weights is lost.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q1_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q1_0_ref` and `dequantize_row_q1_0` of ggml.

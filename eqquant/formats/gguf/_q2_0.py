@@ -16,12 +16,6 @@ class Q2_0(AbstractGGUFPlanes):
     This is for weights that are ternary already, with one absolute value in each block.
     Other weights lose most of their information: see [`eqquant.Ternary`][].
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q2_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q2_0_ref` and `dequantize_row_q2_0` of ggml.

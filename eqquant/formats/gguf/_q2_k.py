@@ -12,12 +12,6 @@ class Q2_K(AbstractK):
     each 16 numbers. Scales and offsets are 4-bit integers times two float16 scales for
     each 256 numbers. 2.625 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q2_K())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q2_K_ref` and `dequantize_row_q2_K` of ggml.

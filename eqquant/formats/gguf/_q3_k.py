@@ -12,12 +12,6 @@ class Q3_K(AbstractK):
     scales are signed 6-bit integers, times a float16 scale for each 256 numbers. 3.4375
     bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q3_K())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q3_K_ref` and `dequantize_row_q3_K` of ggml.

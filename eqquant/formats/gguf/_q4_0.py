@@ -12,12 +12,6 @@ class Q4_0(AbstractGGUFPlanes):
     numbers. The number with the largest absolute value becomes -8 times the scale, and
     is exact up to the rounding of the scale. 4.5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q4_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q4_0_ref` and `dequantize_row_q4_0` of ggml.

@@ -15,12 +15,6 @@ class Q4_1(AbstractGGUFBlocks):
     """GGUF's `Q4_1`: 4-bit integers from 0 to 15, times a scale, plus the minimum, both
     in float16 for each 32 numbers. 5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q4_1())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q4_1_ref` and `dequantize_row_q4_1` of ggml.

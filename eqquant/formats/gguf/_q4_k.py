@@ -15,12 +15,6 @@ class Q4_K(AbstractK):
     each 32 numbers. Scales and offsets are 6-bit integers times two float16 scales for
     each 256 numbers. 4.5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q4_K())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q4_K_ref` and `dequantize_row_q4_K` of ggml.

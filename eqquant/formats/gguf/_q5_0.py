@@ -12,12 +12,6 @@ class Q5_0(AbstractGGUFBlocks):
     numbers. The number with the largest absolute value becomes -16 times the scale, and
     is exact up to the rounding of the scale. 5.5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q5_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q5_0_ref` and `dequantize_row_q5_0` of ggml.

@@ -11,12 +11,6 @@ class Q5_1(AbstractGGUFBlocks):
     """GGUF's `Q5_1`: 5-bit integers from 0 to 31, times a scale, plus the minimum, both
     in float16 for each 32 numbers. 6 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q5_1())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q5_1_ref` and `dequantize_row_q5_1` of ggml.

@@ -15,12 +15,6 @@ class Q5_K(AbstractK):
     each 32 numbers. Scales and offsets are 6-bit integers times two float16 scales for
     each 256 numbers. 5.5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q5_K())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q5_K_ref` and `dequantize_row_q5_K` of ggml.

@@ -12,12 +12,6 @@ class Q6_K(AbstractK):
     The scales are signed 8-bit integers, times a float16 scale for each 256 numbers.
     6.5625 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q6_K())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q6_K_ref` and `dequantize_row_q6_K` of ggml.

@@ -14,12 +14,6 @@ class Q8_0(AbstractGGUFGrid):
     """GGUF's `Q8_0`: 8-bit integers, with a float16 scale for each 32 numbers: the
     largest absolute value divided by 127. Rounds half away from zero. 8.5 bits.
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.Q8_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_q8_0_ref` and `dequantize_row_q8_0` of ggml.

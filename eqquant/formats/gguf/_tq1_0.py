@@ -21,12 +21,6 @@ class TQ1_0(AbstractTQ):
     This is for weights that are ternary already, with one absolute value in each block.
     Other weights lose most of their information: see [`eqquant.Ternary`][].
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.TQ1_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_tq1_0_ref` and `dequantize_row_tq1_0` of ggml.

@@ -11,12 +11,6 @@ class TQ2_0(AbstractTQ):
     This is for weights that are ternary already, with one absolute value in each block.
     Other weights lose most of their information: see [`eqquant.Ternary`][].
 
-    !!! Example
-
-        ```python
-        q = eqquant.quantize(w, eqquant.formats.TQ2_0())
-        ```
-
     ??? cite "Reference"
 
         `quantize_row_tq2_0_ref` and `dequantize_row_tq2_0` of ggml.

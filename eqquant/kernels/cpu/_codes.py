@@ -143,7 +143,7 @@ def refuse_grid(problem: Problem) -> str | None:
     if format.radix is None:
         return f"needs bytes that hold whole codes, got {format}"
     if format.ordered:
-        return f"needs blocks that are runs of positions, got {format}"
+        return f"needs blocks of consecutive positions, got {format}"
     if format.offset == "minimum":
         return f"is for formats without minima, got {format}"
     return refuse_layout(problem)
@@ -152,7 +152,7 @@ def refuse_grid(problem: Problem) -> str | None:
 def refuse_layout(problem: Problem) -> str | None:
     """Returns why no kernel for CPUs applies, or `None`."""
     if problem.n == 0 or problem.k == 0 or problem.rows == 0:
-        return "is for operands that are not empty"
+        return "needs non-empty operands"
     if problem.row_axis != -1:
         return "needs the contracted axis first in memory, where `tree_prepack` puts it"
     if problem.dtype.itemsize > 4:

@@ -45,9 +45,9 @@ def _rows(problem, itemsize):
 
 def _supports(problem: Problem) -> str | None:
     if problem.dtype.itemsize > 4:
-        return f"computes in float32 at most, got {problem.dtype.name}"
+        return f"supports dtypes up to float32, got {problem.dtype.name}"
     if problem.composite:
-        return "decodes composite formats as they are stored"
+        return "decodes composite formats directly, not by way of their base"
     return None
 
 

@@ -143,18 +143,18 @@ def refuse(problem: Problem) -> str | None:
     if (reason := hopper()) is not None:
         return reason
     if problem.k == 0 or problem.rows == 0:
-        return "is for operands that are not empty"
+        return "needs non-empty operands"
     if problem.n < 8:
-        return f"is for weights of 8 rows or more, got {problem.n}"
+        return f"needs weights of at least 8 rows, got {problem.n}"
     if problem.row_axis != -2:
         return (
-            "needs the contracted axis last in memory, where "
-            '`eqq.tree_prepack(model, platform="gpu")` puts it'
+            "needs the contracted axis last in memory: "
+            '`eqq.tree_prepack(model, platform="gpu")` puts it there'
         )
     if problem.dtype.itemsize > 4:
-        return f"computes in float32 at most, got {problem.dtype.name}"
+        return f"supports dtypes up to float32, got {problem.dtype.name}"
     if problem.rows is None:
-        return "needs to know the number of rows when compiling"
+        return "needs a static number of rows"
     return None
 
 
@@ -171,11 +171,11 @@ def _supports(problem: Problem) -> str | None:
         problem = of_base(problem)
     format, rows = _grid(problem), problem.rows
     if format.ordered:
-        return f"needs blocks that are runs of positions, got {format}"
+        return f"needs blocks of consecutive positions, got {format}"
     if rows is not None and rows > _most_rows:
         return (
             f"is for at most {_most_rows} rows, got {rows}: for more, "
-            "decoding the weight once takes less time"
+            "it is faster to decode the weight once"
         )
     if (found := _reading(format)) is None:
         return (
@@ -184,15 +184,15 @@ def _supports(problem: Problem) -> str | None:
         )
     size = _bytes_of_row(problem, *found)
     if size % 32 != 0:
-        return f"needs rows of a multiple of 32 bytes, got {size}"
+        return f"needs rows whose size is a multiple of 32 bytes, got {size}"
     return None
 
 
 def _supports_swapped(problem: Problem) -> str | None:
     if problem.portable:
         return (
-            "is not for exported programs, which may run on other GPUs than Hopper "
-            'unless `eqq.tree_prepack(model, platform="gpu")` chose its kernels'
+            "does not run in exported programs, which other GPUs than Hopper may run, "
+            'unless `eqq.tree_prepack(model, platform="gpu")` prepared the weight'
         )
     return _supports(_rows_first(problem))
 

@@ -160,9 +160,9 @@ def int8_dot(
 def _of_channels(problem: Problem) -> str | None:
     for format in (problem.format, problem.activation):
         if format is not None and format.block_size is not None:
-            return f"needs one scale for each row of both operands, got {format}"
+            return f"needs one scale per row of both operands, got {format}"
     if problem.dtype.itemsize > 4:
-        return f"computes in float32, got {problem.dtype.name}"
+        return f"supports dtypes up to float32, got {problem.dtype.name}"
     return None
 
 
@@ -170,12 +170,12 @@ def _supports(problem: Problem) -> str | None:
     if (reason := _of_channels(problem) or refuse(problem)) is not None:
         return reason
     if problem.k % 32 != 0:
-        return f"needs rows of a multiple of 32 bytes, got {problem.k}"
+        return f"needs rows whose size is a multiple of 32 bytes, got {problem.k}"
     rows = problem.rows
     if rows is not None and rows > _most_rows:
         return (
             f"is for at most {_most_rows} rows, got {rows}: for more, XLA's "
-            "products of integers read less"
+            "integer products read less memory"
         )
     return None
 

@@ -152,12 +152,12 @@ def refuse_lanes(problem: Problem) -> str | None:
     if isinstance(format, AbstractGGUFBlocks):
         return None
     if isinstance(format, AbstractGGUFBytes):
-        return f"needs codes that stand for one number each, got {format}"
+        return f"needs codes that each encode one number, got {format}"
     if not isinstance(format.base, AbstractGrid) or not format.splits:
-        return f"needs codes of a grid with blocks in one row each, got {format}"
+        return f"needs a grid whose blocks each lie in one row, got {format}"
     block, number = format.base.block_size, len(_unit(format.base)[0])
     if block is not None and block % number != 0:
-        return f"needs blocks of whole bytes, got {format}"
+        return f"needs blocks that fill whole bytes, got {format}"
     return None
 
 

@@ -300,7 +300,7 @@ def refuse_library(problem: Problem) -> str | None:
     if problem.portable:
         return "would tie the exported program to machines that have its library"
     if problem.rows is None:
-        return "needs to know the number of rows when compiling"
+        return "needs a static number of rows"
     return None
 
 
@@ -374,7 +374,7 @@ def _refuse_format(format: AbstractFormat) -> str | None:
         return None if known else f"does not know how {format} packs its codes"
     assert isinstance(format, AbstractGrid)
     if format.ordered:
-        return f"needs blocks that are runs of positions, got {format}"
+        return f"needs blocks of consecutive positions, got {format}"
     if format.code_dtype == np.int8:
         integers = integer_step(format) == (1, 0)
         return None if integers else f"needs signed codes to be integers, got {format}"

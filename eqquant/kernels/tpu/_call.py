@@ -137,9 +137,9 @@ def bytes_of(problem: Problem, number: int) -> int:
 def refuse(problem: Problem) -> str | None:
     """Returns why no kernel for TPUs applies to a problem, or `None`."""
     if problem.rows is None:
-        return "needs to know the number of rows when compiling"
+        return "needs a static number of rows"
     if problem.rows == 0 or problem.n == 0 or problem.k == 0:
-        return "is for operands that are not empty"
+        return "needs non-empty operands"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"
     prepack = "`eqquant.tree_prepack(model, platform='tpu')`"

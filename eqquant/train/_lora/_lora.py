@@ -14,13 +14,13 @@ from jaxtyping import PRNGKeyArray, PyTree
 from ..._array import is_quantized
 from ..._tree import (
     decide,
-    Example,
     FilterSpec,
     layers_on_call,
     leaves_with_info,
     needing_dense,
     put_on_call,
     rebuilt,
+    Request,
     smallest_on_call,
 )
 from ...formats import AbstractFormat, from_bits
@@ -126,7 +126,7 @@ def lora(
         is_done=lambda x: False,
         unsupported="on_call",
         goal="adapted",
-        example=None if example is None else Example(example),
+        example=example,
         known=[leaf.axis if is_weight(leaf) else None for leaf in leaves],
     )
     by_default = filter_spec is True or isinstance(filter_spec, AbstractFormat | str)
@@ -166,10 +166,9 @@ def adapted(model: PyTree, leaves: Iterable[Any], example: Any) -> PyTree:
     if example is None:
         treedef = jtu.tree_structure(model, is_leaf=is_weight)
         return layers_on_call(jtu.tree_unflatten(treedef, leaves), is_lora)
+    request = Request(model, example=example, is_done=is_weight, goal="adapted")
     found = [*leaves_with_info(model, is_weight)]
-    callers = smallest_on_call(
-        model, found, leaves, {}, Example(example), is_weight, "adapted"
-    )
+    callers = smallest_on_call(request, found, leaves, {})
     return rebuilt(model, leaves, put_on_call(callers), is_weight)
 
 

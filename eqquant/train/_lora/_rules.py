@@ -14,9 +14,7 @@ from ._array import LoRA
 @add_rule(
     "dot_general",
     of=LoRA,
-    dimension_numbers=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="dimension_numbers precision preferred_element_type",
     out_sharding=None,
 )
 def _dot_general(interpreter, eqn, values):
@@ -54,15 +52,10 @@ def _dot_general(interpreter, eqn, values):
 @add_rule(
     "conv_general_dilated",
     of=LoRA,
-    dimension_numbers=...,
-    window_strides=...,
-    padding=...,
-    lhs_dilation=...,
-    rhs_dilation=...,
+    takes="dimension_numbers window_strides padding lhs_dilation rhs_dilation "
+    "precision preferred_element_type",
     feature_group_count=1,
     batch_group_count=1,
-    precision=...,
-    preferred_element_type=...,
     out_sharding=None,
 )
 def _conv(interpreter, eqn, values):
@@ -86,7 +79,7 @@ def _conv(interpreter, eqn, values):
     return [y + w.scale * jnp.moveaxis(more, -1, feature)]
 
 
-@add_rule("transpose", of=LoRA, permutation=...)
+@add_rule("transpose", of=LoRA, takes="permutation")
 def _transpose(interpreter, eqn, values):
     (w,) = values
     *lead, a, b = range(w.ndim)
@@ -94,7 +87,7 @@ def _transpose(interpreter, eqn, values):
     return [w.mT] if swapped and w.axis in (-1, -2) else NotImplemented
 
 
-@add_rule("convert_element_type", of=LoRA, new_dtype=..., weak_type=..., sharding=None)
+@add_rule("convert_element_type", of=LoRA, takes="new_dtype weak_type", sharding=None)
 def _convert(interpreter, eqn, values):
     (w,) = values
     dtype = eqn.params["new_dtype"]

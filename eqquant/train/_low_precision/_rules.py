@@ -17,9 +17,7 @@ from ._weight import LowPrecision
 @add_rule(
     "dot_general",
     of=LowPrecision,
-    dimension_numbers=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="dimension_numbers precision preferred_element_type",
     out_sharding=None,
 )
 def _dot_general(interpreter, eqn, values):
@@ -55,15 +53,8 @@ def _packed(w, contracted, batch):
 @add_rule(
     "conv_general_dilated",
     of=LowPrecision,
-    dimension_numbers=...,
-    window_strides=...,
-    padding=...,
-    lhs_dilation=...,
-    rhs_dilation=...,
-    feature_group_count=...,
-    batch_group_count=...,
-    precision=...,
-    preferred_element_type=...,
+    takes="dimension_numbers window_strides padding lhs_dilation rhs_dilation "
+    "feature_group_count batch_group_count precision preferred_element_type",
     out_sharding=None,
 )
 def _conv(interpreter, eqn, values):
@@ -79,7 +70,7 @@ def _conv(interpreter, eqn, values):
     return [rounded_conv(x.astype(dtype), w, conv, roundings)]
 
 
-@add_rule("transpose", of=LowPrecision, permutation=...)
+@add_rule("transpose", of=LowPrecision, takes="permutation")
 def _transpose(interpreter, eqn, values):
     (w,) = values
     order = [int(i) for i in eqn.params["permutation"]]

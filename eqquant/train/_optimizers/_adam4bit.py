@@ -4,7 +4,7 @@ from typing import Any, TYPE_CHECKING
 from jaxtyping import PyTree
 
 from ...formats import Square4
-from ._moments import chained, Scalar, Size
+from ._moments import chained, Scalar, Size, Storage
 from ._quantized_adam import scale_by_quantized_adam
 
 
@@ -48,17 +48,8 @@ def scale_by_adam4bit(
 
         Memory Efficient Optimizers with 4-bit States. Li et al., 2023.
     """
-    return scale_by_quantized_adam(
-        Square4,
-        (b1, b2),
-        eps,
-        eps_root,
-        nesterov,
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    storage = Storage(Square4, block_size, filter_spec, min_size, embeddings)
+    return scale_by_quantized_adam(storage, (b1, b2), eps, eps_root, nesterov)
 
 
 def adamw4bit(
@@ -94,15 +85,6 @@ def adamw4bit(
 
     The errors of [`eqquant.train.scale_by_adam8bit`][].
     """
-    scale_by = scale_by_adam4bit(
-        b1,
-        b2,
-        eps,
-        eps_root,
-        nesterov=nesterov,
-        block_size=block_size,
-        filter_spec=filter_spec,
-        min_size=min_size,
-        embeddings=embeddings,
-    )
+    storage = Storage(Square4, block_size, filter_spec, min_size, embeddings)
+    scale_by = scale_by_quantized_adam(storage, (b1, b2), eps, eps_root, nesterov)
     return chained(scale_by, learning_rate, weight_decay, mask)

@@ -4,7 +4,7 @@ from typing import Any, TYPE_CHECKING
 from jaxtyping import PyTree
 
 from ...formats import Dynamic8
-from ._moments import chained, Scalar, Size
+from ._moments import chained, Scalar, Size, Storage
 from ._quantized_adam import scale_by_quantized_adam
 
 
@@ -71,17 +71,8 @@ def scale_by_adam8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    return scale_by_quantized_adam(
-        Dynamic8,
-        (b1, b2),
-        eps,
-        eps_root,
-        nesterov,
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
+    return scale_by_quantized_adam(storage, (b1, b2), eps, eps_root, nesterov)
 
 
 def adamw8bit(
@@ -123,15 +114,6 @@ def adamw8bit(
 
     A `ModuleNotFoundError` if optax is not installed.
     """
-    scale_by = scale_by_adam8bit(
-        b1,
-        b2,
-        eps,
-        eps_root,
-        nesterov=nesterov,
-        block_size=block_size,
-        filter_spec=filter_spec,
-        min_size=min_size,
-        embeddings=embeddings,
-    )
+    storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
+    scale_by = scale_by_quantized_adam(storage, (b1, b2), eps, eps_root, nesterov)
     return chained(scale_by, learning_rate, weight_decay, mask)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Int, PyTree
 
 from ...formats import Dynamic8
 from ._advance import advance
-from ._moments import Moment, Scalar, Size, unbiased
+from ._moments import Moment, Scalar, Size, Storage, unbiased
 from ._quantized_state import quantized_state
 
 
@@ -68,16 +68,9 @@ def ema8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    return quantized_state(
-        lambda *step: _step(*step, (decay, 1 - decay), debias),
-        Ema8bitState,
-        Dynamic8,
-        (True,),
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    step = lambda *given: _step(*given, (decay, 1 - decay), debias)
+    storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
+    return quantized_state(step, Ema8bitState, storage, (True,))
 
 
 # At module level, with every number an argument: see `_step` in `_quantized_adam.py`.

@@ -7,7 +7,7 @@ from jaxtyping import Array, Int, PyTree
 
 from ...formats import Dynamic8
 from ._advance import advance
-from ._moments import chained, Moment, Scalar, Size
+from ._moments import chained, Moment, Scalar, Size, Storage
 from ._quantized_state import quantized_state
 
 
@@ -54,16 +54,9 @@ def scale_by_lion8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    return quantized_state(
-        lambda *step: _step(*step, (b1, 1 - b1, b2, 1 - b2)),
-        ScaleByLion8bitState,
-        Dynamic8,
-        (True,),
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    step = lambda *given: _step(*given, (b1, 1 - b1, b2, 1 - b2))
+    storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
+    return quantized_state(step, ScaleByLion8bitState, storage, (True,))
 
 
 # At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
@@ -107,16 +100,12 @@ def lion8bit(
 
     A `ModuleNotFoundError` if optax is not installed.
     """
-    return chained(
-        scale_by_lion8bit(
-            b1,
-            b2,
-            embeddings=embeddings,
-            block_size=block_size,
-            min_size=min_size,
-            filter_spec=filter_spec,
-        ),
-        learning_rate,
-        weight_decay,
-        mask,
+    scale_by = scale_by_lion8bit(
+        b1,
+        b2,
+        block_size=block_size,
+        filter_spec=filter_spec,
+        min_size=min_size,
+        embeddings=embeddings,
     )
+    return chained(scale_by, learning_rate, weight_decay, mask)

@@ -3,7 +3,7 @@ import importlib.util
 import itertools as it
 import operator
 from collections.abc import Callable
-from typing import Any, TYPE_CHECKING, TypeAlias
+from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
 import jax
@@ -77,29 +77,34 @@ def unbiased(
     return m / (1 - b**t)
 
 
-def zeros(
-    params: PyTree,
-    format: Callable[..., AbstractGrid],
-    signed: bool,
-    block_size: Size | None,
-    filter_spec: PyTree,
-    min_size: Size,
-    embeddings: bool,
-) -> PyTree[Moment]:
-    """Returns the initial moments. They are quantized for parameters that `filter_spec`
-    selects and that have at least `min_size` elements, except (by default) embeddings.
-    All others are in float32. Each is sharded over the devices of its parameter."""
-    block = None if block_size is None else static("block_size", block_size)
-    stored = format(block, signed=signed, dithered=True)
-    size = static("min_size", min_size)
+class Storage(NamedTuple):
+    """How moments are stored: in `format`, for parameters that `filter_spec` selects
+    and that have at least `min_size` elements, except (by default) embeddings. All
+    others are in float32."""
 
-    def zero(x, selected, embedding):
-        _check(x)
-        is_quantized = selected and np.size(x) >= size and (embeddings or not embedding)
-        return _zeros(x, stored) if is_quantized else jnp.zeros_like(x, jnp.float32)
+    format: Callable[..., AbstractGrid]
+    block_size: Size | None
+    filter_spec: PyTree
+    min_size: Size
+    embeddings: bool
 
-    selected = _extended(filter_spec, params)
-    return jtu.tree_map(zero, params, selected, _embeddings(params))
+    def zeros(self, params: PyTree, signed: bool) -> PyTree[Moment]:
+        """Returns the initial moments. Each is sharded over the devices of its
+        parameter."""
+        block = self.block_size
+        block = None if block is None else static("block_size", block)
+        stored = self.format(block, signed=signed, dithered=True)
+        least = static("min_size", self.min_size)
+
+        def zero(x, selected, embedding):
+            _check(x)
+            is_selected = selected and (self.embeddings or not embedding)
+            if is_selected and np.size(x) >= least:
+                return _zeros(x, stored)
+            return jnp.zeros_like(x, jnp.float32)
+
+        selected = _extended(self.filter_spec, params)
+        return jtu.tree_map(zero, params, selected, _embeddings(params))
 
 
 def _check(x):

@@ -20,6 +20,7 @@ from ._moments import (
     Scalar,
     Size,
     static,
+    Storage,
     unbiased,
 )
 from ._quantized_state import quantized_state
@@ -105,16 +106,8 @@ def scale_by_muon8bit(
             (tuple(leaves), treedef),
         )
 
-    momentum = quantized_state(
-        step,
-        ScaleByMuon8bitState,
-        Dynamic8,
-        (True,),
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
+    momentum = quantized_state(step, ScaleByMuon8bitState, storage, (True,))
 
     def init(params):
         jtu.tree_map(_check, params)

@@ -1,5 +1,4 @@
 import functools as ft
-from collections.abc import Callable
 from typing import NamedTuple, TYPE_CHECKING
 
 import jax
@@ -7,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ...formats import AbstractGrid
 from ._advance import advance
-from ._moments import Moment, Scalar, Size, unbiased
+from ._moments import Moment, Scalar, Storage, unbiased
 from ._quantized_state import quantized_state
 
 
@@ -27,30 +25,18 @@ class ScaleByQuantizedAdamState(NamedTuple):
 
 
 def scale_by_quantized_adam(
-    format: Callable[..., AbstractGrid],
+    storage: Storage,
     decays: tuple[Scalar, Scalar],
     eps: Scalar,
     eps_root: Scalar,
     nesterov: bool,
-    block_size: Size,
-    filter_spec: PyTree,
-    min_size: Size,
-    embeddings: bool,
 ) -> "optax.GradientTransformation":
-    """`optax.scale_by_adam` with moments in this format: signed for the first moment,
+    """`optax.scale_by_adam` with moments in this storage: signed for the first moment,
     and unsigned for the second."""
     b1, b2 = decays
     options = (b1, 1 - b1, b2, 1 - b2, eps, eps_root)
-    return quantized_state(
-        lambda *step: _step(*step, options, nesterov),
-        ScaleByQuantizedAdamState,
-        format,
-        (True, False),
-        block_size,
-        filter_spec,
-        min_size,
-        embeddings,
-    )
+    step = lambda *given: _step(*given, options, nesterov)
+    return quantized_state(step, ScaleByQuantizedAdamState, storage, (True, False))
 
 
 # At module level, with every number an argument: `optax.inject_hyperparams` makes a new

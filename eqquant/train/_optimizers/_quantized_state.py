@@ -4,8 +4,7 @@ from typing import Any, TYPE_CHECKING
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from ...formats import AbstractGrid
-from ._moments import optax_library, Size, zeros
+from ._moments import optax_library, Storage
 
 
 if TYPE_CHECKING:
@@ -15,12 +14,8 @@ if TYPE_CHECKING:
 def quantized_state(
     step: Callable[[PyTree[Array], Any, Int[Array, ""]], tuple[PyTree[Array], Any]],
     state_type: Callable[..., Any],
-    format: Callable[..., AbstractGrid],
+    storage: Storage,
     signed: tuple[bool, ...],
-    block_size: Size,
-    filter_spec: PyTree,
-    min_size: Size,
-    embeddings: bool,
 ) -> "optax.GradientTransformation":
     """A transformation whose state is the step count and some quantized moments.
 
@@ -29,16 +24,13 @@ def quantized_state(
     - `step`: `(updates, state, count) -> (updates, state)`, where `count` is the number
         of the step.
     - `state_type`: makes the state from the count and the moments.
-    - `format`: the class of the moments' format.
+    - `storage`: how the moments are stored.
     - `signed`: for each moment, whether it can be negative.
-    - `block_size`, `filter_spec`, `min_size`, `embeddings`: as in
-        [`eqquant.train.scale_by_adam8bit`][].
     """
     library = optax_library()
 
     def init(params):
-        options = (block_size, filter_spec, min_size, embeddings)
-        moments = [zeros(params, format, each, *options) for each in signed]
+        moments = [storage.zeros(params, each) for each in signed]
         return state_type(jnp.zeros((), jnp.int32), *moments)
 
     def update(updates, state, params=None):

@@ -7,18 +7,13 @@ from ..._array import is_quantized
 from ..._product import Axis
 from ..._tree import (
     closed,
-    decide,
     Decision,
-    Example,
     FilterSpec,
-    modules_on_call,
     opened,
-    put_on_call,
-    rebuilt,
-    skeletons,
+    plan,
+    Request,
     Unsupported,
     warn_of_guesses,
-    warn_of_little,
 )
 from ...formats import AbstractFormat, NF4
 from .._low_precision import LowPrecision
@@ -83,10 +78,8 @@ def tree_fake_quantize(
     to learn. Warns if less than half of the model's matrices train quantized because
     their use is unknown or not supported.
     """
-    model = opened(model)
-    called = None if example is None else Example(example)
-    decisions = decide(
-        model,
+    request = Request(
+        opened(model),
         filter_spec,
         format,
         axis,
@@ -94,21 +87,19 @@ def tree_fake_quantize(
         embeddings,
         unsupported,
         strict,
-        example=called,
-        is_done=_is_done,
+        example,
+        _is_done,
     )
-    warn_of_little(model, filter_spec, decisions, traceable=example is None)
-    warn_of_guesses(decisions, axis)
+    # (Packed weights need more modules on call than weights that train.)
+    planned = plan(request)
+    warn_of_guesses(request, planned.decisions)
     new = [
         decision.leaf
         if decision.format is None
         else _fake_quantized(decision, activation, step_sizes, clip)
-        for decision in decisions
+        for decision in planned.decisions
     ]
-    # (Packed weights need more modules on call than weights that train.)
-    packed = () if called is None else skeletons(decisions)
-    callers = modules_on_call(model, decisions, packed, called, _is_done)
-    return closed(rebuilt(model, new, put_on_call(callers), _is_done))
+    return closed(planned.rebuilt(new))
 
 
 def tree_freeze(model: PyTree) -> PyTree:

@@ -87,7 +87,7 @@ def _seconds(product, x, w):
     import jax.tree_util as jtu
     from jax import lax
 
-    from eqquant.bench import _gpu_measure
+    from eqquant.bench._gpu import _measure
 
     nbytes = sum(a.nbytes for a in jtu.tree_leaves(w))
     on_gpu = jax.default_backend() == "gpu"
@@ -106,7 +106,7 @@ def _seconds(product, x, w):
     calls = [
         ft.partial(products, x, copies[i : i + size]) for i in range(0, number, size)
     ]
-    return _gpu_measure._seconds(calls, turn=0.02, rounds=5) / size
+    return _measure._seconds(calls, turn=0.02, rounds=5) / size
 
 
 class Worker:

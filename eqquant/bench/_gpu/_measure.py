@@ -12,11 +12,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._array import quantize, QuantizedArray, tree_prepack
-from .._report import explain
-from ..formats import round_trip
-from ._entries import Meter, Show
-from ._formats import Quantization
+from ..._array import quantize, QuantizedArray, tree_prepack
+from ..._report import explain
+from ...formats import round_trip
+from .._entries import Meter, Show
+from .._formats import Quantization
 
 
 @dataclasses.dataclass(frozen=True)

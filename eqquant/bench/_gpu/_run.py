@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._any_encoding import any_encoding
-from ..formats import Int4, Int8, NF4, Ternary
-from ._entries import progress_bar
-from ._formats import Quantization
-from ._gpu_measure import GPUMeasurement, measure_gpu
+from ..._any_encoding import any_encoding
+from ...formats import Int4, Int8, NF4, Ternary
+from .._entries import progress_bar
+from .._formats import Quantization
+from ._measure import GPUMeasurement, measure_gpu
 
 
 # Few rows, as when a model generates text, and many, as when it reads a prompt.

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._report import explain
-from ..formats import Int4, Int8
+from ..._report import explain
+from ...formats import Int4, Int8
+from .._entries import Show
+from .._formats import all_formats, Quantization
 from ._costs import product, times
-from ._entries import Show
-from ._formats import all_formats, Quantization
 
 
 class Cell(NamedTuple):

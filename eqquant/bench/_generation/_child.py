@@ -1,5 +1,5 @@
 """Measures how fast a model reads and generates text, in a separate process.
-`python -m eqquant.bench._generation_child` takes its options as a JSON object, and
+`python -m eqquant.bench._generation._child` takes its options as a JSON object, and
 prints its results as another."""
 
 import functools as ft
@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._array import tree_prepack
-from ._decoder import Decoder, empty_past, Size
-from ._generation_file import read_model
+from ..._array import tree_prepack
+from .._decoder import Decoder, empty_past, Size
+from ._file import read_model
 
 
 @ft.partial(jax.jit, static_argnames="number", donate_argnames="past")

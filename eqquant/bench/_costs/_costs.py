@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array import quantize, QuantizedArray, tree_prepack
-from .._ops import qmatmul
-from .._report import explain
-from ..formats import AbstractExact, Dynamic8, Int, Int4, Int8, NF4, Ternary
-from ..kernels import describe_processor, Kind, kind_of, Problem, supporting
-from ._entries import Show
-from ._error import normal
-from ._formats import all_formats, Quantization
-from ._machine import describe_machine
+from ..._array import quantize, QuantizedArray, tree_prepack
+from ..._ops import qmatmul
+from ..._report import explain
+from ...formats import AbstractExact, Dynamic8, Int, Int4, Int8, NF4, Ternary
+from ...kernels import describe_processor, Kind, kind_of, Problem, supporting
+from .._entries import Show
+from .._error import normal
+from .._formats import all_formats, Quantization
+from .._machine import describe_machine
 
 
 # The shapes of a square weight, and of a weight with few results for each row.

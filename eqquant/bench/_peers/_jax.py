@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Float
 
-from ._candidate import as_float32, Candidate
+from .._candidate import as_float32, Candidate
 
 
 def eformer(array_class: str) -> Callable[[Float[np.ndarray, "k n"]], Candidate]:

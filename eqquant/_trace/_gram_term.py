@@ -18,7 +18,7 @@ from ._view import Index, picked
 # float32, and their factors are not rounded.
 
 
-def moments(
+def gram_term(
     eqn: JaxprEqn,
     operands: Sequence[Any],
     met: Meeting,
@@ -37,10 +37,10 @@ def moments(
     x = _within(jnp.asarray(operands[met.other]), met)
     y = x if second is None else _within(second, met)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _moments(eqn, operands, met, diagonal, x, y, pick, sharded)
+        return _gram_term(eqn, operands, met, diagonal, x, y, pick, sharded)
     # The weight is real, so the real and the imaginary part are rows that it meets.
     (real, rows), (imaginary, _) = (
-        _moments(eqn, operands, met, diagonal, part(x), part(y), pick, sharded)
+        _gram_term(eqn, operands, met, diagonal, part(x), part(y), pick, sharded)
         for part in (jnp.real, jnp.imag)
     )
     return real + imaginary, rows
@@ -52,7 +52,7 @@ def _within(x, met):
     return x
 
 
-def _moments(eqn, operands, met, diagonal, x, y, pick, sharded):
+def _gram_term(eqn, operands, met, diagonal, x, y, pick, sharded):
     name = eqn.primitive.name
     ragged = name not in ("dot_general", "conv_general_dilated")
     sizes = _gathered(jnp.asarray(operands[2])) if ragged else None

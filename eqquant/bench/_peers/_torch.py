@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ._candidate import Candidate, Compiled
+from .._candidate import Candidate, Compiled
 
 
 def bitsandbytes(w: Float[np.ndarray, "k n"]) -> Candidate:

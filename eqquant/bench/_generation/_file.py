@@ -8,10 +8,10 @@ import tempfile
 import equinox as eqx
 import jax.random as jr
 
-from .._tree import tree_quantize
-from ..formats import AbstractFormat
-from ..interop import load, load_into, open, save, write_gguf
-from ._decoder import Decoder, Size
+from ..._tree import tree_quantize
+from ...formats import AbstractFormat
+from ...interop import load, load_into, open, save, write_gguf
+from .._decoder import Decoder, Size
 
 
 _block = {

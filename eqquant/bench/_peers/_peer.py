@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from . import _peers_jax, _peers_onnx, _peers_torch
-from ._candidate import Candidate
+from .._candidate import Candidate
+from . import _jax, _onnx, _torch
 
 
 class Peer(NamedTuple):
@@ -28,35 +28,35 @@ class Peer(NamedTuple):
 
 
 _all = (
-    Peer("eformer Array8B", ("eformer",), _peers_jax.eformer("Array8B")),
-    Peer("eformer ArrayNF4", ("eformer",), _peers_jax.eformer("ArrayNF4")),
-    Peer("qwix int8", ("qwix",), _peers_jax.qwix("int8")),
-    Peer("qwix int8, x int8", ("qwix",), _peers_jax.qwix("int8", rows=True)),
-    Peer("qwix nf4, 64", ("qwix",), _peers_jax.qwix("nf4", tile=64)),
-    Peer("qwix int4, 64", ("qwix",), _peers_jax.qwix("int4", tile=64)),
-    Peer("bitsandbytes nf4", ("torch", "bitsandbytes"), _peers_torch.bitsandbytes),
+    Peer("eformer Array8B", ("eformer",), _jax.eformer("Array8B")),
+    Peer("eformer ArrayNF4", ("eformer",), _jax.eformer("ArrayNF4")),
+    Peer("qwix int8", ("qwix",), _jax.qwix("int8")),
+    Peer("qwix int8, x int8", ("qwix",), _jax.qwix("int8", rows=True)),
+    Peer("qwix nf4, 64", ("qwix",), _jax.qwix("nf4", tile=64)),
+    Peer("qwix int4, 64", ("qwix",), _jax.qwix("int4", tile=64)),
+    Peer("bitsandbytes nf4", ("torch", "bitsandbytes"), _torch.bitsandbytes),
     Peer(
         "bitsandbytes nf4, bfloat16",
         ("torch", "bitsandbytes"),
-        _peers_torch.bitsandbytes_bfloat16,
+        _torch.bitsandbytes_bfloat16,
     ),
-    Peer("torch int8, bfloat16", ("torch",), _peers_torch.int8),
-    Peer("torch int4, 64, bfloat16", ("torch",), _peers_torch.int4),
+    Peer("torch int8, bfloat16", ("torch",), _torch.int8),
+    Peer("torch int4, 64, bfloat16", ("torch",), _torch.int4),
     Peer(
         "torchao int8",
         ("torch", "torchao"),
-        _peers_torch.torchao("Int8WeightOnlyConfig"),
+        _torch.torchao("Int8WeightOnlyConfig"),
     ),
     Peer(
         "torchao int8, x int8",
         ("torch", "torchao"),
-        _peers_torch.torchao("Int8DynamicActivationInt8WeightConfig"),
+        _torch.torchao("Int8DynamicActivationInt8WeightConfig"),
     ),
     *[
         Peer(
             f"onnxruntime int{bits}, 64{', x int8' if rows else ''}",
             ("onnx", "onnxruntime"),
-            _peers_onnx.onnxruntime(bits, rows),
+            _onnx.onnxruntime(bits, rows),
         )
         for bits in (4, 8)
         for rows in (False, True)

@@ -8,28 +8,26 @@ from ._owners import LeafInfo
 from ._rules import is_every, Rule, Rules
 
 
-class Request(NamedTuple):
-    """The request of a filter for one leaf.
+class Choice(NamedTuple):
+    """The choice of a filter for one leaf.
 
     - `value`: a leaf of a prefix tree, or the action of a rule. `None` if no rule
         matches.
-    - `named`: whether it is about this leaf alone, not about a subtree.
-    - `otherwise`: if `value` requests not to quantize the leaf, the reason.
+    - `alone`: whether it is about this leaf alone, not about a subtree.
+    - `named`: whether the filter names the leaf in particular: by a place of a prefix,
+        or by a rule other than `*`, which selects all weights that can be quantized.
+    - `otherwise`: if `value` leaves the leaf out, the reason.
     - `rule`: the rule that matches, if any.
     """
 
     value: Any
+    alone: bool
     named: bool
     otherwise: str
     rule: Rule | None = None
 
-    def names(self, spec: Any) -> bool:
-        """Whether the filter names the leaf in particular: by a place of a prefix, or
-        by a rule other than `*`, which selects all weights that can be quantized."""
-        return self.value is not spec if self.rule is None else not is_every(self.rule)
 
-
-def requests(
+def choices(
     spec: Rules | PyTree,
     tree: PyTree,
     infos: Sequence[LeafInfo | None],
@@ -38,7 +36,7 @@ def requests(
     is_leaf: Callable[[Any], bool],
     is_spec_leaf: Callable[[Any], bool],
     strict: bool,
-) -> list[Request]:
+) -> list[Choice]:
     """Evaluates a filter for each leaf.
 
     **Arguments:**
@@ -56,9 +54,10 @@ def requests(
 
     def extend(value, subtree):
         leaves = jtu.tree_leaves(subtree, is_leaf=is_leaf)
-        named = value is not spec and len(leaves) == 1 and leaves[0] is subtree
-        request = Request(value, named, f"left out by `{argument}`")
-        found.extend([request] * len(leaves))
+        named = value is not spec
+        alone = named and len(leaves) == 1 and leaves[0] is subtree
+        choice = Choice(value, alone, named, f"left out by `{argument}`")
+        found.extend([choice] * len(leaves))
 
     jtu.tree_map(extend, spec, tree, is_leaf=is_spec_leaf)
     return found
@@ -66,6 +65,7 @@ def requests(
 
 def _by_rule(rule):
     if rule is None:
-        return Request(None, False, "no rule matches")
+        return Choice(None, False, False, "no rule matches")
     condition, action = rule
-    return Request(action, True, f"left out by the rule {condition!r}", rule)
+    reason = f"left out by the rule {condition!r}"
+    return Choice(action, True, not is_every(rule), reason, rule)

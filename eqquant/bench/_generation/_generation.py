@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._any_encoding import any_encoding
-from ..formats import AbstractFormat, as_format
-from ._decoder import random_decoder, Size
-from ._entries import Meter, progress_bar, Show
-from ._formats import Quantization
-from ._generation_file import write_model
-from ._machine import describe_machine
-from ._table import megabytes, number, plain_table
+from ..._any_encoding import any_encoding
+from ...formats import AbstractFormat, as_format
+from .._decoder import random_decoder, Size
+from .._entries import Meter, progress_bar, Show
+from .._formats import Quantization
+from .._machine import describe_machine
+from .._table import megabytes, number, plain_table
+from ._file import write_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +195,8 @@ def llama_cpp_python() -> str | None:
     return None if importlib.util.find_spec("llama_cpp") is None else sys.executable
 
 
-_child = "eqquant.bench._generation_child"
-_llama_cpp_child = pathlib.Path(__file__).with_name("_generation_llama_cpp.py")
+_child = "eqquant.bench._generation._child"
+_llama_cpp_child = pathlib.Path(__file__).with_name("_llama_cpp.py")
 
 
 def _called(command, options):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ._candidate import Candidate, Compiled
+from .._candidate import Candidate, Compiled
 
 
 _block = 64
