@@ -110,7 +110,7 @@ class EXL3(AbstractFormat):
         self, stored: Stored
     ) -> tuple[Float[Array, "*b 1 k"], Float[Array, "*b n 1"]]:
         """Returns the signs times scales of the columns and of the rows."""
-        suh, svh = (from_bits(stored[name], jnp.float16) for name in ("suh", "svh"))
+        suh, svh = (from_bits(stored[name], _half) for name in ("suh", "svh"))
         return suh, svh
 
     def shape(self, stored, tail):
@@ -192,7 +192,7 @@ def _words(codes: UInt8[Array, "*b a r t s"]) -> UInt32[Array, "*b a w t"]:
 
 def _points(states: UInt32[Array, "*s"], code: str) -> Float[Array, "*s"]:
     """Returns the number of each state, in float32."""
-    half = lambda bits: from_bits(bits.astype(jnp.uint16), jnp.float16)
+    half = lambda bits: from_bits(bits.astype(jnp.uint16), _half)
     if code == "mul1":
         hashed, every_other = states * np.uint32(0x83DCD12D), np.uint32(0xFF00FF)
         pairs = (hashed & every_other) + (hashed >> np.uint32(8) & every_other)
@@ -208,6 +208,7 @@ def _points(states: UInt32[Array, "*s"], code: str) -> Float[Array, "*s"]:
     return lax.reduce_precision(point, exponent_bits=5, mantissa_bits=10)
 
 
+_half = np.dtype(np.float16)
 # The float16 numbers of the bits 0x1EEE and 0xC931.
 _scale, _offset = np.array([0x1EEE, 0xC931], np.uint16).view("f2").astype("f4")
 

@@ -10,23 +10,24 @@ multipliers = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
 
 
 def made(
-    n=128, k=256, bits: float = 3, code="mul1", *, signs=False, seed=0,
+    n=128, k=256, bits: float = 3, code="mul1", *, signs=False, scale=1.0, seed=0,
     name="model.layers.0.mlp.up_proj",
 ):  # fmt: skip
     """The tensors of a file, its configuration, and the matrix. Any bits are codes.
 
     - `signs`: as in older files, with signs alone.
+    - `scale`: the largest scale of both axes.
     """
     rng = np.random.default_rng(seed)
     trellis = rng.integers(-(2**15), 2**15, (k // 16, n // 16, int(16 * bits)))
     tensors: dict[str, Any] = {f"{name}.trellis": trellis.astype(np.int16)}
     for axis, size in (("u", k), ("v", n)):
-        scale = rng.choice([-1, 1], size) * rng.uniform(0.01, 1, size)
+        scales = scale * rng.choice([-1, 1], size) * rng.uniform(0.01, 1, size)
         if signs:
             words = rng.integers(-(2**15), 2**15, size // 16).astype(np.int16)
             tensors[f"{name}.s{axis}"] = words
         else:
-            tensors[f"{name}.s{axis}h"] = scale.astype(np.float16)
+            tensors[f"{name}.s{axis}h"] = scales.astype(np.float16)
     if code != "3inst":
         marker = np.array(multipliers[code], np.uint32).view(np.int32)
         tensors[f"{name}.{code}"] = marker
