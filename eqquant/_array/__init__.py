@@ -29,6 +29,7 @@ from ._leading import (
     axis_from_end as axis_from_end,
     blocked_axes as blocked_axes,
     broadcast_leading as broadcast_leading,
+    is_apart as is_apart,
     leading_axes as leading_axes,
     permuted as permuted,
     reshaped_leading as reshaped_leading,

@@ -26,8 +26,8 @@ from ._stored import check_stored, side_by_side
 
 def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
     """Returns `q[index]`. Indexing leading axes of a stack leaves it packed, and
-    indexing the rows of a matrix with `axis=-1` decodes those rows only. Any other
-    index goes to the ordinary array, `dense()`."""
+    indexing the rows of a matrix with `axis=-1` decodes those rows only, unless rows
+    are stored together. Any other index goes to the ordinary array, `dense()`."""
     index = index if isinstance(index, tuple) else (index,)
     stack = min(q.ndim - 2, q.ndim + as_tuple(q.axis)[0])
     if len(index) == 0 or not all(map(_is_of_one_axis, index)):
@@ -42,9 +42,10 @@ def indexed(q: Any, index: Any, dense: Callable[[], Array]) -> Any:
         return dataclasses.replace(picked, sharding=sharding)
     if 0 < stack and all(map(_is_integer, index[:stack])):
         return q[index[:stack]][index[stack:]]
-    if q.ndim == 2 and q.axis == -1 and len(index) == 1:
+    of_rows = q.ndim == 2 and q.axis == -1 and q.format.rows_together == 1
+    if of_rows and len(index) == 1:
         return _rows(q, *index)
-    if q.ndim == 2 and q.axis == -1 and _is_integer(index[0]):
+    if of_rows and _is_integer(index[0]):
         return _rows(q, index[0])[index[1:]]
     return dense()[index]
 

@@ -31,6 +31,13 @@ def leading_axes(q: QuantizedArray) -> tuple[int, ...]:
     return tuple(i for i in range(ndim) if i - ndim not in axes)
 
 
+def is_apart(q: QuantizedArray, axis: int) -> bool:
+    """Whether some entries of an axis, counted from the front, can be taken without the
+    others: that is so for leading axes, except for rows that are stored together."""
+    lead = leading_axes(q)
+    return axis in lead and (axis != lead[-1] or q.format.rows_together == 1)
+
+
 def axis_from_end(axes: Sequence[int], ndim: int) -> Axis:
     counted = tuple(i - ndim for i in axes)
     return counted[0] if len(counted) == 1 else counted
@@ -72,13 +79,16 @@ def take_along(q: QuantizedArray, axis: int, start: Any, size: int) -> Quantized
 
 def permuted(q: QuantizedArray, order: Sequence[int]) -> QuantizedArray | None:
     """Returns `q.transpose(order)`, or `None` if that changes the order of the
-    contracted axes: the codes would have to be packed again."""
+    contracted axes, or moves rows that are stored together: the codes would have to be
+    packed again."""
     blocked = blocked_axes(q)
     axes = [order.index(i) for i in blocked]
     if axes != sorted(axes):
         return None
     lead = leading_axes(q)
     new = [i for i in order if i not in blocked]
+    if lead and new[-1] != lead[-1] and not is_apart(q, lead[-1]):
+        return None
     moved = _reordered(q, [lead.index(i) for i in new])
     sharding = q.sharding
     if sharding is not None:

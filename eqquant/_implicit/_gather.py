@@ -6,7 +6,13 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array
 
-from .._array import axis_from_end, blocked_axes, leading_axes, QuantizedArray
+from .._array import (
+    axis_from_end,
+    blocked_axes,
+    is_apart,
+    leading_axes,
+    QuantizedArray,
+)
 from ..formats import AbstractScaled, or_nan
 from ._moves import Gather
 
@@ -17,7 +23,7 @@ def gathered(q: QuantizedArray, move: Gather) -> QuantizedArray | Array | None:
     possible."""
     axis, size = move.axis, q.shape[move.axis]
     fills = move.mode == lax.GatherScatterMode.FILL_OR_DROP
-    if axis not in leading_axes(q) or (fills and move.indices.shape[-1] != 1):
+    if not is_apart(q, axis) or (fills and move.indices.shape[-1] != 1):
         return None
     ids = move.indices[..., move.column].reshape(move.shape)
     ids = ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)

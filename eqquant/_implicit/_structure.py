@@ -12,6 +12,7 @@ from .._array import (
     axis_from_end,
     blocked_axes,
     broadcast_leading,
+    is_apart,
     is_quantized,
     leading_axes,
     permuted,
@@ -138,7 +139,7 @@ def _broadcast(q, move):
 
 def _slice(q, move):
     axis, start, size, step = move
-    if axis not in leading_axes(q):
+    if not is_apart(q, axis):
         return None
     stop = start + (size - 1) * step + 1 if size > 0 else start
     return along(q, axis, lambda a, i: lax.slice_in_dim(a, start, stop, step, i))
@@ -146,7 +147,7 @@ def _slice(q, move):
 
 def _dynamic_slice(q, move):
     axis, start, size = move
-    return take_along(q, axis, start, size) if axis in leading_axes(q) else None
+    return take_along(q, axis, start, size) if is_apart(q, axis) else None
 
 
 _rules = {
@@ -177,7 +178,7 @@ for _name, _joining in joining.items():
 
 def concatenated(values, axis):
     first, *rest = values
-    if axis not in leading_axes(first):
+    if not is_apart(first, axis):
         return NotImplemented
     if any(_kind(q) != _kind(first) for q in rest):
         return NotImplemented

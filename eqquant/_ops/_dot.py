@@ -33,7 +33,8 @@ def dot(
 
     Each axis of `q` is a batch axis, contracted, or free. If the axes along which
     blocks lie are either all contracted or all free, this reduces to products of
-    matrices. Otherwise, returns `None`.
+    matrices. Otherwise, or if rows that are stored together would be taken apart,
+    returns `None`.
     """
     q = as_mapped(q)
     (x_contracted, q_contracted), (x_batch, q_batch) = dimension_numbers
@@ -61,10 +62,14 @@ def dot(
     else:
         return None
 
+    moves = [*stack, *rows] != lead or len(rows) != 1
+    if moves and q.format.rows_together > 1:
+        return None
+
     # Lay out the weights as `stack rows blocked`, the inputs as
     # `stack x_free contracted`.
     sharding = declared_by_row(q.sharding, q.axis, q.ndim)
-    if [*stack, *rows] == lead and len(rows) == 1:
+    if not moves:
         stored, layout = q.stored, q.layout
     else:
         stored, layout = _matrices(q, shape, stack, rows, blocked)

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from ..formats import AbstractFormat, Layout, round_trip
 from ..kernels import Product
-from ._specs import as_entry, full_spec, names_of, splits_evenly
+from ._specs import as_entry, full_spec, names_of, splits_evenly, splits_rows
 
 
 # The mesh axes that split one axis of an array.
@@ -99,8 +99,9 @@ def split(
     stack = tuple(
         names or take(i, size) for names, i, size in zip(stack, w_stack, stack_shape)
     )
+    across = lambda shards: splits_rows(format, n_size, shards)
     along = lambda shards: splits_evenly(format, w_shape[:-1], k_size, shards)
-    return Split(stack, rows, take(n, n_size), take(k, k_size, along))
+    return Split(stack, rows, take(n, n_size, across), take(k, k_size, along))
 
 
 # The product that one device computes: `fn(x, leaves, activation)`.

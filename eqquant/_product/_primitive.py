@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from ..formats import AbstractFormat, Layout, Rotated, Stored
+from ..formats import AbstractFormat, EXL3, Layout, Rotated, Stored
 from ..kernels import (
     choose,
     is_highest,
@@ -58,6 +58,10 @@ def qmatmul_rows(
         others = dict(row_axes=row_axes, sharding=sharding, activation=activation)
         others |= dict(kernel=kernel, precision=precision)
         return _rotated(x, stored, product, layout, layout.format, others)
+    if isinstance(layout.format, EXL3):
+        others = dict(row_axes=row_axes, sharding=sharding, activation=activation)
+        others |= dict(kernel=kernel, precision=precision)
+        return _rotated_both(x, stored, product, layout, layout.format, others)
     if layout.panels and explicit_mesh(
         [jax.typeof(a) for a in jtu.tree_leaves(stored)]
     ):
@@ -96,6 +100,31 @@ def _rotated(x, stored, product, layout, rotation, others):
     if product == "matmul":
         return multiply(_turned(rotation.rotate, x)).astype(x.dtype)
     return _turned(rotation.rotate_back, multiply(x)).astype(x.dtype)
+
+
+def _rotated_both(x, stored, product, layout, format, others):
+    # The product with the stored codes of a weight both of whose axes are scaled and
+    # rotated. The rows of `x` are scaled along the last axis, like those of the result.
+    rows = layout.to_rows(stored)
+    suh, svh = format.scales(rows)
+    before, after = suh, svh.swapaxes(-1, -2)
+    if product == "matmul_transposed":
+        before, after = after, before
+    codes, layout = {"codes": rows["codes"]}, Layout(format.tiles)
+    row_axes, dtype = others["row_axes"], x.dtype
+    wide = dtype if dtype.itemsize > 4 else jnp.float32
+
+    def scaled(x, scale):
+        lead = x.ndim - row_axes - 1, scale.ndim - 2
+        x = lax.expand_dims(x, range(max(lead) - lead[0]))
+        *stack, _, k = scale.shape
+        missing = max(lead) - lead[1]
+        scale = scale.reshape(*[1] * missing, *stack, *[1] * row_axes, k)
+        return x * scale.astype(x.dtype)
+
+    y = _turned(lambda x: format.rotate(scaled(x, before)), x.astype(wide))
+    y = qmatmul_rows(y, codes, product=product, layout=layout, **others)
+    return _turned(lambda y: scaled(format.rotate(y), after), y).astype(dtype)
 
 
 def _turned(turn, x):

@@ -139,6 +139,12 @@ def _refusal(spec, mesh, format, lead, k, axis):
         if size % number_of_shards(mesh, entry) != 0:
             shards = number_of_shards(mesh, entry)
             return f"An axis of size {size} cannot be split in {shards}"
+    if lead and not splits_rows(format, lead[-1], number_of_shards(mesh, others[-1])):
+        return (
+            f"Splitting {lead[-1]} rows in {number_of_shards(mesh, others[-1])} would "
+            f"cut through a group of {format.rows_together} rows, which {format} "
+            "stores together"
+        )
     if not splits_evenly(format, lead, k, shards):
         return (
             f"Splitting {k} contracted positions in {shards} would cut through a block "
@@ -253,6 +259,11 @@ def vary_together(*operands: Any) -> list[Any]:
 def number_of_shards(mesh: Any, entry: Any) -> int:
     """Returns the number of parts into which an entry of a spec splits an axis."""
     return math.prod(mesh.shape[name] for name in names_of(entry))
+
+
+def splits_rows(format: AbstractFormat, n: int, shards: int) -> bool:
+    """Whether `n` rows split into equal shards that can be stored alone."""
+    return shards == 1 or n % (shards * format.rows_together) == 0
 
 
 def splits_evenly(

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import ArrayLike, Shaped
 
 from .._array import QuantizedArray
-from ..formats import Rotated
+from ..formats import EXL3, Rotated
 from ..kernels import choose, measured_machine, Problem
 from ._text import plain, short_array, short_bytes
 from ._uses import uses
@@ -74,6 +74,11 @@ class Explanation:
             yield Text(
                 f"{what}, as {self.w.format} asks. The error is relative to the "
                 "rotated operands."
+            )
+        if isinstance(self.w.format, EXL3):
+            yield Text(
+                f"x is scaled and rotated first, and the product after, as "
+                f"{self.w.format} asks. The error is relative to the rotated operands."
             )
         if self.about:
             yield Text(self.about)

@@ -38,6 +38,7 @@ from ._bnb_fp4 import BnbFP4 as BnbFP4
 from ._bnb_scale import BnbScale as BnbScale, row_blocks as row_blocks
 from ._dither import AbstractDithered as AbstractDithered
 from ._dynamic8 import Dynamic8 as Dynamic8
+from ._exl3 import EXL3 as EXL3
 from ._fp4 import FP4 as FP4
 from ._fp8 import FP8 as FP8
 from ._grid import AbstractGrid as AbstractGrid

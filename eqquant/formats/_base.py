@@ -69,6 +69,12 @@ class AbstractFormat(eqx.Module):
         return 1
 
     @property
+    def rows_together(self) -> int:
+        """How many rows are stored together: a matrix has a multiple of this number,
+        and some of its rows can be stored alone only if they are such groups."""
+        return 1
+
+    @property
     def takes_integers(self) -> bool:
         """Whether arrays of integers are stored like floats. Otherwise they are an
         error."""

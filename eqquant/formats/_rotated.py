@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int8
 
 from ._base import AbstractExact, AbstractFormat
+from ._hadamard import hadamard
 from ._names import as_format
 from ._nf4 import NF4
 
@@ -116,6 +117,10 @@ class Rotated(AbstractFormat):
     def tile(self) -> int:
         return self.format.tile
 
+    @property
+    def rows_together(self) -> int:
+        return self.format.rows_together
+
     def prepacked(self, platform):
         return Rotated(self.format.prepacked(platform), self.block, self.seed)
 
@@ -189,10 +194,7 @@ _largest = 1024
 def _signs(size: int, seed: int) -> Int8[np.ndarray, "s s"]:
     """Returns the signs of the elements of a block of `R`: a Hadamard matrix in
     Sylvester's order, whose rows are multiplied by random signs."""
-    hadamard = np.ones((1, 1), np.int8)
-    while len(hadamard) < size:
-        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
     # Files store only the seed, so the signs come from a hash that will never change.
     digest = hashlib.shake_256(seed.to_bytes(8, "little")).digest(-(-size // 8))
     bits = np.unpackbits(np.frombuffer(digest, np.uint8), bitorder="little")[:size]
-    return (1 - 2 * bits.astype(np.int8))[:, None] * hadamard
+    return (1 - 2 * bits.astype(np.int8))[:, None] * hadamard(size)

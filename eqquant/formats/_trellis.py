@@ -219,7 +219,7 @@ class Trellis(AbstractTiled):
 
         def of_tiles(tiles):
             following = jnp.roll(tiles, -1, axis=-2)
-            points = _mul1(to_states(tiles, following, self._trellis))
+            points = _mul1(to_states(tiles, following, self.states, self.bits))
             return points.astype(jnp.float32)
 
         found = [

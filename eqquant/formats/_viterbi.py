@@ -256,17 +256,22 @@ def to_words(codes: UInt[Array, "*b t"], bits: int) -> UInt[Array, "*b w"]:
 
 
 def to_states(
-    words: UInt[Array, "*b w n"], following: UInt[Array, "*b w n"], trellis: Bitshift
+    words: UInt[Array, "*b w n"],
+    following: UInt[Array, "*b w n"],
+    states: int,
+    bits: int,
 ) -> UInt[Array, "*b t n"]:
     """Returns the states of paths from their packed codes. Paths are along the last
     axis. The lowest bits of a state are its own code, and the bits above belong to the
     codes after it.
 
     - `following`: the word after each of `words`.
+    - `states`: the number of bits of a state, at most 32.
+    - `bits`: the number of bits of a code.
     """
-    number, size = _unit(trellis.bits)
+    number, size = _unit(bits)
     *lead, w, n = words.shape
-    start = trellis.bits * np.arange(number, dtype=np.int32)
+    start = bits * np.arange(number, dtype=np.int32)
     word, bit = (a.reshape((1,) * (len(lead) + 1) + (-1, 1)) for a in divmod(start, 32))
     shape = *lead, w // size, number, n
     words, following = (a.reshape(*shape[:-2], size, n) for a in (words, following))
@@ -280,7 +285,7 @@ def to_states(
     shift = lambda bits: jnp.broadcast_to(bits.astype(np.uint32), shape)
     low = lax.shift_right_logical(at(words), shift(bit))
     high = lax.shift_left(at(following), shift(32 - bit))
-    found = (low | high) & np.uint32(2**trellis.states - 1)
+    found = (low | high) & np.uint32(2**states - 1)
     return found.reshape(*lead, w // size * number, n)
 
 

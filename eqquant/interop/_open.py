@@ -48,9 +48,9 @@ def open(
         folder with one of these.
     - `layout`: the layout of the file: `"gguf"`, `"gptq"`, `"awq"`, `"bitsandbytes"`,
         `"compressed-tensors"`, `"mlx"`, `"bitnet"`, `"mxfp4"` (gpt-oss), `"torchao"`,
-        `"modelopt"` (NVFP4), or a name given to [`eqquant.interop.register_layout`][].
-        By default, the names and shapes of the tensors decide, and a file may have
-        several layouts.
+        `"modelopt"` (NVFP4), `"exl3"` (exllamav3), or a name given to
+        [`eqquant.interop.register_layout`][]. By default, the names and shapes of the
+        tensors decide, and a file may have several layouts.
     - `ordinary`: the names of tensors that are ordinary arrays, though their names or
         dtypes, or a `config.json`, make them look like parts of quantized arrays, such
         as images in `uint8` next to `images_scale`. A `*` matches any text: `["*"]`
@@ -105,6 +105,7 @@ read_compressed_tensors = ft.partial(open, layout="compressed-tensors")
 read_mlx = ft.partial(open, layout="mlx")
 read_bitnet = ft.partial(open, layout="bitnet")
 read_mxfp4 = ft.partial(open, layout="mxfp4")
+read_exl3 = ft.partial(open, layout="exl3")
 
 
 def _checkpoint(container, layout, ordinary, hints):

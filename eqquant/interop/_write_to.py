@@ -124,6 +124,7 @@ def write(
           without minima, with 16-bit scales, and the same bits and block size for all
           arrays;
         - `"bitsandbytes"`: `NF4`, `BnbFP4`, and `Nested` of these with `BnbScale`;
+        - `"exl3"`: `EXL3`, of files of exllamav3;
         - or a name given to [`eqquant.interop.register_layout`][].
 
     - `rename`: rules from the names of `tensors` to the names in the file, as in
@@ -158,6 +159,7 @@ write_mlx = ft.partial(write, layout="mlx")
 write_compressed_tensors = ft.partial(write, layout="compressed-tensors")
 write_gptq = ft.partial(write, layout="gptq")
 write_bitsandbytes = ft.partial(write, layout="bitsandbytes")
+write_exl3 = ft.partial(write, layout="exl3")
 
 
 class _Arrays:

@@ -42,8 +42,11 @@ def by_rows(
     size: int,
     precision: lax.Precision | None,
 ) -> Float[Array, "m _"]:
-    """Decodes `size` rows of the weight at a time to the dtype of `x`, and accumulates
-    products in float32, or in float64 if `x` has that dtype."""
+    """Decodes `size` rows of the weight at a time, or the next larger number that can
+    be decoded alone, to the dtype of `x`, and accumulates products in float32, or in
+    float64 if `x` has that dtype."""
+    together = problem.format.rows_together
+    size = -(-size // together) * together
     n, wide = problem.n, x.dtype if x.dtype.itemsize > 4 else jnp.float32
     forward = problem.product == "matmul"
 

@@ -11,6 +11,7 @@ _kinds = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
+    "int16": "I16",
     "int32": "I32",
     "uint32": "U32",
     "int64": "I64",

@@ -20,7 +20,7 @@ import numpy as np
 import eqquant as eqq
 from eqquant import interop
 
-from . import files, fuzz_parts, own
+from . import exl3, files, fuzz_parts, own
 from .mutated import mutated
 
 
@@ -68,6 +68,7 @@ _made = {
     ),
     "mlx": _mlx,
     "bitnet": lambda: files.bitnet(n=8, k=10),
+    "exl3": lambda: exl3.made(128, 128, 1),
     "mxfp4": lambda: files.mxfp4(2, 4, 32),
     "modelopt": fuzz_parts.layouts["modelopt"],
 }

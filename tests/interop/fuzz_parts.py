@@ -15,7 +15,7 @@ import numpy as np
 
 from eqquant import interop
 
-from . import files
+from . import exl3, files
 
 
 def _mlx():
@@ -89,6 +89,8 @@ layouts = {
     "mlx-mxfp4": _mlx_mxfp4,
     "mxfp4": lambda: files.mxfp4(2, 4, 32),
     "bitnet": lambda: files.bitnet(8, 10),
+    # (Without its marker, a file of whole bits would have another code.)
+    "exl3": lambda: exl3.made(128, 128, 2.5, scale=0.05),
 }
 
 

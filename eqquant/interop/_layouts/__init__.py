@@ -6,6 +6,7 @@ from . import (
     _bitnet as _bitnet,
     _bitsandbytes as _bitsandbytes,
     _compressed as _compressed,
+    _exl3 as _exl3,
     _gptq as _gptq,
     _mlx as _mlx,
     _modelopt as _modelopt,

@@ -14,7 +14,7 @@ _floats = ("F16", "BF16", "F32", "F64")
 _words = ("I16", "U16", "I32", "U32", "I64", "U64")
 # The names of parts that only quantized arrays have.
 _parts = re.compile(
-    r"qweight|qzeros|W_q|g_idx|SCB|scale_weight|_weight_(qdata|scale|zero_point)"
+    r"qweight|qzeros|trellis|suh|svh|W_q|g_idx|SCB|scale_weight|_weight_(qdata|scale|zero_point)"
     r"|weight_(packed|shape|format|scales?|scale_inv|scale_2|zero_point|global_scale"
     r"|g_idx)"
 )

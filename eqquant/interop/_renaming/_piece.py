@@ -107,6 +107,7 @@ def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
         if _without(piece.shape, along) != _without(first.shape, along):
             raise _differs(pieces, "shape")
     _check_groups(sizes, groups)
+    _check_rows(first, sizes, groups)
     shape = _resized(first.shape, along, sum(sizes))
     make = lambda reads: _packed.joined(reads, sizes, along, groups)
     ends = np.cumsum(sizes).tolist()
@@ -156,6 +157,7 @@ def parts(
         text = " + ".join(map(str, sizes))
         raise ValueError(f"its size is {piece.shape[along]}, and not {text}")
     _check_groups(sizes, groups)
+    _check_rows(piece, sizes, groups)
 
     def part(i):
         make = lambda reads: _packed.part(reads[0](), sizes, along, groups, i)
@@ -345,6 +347,15 @@ def _differs(pieces, kind):
 def _check_groups(sizes, groups):
     if any(size % groups != 0 for size in sizes):
         raise ValueError(f"{groups} groups do not divide the sizes {list(sizes)}")
+
+
+def _check_rows(piece, sizes, groups):
+    together = 1 if piece.format is None else piece.format.rows_together
+    if any(size // groups % together != 0 for size in sizes):
+        raise ValueError(
+            f"{piece.format} stores {together} rows together, which do not divide the "
+            f"sizes {list(sizes)}" + (f" of {groups} groups" if groups > 1 else "")
+        )
 
 
 def _without(shape, axis):
