@@ -115,10 +115,10 @@ class EXL3(AbstractFormat):
 
     def shape(self, stored, tail):
         *lead, n, k = self.tiles.shape(stored, tail)
-        if n % self.rows_together != 0:
+        if n % 128 != 0 or k % 128 != 0:
             raise ValueError(
-                f"{self} stores {self.rows_together} rows of a matrix together, so its "
-                f"rows cannot be taken apart. Got {n} rows. Call `dequantize` first."
+                f"{self} stores 128 rows and columns of a matrix together. Got a part "
+                f"of {n} x {k}. Call `dequantize` first."
             )
         return (*lead, n, k)
 
