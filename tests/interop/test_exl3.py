@@ -63,6 +63,19 @@ def test_decoding(bits, code, signs, path):
     assert entry.dtype == jnp.float16 and entry.struct().shape == q.shape
 
 
+# exllamav3's sources have one measured property of a code: the standard deviation of
+# 3inst (`codebook_scale`).
+@pytest.mark.parametrize("code, std", [("3inst", 1.24371088), ("mul1", 1.0)])
+def test_all_numbers(code, std):
+    numbers = np.array([exl3.number(state, code) for state in range(2**16)])
+    assert abs(np.std(numbers) - std) < (1e-7 if code == "3inst" else 1e-3)
+    # In a tile of 8 bits, each two bytes are a state.
+    words = np.arange(2**16, dtype=np.uint16)
+    stored = {"codes": np.repeat(words, 2).view(np.uint8).reshape(16, -1)}
+    found = jax.jit(EXL3(8, code).tiles.decode, static_argnums=1)(stored, 0)
+    assert set(numbers) == set(np.asarray(found).ravel().tolist())
+
+
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("bits, code", [(3, "3inst"), (4, "mcg"), (2.5, "mul1")])
 def test_written_again(bits, code, tmp_path):
