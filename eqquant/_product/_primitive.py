@@ -88,10 +88,7 @@ def _rotated(x, stored, product, layout, rotation, others):
     # The product with the stored rotated weight. The rotations are outside of it, so
     # that products that share an input share its rotation, too.
     layout = dataclasses.replace(layout, format=rotation.format)
-    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
-    # (Rotated numbers may be too large for float16.)
-    narrow = x.dtype == jnp.bfloat16 and not is_highest(others["precision"])
-    dtype = x.dtype if narrow else wide
+    _, dtype = _dtypes_of_rotated(x.dtype, others["precision"])
 
     def multiply(x):
         x = x.astype(dtype)
@@ -111,7 +108,7 @@ def _rotated_both(x, stored, product, layout, format, others):
     if product == "matmul_transposed":
         before, after = after, before
     row_axes, dtype = others["row_axes"], x.dtype
-    wide = dtype if dtype.itemsize > 4 else jnp.float32
+    wide, narrow = _dtypes_of_rotated(dtype, others["precision"])
 
     def scaled(x, scale):
         *stack, _, k = scale.shape
@@ -122,9 +119,18 @@ def _rotated_both(x, stored, product, layout, format, others):
     x = lax.expand_dims(x.astype(wide), range(max(0, missing)))
     x = _turned(lambda x, scale: format.rotate(scaled(x, scale)), x, before)
     codes, layout = {"codes": rows["codes"]}, Layout(format.tiles)
-    y = qmatmul_rows(x, codes, product=product, layout=layout, **others)
+    x = x.astype(narrow)
+    y = qmatmul_rows(x, codes, product=product, layout=layout, **others).astype(wide)
     y = _turned(lambda y, scale: scaled(format.rotate(y), scale), y, after)
     return y.astype(dtype)
+
+
+def _dtypes_of_rotated(dtype, precision):
+    # The dtype of rotations, and the one of products of rotated numbers, which may be
+    # too large for float16.
+    wide = dtype if dtype.itemsize > 4 else jnp.float32
+    is_narrow = dtype == jnp.bfloat16 and not is_highest(precision)
+    return wide, dtype if is_narrow else wide
 
 
 def _turned(turn, x, *others):

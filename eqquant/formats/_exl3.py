@@ -35,8 +35,8 @@ class EXL3(AbstractFormat):
     can be quantized in this format: [`eqquant.Trellis`][] in [`eqquant.Rotated`][] is
     the like.
 
-    - `bits`: the number of bits of a code: 1 to 8, or 1.5 to 7.5 if codes have one bit
-        less and one bit more in turn.
+    - `bits`: the number of bits of a code: 1 to 8. Or 1.5 to 7.5: codes of 2 and of 3
+        bits in turn take 2.5.
     - `code`: the function from 16 bits to a number, as exllamav3 names it: `"3inst"`,
         `"mcg"` or `"mul1"`. Half bits need `"mul1"`.
 

@@ -219,6 +219,12 @@ def test_rows_are_together(weights):
     stack = jtu.tree_map(lambda *a: jnp.stack(a), *[q] * 256)
     swapped = eqq.implicit(lambda w: jnp.swapaxes(w, 0, 1))(stack)
     np.testing.assert_array_equal(swapped[:, 3], dense)
+    flat = eqq.implicit(lambda w: (jnp.reshape(w, (-1, 256)), w[None]))(stack[:2])
+    np.testing.assert_array_equal(flat[0], jnp.concatenate([dense, dense]))
+    assert eqq.is_quantized(flat[1]) and flat[1].shape == (1, 2, 256, 256)
+    several = eqq.implicit(lambda w: jnp.broadcast_to(w, (3, *w.shape)))(q)
+    assert eqq.is_quantized(several)
+    np.testing.assert_array_equal(several[2].dequantize(), dense)
     total = eqq.qeinsum("mi,eoi->mo", x, stack[:2])
     np.testing.assert_allclose(total, 2 * x @ dense.T, rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match="inconsistent sizes"):
