@@ -118,9 +118,17 @@ def _reshape(q, move):
     lead = (*shape[:start], *shape[stop:])
     if len(lead) == 0:
         return q.dequantize().reshape(shape)
+    if not _may_be_rows(q, lead[-1]):
+        return None
     new = reshaped_leading(q, lead)
     axis = axis_from_end(range(start, stop), len(shape))
     return dataclasses.replace(new, axis=axis, inner=shape[start + 1 : stop])
+
+
+def _may_be_rows(q, size):
+    # Rows that are stored together stay the last leading axis.
+    lead = leading_axes(q)
+    return q.format.rows_together == 1 or size == q.shape[lead[-1]]
 
 
 def _broadcast(q, move):
@@ -133,6 +141,8 @@ def _broadcast(q, move):
     axes = [dims[i] for i in blocked]
     lead = [i for i in range(len(shape)) if i not in axes]
     places = tuple(lead.index(dims[i]) for i in leading_axes(q))
+    if places[-1:] != (len(lead) - 1,) and q.format.rows_together > 1:
+        return None
     new = broadcast_leading(q, tuple(shape[i] for i in lead), places)
     return dataclasses.replace(new, axis=axis_from_end(axes, len(shape)))
 

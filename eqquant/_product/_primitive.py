@@ -88,10 +88,7 @@ def _rotated(x, stored, product, layout, rotation, others):
     # The product with the stored rotated weight. The rotations are outside of it, so
     # that products that share an input share its rotation, too.
     layout = dataclasses.replace(layout, format=rotation.format)
-    wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
-    # (Rotated numbers may be too large for float16.)
-    narrow = x.dtype == jnp.bfloat16 and not is_highest(others["precision"])
-    dtype = x.dtype if narrow else wide
+    _, dtype = _dtypes_of_rotated(x.dtype, others["precision"])
 
     def multiply(x):
         x = x.astype(dtype)
@@ -103,33 +100,43 @@ def _rotated(x, stored, product, layout, rotation, others):
 
 
 def _rotated_both(x, stored, product, layout, format, others):
-    # The product with the stored codes of a weight both of whose axes are scaled and
-    # rotated. The rows of `x` are scaled along the last axis, like those of the result.
+    # The product with the stored codes of a weight whose rows and columns are scaled
+    # and rotated. Both are as well outside of it.
     rows = layout.to_rows(stored)
     suh, svh = format.scales(rows)
     before, after = suh, svh.swapaxes(-1, -2)
     if product == "matmul_transposed":
         before, after = after, before
-    codes, layout = {"codes": rows["codes"]}, Layout(format.tiles)
     row_axes, dtype = others["row_axes"], x.dtype
-    wide = dtype if dtype.itemsize > 4 else jnp.float32
+    wide, narrow = _dtypes_of_rotated(dtype, others["precision"])
 
     def scaled(x, scale):
-        lead = x.ndim - row_axes - 1, scale.ndim - 2
-        x = lax.expand_dims(x, range(max(lead) - lead[0]))
         *stack, _, k = scale.shape
-        missing = max(lead) - lead[1]
-        scale = scale.reshape(*[1] * missing, *stack, *[1] * row_axes, k)
-        return x * scale.astype(x.dtype)
+        lead = x.ndim - row_axes - 1 - len(stack)
+        return x * scale.reshape(*[1] * lead, *stack, *[1] * row_axes, k).astype(wide)
 
-    y = _turned(lambda x: format.rotate(scaled(x, before)), x.astype(wide))
-    y = qmatmul_rows(y, codes, product=product, layout=layout, **others)
-    return _turned(lambda y: scaled(format.rotate(y), after), y).astype(dtype)
+    missing = suh.ndim - 1 + row_axes - x.ndim
+    x = lax.expand_dims(x.astype(wide), range(max(0, missing)))
+    x = _turned(lambda x, scale: format.rotate(scaled(x, scale)), x, before)
+    codes, layout = {"codes": rows["codes"]}, Layout(format.tiles)
+    x = x.astype(narrow)
+    y = qmatmul_rows(x, codes, product=product, layout=layout, **others).astype(wide)
+    y = _turned(lambda y, scale: scaled(format.rotate(y), scale), y, after)
+    return y.astype(dtype)
 
 
-def _turned(turn, x):
+def _dtypes_of_rotated(dtype, precision):
+    # The dtype of rotations, and the one of products of rotated numbers, which may be
+    # too large for float16.
+    wide = dtype if dtype.itemsize > 4 else jnp.float32
+    is_narrow = dtype == jnp.bfloat16 and not is_highest(precision)
+    return wide, dtype if is_narrow else wide
+
+
+def _turned(turn, x, *others):
     sharding = jax.typeof(x).sharding
-    return by_types(turn, sharding if sharding.mesh.explicit_axes else None)(x)
+    turn = by_types(turn, sharding if sharding.mesh.explicit_axes else None)
+    return turn(x, *others)
 
 
 def _broadcast(x, leaves, stack, row_axes, params):

@@ -35,8 +35,8 @@ class EXL3(AbstractFormat):
     can be quantized in this format: [`eqquant.Trellis`][] in [`eqquant.Rotated`][] is
     the like.
 
-    - `bits`: the number of bits of a code: 1 to 8, or 1.5 to 7.5 if codes have one bit
-        less and one bit more in turn.
+    - `bits`: the number of bits of a code: 1 to 8. Or 1.5 to 7.5: codes of 2 and of 3
+        bits in turn take 2.5.
     - `code`: the function from 16 bits to a number, as exllamav3 names it: `"3inst"`,
         `"mcg"` or `"mul1"`. Half bits need `"mul1"`.
 
@@ -115,10 +115,10 @@ class EXL3(AbstractFormat):
 
     def shape(self, stored, tail):
         *lead, n, k = self.tiles.shape(stored, tail)
-        if n % self.rows_together != 0:
+        if n % 128 != 0 or k % 128 != 0:
             raise ValueError(
-                f"{self} stores {self.rows_together} rows of a matrix together, so its "
-                f"rows cannot be taken apart. Got {n} rows. Call `dequantize` first."
+                f"{self} stores 128 rows and columns of a matrix together. Got a part "
+                f"of {n} x {k}. Call `dequantize` first."
             )
         return (*lead, n, k)
 
@@ -204,8 +204,11 @@ def _points(states: UInt32[Array, "*s"], code: str) -> Float[Array, "*s"]:
         hashed = states * np.uint32(factor) + np.uint32(term)
         hashed = hashed & np.uint32(0x8FFF8FFF) ^ np.uint32(0x3B603B60)
         point = half(hashed & np.uint32(0xFFFF)) + half(hashed >> np.uint32(16))
-    # Rounds to float16. (XLA may leave out a conversion there and back.)
-    return lax.reduce_precision(point, exponent_bits=5, mantissa_bits=10)
+    # Rounds to float16, in which all of these numbers are normal or zero. (XLA may omit
+    # a conversion there and back, and `lax.reduce_precision` takes much longer.)
+    bits = lax.bitcast_convert_type(point, jnp.uint32)
+    bits = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    return lax.bitcast_convert_type(bits & np.uint32(0xFFFFE000), jnp.float32)
 
 
 _half = np.dtype(np.float16)

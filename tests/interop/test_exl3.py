@@ -10,7 +10,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import eqquant as eqq
 import eqquant.kernels._table as table
@@ -63,6 +63,19 @@ def test_decoding(bits, code, signs, path):
     assert entry.dtype == jnp.float16 and entry.struct().shape == q.shape
 
 
+# exllamav3's sources have one measured property of a code: the standard deviation of
+# 3inst (`codebook_scale`).
+@pytest.mark.parametrize("code, std", [("3inst", 1.24371088), ("mul1", 1.0)])
+def test_all_numbers(code, std):
+    numbers = np.array([exl3.number(state, code) for state in range(2**16)])
+    assert abs(np.std(numbers) - std) < (1e-7 if code == "3inst" else 1e-3)
+    # In a tile of 8 bits, each two bytes are a state.
+    words = np.arange(2**16, dtype=np.uint16)
+    stored = {"codes": np.repeat(words, 2).view(np.uint8).reshape(16, -1)}
+    found = jax.jit(EXL3(8, code).tiles.decode, static_argnums=1)(stored, 0)
+    assert set(numbers) == set(np.asarray(found).ravel().tolist())
+
+
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("bits, code", [(3, "3inst"), (4, "mcg"), (2.5, "mul1")])
 def test_written_again(bits, code, tmp_path):
@@ -83,6 +96,37 @@ def test_written_again(bits, code, tmp_path):
             assert again[key].tobytes() == x.tobytes()
     config = interop.open(tmp_path / "model").config["quantization_config"]
     assert config == {"quant_method": "exl3", "bits": bits, "head_bits": bits}
+
+
+# As of a whole model: some arrays are not quantized, and the head has more bits.
+def test_model(tmp_path):
+    tensors, (config, *_) = {}, [exl3.made()[1]]
+    for i, (last, bits, code) in enumerate(
+        [("q_proj", 2, "mul1"), ("o_proj", 3, "mul1"), ("lm_head", 6, "3inst")]
+    ):
+        where = "lm_head" if last == "lm_head" else f"model.layers.0.self_attn.{last}"
+        tensors |= exl3.made(128, 128, bits, code, seed=i, name=where)[0]
+    dense = {
+        "model.embed_tokens.weight": np.ones((128, 128), np.float16),
+        "model.layers.0.input_layernorm.weight": np.ones(128, np.float16),
+        "model.layers.0.self_attn.q_norm.weight": np.ones(64, np.float16),
+        "lm_head.bias": np.ones(128, np.float16),
+    }
+    files.save(tmp_path / "model.safetensors", tensors | dense, config)
+    (tmp_path / "quantization_config.json").write_text('{"tensor_storage": {}}')
+    with interop.open(tmp_path) as checkpoint:
+        formats = {key: e.format for key, e in checkpoint.entries.items()}
+        assert all(e.problem is None for e in checkpoint.entries.values())
+        assert formats == dict.fromkeys(dense) | {
+            "model.layers.0.self_attn.q_proj.weight": EXL3(2),
+            "model.layers.0.self_attn.o_proj.weight": EXL3(3),
+            "lm_head.weight": EXL3(6, "3inst"),
+        }
+        interop.write(tmp_path / "again", checkpoint, "exl3")
+    with interop.open(tmp_path / "again") as again:
+        assert {key: e.format for key, e in again.entries.items()} == formats
+        section = again.config["quantization_config"]
+    assert section == {"quant_method": "exl3", "bits": 2.5, "head_bits": 6}
 
 
 # Older files have signs alone: they are written as scales of 1 and -1.
@@ -175,12 +219,18 @@ def test_rows_are_together(weights):
     stack = jtu.tree_map(lambda *a: jnp.stack(a), *[q] * 256)
     swapped = eqq.implicit(lambda w: jnp.swapaxes(w, 0, 1))(stack)
     np.testing.assert_array_equal(swapped[:, 3], dense)
+    flat = eqq.implicit(lambda w: (jnp.reshape(w, (-1, 256)), w[None]))(stack[:2])
+    np.testing.assert_array_equal(flat[0], jnp.concatenate([dense, dense]))
+    assert eqq.is_quantized(flat[1]) and flat[1].shape == (1, 2, 256, 256)
+    several = eqq.implicit(lambda w: jnp.broadcast_to(w, (3, *w.shape)))(q)
+    assert eqq.is_quantized(several)
+    np.testing.assert_array_equal(several[2].dequantize(), dense)
     total = eqq.qeinsum("mi,eoi->mo", x, stack[:2])
     np.testing.assert_allclose(total, 2 * x @ dense.T, rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match="inconsistent sizes"):
         jax.vmap(lambda row: row @ x[0])(q)
     cut = jtu.tree_map(lambda a: a[:64], q)
-    with pytest.raises(ValueError, match="stores 128 rows of a matrix together"):
+    with pytest.raises(ValueError, match="stores 128 rows and columns .* together"):
         cut.dequantize()
 
 
@@ -216,6 +266,22 @@ def test_sharded(weights, spec):
     four = Mesh(np.array(jax.devices()[:4]), ("d",))
     with pytest.raises(ValueError, match="would cut through a (block|group of 128)"):
         q.with_sharding(NamedSharding(four, PartitionSpec(*spec)))
+
+
+@pytest.mark.parametrize("spec", [("d", None), (None, "d")])
+def test_explicit_mesh(weights, spec):
+    q, dense = weights[0]
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+    x = normal(4, 256)
+    with jax.set_mesh(mesh):
+        placed = q.with_sharding(NamedSharding(mesh, PartitionSpec(*spec)))
+        stack = jtu.tree_map(lambda *a: jnp.stack(a), placed, placed)
+        np.testing.assert_array_equal(placed.dequantize(), q.dequantize())
+        for inputs in (("d", None), (None, "d")):
+            split = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*inputs)))
+            for w, expected in ((placed, dense), (placed.T, dense.T)):
+                assert error(split @ w, x, expected) < 1e-5
+            assert error((split @ stack)[1], x, dense) < 1e-5
 
 
 def test_save(weights, tmp_path):

@@ -136,13 +136,14 @@ def exl3_parts(name: str, x: Any) -> dict[str, Part]:
 def exl3_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
     """Returns the configuration of a model, given the formats of its arrays by their
     names."""
-    if not formats:
+    bits = {name: format.bits for name, format in formats.items()}
+    head = [x for name, x in bits.items() if name.startswith("lm_head.")]
+    others = [x for name, x in bits.items() if not name.startswith("lm_head.")]
+    if not bits:
         return {}
-    *others, last = [format.bits for format in formats.values()]
-    head = next((f.bits for x, f in formats.items() if x.startswith("lm_head.")), last)
-    mean = sum([*others, last]) / len(formats)
-    config = {"quant_method": "exl3", "bits": round(mean, 2), "head_bits": head}
-    return {"quantization_config": config}
+    body = others or head
+    section = {"quant_method": "exl3", "bits": round(sum(body) / len(body), 2)}
+    return {"quantization_config": section | {"head_bits": (head or body)[-1]}}
 
 
 register_layout("exl3", find_exl3, parts=exl3_parts, config=exl3_config)
