@@ -31,9 +31,9 @@ class EXL3(AbstractFormat):
     16 of them.
 
     A matrix has a multiple of 128 rows and columns. Groups of 128 rows are stored
-    together: indexing or joining other rows decodes the matrix, or is an error. Nothing
-    can be quantized in this format: [`eqquant.Trellis`][] in [`eqquant.Rotated`][] is
-    the like.
+    together: indexing rows decodes the matrix, and taking a part of a group is an
+    error. Nothing can be quantized in this format; codes of the same kind are
+    [`eqquant.Trellis`][] in [`eqquant.Rotated`][].
 
     - `bits`: the number of bits of a code: 1 to 8. Or 1.5 to 7.5: codes of 2 and of 3
         bits in turn take 2.5.

@@ -54,7 +54,7 @@ def _entry(source, prefix, trellis, su, sv):
     if len(markers) > 1:
         both = " and ".join(map(repr, markers))
         raise ValueError(f"{name!r} should have one code. Got both {both}.")
-    code = next(iter(markers), "3inst")
+    code: Any = next(iter(markers), "3inst")
     try:
         format = EXL3(words / 16, code)
     except ValueError as e:
