@@ -55,10 +55,13 @@ labels = {
 }
 
 
-def _without_rotation(row):
-    """A row of a rotated format in sequence, as one of the inner format."""
-    format = row["format"]
-    if not format.startswith("Rotated(") or row["method"] != "Sequential":
+def _shown(row):
+    """A row as the figure shows it: rotated formats in sequence as the inner format,
+    and trellises that were also trained as one method."""
+    format, method = row["format"], row["method"]
+    if "Trellis" in format:
+        return row | {"method": "trellis" if method == "Sequential, tuned" else None}
+    if not format.startswith("Rotated(") or method != "Sequential":
         return row
     return row | {"format": format[len("Rotated(") : -1], "method": "rotated"}
 
@@ -73,13 +76,15 @@ def draw_loss():
         "GPTQ": dict(label="GPTQ", marker="^", color="#2ea043"),
         "Sequential": dict(label="GPTQ, Sequential", marker="D", color="#4184e4"),
         "rotated": dict(label="GPTQ, Sequential, rotated", marker="s", color="#986ee2"),
+        "trellis": dict(label="the same, trellis, tuned", marker="*", color="#d4772b"),
     }
-    rows = [_without_rotation(row) for row in _read("loss.csv")]
+    rows = [_shown(row) for row in _read("loss.csv")]
     for method, style in styles.items():
         points = [
             [float(row[key]) for key in ("bits_per_weight", "change", "error")]
             for row in rows
-            if row["method"] == method and row["format"] in labels
+            if row["method"] == method
+            and (row["format"] in labels or method == "trellis")
         ]
         bits, change, error = zip(*points)
         axes.errorbar(bits, change, error, linestyle="", elinewidth=1, **style)
