@@ -20,6 +20,7 @@ _ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 _file = f"libeqquant.{_ending}"
 _functions = (
     "product",
+    "trellis_product",
     "int8_matrices",
     "encode",
     "encode_tiles",
