@@ -20,8 +20,8 @@ _ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 _file = f"libeqquant.{_ending}"
 _functions = (
     "product",
-    "trellis_product",
     "int8_matrices",
+    "trellis_product",
     "encode",
     "encode_tiles",
     "encode_with_feedback",
