@@ -170,7 +170,9 @@ def explain(
         kernel.provided,
         kernel.about,
         seconds,
-        measured_machine().name if seconds and problem.platform == "cpu" else "",
+        measured_machine(problem.format).name
+        if seconds and problem.platform == "cpu"
+        else "",
         choose(dataclasses.replace(problem, portable=True)).kernel.name,
         [*reasons.items()],
     )

@@ -17,6 +17,7 @@
 #include "check_int8_matrices.h"
 #include "check_products.h"
 #include "check_trellis.h"
+#include "check_trellis_products.h"
 #include "compare.h"
 #include "isa/here.h"
 #include "pool.h"
@@ -46,6 +47,7 @@ void check_case(const Kernels& kernels, const char* set, const Pool& pool) {
   more.any();
   more.in_bytes();
   check_int8_matrices(kernels, set, pool);
+  TrellisChecks(kernels, set, pool).check();
 }
 
 }  // namespace

@@ -12,7 +12,16 @@ import numpy as np
 from ..._array import quantize, QuantizedArray, tree_prepack
 from ..._ops import qmatmul
 from ..._report import explain
-from ...formats import AbstractExact, Dynamic8, Int, Int4, Int8, NF4, Ternary
+from ...formats import (
+    AbstractExact,
+    Dynamic8,
+    Int,
+    Int4,
+    Int8,
+    NF4,
+    Ternary,
+    Trellis,
+)
 from ...kernels import describe_processor, Kind, kind_of, Problem, supporting
 from .._entries import Show
 from .._error import normal
@@ -33,9 +42,11 @@ def kinds_to_measure() -> list[Quantization]:
     others = [Int(bits, 64) for bits in (2, 3, 5, 6, 7)]
     minima = [Int(bits, 64, offset="minimum") for bits in (2, 3, 5, 6)]
     rounded = [Int8(64), Int4(), Ternary()]
+    # (The number of states does not matter, except for the time to quantize.)
+    trellises = [Trellis(bits, states=8) for bits in (2, 3, 4)]
     return [
         *all_formats(),
-        *map(Quantization, [*short, *others, *minima, Dynamic8()]),
+        *map(Quantization, [*short, *others, *minima, Dynamic8(), *trellises]),
         *(Quantization(format, Int8()) for format in rounded),
     ]
 

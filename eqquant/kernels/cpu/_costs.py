@@ -14,6 +14,7 @@ from ...formats import (
     AbstractGrid,
     AbstractRSR,
     Int8,
+    Trellis,
 )
 from .._problem import Problem
 from ._codes import integer_step
@@ -33,8 +34,8 @@ class Kind(NamedTuple):
     """The properties of a product that determine its time, apart from its sizes.
 
     - `product`: as in `Problem`.
-    - `name`: the name of the format, if its packing is unique, as for GGUF's types and
-        RSR's formats. Otherwise empty.
+    - `name`: the name of the format, if its packing is unique, as for GGUF's types,
+        RSR's formats and trellises. Otherwise empty.
     - `bits`: the bits of a code.
     - `points`: the points of codes: `"integers"`, or entries of a `"table"`.
     - `offset`: as in `AbstractGrid`.
@@ -55,8 +56,8 @@ class Kind(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The family of packings: `"RSR"`, `"GGUF"`, or `""` for grids."""
-        return "RSR" if self.name.startswith("RSR") else "GGUF" if self.name else ""
+        """The family of packings: `"RSR"`, `"Trellis"`, `"GGUF"`, or `""` for grids."""
+        return _family(self.name)
 
     def far(self, other: "Kind") -> float:
         """Returns the distance to another kind, weighted by the influence on time."""
@@ -73,6 +74,27 @@ class Kind(NamedTuple):
         )
 
 
+def _family(name: str) -> str:
+    for family in ("RSR", "Trellis"):
+        if name.startswith(family):
+            return family
+    return "GGUF" if name else ""
+
+
+def _base(format: AbstractFormat) -> AbstractFormat:
+    while isinstance(format, AbstractComposite) and not isinstance(
+        format, AbstractGGUFBytes
+    ):
+        format = format.base
+    return format
+
+
+def _name(base: AbstractFormat) -> str:
+    """Returns the name of a format whose packing is unique, and otherwise `""`."""
+    unique = isinstance(base, AbstractRSR | AbstractGGUFBytes | Trellis)
+    return type(base).__name__ if unique else ""
+
+
 @ft.lru_cache(maxsize=4096)
 def kind_of(
     product: str,
@@ -81,13 +103,10 @@ def kind_of(
     panels: bool,
 ) -> Kind:
     """Returns the kind of a product."""
-    while isinstance(format, AbstractComposite) and not isinstance(
-        format, AbstractGGUFBytes
-    ):
-        format = format.base
+    format = _base(format)
     rounds = isinstance(activation, Int8) and activation.block_size is None
-    if isinstance(format, AbstractRSR | AbstractGGUFBytes):
-        name, bits = type(format).__name__, float(format.bits)
+    if name := _name(format):
+        bits = float(format.bits)
         return Kind(product, name, bits, "", None, False, rounds, panels)
     assert isinstance(format, AbstractGrid)
     points = "table" if integer_step(format) is None else "integers"
@@ -132,6 +151,11 @@ class Machine(NamedTuple):
         processor = Processor(found["vendor"], found["family"], features)
         return cls(found["name"], processor, found["fuses"], costs)
 
+    @property
+    def families(self) -> set[str]:
+        """The families of packings whose kernels were measured."""
+        return {kind.family for kind in self.costs}
+
     def of(self, kind: Kind) -> Mapping[str, list[float]]:
         """Returns the costs of the nearest kind that was measured."""
         if kind in self.costs:
@@ -148,10 +172,12 @@ def _machines() -> list[Machine]:
     return [Machine.read(path) for path in sorted(_folder.glob("*.json"))]
 
 
-def measured_machine() -> Machine:
-    """Returns the measured machine that is most like this one: with as many as possible
-    of its instruction sets, and no others."""
-    return _machine(os.environ.get("EQQUANT_NATIVE_LEVEL"))
+def measured_machine(format: AbstractFormat) -> Machine:
+    """Returns the machine that is most like this one, of those on which the kernels of
+    a format were measured: with as many as possible of its instruction sets, and no
+    others."""
+    level = os.environ.get("EQQUANT_NATIVE_LEVEL")
+    return _machine(level, _family(_name(_base(format))))
 
 
 # The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them, on x86 and
@@ -194,7 +220,9 @@ def _processor(level):
 
 
 @ft.cache
-def _machine(level: str | None) -> Machine:
+def _machine(level: str | None, packings: str = "") -> Machine:
+    """Returns the machine that is most like this one, of those on which the kernels of
+    a family of packings were measured."""
     vendor, family, features = _processor(level)
     arm = features & set(_arm_levels)
     features = frozenset(_like_arm.get(feature, feature) for feature in features)
@@ -210,7 +238,8 @@ def _machine(level: str | None) -> Machine:
             found.fuses != fuses,
         )
 
-    nearest = min(_machines(), key=far)
+    machines = [machine for machine in _machines() if packings in machine.families]
+    nearest = min(machines, key=far)
     if not arm:
         return nearest
     return nearest._replace(name=f"{nearest.name}, since no ARM processor was measured")
@@ -228,7 +257,8 @@ def processor() -> dict[str, str]:
 
 @ft.lru_cache(maxsize=4096)
 def _of_kernel(name, level, *of_kind):
-    return _machine(level).of(kind_of(*of_kind)).get(name)
+    kind = kind_of(*of_kind)
+    return _machine(level, kind.family).of(kind).get(name)
 
 
 # The number of rows to assume if it is not known when compiling.

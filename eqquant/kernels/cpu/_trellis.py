@@ -1,5 +1,3 @@
-import math
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -8,6 +6,7 @@ from ...formats import AbstractFormat, round_trip, Stored, Trellis
 from .._problem import Problem
 from .._table import register_kernel
 from ._codes import refuse_layout
+from ._costs import measured
 from ._tiles import after, number_of_tiles
 
 
@@ -15,17 +14,12 @@ from ._tiles import after, number_of_tiles
 _together = 64
 
 
-def _not_measured(problem: Problem) -> float:
-    # (No other kernel competes with it.)
-    return math.inf
-
-
 @register_kernel(
     ("matmul", "matmul_transposed"),
     Trellis,
     activation=(None, AbstractFormat),
     supports=refuse_layout,
-    seconds=_not_measured,
+    seconds=measured("trellis_tiles"),
 )
 def trellis_tiles(
     x: Float[Array, "m _"], stored: Stored, problem: Problem

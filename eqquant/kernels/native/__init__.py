@@ -4,7 +4,8 @@ function interface (FFI).
 `src/` has the sources, which `build.py` compiles when the package is installed.
 `_library.py` loads the library, or reports why it cannot. `_weight.py` turns a weight
 into operands of an FFI call. `_decoded.py` registers the kernels for any format of
-blocks, and `_kernels.py` the kernels that read whole bytes of codes.
+blocks, `_kernels.py` the kernels that read whole bytes of codes, and `_trellis.py` the
+kernels for trellis codes.
 `_integer_product.py` multiplies 8-bit integers, for training. `_rearrange.py` makes
 stored arrays from the blocks of a file, in NumPy's memory and without XLA; `_memory.py`
 allocates this memory. `_encode.py` encodes numbers in the formats that search for
@@ -19,7 +20,7 @@ function to `products/kernels.h`, call it in `xla/whole_products.h` and `xla/ffi
 and register it in `_kernels.py`.
 """
 
-from . import _decoded as _decoded, _kernels as _kernels
+from . import _decoded as _decoded, _kernels as _kernels, _trellis as _trellis
 from ._encode import (
     encoder as encoder,
     most_encoded as most_encoded,

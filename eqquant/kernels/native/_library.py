@@ -21,6 +21,7 @@ _file = f"libeqquant.{_ending}"
 _functions = (
     "product",
     "int8_matrices",
+    "trellis_product",
     "encode",
     "encode_tiles",
     "encode_with_feedback",

@@ -101,14 +101,16 @@ _x86 = {
         None,
         "avx2 fma f16c",
         "pieces float32 float32_across transposed nibbles int8_matrices "
-        "int8_few_rows int16",
+        "int8_few_rows int16 trellis trellis_int16",
     ),
-    "avx_vnni": _Set("avx2", "avxvnni", "int8 int8_few_rows int16"),
+    "avx_vnni": _Set(
+        "avx2", "avxvnni", "int8 int8_few_rows int16 trellis trellis_int16"
+    ),
     "avx512": _Set(
         "avx2",
         "avx512f avx512bw avx512vl avx512dq avx512vnni",
         "pieces float32 float32_across transposed lookup_tables "
-        "int8 int8_few_rows int16",
+        "int8 int8_few_rows int16 trellis trellis_int16",
     ),
     "avx512_bf16": _Set("avx512", "avx512bf16", "bfloat16 bfloat16_nibbles"),
     "amx": _Set(
@@ -121,9 +123,9 @@ _arm = {
     "neon": _Set(
         None,
         "",
-        "pieces float32 float32_across transposed nibbles",
+        "pieces float32 float32_across transposed nibbles trellis",
     ),
-    "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows"),
+    "neon_dot": _Set("neon", "arch=armv8.2-a+dotprod", "int8 int8_few_rows trellis"),
     "neon_i8mm": _Set("neon_dot", "arch=armv8.2-a+dotprod+i8mm", "int8_pairs"),
 }
 _all_sets = {"x86_64": _x86, "aarch64": _arm}

@@ -180,6 +180,8 @@ struct Avx2 {
   static Ints times(Ints x, int32_t y) {
     return _mm256_madd_epi16(x, _mm256_set1_epi32(y));
   }
+  // The low 32 bits of products.
+  static Ints product(Ints x, Ints y) { return _mm256_mullo_epi32(x, y); }
   static Ints minus(Ints x, Ints y) { return _mm256_sub_epi32(x, y); }
   template <int bits>
   static Ints left(Ints x) {
@@ -202,6 +204,15 @@ struct Avx2 {
   }
   static Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
   static Ints both(Ints x, int32_t y) { return _mm256_and_si256(x, ints(y)); }
+  // Returns the bits of `mask` from bit `at` on, of pairs of words.
+  template <int at>
+  static Ints bits_from(Ints low, Ints high, Ints mask) {
+    return _mm256_and_si256(either(right<at>(low), left<32 - at>(high)), mask);
+  }
+  template <int at>
+  static Ints bits_from(Ints low, Ints mask) {
+    return _mm256_and_si256(right<at>(low), mask);
+  }
   // Adds the products of four 8-bit integers in each lane. `x` is unsigned, and at most
   // `most`; `y` is signed. It is fastest up to `small`: for larger integers, the sums
   // of two products do not fit in 16 bits.
@@ -222,10 +233,16 @@ struct Avx2 {
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     sum = dot8<most>(sum, x, y);
   }
+  // Adds the four bytes of each lane, without signs.
+  static Ints add_bytes(Ints sum, Ints x) {
+    return dot16(sum, _mm256_maddubs_epi16(x, _mm256_set1_epi8(1)),
+                 _mm256_set1_epi16(1));
+  }
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
   }
+  static void add_dot16(Ints& sum, Ints x, Ints y) { sum = dot16(sum, x, y); }
 
   // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const __m256i* byte, Ints* lanes) {

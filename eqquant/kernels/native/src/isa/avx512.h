@@ -157,6 +157,8 @@ struct Avx512 {
   static Ints times(Ints x, int32_t y) {
     return _mm512_madd_epi16(x, _mm512_set1_epi32(y));
   }
+  // The low 32 bits of products.
+  static Ints product(Ints x, Ints y) { return _mm512_mullo_epi32(x, y); }
   static Ints minus(Ints x, Ints y) { return _mm512_sub_epi32(x, y); }
   template <int bits>
   static Ints left(Ints x) {
@@ -171,6 +173,16 @@ struct Avx512 {
   static void store(int32_t* p, Ints x) { _mm512_store_si512(p, x); }
   static Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
   static Ints both(Ints x, int32_t y) { return _mm512_and_si512(x, ints(y)); }
+  // Returns the bits of `mask` from bit `at` on, of pairs of words.
+  template <int at>
+  static Ints bits_from(Ints low, Ints high, Ints mask) {
+    // (low | high) & mask
+    return _mm512_ternarylogic_epi32(right<at>(low), left<32 - at>(high), mask, 0xa8);
+  }
+  template <int at>
+  static Ints bits_from(Ints low, Ints mask) {
+    return _mm512_and_si512(right<at>(low), mask);
+  }
   // Converts 8-bit floats in four vectors, by way of float16.
   template <PointType type>
   static void small_floats(const uint8_t* p, Floats* found) {
@@ -208,8 +220,15 @@ struct Avx512 {
   static void add_dot8(Ints& sum, Ints x, Ints y) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
   }
+  // Adds the four bytes of each lane, without signs.
+  static Ints add_bytes(Ints sum, Ints x) {
+    return _mm512_dpbusd_epi32(sum, x, _mm512_set1_epi8(1));
+  }
   // Adds the products of two integers of 16 bits in each lane.
   static Ints dot16(Ints sum, Ints x, Ints y) { return _mm512_dpwssd_epi32(sum, x, y); }
+  static void add_dot16(Ints& sum, Ints x, Ints y) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  }
 
   // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const __m512i* byte, Ints* lanes) {

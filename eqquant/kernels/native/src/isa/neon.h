@@ -182,6 +182,8 @@ struct Neon {
   }
   // For integers below 2**15.
   static Ints times(Ints x, int32_t y) { return vmulq_s32(x, ints(y)); }
+  // The low 32 bits of products.
+  static Ints product(Ints x, Ints y) { return vmulq_s32(x, y); }
   static Ints minus(Ints x, Ints y) { return vsubq_s32(x, y); }
   template <int bits>
   static Ints left(Ints x) {
@@ -196,6 +198,20 @@ struct Neon {
   static void store(int32_t* p, Ints x) { vst1q_s32(p, x); }
   static Ints either(Ints x, Ints y) { return vorrq_s32(x, y); }
   static Ints both(Ints x, int32_t y) { return vandq_s32(x, ints(y)); }
+  // Returns the bits of `mask` from bit `at` on, of pairs of words.
+  template <int at>
+  static Ints bits_from(Ints low, Ints high, Ints mask) {
+    return vandq_s32(vsliq_n_s32(right<at>(low), high, 32 - at), mask);
+  }
+  template <int at>
+  static Ints bits_from(Ints low, Ints mask) {
+    if constexpr (at == 0) return vandq_s32(low, mask);
+    else return vandq_s32(right<at>(low), mask);
+  }
+  // Adds the four bytes of each lane, without signs.
+  static Ints add_bytes(Ints sum, Ints x) {
+    return any(vpadalq_u16(u32(sum), vpaddlq_u8(u8(x))));
+  }
 
   // Brings four bytes of each row together in a lane: see `weight/panel.h`.
   static void interleave(const Ints* byte, Ints* lanes) {

@@ -18,6 +18,9 @@ struct NeonDot : Neon {
   static Ints dot8(Ints sum, Ints x, Ints y) {
     return vdotq_s32(sum, s8(x), s8(y));
   }
+  static Ints add_bytes(Ints sum, Ints x) {
+    return any(vdotq_u32(u32(sum), u8(x), vdupq_n_u8(1)));
+  }
   // Four integers by which all lanes are multiplied.
   using Four = int8x8_t;
   static Four in_a_lane(int32_t four) {

@@ -12,6 +12,7 @@
 #include "products/float32_few_rows.h"
 #include "products/kernels.h"
 #include "products/long_sums.h"
+#include "products/some_rows.h"
 #include "weight/panel_reader.h"
 
 namespace eqquant {
@@ -23,17 +24,6 @@ constexpr int64_t kDecodedCodes = 64;
 
 // The largest number of adjacent panels of a task.
 constexpr int64_t kDecodedPanels = 64;
-
-// Calls `some(m, number)` for `number` rows of inputs from row `m`, until all rows are
-// done: enough at a time that decoding a weight for them takes little time, but not so
-// many that their sums leave the second cache.
-template <class Some>
-void in_some_rows(int64_t rows, Some some) {
-  constexpr int64_t each = 128;
-  int64_t m = 0;
-  for (; rows - m >= 2 * each; m += each) some(m, each);
-  some(m, rows - m);
-}
 
 // Returns the number of adjacent panels of a task: many, since long runs of consecutive
 // memory are read fastest, but not so many that some threads have no task or that

@@ -4,13 +4,14 @@
 // The sum of a run of codes is exact, in 32 bits. It is scaled, and added to a float32.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "products/dot_words.h"
 #include "products/float32.h"
 #include "products/kernels.h"
 #include "products/long_sums.h"
 #include "products/round_inputs.h"
+#include "products/some_rows.h"
 #include "weight/block_scales.h"
 #include "weight/panel_of_words.h"
 #include "weight/panel_reader.h"
@@ -201,19 +202,9 @@ class DecodedIntegers {
 
   template <bool minima>
   void multiply(const PanelOfWords<V>& panel, int64_t k, float* sums) const {
-    int64_t m = 0;
-    const auto rows = [&](auto number) {
-      constexpr int R = decltype(number)::value;
-      // (Two rows would wait for their sums, so eight rows are taken as twice four.)
-      for (; m + R <= x_.rows && !(R == 6 && m + 8 == x_.rows); m += R)
-        multiply<R, minima>(panel, m, k, sums + m * kRows);
-    };
-    if constexpr (V::registers > 16) {
-      rows(Number<6>());
-      rows(Number<4>());
-    }
-    rows(Number<2>());
-    rows(Number<1>());
+    in_few_rows<V>(x_.rows, [&](auto number, int64_t m) EQQUANT_INLINE {
+      multiply<decltype(number)::value, minima>(panel, m, k, sums + m * kRows);
+    });
   }
 
   // Adds the products of `R` rows of inputs, from row `m` and position `k` on.
@@ -251,26 +242,8 @@ class DecodedIntegers {
   void add(const PanelOfWords<V>& panel, int64_t i, int64_t first, int64_t last,
            const int16_t* x, const float* inputs, float* sums) const {
     Ints sum[R][4];
-    EQQUANT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v) sum[r][v] = V::ints(0);
-    }
-    const int64_t stride = x_.stride;
-    const int32_t* pairs = panel.pairs + first / 2 * kRows;
-    for (int64_t k = first; k < last; k += 2, pairs += kRows) {
-      Ints w[4];
-      EQQUANT_UNROLL
-      for (int v = 0; v < 4; ++v) w[v] = V::load(pairs + v * W);
-      EQQUANT_UNROLL
-      for (int r = 0; r < R; ++r) {
-        int32_t two;
-        __builtin_memcpy(&two, x + r * stride + k, 4);
-        const Ints all = V::ints(two);
-        EQQUANT_UNROLL
-        for (int v = 0; v < 4; ++v) sum[r][v] = V::dot16(sum[r][v], w[v], all);
-      }
-    }
+    dot_words<V>(panel.pairs + first / 2 * kRows, last - first, x + first, x_.stride,
+                 sum);
     EQQUANT_UNROLL
     for (int v = 0; v < 4; ++v) {
       const auto scale = V::load(panel.scale + i * kRows + v * W);
@@ -289,14 +262,9 @@ class DecodedIntegers {
 
   // Adds the products of the outliers with a panel, from position `k` on.
   void add_outliers(const PanelOfWords<V>& panel, int64_t k, float* sums) const {
-    for (int64_t m = 0; m < x_.rows; ++m) {
-      const Outlier* const all = x_.outlier + m * x_.most;
-      const Outlier* const end = all + larger(0, x_.outliers[m]);
-      const Outlier* at = std::lower_bound(
-          all, end, k, [](const Outlier& o, int64_t first) { return o.k < first; });
-      for (; at < end && at->k < k + panel.number; ++at)
-        add_outlier(panel, at->k - k, at->x, sums + m * kRows);
-    }
+    over_outliers(x_, k, k + panel.number, [&](int64_t m, const Outlier& one) {
+      add_outlier(panel, one.k - k, one.x, sums + m * kRows);
+    });
   }
 
   EQQUANT_INNERMOST void add_outlier(const PanelOfWords<V>& panel, int64_t k, float x,
@@ -311,9 +279,9 @@ class DecodedIntegers {
     while (panel.run[i].last <= k) ++i;
     for (int v = 0; v < 4; ++v) {
       const int64_t at = i * kRows + v * W;
-      const Ints two = V::load(panel.pairs + k / 2 * kRows + v * W);
-      const Ints one = V::dot16(V::ints(0), two, V::ints(k % 2 == 0 ? 1 : 1 << 16));
-      auto number = V::mul(V::to_floats(one), V::load(panel.scale + at));
+      const auto one =
+          one_of_pairs<V>(panel.pairs + k / 2 * kRows + v * W, k % 2 != 0);
+      auto number = V::mul(one, V::load(panel.scale + at));
       if (w_.offset == Offset::kMinimum)
         number = V::add(number, V::load(panel.rest + at));
       V::store(sums + v * W, V::fma(number, V::all(x), V::load(sums + v * W)));

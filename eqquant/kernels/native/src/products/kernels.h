@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "isa/features.h"
+#include "weight/trellis.h"
 #include "weight/weight.h"
 
 namespace eqquant {
@@ -159,6 +160,25 @@ struct Kernels {
   int64_t (*int8_scratch)(const Blocks&, const Digits&, int64_t workers);
   void (*int8)(const Blocks&, const Digits&, float* y, float* scratch, const Parallel&);
 
+  // Products of weights in trellis codes: `trellis_row` of a single row, padded with
+  // zeros to whole words, by scaled sums. The others are in float32, from the decoded
+  // numbers, and in 16-bit integers, as above.
+  int64_t (*trellis_row_scratch)(const TrellisWeight&, int64_t workers);
+  void (*trellis_row)(const TrellisWeight&, const float* x, float* y, float* scratch,
+                      const Parallel&);
+  int64_t (*trellis_scratch)(const TrellisWeight&, int64_t rows, int64_t workers);
+  void (*trellis)(const TrellisWeight&, const float* x, float* y, int64_t rows,
+                  float* scratch, const Parallel&);
+  void (*trellis_across)(const TrellisWeight&, const float* x, float* y, int64_t rows,
+                         const Parallel&);
+  void (*trellis_to_words)(const TrellisWeight&, const float* x, const Words&,
+                           int16_t* word, float* unit_of_row, int32_t* outliers,
+                           Outlier* outlier, const Parallel&);
+  int64_t (*trellis_int16_scratch)(const TrellisWeight&, int64_t rows,
+                                   int64_t workers);
+  void (*trellis_int16)(const TrellisWeight&, const Words&, float* y, float* scratch,
+                        const Parallel&);
+
   // Products of 8-bit integers without scales.
   void (*int8_matrices)(const ByteMatrices&, const Parallel&);
 };
@@ -170,6 +190,14 @@ struct Kernels {
 enum class Product : int32_t {
 #define EQQUANT_PRODUCT(name) name,
   EQQUANT_PRODUCTS(EQQUANT_PRODUCT)
+#undef EQQUANT_PRODUCT
+};
+
+// The same of weights in trellis codes.
+#define EQQUANT_TRELLIS_PRODUCTS(f) f(trellis) f(trellis_across) f(trellis_int16)
+enum class TrellisProduct : int32_t {
+#define EQQUANT_PRODUCT(name) name,
+  EQQUANT_TRELLIS_PRODUCTS(EQQUANT_PRODUCT)
 #undef EQQUANT_PRODUCT
 };
 

@@ -2,6 +2,7 @@
 // are handled separately.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "products/kernels.h"
@@ -131,12 +132,25 @@ void to_digits(const float* x, int64_t k, const Digits& digits, int8_t* digit,
   });
 }
 
-// `least`: the smallest factor by which units are multiplied.
+// Calls `add(m, outlier)` for the outliers of each row `m` at positions from `first` to
+// `last`.
+template <class Add>
+void over_outliers(const Words& x, int64_t first, int64_t last, Add add) {
+  for (int64_t m = 0; m < x.rows; ++m) {
+    const Outlier* const all = x.outlier + m * x.most;
+    const Outlier* const end = all + larger(0, x.outliers[m]);
+    const Outlier* at = std::lower_bound(
+        all, end, first, [](const Outlier& o, int64_t k) { return o.k < k; });
+    for (; at < end && at->k < last; ++at) add(m, *at);
+  }
+}
+
+// Rounds rows of `k` inputs. `least`: the smallest factor by which units are multiplied.
+// `apart`: see `apart_in_words`.
 template <class V>
-void to_words(const Blocks& w, const float* x, float least, const Words& words,
-                     int16_t* word, float* sums, float* unit, int32_t* outliers,
-                     Outlier* outlier, const Parallel& parallel) {
-  const int64_t k = w.k, apart = apart_in_words(w);
+void to_words(int64_t k, int64_t apart, const float* x, float least, const Words& words,
+              int16_t* word, float* sums, float* unit, int32_t* outliers,
+              Outlier* outlier, const Parallel& parallel) {
   parallel(words.rows, [&](int64_t m, int64_t) {
     int16_t* const mine = word + m * words.stride;
     const int64_t groups = divided_up(words.stride, 16);
@@ -157,6 +171,14 @@ void to_words(const Blocks& w, const float* x, float least, const Words& words,
     }
     if (apart != 0) order_as_words(apart, mine, words.stride);
   });
+}
+
+template <class V>
+void to_words(const Blocks& w, const float* x, float least, const Words& words,
+              int16_t* word, float* sums, float* unit, int32_t* outliers,
+              Outlier* outlier, const Parallel& parallel) {
+  to_words<V>(w.k, apart_in_words(w), x, least, words, word, sums, unit, outliers,
+              outlier, parallel);
 }
 
 }  // namespace

@@ -202,6 +202,78 @@ auto bind_product() {
       .Attr<float>("unit");
 }
 
+// Whether a set has the kernels for a product of weights in trellis codes.
+bool has(const Kernels& kernels, TrellisProduct product) {
+  switch (product) {
+#define EQQUANT_PRODUCT(name) \
+  case TrellisProduct::name: return kernels.name != nullptr;
+    EQQUANT_TRELLIS_PRODUCTS(EQQUANT_PRODUCT)
+#undef EQQUANT_PRODUCT
+  }
+  return false;
+}
+
+// The products of `multiply`, for each weight of a stack in trellis codes.
+ffi::Error trellis_product(ffi::ThreadPool pool, Floats x, Bits words,
+                           ffi::AnyBuffer scale, Result y, int32_t which, int32_t bits,
+                           int32_t states, int32_t scale_type, int64_t k, int32_t set) {
+  const Kernels* kernels = kernels_of(set);
+  const auto product = static_cast<TrellisProduct>(which);
+  if (kernels == nullptr || !has(*kernels, product)) return no_kernel(set);
+  const Matrices xs(x.dimensions()), ys(y->dimensions());
+  const Matrices all(words.dimensions()), scales(scale.dimensions());
+  if (bits < 1 || bits > 8 || states < 8 || states > 16 || k < 1 || all.columns < 1 ||
+      all.rows != divided_up(k, kWholeNumbers) * bits)
+    return wrong("there should be as many words as the codes of the numbers take");
+  const auto type = static_cast<ScaleType>(scale_type);
+  const bool wide = type == ScaleType::kFloat32;
+  if ((!wide && type != ScaleType::kBfloat16 && type != ScaleType::kFloat16) ||
+      scale.element_type() != (wide ? ffi::U32 : ffi::U16) ||
+      scales.number != all.number || scales.rows != 1 || scales.columns != all.columns)
+    return wrong("there should be a scale of 32 or 16 bits for each row");
+  const bool across = product == TrellisProduct::trellis_across;
+  if (xs.number != all.number || ys.number != all.number || xs.rows != ys.rows ||
+      xs.columns != (across ? all.columns : k) ||
+      ys.columns != (across ? k : all.columns))
+    return wrong("matrices should have shapes that a product has");
+  for (int64_t i = 0; i < all.number; ++i) {
+    const auto* const mine = static_cast<const uint8_t*>(scale.untyped_data()) +
+                             i * scales.each() * bytes_of(type);
+    const TrellisWeight w = {
+        words.typed_data() + i * all.each(),
+        {type, mine, RowOrder::side_by_side(all.columns), false, {}},
+        all.columns, k, bits, states};
+    const TrellisProducts<Scratch> whole(*kernels, w, xs.rows, on(pool));
+    const float* const from = x.typed_data() + i * xs.each();
+    float* const found = y->typed_data() + i * ys.each();
+    const auto done = [&] {
+      switch (product) {
+        case TrellisProduct::trellis: return whole.trellis(from, found);
+        case TrellisProduct::trellis_across: return whole.trellis_across(from, found);
+        case TrellisProduct::trellis_int16: return whole.trellis_int16(from, found);
+      }
+      return false;
+    };
+    if (!done()) return no_memory();
+  }
+  return ffi::Error::Success();
+}
+
+auto bind_trellis_product() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<Floats>()
+      .Arg<Bits>()
+      .Arg<ffi::AnyBuffer>()
+      .Ret<ffi::Buffer<ffi::F32>>()
+      .Attr<int32_t>("product")
+      .Attr<int32_t>("bits")
+      .Attr<int32_t>("states")
+      .Attr<int32_t>("scale_type")
+      .Attr<int64_t>("k")
+      .Attr<int32_t>("set");
+}
+
 // `y[m, n] = x[m, k] @ w[n, k].T`, or `x[m, k] @ w[k, n]`, for integers.
 ffi::Error int8_matrices(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x,
                          ffi::Buffer<ffi::S8> w, Result y, bool across, int32_t set) {
@@ -256,6 +328,7 @@ EQQUANT_EXPORT int32_t eqquant_has(int32_t i, const char* name) {
 #define EQQUANT_PRODUCT(product) \
   if (std::strcmp(name, #product) == 0) return kernels->product != nullptr;
   EQQUANT_PRODUCTS(EQQUANT_PRODUCT)
+  EQQUANT_TRELLIS_PRODUCTS(EQQUANT_PRODUCT)
   EQQUANT_PRODUCT(int8_matrices)
 #undef EQQUANT_PRODUCT
   return false;
@@ -282,5 +355,7 @@ EQQUANT_EXPORT bool eqquant_has_fours(int32_t set, int32_t packing, int32_t poin
 }
 
 EQQUANT_HANDLER(eqquant_product, eqquant::product, eqquant::bind_product());
+EQQUANT_HANDLER(eqquant_trellis_product, eqquant::trellis_product,
+                eqquant::bind_trellis_product());
 EQQUANT_HANDLER(eqquant_int8_matrices, eqquant::int8_matrices,
                 eqquant::bind_int8_matrices());

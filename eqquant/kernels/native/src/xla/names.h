@@ -39,7 +39,10 @@ constexpr Named kNames[] = {
 #define EQQUANT_PRODUCT(name) named("product." #name, Product::name),
         EQQUANT_PRODUCTS(EQQUANT_PRODUCT)
 #undef EQQUANT_PRODUCT
-            named("points.e4m3", PointType::kE4M3),
+#define EQQUANT_PRODUCT(name) named("product." #name, TrellisProduct::name),
+            EQQUANT_TRELLIS_PRODUCTS(EQQUANT_PRODUCT)
+#undef EQQUANT_PRODUCT
+                named("points.e4m3", PointType::kE4M3),
     named("points.e5m2", PointType::kE5M2),
     named("points.integers", PointType::kIntegers),
     named("points.signed", PointType::kSigned),

@@ -53,6 +53,71 @@ class Padded {
   Memory<T> copy_;
 };
 
+// Copies a row of inputs.
+inline auto copies(const float* x, int64_t columns) {
+  return [=](int64_t m, float* to) { std::copy_n(x + m * columns, columns, to); };
+}
+
+// Computes in float32, by `product(x, y, rows)`, the rows without digits or words, and
+// rows with sums that are not finite: scaled sums may not be finite where sums of
+// scaled numbers are. `row(m, to)` copies the `k` inputs of a row.
+template <template <class> class Memory, class Row, class Product>
+bool mend_rows(const Parallel& parallel, int64_t rows, Row row, int64_t k, float* y,
+               int64_t n, int32_t* outliers, Product product) {
+  const int64_t each = larger(1, kCheckedResults / n);
+  parallel(divided_up(rows, each), [&](int64_t task, int64_t) {
+    for (int64_t m = task * each; m < smaller((task + 1) * each, rows); ++m)
+      if (!are_finite(y + m * n, n)) outliers[m] = kNoDigits;
+  });
+  const int64_t left = std::count(outliers, outliers + rows, kNoDigits);
+  if (left == 0) return true;
+  const Memory<float> some_x(left * k), some_y(left * n);
+  if (some_x.failed() || some_y.failed()) return false;
+  const auto over = [&](auto copy) {
+    for (int64_t m = 0, i = 0; m < rows; ++m)
+      if (outliers[m] == kNoDigits) copy(m, i++);
+  };
+  over([&](int64_t m, int64_t i) { row(m, some_x.get() + i * k); });
+  if (!product(some_x.get(), some_y.get(), left)) return false;
+  over([&](int64_t m, int64_t i) { std::copy_n(some_y.get() + i * n, n, y + m * n); });
+  return true;
+}
+
+// Rows of inputs as words, in their memory, which a kernel writes.
+template <template <class> class Memory>
+struct WordsInMemory {
+  Memory<int16_t> word;
+  Memory<float> sums, unit;
+  Memory<int32_t> outliers;
+  Memory<Outlier> outlier;
+  Words words;
+
+  // `has_sums`: whether the sums of words are needed, too.
+  WordsInMemory(int64_t rows, int64_t k, bool has_sums)
+      : WordsInMemory(rows, divided_up(k, 64) * 64, k / kOutlierShare, has_sums) {}
+
+  bool failed() const {
+    return word.failed() || sums.failed() || unit.failed() || outliers.failed() ||
+           outlier.failed();
+  }
+
+  // Call this after the kernel.
+  void written() {
+    for (int64_t m = 0; m < words.rows; ++m)
+      if (outliers.get()[m] > 0) words.outliers = outliers.get();
+  }
+
+ private:
+  WordsInMemory(int64_t rows, int64_t stride, int64_t most, bool has_sums)
+      : word(rows * stride),
+        sums(has_sums ? rows * stride / 16 : 0),
+        unit(rows),
+        outliers(rows),
+        outlier(rows * most),
+        words{rows,       stride, word.get(), has_sums ? sums.get() : nullptr,
+              unit.get(), most,   nullptr,    outlier.get()} {}
+};
+
 template <template <class> class Memory>
 class Products {
  public:
@@ -76,26 +141,16 @@ class Products {
 
   // Rounds `x` to 16-bit integers. The points of the table are scaled by `unit`.
   bool int16(const float* x, float* y, float unit) const {
-    const int64_t stride = divided_up(w_.k, 64) * 64, most = w_.k / kOutlierShare;
     const bool minima = w_.offset == Offset::kMinimum;
-    const Memory<int16_t> word(rows_ * stride);
-    const Memory<float> sums(minima ? rows_ * stride / 16 : 0);
-    const Memory<float> units(rows_);
-    const Memory<int32_t> outliers(rows_);
-    const Memory<Outlier> outlier(rows_ * most);
+    WordsInMemory<Memory> in(rows_, w_.k, minima);
     const Memory<float> scratch(kernels_.int16_scratch(w_, rows_, parallel_.workers));
-    if (word.failed() || sums.failed() || units.failed() || outliers.failed() ||
-        outlier.failed() || scratch.failed())
-      return false;
-    float* const of_sixteen = minima ? sums.get() : nullptr;
-    Words words = {rows_,       stride, word.get(), of_sixteen,
-                   units.get(), most,   nullptr,    outlier.get()};
-    kernels_.to_words(w_, x, unit, words, word.get(), of_sixteen, units.get(),
-                      outliers.get(), outlier.get(), parallel_);
-    for (int64_t m = 0; m < rows_; ++m)
-      if (outliers.get()[m] > 0) words.outliers = outliers.get();
-    kernels_.int16(w_, words, unit, y, scratch.get(), parallel_);
-    return mend(x, y, outliers.get(), unit);
+    if (in.failed() || scratch.failed()) return false;
+    kernels_.to_words(w_, x, unit, in.words, in.word.get(),
+                      minima ? in.sums.get() : nullptr, in.unit.get(),
+                      in.outliers.get(), in.outlier.get(), parallel_);
+    in.written();
+    kernels_.int16(w_, in.words, unit, y, scratch.get(), parallel_);
+    return mend(x, y, in.outliers.get(), unit);
   }
 
   // Splits `x` into parts of 8-bit digits. The points of the table are scaled by
@@ -137,11 +192,12 @@ class Products {
     const Memory<int32_t> none(rows_);
     if (none.failed()) return false;
     std::fill_n(none.get(), rows_, 0);
-    return mend_rows(copies(x, w_.n), w_.n, y, w_.k, none.get(),
-                     [&](const float* some_x, float* some_y, int64_t rows) {
-                       kernels_.float32_across(w_, some_x, some_y, rows, parallel_);
-                       return true;
-                     });
+    return mend_rows<Memory>(
+        parallel_, rows_, copies(x, w_.n), w_.n, y, w_.k, none.get(),
+        [&](const float* some_x, float* some_y, int64_t rows) {
+          kernels_.float32_across(w_, some_x, some_y, rows, parallel_);
+          return true;
+        });
   }
 
   bool bfloat16_nibbles(const float* x, float* y) const {
@@ -206,11 +262,6 @@ class Products {
     return true;
   }
 
-  // Copies a row of inputs.
-  static auto copies(const float* x, int64_t columns) {
-    return [=](int64_t m, float* to) { std::copy_n(x + m * columns, columns, to); };
-  }
-
   bool mend(const float* x, float* y) const {
     const Memory<int32_t> none(rows_);
     if (none.failed()) return false;
@@ -229,40 +280,75 @@ class Products {
 
   template <class Row>
   bool mend_along(Row row, float* y, int32_t* outliers, const Blocks& w) const {
-    return mend_rows(row, w_.k, y, w_.n, outliers,
-                     [&](const float* some_x, float* some_y, int64_t rows) {
-                       return exact(w, some_x, some_y, rows);
-                     });
-  }
-
-  // Computes in float32, by `product(x, y, rows)`, the rows without digits or words,
-  // and rows with sums that are not finite: scaled sums may not be finite where sums of
-  // scaled numbers are. `row(m, to)` copies the `k` inputs of a row.
-  template <class Row, class Product>
-  bool mend_rows(Row row, int64_t k, float* y, int64_t n, int32_t* outliers,
-                 Product product) const {
-    const int64_t each = larger(1, kCheckedResults / n);
-    parallel_(divided_up(rows_, each), [&](int64_t task, int64_t) {
-      for (int64_t m = task * each; m < smaller((task + 1) * each, rows_); ++m)
-        if (!are_finite(y + m * n, n)) outliers[m] = kNoDigits;
-    });
-    const int64_t left = std::count(outliers, outliers + rows_, kNoDigits);
-    if (left == 0) return true;
-    const Memory<float> some_x(left * k), some_y(left * n);
-    if (some_x.failed() || some_y.failed()) return false;
-    const auto over = [&](auto copy) {
-      for (int64_t m = 0, i = 0; m < rows_; ++m)
-        if (outliers[m] == kNoDigits) copy(m, i++);
-    };
-    over([&](int64_t m, int64_t i) { row(m, some_x.get() + i * k); });
-    if (!product(some_x.get(), some_y.get(), left)) return false;
-    over(
-        [&](int64_t m, int64_t i) { std::copy_n(some_y.get() + i * n, n, y + m * n); });
-    return true;
+    return mend_rows<Memory>(
+        parallel_, rows_, row, w_.k, y, w_.n, outliers,
+        [&](const float* some_x, float* some_y, int64_t rows) {
+          return exact(w, some_x, some_y, rows);
+        });
   }
 
   const Kernels& kernels_;
   const Blocks& w_;
+  int64_t rows_;
+  Parallel parallel_;
+};
+
+// The same of weights in trellis codes.
+template <template <class> class Memory>
+class TrellisProducts {
+ public:
+  TrellisProducts(const Kernels& kernels, const TrellisWeight& w, int64_t rows,
+                  Parallel parallel)
+      : kernels_(kernels), w_(w), rows_(rows), parallel_(parallel) {}
+
+  bool trellis(const float* x, float* y) const {
+    if (rows_ > 1) return exact(x, y, rows_);
+    const Padded<Memory, float> whole(x, 1, w_.k,
+                                      divided_up(w_.k, kWholeNumbers) * kWholeNumbers);
+    const Memory<float> scratch(kernels_.trellis_row_scratch(w_, parallel_.workers));
+    if (whole.failed() || scratch.failed()) return false;
+    kernels_.trellis_row(w_, whole.get(), y, scratch.get(), parallel_);
+    int32_t none = 0;
+    return mend(x, y, &none);
+  }
+
+  bool trellis_across(const float* x, float* y) const {
+    kernels_.trellis_across(w_, x, y, rows_, parallel_);
+    return true;
+  }
+
+  // Rounds `x` to 16-bit integers.
+  bool trellis_int16(const float* x, float* y) const {
+    WordsInMemory<Memory> in(rows_, w_.k, false);
+    const Memory<float> scratch(
+        kernels_.trellis_int16_scratch(w_, rows_, parallel_.workers));
+    if (in.failed() || scratch.failed()) return false;
+    kernels_.trellis_to_words(w_, x, in.words, in.word.get(), in.unit.get(),
+                              in.outliers.get(), in.outlier.get(), parallel_);
+    in.written();
+    kernels_.trellis_int16(w_, in.words, y, scratch.get(), parallel_);
+    return mend(x, y, in.outliers.get());
+  }
+
+ private:
+  bool exact(const float* x, float* y, int64_t rows) const {
+    const Memory<float> scratch(
+        kernels_.trellis_scratch(w_, rows, parallel_.workers));
+    if (scratch.failed()) return false;
+    kernels_.trellis(w_, x, y, rows, scratch.get(), parallel_);
+    return true;
+  }
+
+  bool mend(const float* x, float* y, int32_t* outliers) const {
+    return mend_rows<Memory>(
+        parallel_, rows_, copies(x, w_.k), w_.k, y, w_.n, outliers,
+        [&](const float* some_x, float* some_y, int64_t rows) {
+          return exact(some_x, some_y, rows);
+        });
+  }
+
+  const Kernels& kernels_;
+  const TrellisWeight& w_;
   int64_t rows_;
   Parallel parallel_;
 };
