@@ -15,9 +15,11 @@
 
 using Word = unsigned int;
 
-struct alignas(16) Vector {
-  Word words[4];
+template <int size>
+struct alignas(4 * size) Words {
+  Word words[size];
 };
+using Vector = Words<4>;
 
 #define EACH
 #define ONE_BY_ONE
@@ -113,6 +115,14 @@ inline Word bits_of(float number) {
   std::memcpy(&bits, &number, 4);
   return bits;
 }
+
+inline Word round_to_pair(float x) { return emulator::to_bfloat16(x) * 0x10001u; }
+
+inline Word larger(Word a, Word b) { return a > b ? a : b; }
+
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+
+inline float float_of_byte(Word word, int i) { return 32768.f + (word >> 8 * i & 255); }
 
 inline Word largest_of_pairs(Word a, Word b) {
   const Word low = (a & 0xffff) > (b & 0xffff) ? a : b;

@@ -50,6 +50,13 @@ def test_since_ampere(compiler, gpu, m):
     assert chosen(case(m), gpu)[0] == "bfloat16_mma"
 
 
+# Also formats whose blocks are of 16 numbers, or of the bytes of files.
+@pytest.mark.parametrize("m", (1, 64))
+@pytest.mark.parametrize("name", kinds)
+def test_every_kind(compiler, name, m):
+    assert chosen(case(m, format=kinds[name]))[0] == "bfloat16_mma"
+
+
 @pytest.mark.parametrize("gpu", _older)
 def test_before(compiler, gpu):
     name, reasons = chosen(case(), gpu)
@@ -100,7 +107,7 @@ def test_capabilities(monkeypatch, capability, fits):
             "has errors up to 4e-03",
         ),
         (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
-        (case(format=eqq.Int4(16)), "needs larger blocks, of a power of two"),
+        (case(format=eqq.Int4(48)), "in blocks of 16, or of a larger power of two"),
     ),
 )
 def test_refused(compiler, problem, reason):

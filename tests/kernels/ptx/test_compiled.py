@@ -51,6 +51,15 @@ def test_nothing_is_spilled(name, m, architecture):
         ("int-2", 2.2),
         ("ternary", 1.9),
         ("binary", 1.4),
+        ("mxfp4", 3.4),
+        ("nvfp4", 3.5),
+        ("int4-16", 2.7),
+        ("q4_1", 3.5),
+        ("q2_k", 4.3),
+        ("q3_k", 5.0),
+        ("q4_k", 3.0),
+        ("q5_k", 4.0),
+        ("q6_k", 5.3),
     ),
 )
 def test_instructions_of_a_weight(name, most, architecture):
@@ -58,7 +67,7 @@ def test_instructions_of_a_weight(name, most, architecture):
         pytest.skip("needs `nvdisasm`, of the package `nvidia-cuda-nvdisasm`")
     code, _ = machine_code.compiled(machine_code.source(kinds[name], 1), architecture)
     # (Beside weights, ones multiply inputs.)
-    ones = name == "mlx"
+    ones = name in ("mlx", "q4_1", "q2_k", "q4_k", "q5_k")
     loop = machine_code.loop(code, 2 if ones else 1)
     print(name, architecture, f"{loop.per_weight:.2f}", loop.names.most_common(8))
     assert loop.per_weight <= most

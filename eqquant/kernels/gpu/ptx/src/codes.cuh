@@ -1,14 +1,14 @@
 // Decodes words of codes to pairs of bfloat16, which are registers of an operand of the
 // tensor cores. A word has codes of one row of the weight, in the order of memory.
 #pragma once
-#include "lane.cuh"
+#include "scales.cuh"
 
-// Each class decodes a word by `decode`, whose arguments are
+// Each class decodes the pair `i` of a word by `pair`, whose other arguments are
 // - `table`: the table that `fill` has written, beginning at the word of the lane.
 //   There is none if `table_words` is zero.
 // - `added`: the result of `added` for the code of zero of the row's block.
 //   (`has_zeros` tells whether each block has its own code of zero.)
-// - `largest`: the largest bits so far, in which `not_numbers` finds NaNs (`has_nan`).
+// - `largest`: the largest bits so far, in which `not_a_number` finds NaNs (`has_nan`).
 
 // Unsigned integers of 2 or 4 bits. Each pair takes one code from each half of the
 // word: code `i` and code `i + pairs`.
@@ -28,12 +28,11 @@ struct Integers {
   }
 
   template <bool has_zeros>
-  ON_LANE static void decode(Word word, const Word*, Word added, Word&, Word* pair) {
+  ON_LANE static Word pair(Word word, int i, const Word*, Word added, Word&) {
     // 128 in bfloat16 is 0x4300, and its lowest bit counts one: `or` with a code adds
     // the code.
     constexpr Word mask = ((1u << bits) - 1) * 0x10001u;
-    EACH for (int i = 0; i < pairs; ++i)
-      pair[i] = add_pair(and_or(word >> bits * i, mask, 0x43004300u), added);
+    return add_pair(and_or(word >> bits * i, mask, 0x43004300u), added);
   }
 };
 
@@ -47,10 +46,9 @@ struct Signs {
   ON_LANE static Word added(Word) { return 0; }
 
   template <bool has_zeros>
-  ON_LANE static void decode(Word word, const Word*, Word, Word&, Word* pair) {
+  ON_LANE static Word pair(Word word, int i, const Word*, Word, Word&) {
     // The code flips the sign of -1.
-    EACH for (int i = 0; i < pairs; ++i)
-      pair[i] = and_xor(word << (15 - i), 0x80008000u, 0xbf80bf80u);
+    return and_xor(word << (15 - i), 0x80008000u, 0xbf80bf80u);
   }
 };
 
@@ -69,18 +67,16 @@ struct Bytes {
   }
 
   template <bool has_zeros>
-  ON_LANE static void decode(Word word, const Word*, Word added, Word&, Word* pair) {
-    EACH for (int i = 0; i < pairs; ++i) {
-      const Word two = word >> 8 * i;
-      // `low` is 128 plus the low seven bits. `less` is -128, or -256 for a negative
-      // number, since the sign is the lowest bit of the exponent. For unsigned
-      // integers, it is -256, or -128 if the highest bit is set.
-      const Word low = and_or(two, 0x007f007fu, 0x43004300u);
-      const Word less = is_signed ? and_or(two, 0x00800080u, 0xc300c300u)
-                                  : and_xor(two, 0x00800080u, 0xc380c380u);
-      pair[i] = add_pair(low, less);
-      if constexpr (has_zeros) pair[i] = add_pair(pair[i], added);
-    }
+  ON_LANE static Word pair(Word word, int i, const Word*, Word added, Word&) {
+    const Word two = word >> 8 * i;
+    // `low` is 128 plus the low seven bits. `less` is -128, or -256 for a negative
+    // number, since the sign is the lowest bit of the exponent. For unsigned integers,
+    // it is -256, or -128 if the highest bit is set.
+    const Word low = and_or(two, 0x007f007fu, 0x43004300u);
+    const Word less = is_signed ? and_or(two, 0x00800080u, 0xc300c300u)
+                                : and_xor(two, 0x00800080u, 0xc380c380u);
+    const Word found = add_pair(low, less);
+    return has_zeros ? add_pair(found, added) : found;
   }
 };
 
@@ -94,20 +90,9 @@ struct Floats {
   ON_LANE static Word added(Word) { return 0; }
 
   template <bool has_zeros>
-  ON_LANE static void decode(Word word, const Word*, Word, Word& largest, Word* pair) {
-    // With its exponent in the place of bfloat16's, each number is 2**120 times too
-    // small.
-    EACH for (int i = 0; i < pairs; ++i) {
-      const Word rest = (i == 0 ? word << 4 : word >> 4) & 0x07f007f0u;
-      const Word found = and_or(i == 0 ? word << 8 : word, 0x80008000u, rest);
-      pair[i] = multiply_pair(found, 0x7b807b80u);
-      largest = largest_of_pairs(largest, rest);
-    }
-  }
-
-  // All bits of a NaN but its sign are ones, so nothing is larger.
-  ON_LANE static Word not_numbers(Word largest) {
-    return (largest + 0x00100010u) & 0x08000800u;
+  ON_LANE static Word pair(Word word, int i, const Word*, Word, Word& largest) {
+    const Word rest = (i == 0 ? word << 4 : word >> 4) & 0x07f007f0u;
+    return of_e4m3(rest, i == 0 ? word << 8 : word, largest);
   }
 };
 
@@ -131,12 +116,9 @@ struct Table {
   }
 
   template <bool has_zeros>
-  ON_LANE static void decode(Word word, const Word* table, Word, Word&, Word* pair) {
+  ON_LANE static Word pair(Word word, int i, const Word* table, Word, Word&) {
     // The offset is the byte times the 128 bytes of a row of the table.
-    EACH for (int i = 0; i < pairs; ++i) {
-      const Word at = (i == 0 ? word << 7 : word >> (8 * i - 7)) & 0x7f80;
-      pair[i] = *reinterpret_cast<const Word*>(
-          reinterpret_cast<const char*>(table) + at);
-    }
+    const Word at = (i == 0 ? word << 7 : word >> (8 * i - 7)) & 0x7f80;
+    return *reinterpret_cast<const Word*>(reinterpret_cast<const char*>(table) + at);
   }
 };
