@@ -43,7 +43,7 @@ formats = {
 # The stack of three weights, and one.
 cases = [("a100", name, m, 1) for name in formats for m in (1, 16, 64)]
 cases += [(gpu, name, 1, 1) for gpu in gpus[1:] for name in ("int4", "nvfp4", "q4_k")]
-cases += [("a100", "nf4", 4, 3), ("a100", "nvfp4", 4, 3)]
+cases += [("a100", "nf4", 4, 3), ("a100", "nvfp4", 4, 3), ("a100", "int4", 256, 1)]
 size = 4096
 
 

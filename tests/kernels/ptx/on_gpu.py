@@ -26,7 +26,7 @@ fields += ("seconds", "bfloat16_seconds", "ratio", "about")
 rows_to_check = (1, 7, 16, 64)
 rows_to_time = (1, 4, 16, 64, 256, 1024)
 shapes_to_time = ((4096, 14336), (8192, 8192))
-most_of_mma = 64
+most_of_mma = 256
 
 
 def cases(kinds, timed, on_gpu):

@@ -45,7 +45,7 @@ _older += ("Quadro RTX 4000", "NVIDIA GeForce GTX 1080")
 
 
 @pytest.mark.parametrize("gpu", _names)
-@pytest.mark.parametrize("m", (1, 16, 64))
+@pytest.mark.parametrize("m", (1, 16, 64, 256))
 def test_since_ampere(compiler, gpu, m):
     assert chosen(case(m), gpu)[0] == "bfloat16_mma"
 
@@ -95,7 +95,7 @@ def test_capabilities(monkeypatch, capability, fits):
 @pytest.mark.parametrize(
     "problem, reason",
     (
-        (case(65), "is for at most 64 rows, got 65"),
+        (case(257), "is for at most 256 rows, got 257"),
         (case(0), "is for operands that are not empty"),
         (case(k=0), "is for operands that are not empty"),
         (dataclasses.replace(case(), portable=True), "JAX does not allow its call"),

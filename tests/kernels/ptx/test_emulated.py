@@ -60,7 +60,7 @@ def test_every_kind(name, k, n):
 
 @pytest.mark.examples(16)
 @pytest.mark.parametrize("name", ("int4", "nf4", "mlx", "nvfp4", "q4_k", "q6_k"))
-@pytest.mark.parametrize("m", (1, 2, 7, 8, 9, 16, 17, 24, 31, 32, 40, 48, 57, 63, 64))
+@pytest.mark.parametrize("m", (1, 2, 7, 8, 9, 16, 17, 24, 31, 32, 40, 48, 57, 64, 130))
 def test_rows(name, m):
     x = jnp.asarray(normal(m, 600, seed=1), jnp.bfloat16)
     check(x, weight(600, 40, kinds[name]), name)

@@ -1,4 +1,4 @@
-"""Products of up to 64 rows on the tensor cores of every NVIDIA GPU since Ampere, in
+"""Products of up to 256 rows on the tensor cores of every NVIDIA GPU since Ampere, in
 CUDA C++ that is compiled when a program is traced.
 
 `src/` contains the sources: the primitives of a lane (`lane.cuh`), the decoding of

@@ -55,7 +55,9 @@ def bfloat16_mma(
     # (Zero-points may be shared by all rows where scales are not.)
     operands = [codes, *(jnp.broadcast_to(a, others[0].shape) for a in others)]
     inputs = in_order(jnp.concatenate(parts), kind, made)
-    most = kind.most_rows
+    # (In calls of about the same number of rows, mostly of the same program.)
+    calls = -(-len(inputs) // kind.most_rows)
+    most = -(-len(inputs) // (calls * group)) * group
     some = [inputs[i : i + most] for i in range(0, len(inputs), most)]
     products = [_products([*operands, x], kind, made) for x in some]
     y = jnp.concatenate(products, axis=-2)
@@ -74,8 +76,8 @@ def _scaled(y, rows, kind, problem):
     return y
 
 
-# For more rows, decoding the weight once takes less time.
-_most_rows = 64
+# For more rows, decoding the weight once takes less time. (See `_seconds`.)
+_most_rows = 256
 
 
 def parts_of(x: Float[Array, "m k"]) -> list[BFloat16[Array, "m k"]]:
@@ -281,7 +283,11 @@ def _seconds(problem: Problem) -> float:
     rows = problem.rows * _parts(problem)
     groups = -(-min(rows, kind.most_rows) // group)
     each = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13)
-    seconds = each * -(-rows // kind.most_rows)
+    seconds, calls = each, -(-rows // kind.most_rows)
+    if calls > 1:
+        # Loads of `x` and the tensor cores are busy, too: twice the time of the
+        # instructions, as in published kernels of this kind.
+        seconds = 2 * calls * each
     # Until this kernel is timed, it counts as slower than the kernels that were timed
     # on Hopper.
     return problem.numbers * seconds * (3 if hopper() is None else 1)
