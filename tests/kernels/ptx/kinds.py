@@ -49,6 +49,16 @@ kinds = {
     "int2-32": eqq.Int(2, 32),
     "int8-16": eqq.Int8(16),
     "nf4-16": eqq.NF4(16),
+    # Streams of bits.
+    "int-3": eqq.Int(3, 64),
+    "int-3-minimum": eqq.Int(3, 128, "minimum", scale_dtype=jnp.bfloat16),
+    "int-3-16": eqq.Int(3, 16),
+    "int-3-channel": eqq.Int(3, None),
+    "int-5": eqq.Int(5, 64, "zero_point"),
+    "int-6": eqq.Int(6, 32, "minimum"),
+    "int-6-64": eqq.Int(6, 64),
+    "int-6-128": eqq.Int(6, 128, "zero_point"),
+    "int-7": eqq.Int(7, 256),
     # Blocks of files.
     "q4_1": eqq.formats.Q4_1(),
     "q2_k": eqq.formats.Q2_K(),
@@ -59,7 +69,7 @@ kinds = {
 }
 # Those whose numbers bfloat16 does not hold.
 rounded = ("nf4", "nf4-channel", "int4-16", "int4-16-zero-point", "int2-32", "int8-16")
-rounded += ("nf4-16",)
+rounded += ("nf4-16", "int-3-16")
 # Those that are timed on a GPU.
 timed = ("int4", "nf4", "int8", "int8-32", "gptq", "mlx", "fp8", "binary-128")
 timed += ("nvfp4", "mxfp4", "q4_k", "q6_k")

@@ -118,11 +118,18 @@ inline Word bits_of(float number) {
 
 inline Word round_to_pair(float x) { return emulator::to_bfloat16(x) * 0x10001u; }
 
+inline Word permuted(Word a, Word b, Word which) {
+  Word r = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int byte = which >> 4 * i & 7;
+    r |= ((byte < 4 ? a : b) >> 8 * (byte % 4) & 255) << 8 * i;
+  }
+  return r;
+}
+
 inline Word larger(Word a, Word b) { return a > b ? a : b; }
 
 inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
-
-inline float float_of_byte(Word word, int i) { return 32768.f + (word >> 8 * i & 255); }
 
 inline Word largest_of_pairs(Word a, Word b) {
   const Word low = (a & 0xffff) > (b & 0xffff) ? a : b;

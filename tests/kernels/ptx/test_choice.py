@@ -106,7 +106,7 @@ def test_capabilities(monkeypatch, capability, fits):
             dataclasses.replace(case(format=eqq.Dynamic8(32)), precision="highest"),
             "has errors up to 4e-03",
         ),
-        (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
+        (case(format=eqq.Dynamic8(32)), "needs integers of 1 to 8 bits, a table of 16"),
         (case(format=eqq.Int4(48)), "in blocks of 16, or of a larger power of two"),
     ),
 )

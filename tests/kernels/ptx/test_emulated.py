@@ -40,8 +40,8 @@ def bound(x, q, name):
     if name in rounded:
         return _product.error(problem)
     # In the emulator, sums are rounded as in float32 or better. (Minima are added to
-    # sums, and so is what blocks of files are decoded less.)
-    return 2e-5 if name.startswith("q") and offset_of(q) == "minimum" else 1e-6
+    # sums of codes plus 128.)
+    return 2e-5 if offset_of(q) == "minimum" else 1e-6
 
 
 def offset_of(q):
@@ -114,8 +114,8 @@ def test_hostile_inputs(name):
     y, w = product(x, q), np.asarray(q.dequantize(), np.float64)
     x = np.asarray(x, np.float64)
     # (Sums of the smallest numbers are zeros.)
-    near = 4e-3 * (np.abs(x) @ np.abs(w)) + 1e-34
-    assert np.all(np.abs(y - x @ w) <= near)
+    near = bound(x, q, name) if name in rounded else 4e-3
+    assert np.all(np.abs(y - x @ w) <= near * (np.abs(x) @ np.abs(w)) + 1e-34)
 
 
 def with_stored(q, **arrays):

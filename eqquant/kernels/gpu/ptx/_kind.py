@@ -46,7 +46,8 @@ class Kind(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    # - `decoder`: the class in `codes.cuh` that decodes the codes.
+    # - `decoder`: the class in `codes.cuh` that decodes the codes. (The number of bytes
+    #   that a lane loads is inserted.)
     # - `bits`: the number of bits in a code.
     # - `halves`: whether the two codes in a register come from the two halves of a
     #   word, or are neighbours.
@@ -73,12 +74,14 @@ def kind_of_grid(
     nbytes, own = found
     scales = _scales_of(format, byte_scales)
     offset = _offsets[format.offset]
-    word = np.arange(32 // codes.bits)
-    order = word.reshape(2, -1).T.reshape(-1) if codes.halves else word
+    # The codes that are decoded together: of a word, or of a lane.
+    some = np.arange(32 // codes.bits if format.radix else nbytes * 8 // codes.bits)
+    order = some.reshape(2, -1).T.reshape(-1) if codes.halves else some
     adds_inputs = format.offset == "minimum"
     few = nbytes >= 8 and format.offset is None and codes.decoder != "Floats"
     return Kind(
-        weight=f"Grid<{codes.decoder}, {scales}, Offset::{offset}, {nbytes}, {own}>",
+        weight=f"Grid<{codes.decoder.format(nbytes)}, {scales}, Offset::{offset}, "
+        f"{nbytes}, {own}>",
         source=_table(codes.table),
         operands=("codes", *_names(format, scales)),
         step_bytes=4 * nbytes,
@@ -99,6 +102,11 @@ def _codes_of(format: AbstractGrid) -> _Codes | None:
         return None
     if format.radix == 2 and integer_step(format) == (2, -1):
         return _Codes("Signs", 1) if format.offset is None else None
+    if format.radix is None:
+        step, bits = integer_step(format, most=255), int(format.bits)
+        if step is None or step[0] != 1 or not 0 <= -step[1] < 128 or bits > 7:
+            return None
+        return _Codes(f"Stream<{bits}, {-step[1]}, {{}}>", bits)
     if (points := points_of(format)) is None:
         return None
     if points.float8 is not None:
@@ -121,13 +129,20 @@ def _lane(block: int | None, bits: int) -> tuple[int, int] | None:
     are, or zero if the bytes of four lanes belong to the same block. `None` if no
     number of bytes allows either."""
     # (A lane also loads 16 bytes of inputs at once, which are eight inputs.)
-    sizes = [nbytes for nbytes in (16, 8, 4) if 8 * nbytes // bits >= 8]
+    if 8 % bits == 0:
+        sizes = [nbytes for nbytes in (16, 8, 4) if 8 * nbytes // bits >= 8]
+    else:
+        sizes = [
+            number * bits // 8 for number in (32, 16, 8) if number * bits % 16 == 0
+        ]
     for nbytes in sizes:
         if block is None or block % (4 * 8 * nbytes // bits) == 0:
             return nbytes, 0
     for nbytes in sizes:
         codes = 8 * nbytes // bits
-        if block is not None and codes % block == 0 and block % (32 // bits) == 0:
+        # (The two codes in a register belong to the same block.)
+        together = 32 // bits if 8 % bits == 0 else codes
+        if block is not None and codes % block == 0 and block % together == 0:
             return nbytes, codes // block
     return None
 

@@ -243,7 +243,7 @@ def _supports(problem: Problem) -> str | None:
         return f"is for rows of at most {_most_columns} numbers, got {problem.k}"
     if kind_of(problem) is None:
         return (
-            "needs integers of 1, 2, 4 or 8 bits, a table of 16 points or `e4m3`, in "
+            "needs integers of 1 to 8 bits, a table of 16 points or `e4m3`, in "
             "blocks of 16, or of a larger power of two, that are runs of positions, or "
             f"blocks of GGUF with such parts, got {problem.format}"
         )

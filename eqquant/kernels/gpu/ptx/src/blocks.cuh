@@ -1,13 +1,16 @@
 // A weight of blocks that hold everything: codes, scales and minima, as in GGUF files.
 #pragma once
+#include "copy.cuh"
 #include "scales.cuh"
 #include "sizes.cuh"
 
 // The bits of a word, moved so that `from` comes to `to`.
 template <int from, int to>
 ON_LANE Word moved(Word word) {
-  if constexpr (from < to) return word << (to - from);
-  return word >> (from - to);
+  if constexpr (from < to)
+    return word << (to - from);
+  else
+    return word >> (from - to);
 }
 
 // The `bits` bits from `start` on, of each byte of a word, moved to `at`.
@@ -24,24 +27,9 @@ ON_LANE Word of_two_bytes(Word word, int j, Word others) {
   return and_or(two, mask, others);
 }
 
-// Copies `nbytes` bytes by loads of `each` bytes, whose addresses are multiples of
-// `each`. (Other loads read the same sectors of memory, so they stay in the cache.)
-template <int nbytes, int each>
-ON_LANE void copy(Word* to, const unsigned char* from) {
-  EACH for (int i = 0; i < nbytes / each; ++i) {
-    if constexpr (each == 2) {
-      const Word two = load(reinterpret_cast<const unsigned short*>(from) + i);
-      to[i / 2] = i % 2 == 0 ? two : to[i / 2] | two << 16;
-    } else if constexpr (each == 4) {
-      to[i] = load(reinterpret_cast<const Word*>(from) + i);
-    } else if constexpr (each == 8) {
-      const Words<2> two = load(reinterpret_cast<const Words<2>*>(from) + i);
-      EACH for (int j = 0; j < 2; ++j) to[2 * i + j] = two.words[j];
-    } else {
-      const Vector four = load(reinterpret_cast<const Vector*>(from) + i);
-      EACH for (int j = 0; j < 4; ++j) to[4 * i + j] = four.words[j];
-    }
-  }
+// 2**15 plus the byte `i` of a word. (2**15 is 0x47000000, and its bit 8 counts one.)
+ON_LANE float float_of_byte(Word word, int i) {
+  return of_bits(permuted(word, 0x47000000u, 0x7404 | i << 4));
 }
 
 // Each step is a block. `_blocks.py` writes the class `Type` from the bit fields of a

@@ -1,6 +1,7 @@
 // A weight whose codes, scales and offsets are stored apart.
 #pragma once
 #include "codes.cuh"
+#include "copy.cuh"
 #include "sizes.cuh"
 
 // A lane reads `kBytes` of codes of a row in each step. If `kOwn` is zero, all four lanes
@@ -8,7 +9,7 @@
 // Otherwise each lane reads `kOwn` whole blocks, whose scales multiply the numbers.
 template <class Codes, class Scales, Offset kOffset, int kBytes, int kOwn>
 struct Grid {
-  static constexpr int kWords = kBytes / 4;
+  static constexpr int kWords = (kBytes + 3) / 4;
   // The columns of a step in a lane, and the parts of a step that have their own scales.
   static constexpr int kColumns = kBytes * 8 / Codes::bits, kParts = 1;
   static constexpr int kStepBytes = 4 * kBytes;
@@ -21,7 +22,6 @@ struct Grid {
   static constexpr int table_words = Codes::table_words;
   static_assert(!(kScalesNumbers && kAddsInputs));
 
-  static constexpr bool kHasZeros = kOffset == Offset::kZeroPoint;
   static constexpr bool kShifted = kOffset != Offset::kNone;
   static constexpr int kScales = kScalesNumbers ? kOwn : 1;
   using Scale = typename Scales::Stored;
@@ -75,7 +75,10 @@ struct Grid {
     const int quarter = lane_of_block() % 4;
     const int at = (step + d) * kStepBytes + quarter * kBytes;
     if (s.row_bytes % (ahead * kStepBytes) == 0 || at < s.row_bytes) {
-      load_once<kBytes>(to.codes, w.codes + d * kStepBytes);
+      if constexpr (kBytes == aligned(kBytes))
+        load_once<kBytes>(to.codes, w.codes + d * kStepBytes);
+      else
+        copy<kBytes, aligned(kBytes)>(to.codes, w.codes + d * kStepBytes);
     } else {
       EACH for (int i = 0; i < kWords; ++i) to.codes[i] = 0;
     }
@@ -105,7 +108,8 @@ struct Grid {
   ON_LANE static Ready ready(const Loaded& loaded, Word& largest) {
     Ready r;
     EACH for (int i = 0; i < kScales; ++i) {
-      r.added[i] = Codes::added(kHasZeros ? loaded.offsets[i] : Codes::zero);
+      r.added[i] = Codes::added(
+          kOffset == Offset::kZeroPoint ? loaded.offsets[i] : Codes::zero);
       if constexpr (kScalesNumbers)
         r.scales[i] = pair_of<Scales>(loaded.scales[i], largest);
     }
@@ -115,9 +119,9 @@ struct Grid {
   // The pair `i` of a step.
   ON_LANE static Word pair(const Loaded& loaded, const Ready& r, int i,
                            const Word* table, Word& largest) {
-    const int word = i / Codes::pairs, own = word * kScales / kWords;
-    const Word found = Codes::template pair<kHasZeros>(
-        loaded.codes[word], i % Codes::pairs, table, r.added[own], largest);
+    const int own = i * kScales / (kColumns / 2);
+    const Word found = Codes::template pair<kOffset>(loaded.codes, i, table,
+                                                     r.added[own], largest);
     return kScalesNumbers ? multiply_pair(found, r.scales[own]) : found;
   }
 

@@ -56,6 +56,10 @@ ON_LANE Word round_to_pair(float x) {
   return r;
 }
 
+// Four of the eight bytes of two words. Each digit of `which`, base 16, chooses one, the
+// lowest digit the lowest byte.
+ON_LANE Word permuted(Word a, Word b, Word which) { return __byte_perm(a, b, which); }
+
 ON_LANE Word larger(Word a, Word b) {
   Word r;
   asm("max.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -67,11 +71,6 @@ ON_LANE Word bits_of(float number) { return __float_as_uint(number); }
 
 // a * b + c, rounded once
 ON_LANE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-
-// 2**15 plus the byte `i` of a word. (2**15 is 0x47000000, and its bit 8 counts one.)
-ON_LANE float float_of_byte(Word word, int i) {
-  return of_bits(__byte_perm(word, 0x47000000u, 0x7404 | i << 4));
-}
 
 ON_LANE float of_half(unsigned short bits) {
   float r;
