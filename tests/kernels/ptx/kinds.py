@@ -61,6 +61,7 @@ kinds = {
     "int-7": eqq.Int(7, 256),
     # Blocks of files.
     "q4_1": eqq.formats.Q4_1(),
+    "iq4_xs": eqq.formats.IQ4_XS(),
     "q2_k": eqq.formats.Q2_K(),
     "q3_k": eqq.formats.Q3_K(),
     "q4_k": eqq.formats.Q4_K(),

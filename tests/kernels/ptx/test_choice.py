@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,7 +11,7 @@ from eqquant.kernels._table import choose
 from eqquant.kernels.gpu import _devices
 from eqquant.kernels.gpu.ptx import _cache, _call, _nvrtc
 
-from ...helpers import normal
+from ...helpers import all_formats, formats, normal
 from .kinds import kinds, problem_of, weight
 
 
@@ -55,6 +56,29 @@ def test_since_ampere(compiler, gpu, m):
 @pytest.mark.parametrize("name", kinds)
 def test_every_kind(compiler, name, m):
     assert chosen(case(m, format=kinds[name]))[0] == "bfloat16_mma"
+
+
+# What it cannot read: some sizes of blocks, points, orders and codes.
+@all_formats
+def test_every_format(compiler, format):
+    if isinstance(format, eqq.Rotated):
+        pytest.skip("its inputs are rotated outside of kernels")
+    q = eqx.filter_eval_shape(
+        lambda: (
+            eqq.tree_prepack(
+                eqq.quantize(jnp.zeros((64, 512)), format, axis=-1), platform="gpu"
+            ).mT
+        )
+    )
+    problem = problem_of(jax.ShapeDtypeStruct((1, 512), jnp.bfloat16), q)
+    others = (eqq.Dynamic8, eqq.Trellis, eqq.formats.Q5_0, eqq.formats.Q5_1)
+    unread = (
+        isinstance(format, (*others, eqq.formats.TQ1_0))
+        or format == formats["ternary-48"]
+        or getattr(format, "ordered", False)
+        or getattr(format, "dtype", None) == jnp.float8_e5m2
+    )
+    assert (chosen(problem)[0] != "bfloat16_mma") == unread
 
 
 @pytest.mark.parametrize("gpu", _older)

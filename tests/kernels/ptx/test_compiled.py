@@ -58,6 +58,7 @@ def test_nothing_is_spilled(name, m, architecture):
         ("nvfp4", 3.5),
         ("int4-16", 2.7),
         ("q4_1", 3.5),
+        ("iq4_xs", 4.0),
         ("q2_k", 4.3),
         ("q3_k", 5.0),
         ("q4_k", 3.0),

@@ -2,12 +2,15 @@
 
 import functools as ft
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ....formats import AbstractGGUFBlocks, Code
+import numpy as np
+
+from ....formats import AbstractGGUFBlocks, BitField, Code
 from ...cpu._codes import integer_step
-from ._kind import Kind
+from .._words import points_of
+from ._kind import Kind, rounding_error, source_of_table
 
 
 # The numbers of a row that tensor cores multiply at once, four in each lane.
@@ -20,14 +23,13 @@ _order = (0, 2, 1, 3)
 def kind_of_blocks(format: AbstractGGUFBlocks) -> Kind | None:
     """Returns how to read the blocks of a type, or `None` if the sources cannot."""
     base, fields, size = format.base, format.fields, format.type_size
-    part, step = base.block_size, integer_step(base)
-    if part is None or step is None or step[0] != 1 or not 0 <= -step[1] < 64:
-        return None
-    codes = _codes(format, part) if base.levels <= 64 else None
-    steps, lows = _runs(fields.steps, 4), _runs(fields.lows, 4)
-    if codes is None or steps is None or lows is None:
+    part = base.block_size
+    codes = None if part is None else _table(format, part) or _codes(format, part)
+    steps, lows = _fours(fields.steps), _fours(fields.lows)
+    if part is None or codes is None or steps is None or lows is None:
         return None
     words = {format.scale_at: 2 * format.halves}
+    # (A word that begins with them may also have other bits.)
     words |= {piece.byte: 4 for four in (*steps, *lows) for piece in four}
     header, loads = _header(words, size)
     if math.gcd(size, *header) % 2 != 0:
@@ -36,7 +38,7 @@ def kind_of_blocks(format: AbstractGGUFBlocks) -> Kind | None:
         size=size,
         numbers=format.block_size,
         parts=format.block_size // part,
-        zero=-step[1],
+        zero=codes.zero,
         # (Signed integers become unsigned if their highest bit is flipped.)
         zero_step=128 if fields.signed else fields.zero,
         header_words=len(header),
@@ -57,35 +59,87 @@ def kind_of_blocks(format: AbstractGGUFBlocks) -> Kind | None:
         "ON_LANE static Word halves(const Word* header) {",
         f"  return header[{header[format.scale_at]}];",
         "}",
-        *_switch("steps(const Word* header, int i)", _bytes(steps, header, flip)),
-        *_switch("lows(const Word* header, int i)", _bytes(lows, header)),
+        *_switch("steps(const Word* header, int i)", _words(steps, header, flip)),
+        *_switch("lows(const Word* header, int i)", _words(lows, header)),
+        f"using Codes = {codes.decoder};",
         *_switch("code(const Word* codes, int i, int j, Word others)", codes.texts),
     ]
     return Kind(
         weight="Blocks<Type>",
-        source="\n  ".join(["struct Type {", *lines]) + "\n};\n",
+        source=codes.source + "\n  ".join(["struct Type {", *lines]) + "\n};\n",
         operands=("blocks",),
         step_bytes=size,
         step_columns=format.block_size,
         load_bytes=1,
         order=codes.order,
         adds_inputs=format.halves == 2,
+        error=codes.error,
     )
 
 
 class _Codes(NamedTuple):
     # - `words`: the number of words that a lane loads.
     # - `loads`: statements that load them.
-    # - `texts`: the codes of each product, as expressions.
     # - `order`: the numbers of a block in the order in which lanes multiply them.
+    # - `texts`: the codes of each product, as expressions. Empty if there is a table.
+    # - `zero`: what is subtracted from codes.
+    # - `decoder`, `source`: the class that decodes codes, and what it needs.
+    # - `error`: the relative error of the numbers of its table.
     words: int
     loads: list[str]
-    texts: list[str]
     order: tuple[int, ...]
+    texts: Sequence[str] = ()
+    zero: int = 0
+    decoder: str = "Integral"
+    source: str = ""
+    error: float = 0.0
+
+
+def _table(format: AbstractGGUFBlocks, part: int) -> _Codes | None:
+    # A byte has codes of two numbers, which are in the same part. Each of four lanes
+    # loads a word of each 16 bytes.
+    points = points_of(format.base)
+    if points is None or points.table is None or part % (2 * _product) != 0:
+        return None
+    numbers = {code: i for i, code in enumerate(format.fields.codes)}
+    at = sorted({piece.byte for code in numbers for piece in code})[::_product]
+    nibble = lambda byte, start: numbers.get((BitField(byte, start, 4, 0),))
+    order = [
+        nibble(byte + 4 * quarter + i, start)
+        for quarter in range(4)
+        for byte in at
+        for i in range(4)
+        for start in (0, 4)
+    ]
+    if None in order or any(
+        a // part != b // part for a, b in zip(order[::2], order[1::2])
+    ):
+        return None
+    loads = [
+        f"copy<4, {_aligned(4, format.type_size, byte)}>"
+        f"(codes + {i}, from + {byte} + 4 * quarter);"
+        for i, byte in enumerate(at)
+    ]
+    table = points.table
+    return _Codes(
+        words=len(at),
+        loads=loads,
+        order=tuple(order),
+        decoder="Table<Points>",
+        source=source_of_table(table),
+        error=rounding_error(np.asarray(table, np.float32)),
+    )
 
 
 def _codes(format: AbstractGGUFBlocks, part: int) -> _Codes | None:
-    size = format.type_size
+    size, step = format.type_size, integer_step(format.base)
+    if (
+        step is None
+        or step[0] != 1
+        or not 0 <= -step[1] < 64
+        or format.base.levels > 64
+    ):
+        return None
     # The codes of a run of numbers are bits of consecutive bytes. Each of four lanes
     # loads a word of them, or two if they belong to the same part and are aligned.
     for words in (2, 1):
@@ -113,7 +167,7 @@ def _codes(format: AbstractGGUFBlocks, part: int) -> _Codes | None:
             for word in range(words)
             for i in _order
         )
-        return _Codes(words * len(at), loads, texts, order)
+        return _Codes(words * len(at), loads, order, texts, zero=-step[1])
     return None
 
 
@@ -128,6 +182,43 @@ def _runs(codes: Sequence[Code], number: int) -> list[Code] | None:
         if code != tuple(f._replace(byte=f.byte + i % number) for f in first):
             return None
     return list(firsts)
+
+
+class _Piece(NamedTuple):
+    # Bits of the word that begins at a byte of the block, and their place in the
+    # integers of four parts: they are moved so that `start` comes to `at`.
+    byte: int
+    start: int
+    at: int
+    mask: int
+
+
+def _fours(codes: tuple[Code, ...]) -> list[list[_Piece]] | None:
+    """Returns where the integers of each four parts are found."""
+    if len(codes) % 4 != 0:
+        return None
+    if (runs := _runs(codes, 4)) is not None:
+        mask = lambda number, at: ((1 << number) - 1 << at) * 0x01010101
+        return [
+            [
+                _Piece(byte, start, at, mask(number, at))
+                for byte, start, number, at in run
+            ]
+            for run in runs
+        ]
+    return [
+        [
+            _Piece(
+                byte // 4 * 4,
+                start + byte % 4 * 8,
+                at + 8 * i,
+                (1 << number) - 1 << at + 8 * i,
+            )
+            for i, code in enumerate(codes[first : first + 4])
+            for byte, start, number, at in code
+        ]
+        for first in range(0, len(codes), 4)
+    ]
 
 
 def _aligned(most: int, size: int, byte: int) -> int:
@@ -162,19 +253,16 @@ def _ored(pieces, word):
     return text
 
 
-def _bytes(fours, header, flip=""):
-    return [
-        "("
-        + " | ".join(
-            f"of_each_byte<{start}, {number}, {at}>(header[{header[byte]}])"
-            for byte, start, number, at in pieces
-        )
-        + f"){flip}"
-        for pieces in fours
-    ]
+def _words(fours, header, flip=""):
+    for pieces in fours:
+        text = "0"
+        for byte, start, at, mask in pieces:
+            word = f"header[{header[byte]}]"
+            text = f"of_word<{start}, {at}, {mask:#x}u>({word}, {text})"
+        yield text + flip
 
 
-def _switch(function: str, texts: Sequence[str]) -> Iterator[str]:
+def _switch(function: str, texts: Iterable[str]) -> Iterator[str]:
     yield f"ON_LANE static Word {function} {{"
     yield "  switch (i) {"
     yield from (f"    case {i}: return {text};" for i, text in enumerate(texts))

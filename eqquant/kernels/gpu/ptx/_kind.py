@@ -1,8 +1,10 @@
 import functools as ft
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from ....formats import AbstractGrid, ByteScales
 from ...cpu._codes import integer_step
@@ -82,7 +84,7 @@ def kind_of_grid(
     return Kind(
         weight=f"Grid<{codes.decoder.format(nbytes)}, {scales}, Offset::{offset}, "
         f"{nbytes}, {own}>",
-        source=_table(codes.table),
+        source=source_of_table(codes.table) if codes.table else "",
         operands=("codes", *_names(format, scales)),
         step_bytes=4 * nbytes,
         step_columns=32 * nbytes // codes.bits,
@@ -163,9 +165,8 @@ def _names(format, scales):
     return ("scale",) if format.offset is None else ("scale", format.offset)
 
 
-def _table(table):
-    if not table:
-        return ""
+def source_of_table(table: Sequence[float]) -> str:
+    """Returns the source of the class `Points`, with 16 numbers."""
     bits = np.asarray(table, np.float32).astype(jnp.bfloat16).view(np.uint16)
     bits = ", ".join(map(hex, bits.tolist()))
     return (
@@ -176,18 +177,18 @@ def _table(table):
 
 def _error(codes, scales_numbers, byte_scales):
     table = np.asarray(codes.table, np.float32)
-    error = _rounding_error(table)
+    error = rounding_error(table)
     if not scales_numbers:
         return error
     if byte_scales is not None and codes.table:
         scales = np.arange(0x7F, dtype=np.uint8).view(_e4m3).astype(np.float32)
-        if _rounding_error(np.outer(table, scales)) == 0:
+        if rounding_error(np.outer(table, scales)) == 0:
             return error
     # The scale is rounded, and then the product.
     return error + 2 * 2.0**-8
 
 
-def _rounding_error(numbers):
+def rounding_error(numbers: Float[np.ndarray, "..."]) -> float:
     """Returns the largest relative error of numbers that are rounded to bfloat16."""
     some = numbers[numbers != 0]
     error = np.abs(some.astype(jnp.bfloat16).astype(np.float32) / some - 1)

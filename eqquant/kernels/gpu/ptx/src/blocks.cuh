@@ -1,7 +1,7 @@
 // A weight of blocks that hold everything: codes, scales and minima, as in GGUF files.
 #pragma once
+#include "codes.cuh"
 #include "copy.cuh"
-#include "scales.cuh"
 #include "sizes.cuh"
 
 // The bits of a word, moved so that `from` comes to `to`.
@@ -13,13 +13,14 @@ ON_LANE Word moved(Word word) {
     return word >> (from - to);
 }
 
-// The `bits` bits from `start` on, of each byte of a word, moved to `at`.
-template <int start, int bits, int at>
-ON_LANE Word of_each_byte(Word word) {
-  return moved<start, at>(word) & ((1u << bits) - 1 << at) * 0x01010101u;
+// Bits of a word, moved so that `from` comes to `to`, or-ed with `others`.
+template <int from, int to, Word mask>
+ON_LANE Word of_word(Word word, Word others) {
+  return and_or(moved<from, to>(word), mask, others);
 }
 
-// The same of two bytes of a word, `j` and `j + 2`, in two halves, or-ed with `others`.
+// The `bits` bits from `start` on, of two bytes of a word, `j` and `j + 2`, moved to `at`
+// in two halves, and or-ed with `others`.
 template <int start, int bits, int at>
 ON_LANE Word of_two_bytes(Word word, int j, Word others) {
   constexpr Word mask = ((1u << bits) - 1 << at) * 0x00010001u;
@@ -44,13 +45,20 @@ ON_LANE float float_of_byte(Word word, int i) {
 //   four lanes of a row, and those of codes.
 // - `halves`: the two numbers in float16.
 // - `steps`, `lows`: the integers of four parts, in four bytes.
+// - `Codes`: the `Table` that decodes bytes of two codes each, or `Integral`.
 // - `code`: the codes of the pair `j` of a product, in the two halves of a word.
+struct Integral {
+  static constexpr int table_words = 0;
+  ON_LANE static void fill(Word*) {}
+};
+
 template <class Type>
 struct Blocks {
   static constexpr int kColumns = Type::numbers / 4, kParts = Type::parts;
   static constexpr bool kScalesSums = true, kAddsInputs = Type::has_minima != 0;
   static constexpr bool kHasNaN = false;
-  static constexpr int table_words = 0;
+  using Codes = typename Type::Codes;
+  static constexpr int table_words = Codes::table_words;
   using Scale = unsigned char;
   using Shift = unsigned char;
 
@@ -62,7 +70,7 @@ struct Blocks {
     const unsigned char* block;
   };
 
-  ON_LANE static void fill(Word*) {}
+  ON_LANE static void fill(Word* table) { Codes::fill(table); }
 
   ON_LANE static From from(const unsigned char* blocks, const Scale*, const Shift*,
                            long long one, long long at, int step, const Sizes& s) {
@@ -104,12 +112,16 @@ struct Blocks {
     return r;
   }
 
-  ON_LANE static Word pair(const Loaded& loaded, const Ready&, int i, const Word*,
-                           Word&) {
-    // 128 in bfloat16 is 0x4300, and its lowest bit counts one. (With minima, `minimum`
-    // subtracts it from the sum.)
-    const Word found = Type::code(loaded.codes, i / 2, i % 2, 0x43004300u);
-    return kAddsInputs ? found : add_pair(found, (0xc300u + Type::zero) * 0x10001u);
+  ON_LANE static Word pair(const Loaded& loaded, const Ready&, int i, const Word* table,
+                           Word& largest) {
+    if constexpr (table_words > 0) {
+      return Codes::template pair<Offset::kNone>(loaded.codes, i, table, 0, largest);
+    } else {
+      // 128 in bfloat16 is 0x4300, and its lowest bit counts one. (With minima,
+      // `minimum` subtracts it from the sum.)
+      const Word found = Type::code(loaded.codes, i / 2, i % 2, 0x43004300u);
+      return kAddsInputs ? found : add_pair(found, (0xc300u + Type::zero) * 0x10001u);
+    }
   }
 
   ON_LANE static float scale(const Loaded&, const Ready& r, int part) {
