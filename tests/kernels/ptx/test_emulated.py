@@ -107,6 +107,7 @@ def test_contracted_axis_first():
     check(jnp.asarray(normal(3, 333, seed=1), jnp.bfloat16), q, "int4")
 
 
+@pytest.mark.examples(24)
 @every
 def test_hostile_inputs(name):
     x = jnp.asarray(hostile(333, 16), jnp.bfloat16)
@@ -132,6 +133,7 @@ def of_blocks(q):
 
 
 # Also those that `quantize` does not write; among those of `fp8` are NaNs.
+@pytest.mark.examples(24)
 @every
 def test_every_code(name):
     q, rng = weight(512, 32, kinds[name]), np.random.default_rng(0)
@@ -178,6 +180,7 @@ def test_every_scale(name):
 # What is not finite comes out as of the decoded weight; but a block whose scale is
 # infinite, and whose numbers have one sign, is NaN and not infinite, and so may
 # be the product of an infinite input with blocks that have minima.
+@pytest.mark.examples(48)
 @every
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
 def test_not_finite(name, dtype):

@@ -80,6 +80,7 @@ def kind_of_grid(
     some = np.arange(32 // codes.bits if format.radix else nbytes * 8 // codes.bits)
     order = some.reshape(2, -1).T.reshape(-1) if codes.halves else some
     adds_inputs = format.offset == "minimum"
+    # Whether numbers and scales take few registers.
     few = nbytes >= 8 and format.offset is None and codes.decoder != "Floats"
     return Kind(
         weight=f"Grid<{codes.decoder.format(nbytes)}, {scales}, Offset::{offset}, "
@@ -134,9 +135,8 @@ def _lane(block: int | None, bits: int) -> tuple[int, int] | None:
     if 8 % bits == 0:
         sizes = [nbytes for nbytes in (16, 8, 4) if 8 * nbytes // bits >= 8]
     else:
-        sizes = [
-            number * bits // 8 for number in (32, 16, 8) if number * bits % 16 == 0
-        ]
+        numbers = [number for number in (32, 16, 8) if number * bits % 16 == 0]
+        sizes = [number * bits // 8 for number in numbers]
     for nbytes in sizes:
         if block is None or block % (4 * 8 * nbytes // bits) == 0:
             return nbytes, 0

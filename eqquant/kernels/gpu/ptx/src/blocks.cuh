@@ -33,6 +33,12 @@ ON_LANE float float_of_byte(Word word, int i) {
   return of_bits(permuted(word, 0x47000000u, 0x7404 | i << 4));
 }
 
+// Codes that are integers, without a table.
+struct Integral {
+  static constexpr int table_words = 0;
+  ON_LANE static void fill(Word*) {}
+};
+
 // Each step is a block. `_blocks.py` writes the class `Type` from the bit fields of a
 // format:
 // - `size`, `numbers`, `parts`: of a block its bytes, its numbers, and the parts that
@@ -47,11 +53,6 @@ ON_LANE float float_of_byte(Word word, int i) {
 // - `steps`, `lows`: the integers of four parts, in four bytes.
 // - `Codes`: the `Table` that decodes bytes of two codes each, or `Integral`.
 // - `code`: the codes of the pair `j` of a product, in the two halves of a word.
-struct Integral {
-  static constexpr int table_words = 0;
-  ON_LANE static void fill(Word*) {}
-};
-
 template <class Type>
 struct Blocks {
   static constexpr int kColumns = Type::numbers / 4, kParts = Type::parts;
