@@ -101,6 +101,14 @@ def test_hopper(compiler, gpu, name):
     assert chosen(case(16, k=65, format=kinds[name]), gpu)[0] == "bfloat16_mma"
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="needs newer JAX")
+@pytest.mark.parametrize("name", ("nvfp4", "q4_k", "int-6-64"))
+@pytest.mark.parametrize("m", (1, 16, 64))
+def test_hopper_unpacks_nothing(compiler, name, m):
+    problem = case(m, 512, 64, kinds[name])
+    assert chosen(problem, "NVIDIA H200")[0] == "bfloat16_mma"
+
+
 def test_no_gpu(compiler):
     kernel, refused, _ = choose(case())
     assert kernel.name != "bfloat16_mma"

@@ -103,7 +103,7 @@ def _table(format: AbstractGGUFBlocks, part: int) -> _Codes | None:
         return None
     numbers = {code: i for i, code in enumerate(format.fields.codes)}
     at = sorted({piece.byte for code in numbers for piece in code})[::_product]
-    nibble = lambda byte, start: numbers.get((BitField(byte, start, 4, 0),))
+    nibble = lambda byte, start: numbers.get((BitField(byte, start, 4, 0),), -1)
     order = [
         nibble(byte + 4 * quarter + i, start)
         for quarter in range(4)
@@ -111,9 +111,8 @@ def _table(format: AbstractGGUFBlocks, part: int) -> _Codes | None:
         for i in range(4)
         for start in (0, 4)
     ]
-    if None in order or any(
-        a // part != b // part for a, b in zip(order[::2], order[1::2])
-    ):
+    apart = [a // part != b // part for a, b in zip(order[::2], order[1::2])]
+    if -1 in order or any(apart):
         return None
     loads = [
         f"copy<4, {_aligned(4, format.type_size, byte)}>"

@@ -80,6 +80,7 @@ def kind_of_grid(
     some = np.arange(32 // codes.bits if format.radix else nbytes * 8 // codes.bits)
     order = some.reshape(2, -1).T.reshape(-1) if codes.halves else some
     adds_inputs = format.offset == "minimum"
+    short = nbytes == 4 and (adds_inputs or bool(codes.table))
     # Whether numbers and scales take few registers.
     few = nbytes >= 8 and format.offset is None and codes.decoder != "Floats"
     return Kind(
@@ -95,7 +96,7 @@ def kind_of_grid(
         scales_rows=scales == "None",
         adds_inputs=adds_inputs,
         most_rows=32 if adds_inputs else 64,
-        blocks=None if nbytes == 4 and codes.table else 3 if few else 2,
+        blocks=None if short else 3 if few else 2,
         error=_error(codes, own > 0, byte_scales),
     )
 

@@ -20,6 +20,7 @@ from ..._finite import infinite_as_nan
 from ..._problem import Problem
 from ..._table import register_kernel
 from .._devices import ampere, hopper
+from .._float import reads_packed
 from . import _nvrtc as nvrtc
 from ._blocks import kind_of_blocks
 from ._cache import ptx_of
@@ -289,8 +290,9 @@ def _seconds(problem: Problem) -> float:
         # instructions, as in published kernels of this kind.
         seconds = 2 * calls * each
     # Until this kernel is timed, it counts as slower than the kernels that were timed
-    # on Hopper.
-    return problem.numbers * seconds * (3 if hopper() is None else 1)
+    # on Hopper, where these need no pass over the weight to unpack codes.
+    is_timed = hopper() is None and reads_packed(problem.format)
+    return problem.numbers * seconds * (3 if is_timed else 1)
 
 
 def _seconds_of_blocks(problem: Problem) -> float:
