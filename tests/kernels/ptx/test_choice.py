@@ -132,6 +132,10 @@ def test_capabilities(monkeypatch, capability, fits):
         (case(0), "is for operands that are not empty"),
         (case(k=0), "is for operands that are not empty"),
         (dataclasses.replace(case(), portable=True), "JAX does not allow its call"),
+        (
+            dataclasses.replace(case(k=256, format=kinds["q4_k"]), portable=True),
+            "JAX does not allow its call",
+        ),
         (dataclasses.replace(case(), rows=None), "needs to know the number of rows"),
         (dataclasses.replace(case(), stack=70000), "at most 65535 weights at a time"),
         (dataclasses.replace(case(), precision="highest"), "has errors up to 1e-04"),
