@@ -203,7 +203,7 @@ def _bounds(kind, groups, made):
     # latter if steps are long, and with it if there are many rows.)
     blocks = kind.blocks
     if blocks is not None and groups > 1:
-        blocks = 2 if groups == 2 else None
+        blocks = 2 if groups == 2 and not kind.adds_inputs else None
     threads = 32 * made.warps
     return str(threads) if blocks is None else f"{threads}, {blocks}"
 
