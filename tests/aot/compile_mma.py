@@ -35,10 +35,15 @@ formats = {
     "mlx": eqq.Int(4, 64, "minimum", scale_dtype=jnp.bfloat16),
     "fp8": eqq.FP8(),
     "binary": eqq.Binary(),
+    "mxfp4": eqq.MXFP4(),
+    "nvfp4": eqq.NVFP4(),
+    "q4_k": eqq.formats.Q4_K(),
+    "q6_k": eqq.formats.Q6_K(),
 }
 # The stack of three weights, and one.
 cases = [("a100", name, m, 1) for name in formats for m in (1, 16, 64)]
-cases += [(gpu, "int4", 1, 1) for gpu in gpus[1:]] + [("a100", "nf4", 4, 3)]
+cases += [(gpu, name, 1, 1) for gpu in gpus[1:] for name in ("int4", "nvfp4", "q4_k")]
+cases += [("a100", "nf4", 4, 3), ("a100", "nvfp4", 4, 3), ("a100", "int4", 256, 1)]
 size = 4096
 
 

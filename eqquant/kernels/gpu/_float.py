@@ -127,6 +127,13 @@ def _reading(format: AbstractGrid) -> tuple[Points, bool] | None:
     return None
 
 
+def reads_packed(format: AbstractFormat) -> bool:
+    """Whether the kernels for Hopper decode the codes of a format as they are
+    packed."""
+    found = _reading(format) if isinstance(format, AbstractGrid) else None
+    return found is not None and found[1]
+
+
 def _bytes_of_row(problem, points, is_packed):
     if not is_packed and problem.k % 32 == 0:
         return problem.k

@@ -3,6 +3,8 @@ import dataclasses
 import jax.numpy as jnp
 
 import eqquant as eqq
+from eqquant.kernels._adapted import on_base
+from eqquant.kernels.gpu.ptx import _product
 
 from ...helpers import normal
 
@@ -37,15 +39,55 @@ kinds = {
     "int8": eqq.Int8(),
     "int8-32": eqq.Int8(32),
     "int8-1024": eqq.Int8(1024),
+    "mxfp4": eqq.MXFP4(),
+    "mxfp8": eqq.MXFP8(),
+    # Blocks of less than a step.
+    "nvfp4": eqq.NVFP4(),
+    "nvfp4-inverse": eqq.NVFP4(inverse=True),
+    "int4-16": eqq.Int4(16, scale_dtype=jnp.bfloat16),
+    "int4-16-zero-point": eqq.Int(4, 16, "zero_point"),
+    "int2-32": eqq.Int(2, 32),
+    "int8-16": eqq.Int8(16),
+    "nf4-16": eqq.NF4(16),
+    # Streams of bits.
+    "int-3": eqq.Int(3, 64),
+    "int-3-minimum": eqq.Int(3, 128, "minimum", scale_dtype=jnp.bfloat16),
+    "int-3-16": eqq.Int(3, 16),
+    "int-3-channel": eqq.Int(3, None),
+    "int-5": eqq.Int(5, 64, "zero_point"),
+    "int-6": eqq.Int(6, 32, "minimum"),
+    "int-6-64": eqq.Int(6, 64),
+    "int-6-128": eqq.Int(6, 128, "zero_point"),
+    "int-7": eqq.Int(7, 256),
+    # Blocks of files.
+    "q4_1": eqq.formats.Q4_1(),
+    "iq4_xs": eqq.formats.IQ4_XS(),
+    "q2_k": eqq.formats.Q2_K(),
+    "q3_k": eqq.formats.Q3_K(),
+    "q4_k": eqq.formats.Q4_K(),
+    "q5_k": eqq.formats.Q5_K(),
+    "q6_k": eqq.formats.Q6_K(),
 }
+# Those whose numbers bfloat16 does not hold.
+rounded = ("nf4", "nf4-channel", "int4-16", "int4-16-zero-point", "int2-32", "int8-16")
+rounded += ("nf4-16", "int-3-16")
 # Those that are timed on a GPU.
 timed = ("int4", "nf4", "int8", "int8-32", "gptq", "mlx", "fp8", "binary-128")
+timed += ("nvfp4", "mxfp4", "q4_k", "q6_k")
 
 
 def weight(k, n, format, seed=0):
     """`W[k, n]`, stored with the contracted axis last."""
     q = eqq.quantize(normal(n, k, seed=seed), format, axis=-1)
     return eqq.tree_prepack(q, platform="gpu").mT
+
+
+def kernel_of(format):
+    """The kernel that multiplies by a format."""
+    composite = isinstance(format, eqq.formats.AbstractComposite)
+    if not composite or isinstance(format, eqq.formats.AbstractGGUFBlocks):
+        return _product.bfloat16_mma
+    return on_base(_product.bfloat16_mma)
 
 
 def problem_of(x, q, dtype=None):

@@ -15,9 +15,11 @@
 
 using Word = unsigned int;
 
-struct alignas(16) Vector {
-  Word words[4];
+template <int size>
+struct alignas(4 * size) Words {
+  Word words[size];
 };
+using Vector = Words<4>;
 
 #define EACH
 #define ONE_BY_ONE
@@ -113,6 +115,21 @@ inline Word bits_of(float number) {
   std::memcpy(&bits, &number, 4);
   return bits;
 }
+
+inline Word round_to_pair(float x) { return emulator::to_bfloat16(x) * 0x10001u; }
+
+inline Word permuted(Word a, Word b, Word which) {
+  Word r = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int byte = which >> 4 * i & 7;
+    r |= ((byte < 4 ? a : b) >> 8 * (byte % 4) & 255) << 8 * i;
+  }
+  return r;
+}
+
+inline Word larger(Word a, Word b) { return a > b ? a : b; }
+
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline Word largest_of_pairs(Word a, Word b) {
   const Word low = (a & 0xffff) > (b & 0xffff) ? a : b;

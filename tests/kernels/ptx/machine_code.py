@@ -10,7 +10,8 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
-from eqquant.kernels.gpu.ptx import _cache, _kind, _nvrtc, _plan, _product
+from eqquant.formats import AbstractComposite, AbstractGGUFBlocks, AbstractGrid
+from eqquant.kernels.gpu.ptx import _blocks, _cache, _kind, _nvrtc, _plan, _product
 
 
 # A100, RTX 30, RTX 40 and L4, H100, B200, RTX 50.
@@ -29,15 +30,27 @@ class Loop(NamedTuple):
 
 
 def source(format, m, n=4096, k=14336):
+    """The program for a product with a format. (The first matrix of a stack of its
+    composites has one factor.)"""
     format = format.prepacked("gpu")
-    kind = _kind.kind_of(format)
+    stored, byte_scales = format.structs((n, k)), None
+    if isinstance(format, AbstractGGUFBlocks):
+        kind = _blocks.kind_of_blocks(format)
+    else:
+        if isinstance(format, AbstractComposite):
+            byte_scales, format = format.byte_scales(stored), format.base
+        assert isinstance(format, AbstractGrid)
+        kind = _kind.kind_of_grid(format, byte_scales)
     assert kind is not None
-    j, block = k * kind.bits // 8, format.block_size
-    made = _plan.plan(n, j, block, kind.bits, 1)
-    scale_shape = (n, 1 if block is None else k // block)
-    rows = min(m, kind.most_rows)
+    first, *scales = (stored[name].shape for name in kind.operands)
+    made = _plan.plan(n, first[1], kind, 1)
     return _product.source_of(
-        format, made, rows=rows, n=n, row_bytes=j, scale_shape=scale_shape
+        kind,
+        made,
+        rows=min(m, kind.most_rows),
+        n=n,
+        row_bytes=first[1],
+        scale_shape=scales[0] if scales else (n, 1),
     )
 
 

@@ -23,20 +23,20 @@ import threading
 
 fields = ("stage", "kind", "kernel", "m", "k", "n", "status", "error", "bound")
 fields += ("seconds", "bfloat16_seconds", "ratio", "about")
-rows_to_check = (1, 7, 16, 64)
+# Rows, and sizes that fill tiles and that do not: few enough for a GPU at hand for a
+# quarter of an hour.
+to_check = ((1, 1000, 131), (16, 1024, 256), (7, 1000, 131), (64, 1000, 131))
 rows_to_time = (1, 4, 16, 64, 256, 1024)
 shapes_to_time = ((4096, 14336), (8192, 8192))
-most_of_mma = 64
+most_of_mma = 256
 
 
 def cases(kinds, timed, on_gpu):
     """What to do, the cheapest and most important first."""
     kernel = "bfloat16_mma" if on_gpu else None
-    # Rows that fill tiles, and that do not.
-    for k, n in ((1024, 256), (1000, 131)):
-        for m in rows_to_check:
-            for kind in kinds:
-                yield dict(stage="check", kind=kind, kernel=kernel, m=m, k=k, n=n)
+    for m, k, n in to_check:
+        for kind in kinds:
+            yield dict(stage="check", kind=kind, kernel=kernel, m=m, k=k, n=n)
     shapes = shapes_to_time if on_gpu else ((64, 64),)
     for m in rows_to_time if on_gpu else (1,):
         for k, n in shapes:

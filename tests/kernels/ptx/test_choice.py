@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,7 +11,7 @@ from eqquant.kernels._table import choose
 from eqquant.kernels.gpu import _devices
 from eqquant.kernels.gpu.ptx import _cache, _call, _nvrtc
 
-from ...helpers import normal
+from ...helpers import all_formats, formats, normal
 from .kinds import kinds, problem_of, weight
 
 
@@ -45,9 +46,40 @@ _older += ("Quadro RTX 4000", "NVIDIA GeForce GTX 1080")
 
 
 @pytest.mark.parametrize("gpu", _names)
-@pytest.mark.parametrize("m", (1, 16, 64))
+@pytest.mark.parametrize("m", (1, 16, 64, 256))
 def test_since_ampere(compiler, gpu, m):
     assert chosen(case(m), gpu)[0] == "bfloat16_mma"
+
+
+# Also formats whose blocks are of 16 numbers, or of the bytes of files.
+@pytest.mark.examples(16)
+@pytest.mark.parametrize("m", (1, 64))
+@pytest.mark.parametrize("name", kinds)
+def test_every_kind(compiler, name, m):
+    assert chosen(case(m, format=kinds[name]))[0] == "bfloat16_mma"
+
+
+# What it cannot read: some sizes of blocks, points, orders and codes.
+@all_formats
+def test_every_format(compiler, format):
+    if isinstance(format, eqq.Rotated):
+        pytest.skip("its inputs are rotated outside of kernels")
+    q = eqx.filter_eval_shape(
+        lambda: (
+            eqq.tree_prepack(
+                eqq.quantize(jnp.zeros((64, 512)), format, axis=-1), platform="gpu"
+            ).mT
+        )
+    )
+    problem = problem_of(jax.ShapeDtypeStruct((1, 512), jnp.bfloat16), q)
+    others = (eqq.Dynamic8, eqq.Trellis, eqq.formats.Q5_0, eqq.formats.Q5_1)
+    unread = (
+        isinstance(format, (*others, eqq.formats.TQ1_0))
+        or format == formats["ternary-48"]
+        or getattr(format, "ordered", False)
+        or getattr(format, "dtype", None) == jnp.float8_e5m2
+    )
+    assert (chosen(problem)[0] != "bfloat16_mma") == unread
 
 
 @pytest.mark.parametrize("gpu", _older)
@@ -69,6 +101,14 @@ def test_hopper(compiler, gpu, name):
     assert chosen(case(16, k=65, format=kinds[name]), gpu)[0] == "bfloat16_mma"
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="needs newer JAX")
+@pytest.mark.parametrize("name", ("nvfp4", "q4_k", "int-6-64"))
+@pytest.mark.parametrize("m", (1, 16, 64))
+def test_hopper_unpacks_nothing(compiler, name, m):
+    problem = case(m, 512, 64, kinds[name])
+    assert chosen(problem, "NVIDIA H200")[0] == "bfloat16_mma"
+
+
 def test_no_gpu(compiler):
     kernel, refused, _ = choose(case())
     assert kernel.name != "bfloat16_mma"
@@ -88,10 +128,14 @@ def test_capabilities(monkeypatch, capability, fits):
 @pytest.mark.parametrize(
     "problem, reason",
     (
-        (case(65), "is for at most 64 rows, got 65"),
+        (case(257), "is for at most 256 rows, got 257"),
         (case(0), "is for operands that are not empty"),
         (case(k=0), "is for operands that are not empty"),
         (dataclasses.replace(case(), portable=True), "JAX does not allow its call"),
+        (
+            dataclasses.replace(case(k=256, format=kinds["q4_k"]), portable=True),
+            "JAX does not allow its call",
+        ),
         (dataclasses.replace(case(), rows=None), "needs to know the number of rows"),
         (dataclasses.replace(case(), stack=70000), "at most 65535 weights at a time"),
         (dataclasses.replace(case(), precision="highest"), "has errors up to 1e-04"),
@@ -99,8 +143,8 @@ def test_capabilities(monkeypatch, capability, fits):
             dataclasses.replace(case(format=eqq.Dynamic8(32)), precision="highest"),
             "has errors up to 4e-03",
         ),
-        (case(format=eqq.Dynamic8(32)), "needs integers of 1, 2, 4 or 8 bits, a table"),
-        (case(format=eqq.Int4(16)), "needs larger blocks, of a power of two"),
+        (case(format=eqq.Dynamic8(32)), "needs integers of 1 to 8 bits, a table of 16"),
+        (case(format=eqq.Int4(48)), "in blocks of 16, or of a larger power of two"),
     ),
 )
 def test_refused(compiler, problem, reason):

@@ -24,8 +24,8 @@ def test_nothing_is_spilled(name, m, architecture):
     _, log = machine_code.compiled(machine_code.source(kinds[name], m), architecture)
     assert machine_code.spilled(log) == 0
     registers = int(re.findall(r"Used (\d+) registers", log)[0])
-    # Of 65536, for two blocks on a multiprocessor at least if there are few rows.
-    assert registers <= (128 if m <= 16 else 255)
+    # Of 65536, for two blocks of 256 threads on a multiprocessor if there are few rows.
+    assert registers <= {1: 128, 16: 144}.get(m, 255)
     # What no kernel has to ask for.
     assert int((re.findall(r"(\d+) bytes smem", log) or ["0"])[0]) <= 48 * 1024
 
@@ -40,17 +40,30 @@ def test_nothing_is_spilled(name, m, architecture):
         ("int4-channel", 2.0),
         ("int4-affine", 2.4),
         ("gptq", 2.2),
-        ("mlx", 2.9),
+        ("mlx", 2.3),
         ("q4_0", 2.6),
         ("nf4", 2.9),
         ("fp4", 3.1),
         ("int8", 2.5),
         ("int8-32", 3.0),
         ("int-8-zero-point", 4.2),
-        ("fp8", 3.5),
+        ("fp8", 3.3),
         ("int-2", 2.2),
         ("ternary", 1.9),
         ("binary", 1.4),
+        ("int-3", 2.7),
+        ("int-5", 3.4),
+        ("int-6-64", 3.0),
+        ("mxfp4", 3.4),
+        ("nvfp4", 3.5),
+        ("int4-16", 2.7),
+        ("q4_1", 3.5),
+        ("iq4_xs", 4.0),
+        ("q2_k", 4.3),
+        ("q3_k", 5.0),
+        ("q4_k", 3.0),
+        ("q5_k", 4.0),
+        ("q6_k", 5.3),
     ),
 )
 def test_instructions_of_a_weight(name, most, architecture):
@@ -58,7 +71,7 @@ def test_instructions_of_a_weight(name, most, architecture):
         pytest.skip("needs `nvdisasm`, of the package `nvidia-cuda-nvdisasm`")
     code, _ = machine_code.compiled(machine_code.source(kinds[name], 1), architecture)
     # (Beside weights, ones multiply inputs.)
-    ones = name == "mlx"
+    ones = name in ("mlx", "q4_1", "q2_k", "q4_k", "q5_k")
     loop = machine_code.loop(code, 2 if ones else 1)
     print(name, architecture, f"{loop.per_weight:.2f}", loop.names.most_common(8))
     assert loop.per_weight <= most

@@ -8,64 +8,77 @@ from jaxtyping import Array, BFloat16, Float
 
 from ....formats import (
     AbstractFormat,
+    AbstractGGUFBlocks,
     AbstractGGUFBytes,
     AbstractGrid,
     from_bits,
     round_trip,
     Stored,
 )
-from ..._adapted import of_base, on_base
+from ..._adapted import of_base, on_base, reads_byte_scales
 from ..._finite import infinite_as_nan
 from ..._problem import Problem
 from ..._table import register_kernel
 from .._devices import ampere, hopper
+from .._float import reads_packed
 from . import _nvrtc as nvrtc
+from ._blocks import kind_of_blocks
 from ._cache import ptx_of
 from ._call import call
-from ._kind import Kind, kind_of, scales_numbers, scales_of
-from ._plan import bytes_of_lane, group, Plan, plan, tile
+from ._kind import Kind, kind_of_grid
+from ._plan import group, Plan, plan, tile
 
 
+@reads_byte_scales
 def bfloat16_mma(
     x: Float[Array, "m k"], stored: Stored, problem: Problem
 ) -> Float[Array, "m n"]:
     """Decodes codes to bfloat16 in registers, which tensor cores multiply (`mma.sync`),
-    and accumulates in float32. Scales are applied to sums. Inputs in float16 are sums
-    of two numbers of bfloat16, and those in float32 of three. NVRTC compiles it when a
-    program is traced. Its instructions were counted, and its results checked in an
-    emulator: it was never timed, nor run on a GPU.
+    and accumulates in float32. Scales are applied to sums, or, if blocks are small, to
+    numbers. Inputs in float16 are sums of two numbers of bfloat16, and those in float32
+    of three. NVRTC compiles it when a program is traced. Its instructions were counted,
+    and its results checked in an emulator: it was never timed, nor run on a GPU.
 
     Where blocks have minima, an infinite input may give NaN.
     """
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
-    format, kind = _grid(problem), _kind(problem)
+    kind = kind_of(problem)
+    assert kind is not None
     m, rows = x.shape[0], problem.layout.to_rows(stored)
     parts = parts_of(x)
-    codes = lax.bitcast_convert_type(rows["codes"], jnp.uint8)
+    first, *others = (rows[name] for name in kind.operands)
+    codes = lax.bitcast_convert_type(first, jnp.uint8)
     n, j = codes.shape
-    made = plan(n, j, format.block_size, kind.bits, problem.stack)
-    codes = jnp.pad(codes, ((0, 0), (0, -j % made.nbytes)))
-    operands = [codes]
-    if scales_numbers(format):
-        operands.append(rows["scale"])
-        if format.offset is not None:
-            shape = rows["scale"].shape
-            operands.append(jnp.broadcast_to(rows[format.offset], shape))
+    made = plan(n, j, kind, problem.stack)
+    # (A lane loads whole words.)
+    codes = jnp.pad(codes, ((0, 0), (0, -j % kind.load_bytes)))
+    # (Zero-points may be shared by all rows where scales are not.)
+    operands = [codes, *(jnp.broadcast_to(a, others[0].shape) for a in others)]
     inputs = in_order(jnp.concatenate(parts), kind, made)
-    most = kind.most_rows
+    # (In calls of about the same number of rows, mostly of the same program.)
+    calls = -(-len(inputs) // kind.most_rows)
+    most = -(-len(inputs) // (calls * group)) * group
     some = [inputs[i : i + most] for i in range(0, len(inputs), most)]
-    products = [_products([*operands, x], format, made) for x in some]
+    products = [_products([*operands, x], kind, made) for x in some]
     y = jnp.concatenate(products, axis=-2)
     y = jnp.sum(y.reshape(made.splits * len(parts), m, n), axis=0)
-    if not scales_numbers(format):
-        scale = from_bits(rows["scale"], format.scale_dtype)[:, 0]
+    return _scaled(y, rows, kind, problem).astype(problem.dtype)
+
+
+def _scaled(y, rows, kind, problem):
+    """Applies the scales that the kernel has not applied: of rows, or of all rows."""
+    if (scales := problem.byte_scales) is not None and scales.factor is not None:
+        factor = from_bits(rows[scales.factor], np.dtype(np.float32)).reshape(())
+        return y / factor if scales.inverse else y * factor
+    if kind.scales_rows:
+        scale = from_bits(rows["scale"], _grid(problem).scale_dtype)[:, 0]
         y = y * infinite_as_nan(scale)[None]
-    return y.astype(problem.dtype)
+    return y
 
 
-# For more rows, decoding the weight once takes less time.
-_most_rows = 64
+# For more rows, decoding the weight once takes less time. (See `_seconds`.)
+_most_rows = 256
 
 
 def parts_of(x: Float[Array, "m k"]) -> list[BFloat16[Array, "m k"]]:
@@ -95,16 +108,14 @@ _number_of_parts = {"bfloat16": 1, "float16": 2, "float32": 3}
 def in_order(
     x: BFloat16[Array, "m k"], kind: Kind, made: Plan
 ) -> BFloat16[Array, "m _"]:
-    """Arranges inputs in the order in which the codes of a word are decoded, and adds
+    """Arranges inputs in the order in which the weight's numbers are decoded, and adds
     zeros beyond the last column."""
     x = jnp.pad(x, ((0, 0), (0, made.columns - x.shape[1])))
-    if kind.pairs == "neighbours":
-        return x
-    halves = x.reshape(x.shape[0], -1, 2, 16 // kind.bits)
-    return halves.swapaxes(2, 3).reshape(x.shape)
+    order = np.array(kind.order)
+    return x.reshape(x.shape[0], -1, len(order))[..., order].reshape(x.shape)
 
 
-def _products(operands, format, made):
+def _products(operands, kind, made):
     """Returns the sums of each part of the contracted axis, of shape `*b s m n`, for
     operands with leading axes `*b`."""
 
@@ -113,7 +124,7 @@ def _products(operands, format, made):
         *stack, n, j = operands[0].shape
         x = operands[-1]
         source = source_of(
-            format,
+            kind,
             made,
             rows=x.shape[-2],
             n=n,
@@ -142,7 +153,7 @@ name = "eqquant_product"
 
 
 def source_of(
-    format: AbstractGrid,
+    kind: Kind,
     made: Plan,
     *,
     rows: int,
@@ -151,45 +162,36 @@ def source_of(
     scale_shape: tuple[int, int],
 ) -> str:
     """Returns the source of the program for a product. The sizes of the product are
-    constants in it."""
-    kind, scales, block = kind_of(format), scales_of(format), format.block_size
-    assert kind is not None
-    blocks = 1 if block is None else scale_shape[1]
-    step = 4 * made.nbytes * 8 // kind.bits
+    constants in it. `scale_shape` is ignored if there are no arrays of scales."""
+    columns = kind.scale_columns
+    blocks = 1 if columns is None else scale_shape[1]
     sizes = dict(
         rows=rows,
         n=n,
         columns=made.columns,
         row_bytes=row_bytes,
         steps=made.steps,
-        steps_of_block=made.steps if block is None else block // step,
+        # (Zero if a step has several blocks.)
+        steps_of_block=made.steps if columns is None else columns // kind.step_columns,
         blocks=blocks,
         scales_of_row=0 if scale_shape[0] == 1 and n > 1 else blocks,
         splits=made.splits,
     )
-    table = ""
-    if kind.table:
-        bits = ", ".join(map(hex, kind.table))
-        table = (
-            f"CONSTANT unsigned short points[16] = {{{bits}}};\n"
-            "struct Points { ON_LANE static Word bits(int i) { return points[i]; } };\n"
-        )
     groups = -(-rows // group)
-    arguments = (
-        *(kind.codes, scales, f"Offset::{kind.offset}"),
-        *(made.nbytes, groups, made.warps, made.ahead),
-    )
-    has = dict(codes=True, scales=scales != "None", offsets=kind.offset != "kNone")
-    types = dict(codes="unsigned char", scales="P::Scale", offsets="P::Shift")
-    parameters = [f"const {types[name]}* {name}" for name in types if has[name]]
-    operands = [name if has[name] else "nullptr" for name in types]
+    arguments = (kind.weight, groups, made.warps, made.ahead)
+    _, *others = kind.operands
+    parameters = [
+        f"const P::W::{kind} *{name}" for kind, name in zip(("Scale", "Shift"), others)
+    ]
+    missing = ["nullptr"] * (2 - len(others))
     return (
         '#include "product.cuh"\n'
-        f"{table}"
+        f"{kind.source}"
         f"using P = Product<{', '.join(map(str, arguments))}>;\n"
         f'extern "C" __global__ void __launch_bounds__({_bounds(kind, groups, made)})\n'
-        f"{name}({', '.join(parameters)}, const Vector* x, float* y) {{\n"
-        f"  P::run({', '.join(operands)}, x, y,\n"
+        f"{name}({', '.join(['const unsigned char* codes', *parameters])}, "
+        "const Vector* x, float* y) {\n"
+        f"  P::run({', '.join(['codes', *others, *missing])}, x, y,\n"
         f"         Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
         "}\n"
     )
@@ -197,15 +199,12 @@ def source_of(
 
 def _bounds(kind, groups, made):
     # The number of threads in a block, and of blocks for which a multiprocessor should
-    # have room. (Without the latter, compilers spill registers if there are few rows;
-    # with it, they do so if sums take many registers.)
+    # have room. (Chosen so that compilers spill no registers: they do so without the
+    # latter if steps are long, and with it if there are many rows.)
+    blocks = kind.blocks
+    if blocks is not None and groups > 1:
+        blocks = 2 if groups == 2 and not kind.adds_inputs else None
     threads = 32 * made.warps
-    if kind.adds_inputs:
-        blocks = 1 if kind.bits == 8 else None
-    elif groups == 1 and made.ahead <= 4 and kind.offset == "kNone":
-        blocks = 3
-    else:
-        blocks = 2 if groups <= 2 else None
     return str(threads) if blocks is None else f"{threads}, {blocks}"
 
 
@@ -214,10 +213,11 @@ def _grid(problem):
     return problem.format
 
 
-def _kind(problem):
-    kind = kind_of(_grid(problem))
-    assert kind is not None
-    return kind
+def kind_of(problem: Problem) -> Kind | None:
+    """Returns how to read a weight, or `None` if the sources cannot."""
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        return kind_of_blocks(problem.format)
+    return kind_of_grid(_grid(problem), problem.byte_scales)
 
 
 def _parts(problem):
@@ -242,16 +242,19 @@ def _supports(problem: Problem) -> str | None:
         return f"is for at most {_most_blocks} weights at a time, got {problem.stack}"
     if problem.k > _most_columns:
         return f"is for rows of at most {_most_columns} numbers, got {problem.k}"
-    format = _grid(problem)
-    kind = kind_of(format)
-    if kind is None:
+    if kind_of(problem) is None:
         return (
-            "needs integers of 1, 2, 4 or 8 bits, a table of 16 points or `e4m3`, in "
-            f"blocks that are runs of positions, got {format}"
+            "needs integers of 1 to 8 bits, a table of 16 points or `e4m3`, in "
+            "blocks of 16, or of a larger power of two, that are runs of positions, or "
+            f"blocks of GGUF with such parts, got {problem.format}"
         )
-    if bytes_of_lane(format.block_size, kind.bits) is None:
-        return f"needs larger blocks, of a power of two, got {format}"
     return None
+
+
+def _supports_base(problem: Problem) -> str | None:
+    if isinstance(problem.format, AbstractGGUFBlocks) and kind_of(problem) is not None:
+        return "reads blocks as they are stored"
+    return _supports(of_base(problem))
 
 
 # CUDA's limit for all axes of a grid but the first.
@@ -262,29 +265,34 @@ _most_columns = 2**24
 
 def error(problem: Problem) -> float:
     """Returns the bound on the error of a product."""
-    # Tensor cores do not round sums to nearest. (Their error is not documented.) The
-    # numbers of a table in bfloat16 are off by up to 1/512. Minima are added to sums,
-    # and may cancel most of them.
-    kind = kind_of(_grid(problem))
-    if kind is None or not kind.exact:
+    # Tensor cores do not round sums to nearest. (Their error is not documented.) Minima
+    # are added to sums, and may cancel most of them.
+    if (kind := kind_of(problem)) is None:
         return 4e-3
-    return 1e-3 if kind.adds_inputs else 1e-4
+    return (1e-3 if kind.adds_inputs else 1e-4) + 1.01 * kind.error
 
 
 def _seconds(problem: Problem) -> float:
     # Estimated from the memory bandwidth and the instruction rate of an H100: 3 TB/s,
     # and 2.9e13 instructions per second, of which a loop issues 70 %. The tests count
     # the instructions for each number.
-    assert problem.rows is not None
-    nbytes = problem.format.bits / 8
+    kind = kind_of(problem)
+    assert problem.rows is not None and kind is not None
+    nbytes = kind.step_bytes / kind.step_columns
     if problem.row_axis != -2:
         nbytes += 2 * nbytes
-    rows, most = problem.rows * _parts(problem), _kind(problem).most_rows
-    groups = -(-min(rows, most) // group)
-    seconds = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13) * -(-rows // most)
+    rows = problem.rows * _parts(problem)
+    groups = -(-min(rows, kind.most_rows) // group)
+    each = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13)
+    seconds, calls = each, -(-rows // kind.most_rows)
+    if calls > 1:
+        # Loads of `x` and the tensor cores are busy, too: twice the time of the
+        # instructions, as in published kernels of this kind.
+        seconds = 2 * calls * each
     # Until this kernel is timed, it counts as slower than the kernels that were timed
-    # on Hopper.
-    return problem.numbers * seconds * (3 if hopper() is None else 1)
+    # on Hopper, where these need no pass over the weight to unpack codes.
+    is_timed = hopper() is None and reads_packed(problem.format)
+    return problem.numbers * seconds * (3 if is_timed else 1)
 
 
 def _seconds_of_blocks(problem: Problem) -> float:
@@ -298,11 +306,16 @@ def _seconds_of_blocks(problem: Problem) -> float:
 _register = ft.partial(
     register_kernel, "matmul", platform="cuda", activation=(None, AbstractFormat)
 )
-_register(AbstractGrid, supports=_supports, error=error, seconds=_seconds)(bfloat16_mma)
-# (XLA unpacks the blocks of files.)
+_register(
+    (AbstractGrid, AbstractGGUFBlocks),
+    supports=_supports,
+    error=error,
+    seconds=_seconds,
+)(bfloat16_mma)
+# (XLA unpacks the blocks of other types.)
 _register(
     AbstractGGUFBytes,
-    supports=lambda problem: _supports(of_base(problem)),
+    supports=_supports_base,
     error=lambda problem: error(of_base(problem)),
     seconds=_seconds_of_blocks,
 )(on_base(bfloat16_mma))

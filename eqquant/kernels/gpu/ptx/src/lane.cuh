@@ -4,9 +4,11 @@
 
 using Word = unsigned int;
 
-struct alignas(16) Vector {
-  Word words[4];
+template <int size>
+struct alignas(4 * size) Words {
+  Word words[size];
 };
+using Vector = Words<4>;
 
 #define EACH _Pragma("unroll")
 #define ONE_BY_ONE _Pragma("unroll 1")
@@ -47,8 +49,28 @@ ON_LANE Word largest_of_pairs(Word a, Word b) {
   return r;
 }
 
+// A pair of equal numbers, rounded to nearest.
+ON_LANE Word round_to_pair(float x) {
+  Word r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+
+// Four of the eight bytes of two words. Each digit of `which`, base 16, chooses one, the
+// lowest digit the lowest byte.
+ON_LANE Word permuted(Word a, Word b, Word which) { return __byte_perm(a, b, which); }
+
+ON_LANE Word larger(Word a, Word b) {
+  Word r;
+  asm("max.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
 ON_LANE float of_bits(Word bits) { return __uint_as_float(bits); }
 ON_LANE Word bits_of(float number) { return __float_as_uint(number); }
+
+// a * b + c, rounded once
+ON_LANE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 ON_LANE float of_half(unsigned short bits) {
   float r;
@@ -90,6 +112,10 @@ ON_LANE void load_once(Word* to, const unsigned char* from) {
 ON_LANE Vector load(const Vector* from) {
   const uint4 found = __ldg(reinterpret_cast<const uint4*>(from));
   return {found.x, found.y, found.z, found.w};
+}
+ON_LANE Words<2> load(const Words<2>* from) {
+  const uint2 found = __ldg(reinterpret_cast<const uint2*>(from));
+  return {found.x, found.y};
 }
 template <class T>
 ON_LANE T load(const T* from) {
