@@ -105,6 +105,20 @@ def test_outliers(at_level):
         assert error(y, x, dense(q)) < kernel.error, kernel.name
 
 
+# Many equal terms, whose sums are rounded in one direction.
+@pytest.mark.examples(1)
+def test_long_sums(at_level):
+    for k, n, across in ((20000, 18, False), (20, 20000, True)):
+        q = weight(eqq.Trellis(2), k, n)
+        words = jnp.zeros_like(q.stored["codes"])
+        q = dataclasses.replace(q, stored=q.stored | {"codes": words})
+        q = q.T if across else q
+        for m in (1, 3):
+            x = jnp.full((m, 20000), np.float32(1.1))
+            for kernel, y in products(x, q):
+                assert error(y, x, dense(q)) < 1e-5, kernel.name
+
+
 def test_stacks(at_level):
     format = eqq.Trellis(2, states=10)
     q = weight(format, 200, 70, 3)

@@ -57,12 +57,12 @@ class TrellisRow {
     const float* const x = x_ + k;
     points_.prefetch_after(k, n);
     // (Two, so that additions wait less for each other.)
-    Floats sum[2] = {V::load(sums), V::zero()};
+    Floats sum[2] = {V::zero(), V::zero()};
     points_.read(k, n, count, [&](auto number, typename V::Ints point) EQQUANT_INLINE {
       constexpr int i = decltype(number)::value;
       sum[i % 2] = V::fma(V::to_floats(point), V::all(x[i]), sum[i % 2]);
     });
-    V::store(sums, V::add(sum[0], sum[1]));
+    V::store(sums, V::add(V::load(sums), V::add(sum[0], sum[1])));
   }
 
   const TrellisWeight& w_;
