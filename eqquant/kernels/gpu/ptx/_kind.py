@@ -25,6 +25,7 @@ class Kind(NamedTuple):
       `None` for all columns of a row, or if there is no such array.
     - `scales_rows`: whether there is one scale for each row, which is applied after the
       sum.
+    - `scales_sums`: whether scales multiply the sum of each part of a step.
     - `adds_inputs`: whether minima of blocks multiply sums of the inputs.
     - `most_rows`: the number of rows of `x` for which there are enough registers.
     - `blocks`: for how many blocks of threads a multiprocessor should have room, if `x`
@@ -39,6 +40,7 @@ class Kind(NamedTuple):
     step_columns: int
     load_bytes: int
     order: tuple[int, ...]
+    scales_sums: bool = True
     adds_inputs: bool = False
     most_rows: int = 64
     scale_columns: int | None = None
@@ -94,6 +96,7 @@ def kind_of_grid(
         order=tuple(order.tolist()),
         scale_columns=format.block_size,
         scales_rows=scales == "None",
+        scales_sums=scales != "None" and own == 0,
         adds_inputs=adds_inputs,
         most_rows=32 if adds_inputs else 64,
         blocks=None if short else 3 if few else 2,

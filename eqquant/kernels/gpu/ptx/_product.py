@@ -204,6 +204,8 @@ def _bounds(kind, groups, made):
     blocks = kind.blocks
     if blocks is not None and groups > 1:
         blocks = 2 if groups == 2 and not kind.adds_inputs else None
+    if groups in (3, 4) and not kind.scales_sums:
+        blocks = 1
     threads = 32 * made.warps
     return str(threads) if blocks is None else f"{threads}, {blocks}"
 
