@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from unittest import mock
 
 import jax
@@ -17,6 +18,9 @@ from eqquant.kernels.gpu.ptx import _cache, _product
 
 
 compiler = shutil.which("g++") or shutil.which("clang++")
+# (XLA may run several calls of a program at once, but the lanes of all libraries are
+# the same variables.)
+_one_at_a_time = threading.Lock()
 _lane = pathlib.Path(__file__).with_name("lane.cuh")
 
 
@@ -47,14 +51,15 @@ def _call(source, name, result, *, grid, block):
         function = _compiled(f"{first}sizes{rest}", name).emulate
         function.restype = ctypes.c_char_p
         number = len(arrays)
-        error = function(
-            (ctypes.c_int * 3)(*grid),
-            block,
-            number,
-            (ctypes.c_void_p * number)(*(a.ctypes.data for a in arrays)),
-            (ctypes.c_longlong * number)(*(a.nbytes for a in arrays)),
-            (ctypes.c_int * len(sizes))(*sizes),
-        )
+        with _one_at_a_time:
+            error = function(
+                (ctypes.c_int * 3)(*grid),
+                block,
+                number,
+                (ctypes.c_void_p * number)(*(a.ctypes.data for a in arrays)),
+                (ctypes.c_longlong * number)(*(a.nbytes for a in arrays)),
+                (ctypes.c_int * len(sizes))(*sizes),
+            )
         assert error == b"", error
         return arrays[-1]
 
