@@ -100,5 +100,5 @@ def test_errors():
         eqq.squared_gradients(lambda w, x: jnp.inf * loss(w, x), w, [x])
     with raises(ValueError, "method", "GPTQ"):
         eqq.sensitivity(w, gradients=gradients, method=eqq.ScaleSearch())
-    with raises(ValueError, "gradients", "2 leaves for its 1"):
+    with raises(ValueError, "gradients", "each of its 1 leaves. Got 2 leaves"):
         eqq.sensitivity(w, gradients={"a": 1.0, "b": 2.0})

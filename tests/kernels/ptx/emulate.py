@@ -18,8 +18,7 @@ from eqquant.kernels.gpu.ptx import _cache, _product
 
 
 compiler = shutil.which("g++") or shutil.which("clang++")
-# (XLA may run several calls of a program at once, but the lanes of all libraries are
-# the same variables.)
+# (XLA may run several calls of a program at once, but lanes are global variables.)
 _one_at_a_time = threading.Lock()
 _lane = pathlib.Path(__file__).with_name("lane.cuh")
 
@@ -76,8 +75,9 @@ def _compiled(source, name):
         include, rest = source.split("\n", 1)
         program = f"{include}\nstatic Sizes sizes;\n{rest}\nEMULATE({name})\n"
         (path / "product.cpp").write_text(program, "utf-8")
-        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-o", "product.so"]
+        # (Variables of the same name in several libraries would be one.)
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
         assert compiler is not None
-        command = [compiler, *options, "product.cpp"]
+        command = [compiler, *options, "-o", "product.so", "product.cpp"]
         subprocess.run(command, cwd=path, check=True)
         return ctypes.CDLL(str(path / "product.so"))

@@ -242,9 +242,9 @@ inline void run_block(int number) {
 // Runs a kernel on `count` operands of so many bytes, of which the last is its result.
 // Returns what went wrong, if anything.
 #define EMULATE(name)                                                                   \
-  extern "C" const char* emulate(const int* grid, int threads, int count,              \
-                                 void** operands, const long long* nbytes,             \
-                                 const int* numbers) {                                  \
+  extern "C" __attribute__((visibility("default"))) const char* emulate(                \
+      const int* grid, int threads, int count, void** operands,                         \
+      const long long* nbytes, const int* numbers) {                                    \
     using namespace emulator;                                                           \
     /* (XLA lets its threads take the smallest numbers for zeros.) */                   \
     fenv_t before;                                                                      \
