@@ -136,6 +136,9 @@ class _EXL3Tiles(AbstractFormat):
     tile: ClassVar[int] = 16
     rows_together: ClassVar[int] = 16
 
+    def __repr__(self):
+        return f"the tiles of {EXL3(self.bits, self.code)}"
+
     def encode(self, w, scale=None):
         raise ValueError(f"Nothing can be quantized in {self}.")
 
