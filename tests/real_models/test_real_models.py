@@ -50,6 +50,16 @@ def test_table(method, tmp_path, capsys):
         assert f"{float(row['change']):+.4f} ±" in printed["change, nats per token"]
 
 
+def test_texts(tmp_path):
+    with interop.open(tiny.write(tmp_path / "tiny.gguf")) as checkpoint:
+        tokenizer = interop.tokenizer(checkpoint)
+    path = tmp_path / "some.txt"
+    path.write_text(300 * "ab " + 300 * "cd ")
+    halves = files.texts(tokenizer, [path])["some.txt"]
+    first, second = [tokenizer.decode(half.tolist()).split() for half in halves]
+    assert first == 300 * ["ab"] and second == 300 * ["cd"]
+
+
 @pytest.mark.thorough
 def test_budgets_and_tuning(tmp_path, capsys):
     path = str(tiny.write(tmp_path / "tiny.gguf"))
@@ -165,7 +175,7 @@ def test_text(smollm2):
 
 def test_loss(smollm2):
     _, tokenizer, model = smollm2
-    _, held_out = files.texts(tokenizer)["pydoc_data.topics"]
+    _, held_out = files.texts(tokenizer, [])["pydoc_data.topics"]
     windows = rows.batches(files.windows([held_out], 512))
     found = eqq.evaluate(rows.logits, model, windows)
     assert 2.3 < found.loss < 3.5
