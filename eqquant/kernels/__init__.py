@@ -43,6 +43,7 @@ from ._table import (
     supporting as supporting,
 )
 from .cpu import (
+    Cost as Cost,
     describe_processor as describe_processor,
     Kind as Kind,
     kind_of as kind_of,

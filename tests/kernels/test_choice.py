@@ -133,6 +133,15 @@ def test_what_explain_tells():
     assert f"from measurements on {told.measured}." in text
 
 
+@pytest.mark.parametrize(
+    "rows, each", ((1, 10), (2, 12), (3, 17), (4, 22), (34, 62), (64, 102), (94, 142))
+)
+def test_between_measurements(rows, each):
+    cost = costs.Cost([1, 2, 4, 64], [10.0, 12.0, 22.0, 102.0], 0.0)
+    assert cost.of(rows) == pytest.approx(each)
+    assert costs.Cost([1], [10.0], 0.0).of(rows) == 10.0
+
+
 # A machine that was not measured takes the numbers of one that has no more.
 @pytest.mark.parametrize(
     "vendor, features, taken",

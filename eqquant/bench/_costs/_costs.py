@@ -22,7 +22,7 @@ from ...formats import (
     Ternary,
     Trellis,
 )
-from ...kernels import describe_processor, Kind, kind_of, Problem, supporting
+from ...kernels import Cost, describe_processor, Kind, kind_of, Problem, supporting
 from .._entries import Show
 from .._error import normal
 from .._formats import all_formats, Quantization
@@ -31,7 +31,7 @@ from .._machine import describe_machine
 
 # The shapes of a square weight, and of a weight with few results for each row.
 _square, _narrow = (2048, 2048), (16384, 128)
-_rows = (1, 2, 4, 8, 16, 64)
+_rows = (1, 2, 4, 8, 64)
 _rounds = 4
 _turn = 0.01
 
@@ -148,7 +148,7 @@ def measure_costs(show: Show | None = None) -> dict[str, Any]:
     a file in `eqquant/kernels/cpu/costs`."""
     ways = [(False, False), (True, False), (False, True)]
     every = [(q, *way) for q in kinds_to_measure() for way in ways]
-    costs: dict[Kind, dict[str, list[float]]] = {}
+    costs: dict[Kind, dict[str, Cost]] = {}
     for i, (quantization, across, panels) in enumerate(every):
         if show is not None:
             show(i / len(every), str(quantization))
@@ -176,61 +176,38 @@ def _costs(quantization, across, panels):
         if found is None:
             return
         kind = found.kind
-        names = [name for name in found.kernels if _wanted(name, rows)]
+        names = found.kernels
         for name, its in zip(names, times([found.by(name) for name in names])):
             seconds.setdefault(name, {})[rows] = its
-    last = {name: max(its) for name, its in seconds.items()}
     # A product across the blocks has as many results as a row has numbers, so the
     # narrow shape is transposed.
     shape = (_narrow[1], _narrow[0]) if across else _narrow
-    of_narrow = {}
-    for rows in sorted(set(last.values())):
+    narrow = {}
+    for rows in {max(its) for its in seconds.values()} - {1, 2}:
         found = product(quantization, shape, rows, **way)
-        names = [name for name in last if last[name] == rows and rows > 2]
+        names = [name for name in seconds if max(seconds[name]) == rows]
         if found is not None:
-            its = times([found.by(name) for name in names])
-            of_narrow |= dict(zip(names, its))
+            narrow |= zip(names, times([found.by(name) for name in names]))
     assert kind is not None
-    yield (
-        kind,
-        {name: _fitted(its, of_narrow.get(name)) for name, its in seconds.items()},
-    )
+    yield kind, {name: _cost(its, narrow.get(name)) for name, its in seconds.items()}
 
 
-def _wanted(name, rows):
-    # Each kernel is measured at two or three numbers of rows in its range. (One row is
-    # always among them: the others would not predict it well.)
-    if name in ("sweep", "unit_sweep", "rsr_lookup", "rsr_segment_sum"):
-        return rows in (1, 2)
-    if name == "native_few_integers":
-        return rows in (1, 4, 16)
-    return rows in (1, 8, 64)
-
-
-def _fitted(its: dict[int, float], narrow: float | None) -> list[float]:
-    """Fits the costs `a`, `b` and `c` of a kernel to its times with a square weight and
-    with a narrow one."""
-    rows = np.array(list(its), np.float64)
-    # The time per element of the weight, in picoseconds.
-    found = np.array(list(its.values())) * 1e12 / np.prod(_square)
-    columns = np.stack([np.ones_like(rows), rows], 1) / found[:, None]
-    (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(rows), rcond=None)
-    if a < 0 or b < 0:
-        # Costs are not negative: fit the other one alone.
-        a, b = (0.0, _scale(rows, found)) if a < 0 else (_scale(1, found), 0.0)
-    if narrow is None:
-        return [round(a, 2), round(b, 3), 0.0]
-    m = rows[-1]
-    each = narrow * 1e12 / np.prod(_narrow)
-    c = max(0.0, (each - a - b * m) / (m / min(_narrow) - m / _square[0]))
-    c = min(c, b * _square[0])
-    return [round(float(v), 3) for v in (a, b - c / _square[0], c)]
-
-
-def _scale(rows, found):
-    # The least-squares solution for relative errors.
-    ratio = rows / found
-    return float(np.sum(ratio) / np.sum(ratio**2)) if np.ndim(ratio) else 0.0
+def _cost(seconds: dict[int, float], narrow: float | None) -> Cost:
+    """Returns the cost of a kernel with these times for some numbers of rows and a
+    square weight, and this one for the most rows and a narrow weight."""
+    rows, square = np.array([*seconds]), _square[0]
+    # The times for each number of the weight, in picoseconds.
+    each = np.array([*seconds.values()]) * 1e12 / np.prod(_square)
+    inputs = 0.0
+    if narrow is not None:
+        first, last = rows[0], rows[-1]
+        more = narrow * 1e12 / np.prod(_narrow) - each[-1]
+        inputs = more / (last / min(_narrow) - last / square)
+        # The time for a number of the weight never decreases with more rows.
+        most = (each[-1] - each[0]) / max(last - first, 1) * square
+        inputs = float(np.clip(inputs, 0, max(most, 0)))
+    each = each - rows * inputs / square
+    return Cost(rows.tolist(), each.round(2).tolist(), round(inputs, 2))
 
 
 def write_costs(path: str | os.PathLike[str], show: Show | None = None) -> None:

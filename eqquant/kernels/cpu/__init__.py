@@ -19,6 +19,7 @@ from . import (
     _unit_tiles as _unit_tiles,
 )
 from ._costs import (
+    Cost as Cost,
     describe_processor as describe_processor,
     Kind as Kind,
     kind_of as kind_of,

@@ -1,10 +1,11 @@
+import bisect
 import functools as ft
 import json
 import math
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...formats import (
@@ -22,12 +23,30 @@ from ._xla import fuses
 
 
 # The times of kernels, from `costs/*.json`, which `python -m eqquant.bench costs`
-# writes. (The `note` of a file lists changes made by hand.) A kernel takes
-#
-#     a + b rows
-#
-# for each number of the weight, and `c` for each of the inputs, in picoseconds on one
-# core. Each kind of weight has its own costs.
+# writes. (The `note` of a file lists changes made by hand.) Each kind of weight has its
+# own costs.
+
+
+class Cost(NamedTuple):
+    """The time of a kernel, in picoseconds on one core.
+
+    - `rows`: some numbers of rows, in increasing order.
+    - `each`: for these numbers of rows, the time per number of the weight. It is linear
+        between them, and beyond the last.
+    - `inputs`: the time per number of the inputs.
+    """
+
+    rows: Sequence[int]
+    each: Sequence[float]
+    inputs: float
+
+    def of(self, rows: int) -> float:
+        """Returns the time for each number of the weight."""
+        if len(self.rows) == 1:
+            return self.each[0]
+        i = bisect.bisect(self.rows, rows, 1, len(self.rows) - 1)
+        (m, n), (a, b) = self.rows[i - 1 : i + 1], self.each[i - 1 : i + 1]
+        return max(a + (b - a) * (rows - m) / (n - m), 0.0)
 
 
 class Kind(NamedTuple):
@@ -135,18 +154,21 @@ class Machine(NamedTuple):
     - `name`: the machine and the version of JAX, in words.
     - `processor`: its processor.
     - `fuses`: whether JAX is 0.11 or newer.
-    - `costs`: for each kind, `[a, b, c]` of kernels.
+    - `costs`: for each kind, the costs of kernels.
     """
 
     name: str
     processor: Processor
     fuses: bool
-    costs: Mapping[Kind, Mapping[str, list[float]]]
+    costs: Mapping[Kind, Mapping[str, Cost]]
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "Machine":
         found = json.loads(path.read_text("utf-8"))
-        costs = {Kind(*kind): of_kernels for kind, of_kernels in found["costs"]}
+        costs = {
+            Kind(*kind): {name: Cost(*cost) for name, cost in of_kernels.items()}
+            for kind, of_kernels in found["costs"]
+        }
         features = frozenset(found["features"])
         processor = Processor(found["vendor"], found["family"], features)
         return cls(found["name"], processor, found["fuses"], costs)
@@ -156,7 +178,7 @@ class Machine(NamedTuple):
         """The families of packings whose kernels were measured."""
         return {kind.family for kind in self.costs}
 
-    def of(self, kind: Kind) -> Mapping[str, list[float]]:
+    def of(self, kind: Kind) -> Mapping[str, Cost]:
         """Returns the costs of the nearest kind that was measured."""
         if kind in self.costs:
             return self.costs[kind]
@@ -272,7 +294,7 @@ def measured(name: str) -> Callable[[Problem], float]:
 
     def seconds(problem: Problem) -> float:
         layout = problem.layout
-        costs = _of_kernel(
+        cost = _of_kernel(
             name,
             os.environ.get("EQQUANT_NATIVE_LEVEL"),
             problem.product,
@@ -280,11 +302,10 @@ def measured(name: str) -> Callable[[Problem], float]:
             problem.activation,
             layout.panels is not None,
         )
-        if costs is None:
+        if cost is None:
             return math.inf
-        a, b, c = costs
         rows = _unknown if problem.rows is None else problem.rows
         inputs = problem.stack * rows * problem.terms
-        return 1e-12 * (problem.numbers * (a + b * rows) + inputs * c)
+        return 1e-12 * (problem.numbers * cost.of(rows) + inputs * cost.inputs)
 
     return seconds

@@ -329,9 +329,10 @@ def array_units(machine: str | None = None) -> list[Unit]:
     return [Unit(name, f"arrays/{name}.cpp", flags) for name in names]
 
 
+# (These call the others, and compute little themselves.)
 _xla_units = [
-    Unit("ffi", "xla/ffi.cpp", []),
-    Unit("ffi_encode", "xla/encode.cpp", []),
+    Unit("ffi", "xla/ffi.cpp", ["-O1"]),
+    Unit("ffi_encode", "xla/encode.cpp", ["-O1"]),
     Unit("older_glibc", "xla/older_glibc.cpp", []),
 ]
 
