@@ -18,7 +18,16 @@ from .test_llama import by_numpy
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def square():
+    """All matrices of the layers have one shape, whose programs are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "hidden", tiny.width)
+        patch.setattr(tiny, "key_heads", tiny.heads)
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(square, tmp_path_factory):
     return tiny.write(tmp_path_factory.mktemp("model") / "tiny.gguf", "llama", "q8_0")
 
 

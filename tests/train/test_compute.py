@@ -16,6 +16,7 @@ def as_a_program():
         yield
 
 
+@pytest.mark.thorough
 def test_losses(capsys, as_a_program):
     name = "fp8, one delayed scale, backward in e5m2"
     compute.losses(2, [0], [name], **tiny)

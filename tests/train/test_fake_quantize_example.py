@@ -150,13 +150,13 @@ run = eqq.implicit(call)
 filters = (-3, -2, -1)
 # The axes that products contract, by the paths of the weights.
 models = {
+    "scan": (heads, {"query": -3, "out": (-3, -2)}),
+    "mixture": (mixture, {"down": (-3, -2), "*": -2}),
+    "volumes": (volumes, {"volume.weight": (-4, *filters), "*": (-2, -1)}),
     "u-net": (
         lambda: (UNet(jr.key(0)), normal(3, 16, 16)),
         {"attention.*": -1, "time.*": -1, "*": filters},
     ),
-    "mixture": (mixture, {"down": (-3, -2), "*": -2}),
-    "volumes": (volumes, {"volume.weight": (-4, *filters), "*": (-2, -1)}),
-    "scan": (heads, {"query": -3, "out": (-3, -2)}),
     "attention": (llama, {"*.out.weight": (-3, -2), "*": -2}),
     "ragged experts": (experts, {"*": -1}),
     "dict": (flax, {"query*": -3, "out*": (-3, -2), "dense*": -2}),
@@ -336,6 +336,7 @@ of_products = {
 }
 
 
+@pytest.mark.examples(7)
 @pytest.mark.parametrize("name", of_products)
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Rotated(eqq.Int8(), 16)))
 def test_activations(name, format):

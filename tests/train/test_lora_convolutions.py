@@ -82,7 +82,7 @@ def test_as_the_sum(name, kind, tmp_path):
     dense = put(eqq.tree_dequantize(base), whole_of(new.conv.weight))
     expected = run(dense, x)
     np.testing.assert_allclose(run(new, x), expected, rtol=1e-4, atol=1e-4)
-    batched = jax.vmap(new)(jnp.stack([x, 2 * x]))
+    batched = jax.jit(jax.vmap(new))(jnp.stack([x, 2 * x]))
     np.testing.assert_allclose(batched[0], expected, rtol=1e-4, atol=1e-4)
 
     # The gradients of the thin matrices are those of the sum.
