@@ -53,6 +53,15 @@ def blackwell() -> bool:
     return re.fullmatch(r"\d\d\.\d", capability) is not None
 
 
+def capability() -> int:
+    """Returns ten times the compute capability of the GPU for which programs are
+    compiled: 80 for an A100, and also if it is unknown."""
+    found = _compiled_for()
+    if found is None or found[1] is None:
+        return 80
+    return int(found[1].replace(".", ""))
+
+
 def _compiled_for() -> tuple[str, str | None] | None:
     """Returns the name and the compute capability of the GPU for which programs are
     compiled, or `None` if there is none. A GPU named by the abstract mesh in context

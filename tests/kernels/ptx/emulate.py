@@ -26,7 +26,7 @@ _lane = pathlib.Path(__file__).with_name("lane.cuh")
 def run(kernel, x, stored, problem):
     """What a kernel computes, with its calls emulated."""
     with (
-        mock.patch.object(_product, "ptx_of", lambda source: source),
+        mock.patch.object(_product, "ptx_of", lambda source, _: source),
         mock.patch.object(_product, "call", _call),
     ):
         return kernel(x, stored, problem)

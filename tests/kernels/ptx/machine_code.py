@@ -58,14 +58,8 @@ def source(format, m, n=4096, k=14336):
 def compiled(source, architecture):
     """The machine code, and what `ptxas` says of it."""
     options = [f"-arch={architecture}", "--ptxas-options=-v"]
+    options += _cache._bound(source, int(architecture.removeprefix("sm_")))
     return _nvrtc.compiled(source, _cache.headers(), options)
-
-
-def spilled(log):
-    """The bytes that a lane moves to memory for want of registers."""
-    found = re.findall(r"(\d+) bytes (?:spill stores|spill loads|stack frame)", log)
-    assert len(found) == 3, log
-    return sum(map(int, found))
 
 
 def tool(name):

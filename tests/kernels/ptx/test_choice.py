@@ -123,6 +123,7 @@ def test_capabilities(monkeypatch, capability, fits):
     # (Of a device, whose name does not matter.)
     monkeypatch.setattr(_devices, "_compiled_for", lambda: ("a GPU", capability))
     assert (_devices.ampere() is None) == fits
+    assert _devices.capability() == round(10 * float(capability))
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,13 @@ def counted(monkeypatch, tmp_path):
     """The programs that are compiled, with a cache of this test's own."""
     found = []
 
-    def compile_ptx(source, headers):
+    def compile_ptx(source, headers, options):
         found.append(source)
         return f"// {source}\n"
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_nvrtc, "compile_ptx", compile_ptx)
+    monkeypatch.setattr(_nvrtc, "spilled", lambda *_: 0)
     monkeypatch.setattr(_nvrtc, "version", lambda: (13, 0))
     _cache.ptx_of.cache_clear()
     yield found
@@ -184,35 +186,50 @@ def counted(monkeypatch, tmp_path):
 
 def test_programs_are_compiled_once(counted, tmp_path):
     for _ in range(2):
-        assert _cache.ptx_of("a") == "// a\n"
+        assert _cache.ptx_of("a", 80) == "// a\n"
         _cache.ptx_of.cache_clear()
-    assert _cache.ptx_of("b") == "// b\n"
+    assert _cache.ptx_of("b", 80) == "// b\n"
     assert counted == ["a", "b"]
     assert len([*tmp_path.rglob("*.ptx")]) == len([*tmp_path.rglob("*.*")]) == 2
 
 
 @pytest.mark.parametrize("text", ("", "// a", "// 0\n// a\n", None))
 def test_files_that_were_cut(counted, tmp_path, text):
-    _cache.ptx_of("a")
+    _cache.ptx_of("a", 80)
     (path,) = tmp_path.rglob("*.ptx")
     path.write_text(path.read_text()[:-2] if text is None else text)
     _cache.ptx_of.cache_clear()
-    assert _cache.ptx_of("a") == "// a\n"
+    assert _cache.ptx_of("a", 80) == "// a\n"
     assert counted == ["a", "a"]
 
 
 def test_a_cache_that_cannot_be_written(counted, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert _cache.ptx_of("a") == "// a\n"
+    assert _cache.ptx_of("a", 80) == "// a\n"
 
 
-def test_a_new_compiler_compiles_again(counted, monkeypatch):
-    _cache.ptx_of("a")
+def test_other_compilers_and_gpus_compile_again(counted, monkeypatch):
+    _cache.ptx_of("a", 80)
     _cache.ptx_of.cache_clear()
     monkeypatch.setattr(_nvrtc, "version", lambda: (13, 1))
-    _cache.ptx_of("a")
-    assert counted == ["a", "a"]
+    _cache.ptx_of("a", 80)
+    _cache.ptx_of("a", 90)
+    assert counted == ["a", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    "spilled, chosen", (((0, 0, 0), 2), ((8, 0, 0), 0), ((8, 8, 0), 1), ((8, 8, 8), 1))
+)
+def test_registers(monkeypatch, spilled, chosen):
+    found = {f"-DBLOCKS={blocks}": bytes for blocks, bytes in zip((2, 0, 1), spilled)}
+
+    def of(source, headers, options, capability):
+        assert (source, capability) == ("a", 90)
+        return found[options[0]]
+
+    monkeypatch.setattr(_nvrtc, "spilled", of)
+    assert _cache._bound("a", 90) == [f"-DBLOCKS={chosen}"]
 
 
 def test_calls():

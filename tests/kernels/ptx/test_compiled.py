@@ -22,13 +22,11 @@ each = pytest.mark.parametrize("architecture", machine_code.architectures)
 @pytest.mark.parametrize("name", kinds)
 def test_nothing_is_spilled(name, m, architecture):
     _, log = machine_code.compiled(machine_code.source(kinds[name], m), architecture)
-    assert machine_code.spilled(log) == 0
+    assert _nvrtc.spilled_in(log) == 0
     registers = int(re.findall(r"Used (\d+) registers", log)[0])
     # Of 65536, for two blocks of 256 threads on a multiprocessor if there are few rows.
-    # (With minima and two groups of rows, there is one block rather than spilled sums.)
-    base = getattr(kinds[name], "base", kinds[name])
-    few = {1: 128, 16: 144 if base.offset == "minimum" else 128}
-    assert registers <= few.get(m, 255)
+    # (Minima and two groups of rows may take more.)
+    assert registers <= {1: 128, 16: 144}.get(m, 255)
     # What no kernel has to ask for.
     assert int((re.findall(r"(\d+) bytes smem", log) or ["0"])[0]) <= 48 * 1024
 
@@ -48,7 +46,7 @@ def test_nothing_is_spilled(name, m, architecture):
         ("nf4", 2.9),
         ("fp4", 3.1),
         ("int8", 2.5),
-        ("int8-32", 3.0),
+        ("int8-32", 2.9),
         ("int-8-zero-point", 4.2),
         ("fp8", 3.3),
         ("int-2", 2.2),
@@ -56,7 +54,7 @@ def test_nothing_is_spilled(name, m, architecture):
         ("binary", 1.4),
         ("int-3", 2.7),
         ("int-5", 3.4),
-        ("int-6-64", 3.0),
+        ("int-6-64", 2.9),
         ("mxfp4", 3.4),
         ("nvfp4", 3.5),
         ("int4-16", 2.7),
@@ -83,7 +81,8 @@ def test_instructions_of_a_weight(name, most, architecture):
 # What drivers get is for all of these, and of a version that they know.
 @each
 def test_ptx(architecture, tmp_path):
-    ptx = _cache.ptx_of(machine_code.source(eqq.Int4(), 1))
+    source = machine_code.source(eqq.Int4(), 1)
+    ptx = _cache.ptx_of(source, int(architecture.removeprefix("sm_")))
     assert ".version 7.4" in ptx and ".target sm_80" in ptx
     if (ptxas := machine_code.tool("ptxas")) is None:
         pytest.skip("needs `ptxas`, of the package `nvidia-cuda-nvcc`")
@@ -91,6 +90,17 @@ def test_ptx(architecture, tmp_path):
     path.write_text(ptx)
     command = [ptxas, f"-arch={architecture}", path, "-o", tmp_path / "product.cubin"]
     subprocess.run(command, check=True)
+
+
+# Two blocks leave too few registers for 64 rows. (An unknown GPU is like a known one.)
+@pytest.mark.parametrize("capability", (80, 100, 12345))
+def test_spilled_bytes(capability):
+    source = machine_code.source(eqq.Int4(), 64)
+    spilled = lambda blocks: _nvrtc.spilled(
+        source, _cache.headers(), [f"-DBLOCKS={blocks}"], capability
+    )
+    assert spilled(2) > 0
+    assert spilled(0) == 0
 
 
 def test_failures(monkeypatch):

@@ -16,16 +16,32 @@ def headers() -> Mapping[str, str]:
 
 
 @ft.cache
-def ptx_of(source: str) -> str:
-    """Returns the PTX of a program that includes the `headers`. It is compiled once,
-    and kept in the user's cache on disk for other processes."""
-    about = (source, *headers().items(), nvrtc.version())
+def ptx_of(source: str, capability: int) -> str:
+    """Returns the PTX of a program that includes the `headers`, with registers for a
+    GPU of a compute capability (times ten). It is compiled once, and kept in the user's
+    cache on disk for other processes."""
+    about = (source, capability, *headers().items(), nvrtc.version())
     path = _folder() / f"{hashlib.sha256(repr(about).encode()).hexdigest()}.ptx"
     found = _read(path)
     if found is None:
-        found = nvrtc.compile_ptx(source, headers())
+        found = nvrtc.compile_ptx(source, headers(), _bound(source, capability))
         _write(path, found)
     return found
+
+
+# A program leaves open for how many blocks of threads a multiprocessor should have
+# room, which limits the registers of a thread. Two keep a GPU's memory busy (see
+# `_plan.py`). Zero leaves the number to the compiler, which then uses fewer registers
+# than with one, but sometimes too few.
+_blocks = (2, 0, 1)
+
+
+def _bound(source, capability):
+    """Returns the first of these numbers with which no registers are spilled, or the
+    last of them, as an option of the compiler."""
+    options = [[f"-DBLOCKS={number}"] for number in _blocks]
+    spilled = lambda option: nvrtc.spilled(source, headers(), option, capability)
+    return next((each for each in options if spilled(each) == 0), options[-1])
 
 
 def _folder() -> pathlib.Path:

@@ -25,11 +25,8 @@ class Kind(NamedTuple):
       `None` for all columns of a row, or if there is no such array.
     - `scales_rows`: whether there is one scale for each row, which is applied after the
       sum.
-    - `scales_sums`: whether scales multiply the sum of each part of a step.
     - `adds_inputs`: whether minima of blocks multiply sums of the inputs.
     - `most_rows`: the number of rows of `x` for which there are enough registers.
-    - `blocks`: for how many blocks of threads a multiprocessor should have room, if `x`
-      has up to eight rows. `None` to leave it to the compiler.
     - `error`: the largest relative error of a decoded number.
     """
 
@@ -40,12 +37,10 @@ class Kind(NamedTuple):
     step_columns: int
     load_bytes: int
     order: tuple[int, ...]
-    scales_sums: bool = True
     adds_inputs: bool = False
     most_rows: int = 64
     scale_columns: int | None = None
     scales_rows: bool = False
-    blocks: int | None = 2
     error: float = 0.0
 
 
@@ -82,9 +77,6 @@ def kind_of_grid(
     some = np.arange(32 // codes.bits if format.radix else nbytes * 8 // codes.bits)
     order = some.reshape(2, -1).T.reshape(-1) if codes.halves else some
     adds_inputs = format.offset == "minimum"
-    short = nbytes == 4 and (adds_inputs or bool(codes.table))
-    # Whether numbers and scales take few registers.
-    few = nbytes >= 8 and format.offset is None and codes.decoder != "Floats"
     return Kind(
         weight=f"Grid<{codes.decoder.format(nbytes)}, {scales}, Offset::{offset}, "
         f"{nbytes}, {own}>",
@@ -96,10 +88,8 @@ def kind_of_grid(
         order=tuple(order.tolist()),
         scale_columns=format.block_size,
         scales_rows=scales == "None",
-        scales_sums=scales != "None" and own == 0,
         adds_inputs=adds_inputs,
         most_rows=32 if adds_inputs else 64,
-        blocks=None if short else 3 if few else 2,
         error=_error(codes, own > 0, byte_scales),
     )
 

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 # PTX for Ampere runs on all newer GPUs, too: the driver compiles it for its own GPU.
@@ -37,25 +37,45 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compile_ptx(source: str, headers: Mapping[str, str]) -> str:
+def compile_ptx(
+    source: str, headers: Mapping[str, str], options: Sequence[str] = ()
+) -> str:
     """Compiles CUDA C++ to PTX for every GPU since Ampere.
 
     **Arguments:**
 
     - `source`: the program.
     - `headers`: the text of each file that the program includes, by name.
+    - `options`: options of the compiler, such as `-DNAME=VALUE`.
 
     **Raises:**
 
     A `Failure` with the compiler's log, if it rejects the program.
     """
-    ptx = compiled(source, headers, [f"-arch={_architecture}"])[0]
+    ptx = compiled(source, headers, [f"-arch={_architecture}", *options])[0]
     ptx = ptx.rstrip(b"\0").decode()
     return re.sub(r"^\.version .*$", f".version {_version}", ptx, count=1, flags=re.M)
 
 
+def spilled(
+    source: str, headers: Mapping[str, str], options: Sequence[str], capability: int
+) -> int:
+    """Returns the number of bytes that a lane of a program moves to memory because
+    there are not enough registers, for a GPU of a compute capability (times ten). For
+    one that is newer than NVRTC, this is that of an older GPU."""
+    known = max(each for each in _capabilities() if each <= capability)
+    options = [f"-arch=sm_{known}", "--ptxas-options=-v", *options]
+    return spilled_in(compiled(source, headers, options)[1])
+
+
+def spilled_in(log: str) -> int:
+    """Returns the number of these bytes in a log of the compiler."""
+    kinds = r"(\d+) bytes (?:spill stores|spill loads|stack frame)"
+    return sum(map(int, re.findall(kinds, log)))
+
+
 def compiled(
-    source: str, headers: Mapping[str, str], options: list[str]
+    source: str, headers: Mapping[str, str], options: Sequence[str]
 ) -> tuple[bytes, str]:
     """Returns the PTX, or with an option such as `-arch=sm_80` the machine code, and
     the compiler's log."""
@@ -91,6 +111,15 @@ def _read(program, what):
     buffer = ctypes.create_string_buffer(size.value)
     _check(getattr(_loaded(), f"nvrtcGet{what}")(program, buffer))
     return buffer.raw
+
+
+@ft.cache
+def _capabilities() -> list[int]:
+    library, number = _loaded(), ctypes.c_int()
+    _check(library.nvrtcGetNumSupportedArchs(ctypes.byref(number)))
+    found = (ctypes.c_int * number.value)()
+    _check(library.nvrtcGetSupportedArchs(found))
+    return list(found)
 
 
 @ft.cache

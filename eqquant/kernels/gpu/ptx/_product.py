@@ -19,7 +19,7 @@ from ..._adapted import of_base, on_base, reads_byte_scales
 from ..._finite import infinite_as_nan
 from ..._problem import Problem
 from ..._table import register_kernel
-from .._devices import ampere, hopper
+from .._devices import ampere, capability, hopper
 from .._float import reads_packed
 from . import _nvrtc as nvrtc
 from ._blocks import kind_of_blocks
@@ -134,7 +134,7 @@ def _products(operands, kind, made):
         shape = (*stack, made.splits, x.shape[-2], n)
         grid = (-(-n // tile), made.splits, int(np.prod(stack, dtype=int)))
         result = jax.ShapeDtypeStruct(shape, jnp.float32)
-        program = ptx_of(source)
+        program = ptx_of(source, capability())
         return call(program, name, result, grid=grid, block=32 * made.warps)(*operands)
 
     @run.def_vmap
@@ -162,7 +162,8 @@ def source_of(
     scale_shape: tuple[int, int],
 ) -> str:
     """Returns the source of the program for a product. The sizes of the product are
-    constants in it. `scale_shape` is ignored if there are no arrays of scales."""
+    constants in it, and `BLOCKS` is the number of blocks for which a multiprocessor
+    should have room. `scale_shape` is ignored if there are no arrays of scales."""
     columns = kind.scale_columns
     blocks = 1 if columns is None else scale_shape[1]
     sizes = dict(
@@ -188,26 +189,13 @@ def source_of(
         '#include "product.cuh"\n'
         f"{kind.source}"
         f"using P = Product<{', '.join(map(str, arguments))}>;\n"
-        f'extern "C" __global__ void __launch_bounds__({_bounds(kind, groups, made)})\n'
+        f'extern "C" __global__ void __launch_bounds__({32 * made.warps}, BLOCKS)\n'
         f"{name}({', '.join(['const unsigned char* codes', *parameters])}, "
         "const Vector* x, float* y) {\n"
         f"  P::run({', '.join(['codes', *others, *missing])}, x, y,\n"
         f"         Sizes{{{', '.join(map(str, sizes.values()))}}});\n"
         "}\n"
     )
-
-
-def _bounds(kind, groups, made):
-    # The number of threads in a block, and of blocks for which a multiprocessor should
-    # have room. (Chosen so that compilers spill no registers: they do so without the
-    # latter if steps are long, and with it if there are many rows.)
-    blocks = kind.blocks
-    if blocks is not None and groups > 1:
-        blocks = 2 if groups == 2 and not kind.adds_inputs else None
-    if groups in (3, 4) and not kind.scales_sums:
-        blocks = 1
-    threads = 32 * made.warps
-    return str(threads) if blocks is None else f"{threads}, {blocks}"
 
 
 def _grid(problem):
