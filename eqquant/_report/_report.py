@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from .._array import as_dense, identity, is_quantized, QuantizedArray, sqnr
 from .._product import full_spec, names_of, spec_of
 from .._tree import (
+    by_use,
     decide,
     Decision,
     FilterSpec,
@@ -171,7 +172,8 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
         hint = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", hint=hint)
     skip = decision.skip
-    reason, hint = part_of(info) or (skip.reason, skip.hint)
+    hint = f"{skip.hint}, or `example=`" if skip.kind in by_use else skip.hint
+    reason, hint = part_of(info) or (skip.reason, hint)
     return dataclasses.replace(row, reason=reason, hint=hint)
 
 

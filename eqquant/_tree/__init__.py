@@ -56,4 +56,5 @@ from ._rounding import (
 )
 from ._rules import Rules as Rules
 from ._shard import tree_shard as tree_shard
+from ._unmet import by_use as by_use
 from ._warnings import warn_of_guesses as warn_of_guesses

@@ -67,6 +67,7 @@ def tree_quantize(
 
         Vectors, biases, states, and the parameters of norms and of activations are
         never quantized.
+
     - `format`: what `True` means in `filter_spec`.
     - `axis`: the axis that matrix products contract. `"auto"` depends on the module
         that owns the array: -1 in `eqx.nn.Linear`, which computes `weight @ x`, and -2
@@ -87,6 +88,7 @@ def tree_quantize(
             their classes. (This does not find the weights of unknown classes: pass
             `example`, name them by a rule, or register them.)
         - `"error"` raises an error for a convolution.
+
     - `strict`: whether a rule that matches no leaf is an error, and also a rule, or a
         format at a place of a prefix, that selects no array that can be quantized, such
         as the filter of a convolution. If false, the latter is a warning. (The rule
@@ -98,11 +100,13 @@ def tree_quantize(
         weights of any class of layers are quantized, including convolutions and layers
         such as `WeightNorm` that compute their weight from an array. If a quantized
         weight is passed to a function that needs dense arrays, the smallest module
+        around the call runs through [`eqquant.implicit`][].
 
         ```python
         eqquant.tree_quantize(model, example=x)
         eqquant.tree_quantize(model, example=(lambda m, x: jax.vmap(m)(x), (xs,)))
         ```
+
     - `stats`: statistics of the inputs of the weights, from [`eqquant.calibrate`][]. Or
         [`eqquant.Sequential`][], which takes them while it quantizes one weight after
         another.

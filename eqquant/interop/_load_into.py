@@ -78,6 +78,7 @@ def load_into(
         a [`eqquant.interop.Sum`][], and a name a [`eqquant.interop.Split`][], a
         [`eqquant.interop.Transposed`][] or a [`eqquant.interop.Quantized`][]. Packed
         codes are copied, and only `Quantized` decodes them.
+
     - `strict`: whether it is an error if an array of the model is missing in `tree`, or
         if an array of `tree` is not used. If false, this is a warning, and arrays of
         the model that are missing are kept.

@@ -110,26 +110,26 @@ def test_dense_row():
 
 
 @pytest.mark.parametrize(
-    "path, word, has_hint",
+    "path, word, way",
     [
-        ("linear.bias", "vector", False),
-        ("conv.bias", "bias", False),
-        ("norm.weight", "LayerNorm", False),
-        ("small.weight", "1024", True),
-        ("embedding.weight", "embedding", True),
-        ("tied.shared.pytree.0.weight", "tied", True),
-        ("positions.table", "Positions", True),
-        ("conv.weight", "convolution", True),
-        ("reparametrised.layer.weight", "WeightNorm", True),
-        ("step", "int32", False),
+        ("linear.bias", "vector", ""),
+        ("conv.bias", "bias", ""),
+        ("norm.weight", "LayerNorm", ""),
+        ("small.weight", "1024", "min_size"),
+        ("embedding.weight", "embedding", "embeddings=True"),
+        ("tied.shared.pytree.0.weight", "tied", "embeddings=True"),
+        ("positions.table", "Positions", "example="),
+        ("conv.weight", "convolution", "example="),
+        ("reparametrised.layer.weight", "WeightNorm", "example="),
+        ("step", "int32", ""),
     ],
 )
-def test_reasons(path, word, has_hint):
+def test_reasons(path, word, way):
     model = _quantized()
     found = report(model)
     (row,) = [row for row in found.rows if row.path == path]
     assert word in row.reason
-    assert bool(row.hint) == has_hint
+    assert way in row.hint and bool(way) == bool(row.hint)
     assert path in str(found)
     assert row.reason in " ".join(str(found).split())
 
