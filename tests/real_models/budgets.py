@@ -26,7 +26,8 @@ def rows(dense, predictions, budgets, formats, calibration, held_out):
     layers = [jtu.tree_map(lambda a: a[i], dense.layers) for i in range(number)]
     model = eqx.tree_at(lambda m: m.layers, dense, layers)
     stats = eqq.calibrate(logits, model, batches(calibration))
-    gradients = eqq.squared_gradients(loss, model, batches(calibration)[::2])
+    some = batches(calibration)[::2]
+    gradients = eqq.squared_gradients(loss, model, some, stats)
     for bits in budgets:
         start = time.process_time()
         rules = eqq.allocate(model, stats, bits, formats, gradients=gradients)
