@@ -58,10 +58,9 @@ def test_stacks():
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
-# Gradients that have nothing to do with each other, nor with inputs: then the loss of
-# each matrix is known.
-# The first token of each batch may be an attention sink: of large inputs, that hardly
-# matter to the loss.
+# Gradients that have nothing to do with each other: then the loss of each matrix is
+# known. The first token of each batch may be an attention sink, of large inputs that
+# hardly matter to the loss.
 def problem(format, sinks=False, outputs=64, k=256, rows=2048, seed=0):
     x = oracle.inputs("correlated", k, rows=rows, seed=seed).astype(np.float32)
     rng = np.random.default_rng(seed)
