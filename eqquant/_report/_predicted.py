@@ -32,14 +32,13 @@ class Predictor:
 
     The loss increases by the mean over tokens of `(g . e x)^2`, up to a factor, where
     `e` is the error of the weight, `x` its input, and `g` the gradient at its outputs.
-    If errors are independent of gradients, this is the mean of `|e x|^2`, times the
-    mean square of an element of `g`. The mean square of `g` is the squared gradient of
-    the weight divided by the squared inputs. The mean of `|e x|^2` is the noise of the
-    format, times the mean of the factors of the Gram.
+    The errors of rounding each column to its own target are independent, so this is
+    their variance, times the squared gradient with respect to them. The variance is the
+    noise of the format, times the mean square of the weight.
     """
 
     def __init__(self):
-        self._factors = {}
+        self._means = {}
 
     def __call__(
         self,
@@ -65,23 +64,32 @@ class Predictor:
         total = lambda a: float(jnp.sum(jnp.square(a)))
         size = total(some)
         noise = 0.0 if size == 0 else total(q.dequantize() - some) / size
-        left = self._left(format, gram)
         square = total(rows) / (len(rows) * k)
-        return Prediction(bits, float(gradient) * noise * square * left)
+        error = float(gradient) * noise * square * self._change(format, gram)
+        return Prediction(bits, error)
 
-    def _left(self, format, gram):
-        # The factor by which GPTQ reduces the error.
-        if gram is None or gram.is_diagonal or not GPTQ().applies(format):
+    def _change(self, format, gram):
+        # The squared gradient is of the errors that GPTQ leaves in the weight itself.
+        # In a rotated weight, or without GPTQ, other errors are left.
+        if gram is None or gram.is_diagonal:
             return 1.0
-        rotation = None
-        if isinstance(format, Rotated):
-            rotation = format.block, format.seed
+        plain = self._mean(gram, None)
+        if plain == 0:
+            return 1.0
+        if not GPTQ().applies(format):
+            return 1 / plain
+        if not isinstance(format, Rotated):
+            return 1.0
+        return self._mean(gram, format) / plain
+
+    def _mean(self, gram, rotated):
+        rotation = None if rotated is None else (rotated.block, rotated.seed)
         key = id(gram.value), rotation
-        if key not in self._factors:
+        if key not in self._means:
             value = gram.value
-            if isinstance(format, Rotated):
-                value = format.rotate_gram(value, 2)
+            if rotated is not None:
+                value = rotated.rotate_gram(value, 2)
             found = float(np.mean(mean_of_factors(value, gram.rows)))
             # The Gram is kept alive, so that no other array gets its `id`.
-            self._factors[key] = gram, found
-        return self._factors[key][1]
+            self._means[key] = gram, found
+        return self._means[key][1]

@@ -85,11 +85,10 @@ def sensitivity(
         `loss(model)` when only this weight is rounded. It is called once for each
         weight and format, with a model of ordinary arrays. A jitted function is
         compiled only once.
-    - `gradients`: the result of [`eqquant.squared_gradients`][]. If given, the errors
-        are predicted: the increase of the loss, up to a factor, if each weight is
-        rounded by `GPTQ()`. The prediction uses the factors of the weight's Gram, the
-        noise of the format, and the mean square of the gradient at the outputs. Only a
-        few rows of each weight are rounded.
+    - `gradients`: the result of [`eqquant.squared_gradients`][] with the same `stats`.
+        If given, the errors are predicted: the increase of the loss, up to a factor, if
+        each weight is rounded by `GPTQ()`. The prediction is the squared gradient times
+        the noise of the format. Only a few rows of each weight are rounded.
     - `method`: the method that rounds numbers, as in [`eqquant.tree_quantize`][]. By
         default they are rounded to nearest, even with `stats`. Formats to which the
         method does not apply are rounded to nearest if it applies to another format.
@@ -109,7 +108,7 @@ def sensitivity(
     represent a weight, if the model has `jax.ShapeDtypeStruct`s for arrays, if `stats`
     or `gradients` are from another model, if the method needs statistics and there are
     none, if the method is `AWQ`, if `loss` is not finite, and if `gradients` are given
-    with a `loss` or a `method`.
+    with a `loss` or a `method`, or without `stats`.
     """
     formats = tuple(as_format(format) for format in formats)
     if not formats:
@@ -120,6 +119,11 @@ def sensitivity(
         raise ValueError(
             "With `gradients`, the errors of `GPTQ()` are predicted, so `loss` and "
             f"`method` should be None. Got {loss} and {method}."
+        )
+    if gradients is not None and stats is None:
+        raise ValueError(
+            "With `gradients`, `stats` should be those that were passed to "
+            "`squared_gradients`. Got None."
         )
     of_loss = None if gradients is None else _by_array(opened(model), gradients)
     decisions = decide(

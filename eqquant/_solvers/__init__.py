@@ -19,7 +19,10 @@ it here and in `eqquant`. Code outside the package only writes the subclass.
 """
 
 from ._awq import AWQ as AWQ
-from ._factors import mean_of_factors as mean_of_factors
+from ._factors import (
+    inverse_factors as inverse_factors,
+    mean_of_factors as mean_of_factors,
+)
 from ._gptq import GPTQ as GPTQ
 from ._hqq import HQQ as HQQ
 from ._method import AbstractMethod as AbstractMethod

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._gram import damped, diagonal, lower_root, normalised
+from ._gram import damped, diagonal, inverse_of_unit, lower_root, normalised
 
 
 @ft.partial(jax.jit, static_argnums=2)
@@ -29,15 +29,46 @@ def mean_of_factors(
     """
     if gram.ndim == rows.ndim + 1:
         return jnp.ones_like(rows)
-    k = gram.shape[-1]
 
-    def one(given):
-        gram, rows = given
-        gram = normalised(gram)
-        root = lower_root(damped(gram, damping, rows))
+    def one(gram, root):
         scale = jnp.where(jnp.sum(diagonal(gram)) > 0, 1, 0)
         return scale * jnp.mean(jnp.diagonal(root) ** 2)
 
+    return _of_each(one, gram, rows, damping)
+
+
+@ft.partial(jax.jit, static_argnums=2)
+def inverse_factors(
+    gram: Float[Array, "*lead k k"],
+    rows: Float[Array, "*lead"],
+    damping: float = 0.01,
+) -> Float[Array, "*lead k k"]:
+    """Returns `L^-1`, where `gram = L D L^T` with `L` unit lower triangular.
+
+    The error that GPTQ leaves in a row is `z L^-1`, where `z` are the errors of
+    rounding each column to its own target. So if `G` is the gradient of the weight,
+    `G L^-T` is the gradient with respect to `z`.
+
+    **Arguments:**
+
+    - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][].
+    """
+
+    def one(_, root):
+        return inverse_of_unit(root / jnp.diagonal(root)[None, :])
+
+    return _of_each(one, gram, rows, damping)
+
+
+def _of_each(one, gram, rows, damping):
+    """Maps `one` over normalised Grams and the roots of damped Grams."""
+    k = gram.shape[-1]
+
+    def of(given):
+        gram, rows = given
+        gram = normalised(gram)
+        return one(gram, lower_root(damped(gram, damping, rows)))
+
     with jax.default_matmul_precision("highest"):
-        found = lax.map(one, (gram.reshape(-1, k, k), rows.ravel()))
-    return found.reshape(rows.shape)
+        found = lax.map(of, (gram.reshape(-1, k, k), rows.ravel()))
+    return found.reshape(*rows.shape, *found.shape[1:])

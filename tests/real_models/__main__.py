@@ -29,7 +29,7 @@ def main(argv=None) -> int:
     parser.add_argument("what", choices=["table"])
     parser.add_argument("--model", default=files.model_file())
     formats = {"metavar": "FORMAT", "type": _format}
-    parser.add_argument("--formats", nargs="+", default=_formats, **formats)
+    parser.add_argument("--formats", nargs="*", default=_formats, **formats)
     parser.add_argument("--nearest", nargs="*", default=_nearest, **formats)
     parser.add_argument("--activation", **formats)
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
@@ -61,8 +61,9 @@ def main(argv=None) -> int:
         print(f"Products round their inputs to {args.activation}.\n", flush=True)
     texts_of = calibration, held_out
     each = rows(dense, kept, asked, *texts_of, args.activation, args.tune)
-    within = budgets.rows(dense, kept, args.budgets, args.choices, *texts_of)
-    for row in it.chain(each, within if args.budgets else ()):
+    within = args.budgets, args.choices, args.methods
+    allocated = budgets.rows(dense, kept, *within, *texts_of) if args.budgets else ()
+    for row in it.chain(each, allocated):
         measured.append(row)
         print(f"<!-- {' | '.join(row.cells())} -->", flush=True)
         if args.csv is not None:

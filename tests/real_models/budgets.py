@@ -18,22 +18,26 @@ def loss(model, tokens):
     return -jnp.mean(jnp.take_along_axis(logs[:, :-1], tokens[:, 1:, None], -1))
 
 
-def rows(dense, predictions, budgets, formats, calibration, held_out):
-    """A row for each budget, as it is measured. Each layer has formats of its own,
-    chosen from gradients on half of the batches. `seconds` are those of the processor
-    that choosing and rounding took, after `calibrate` and the gradients."""
+def rows(dense, predictions, budgets, formats, methods, calibration, held_out):
+    """A row for each budget and method, as it is measured. Each layer has formats of
+    its own, chosen from gradients on half of the batches."""
     number = dense.config.depth
     layers = [jtu.tree_map(lambda a: a[i], dense.layers) for i in range(number)]
     model = eqx.tree_at(lambda m: m.layers, dense, layers)
-    stats = eqq.calibrate(logits, model, batches(calibration))
-    gradients = eqq.squared_gradients(loss, model, batches(calibration)[::2])
+    text = batches(calibration)
+    stats = eqq.calibrate(logits, model, text)
+    gradients = eqq.squared_gradients(loss, model, text[::2], stats)
+    found = eqq.sensitivity(model, stats, formats, gradients=gradients)
+    given = {"GPTQ": stats, "Sequential": eqq.Sequential(logits, text)}
     for bits in budgets:
-        start = time.process_time()
-        rules = eqq.allocate(model, stats, bits, formats, gradients=gradients)
-        chosen = eqq.tree_quantize(model, rules, stats=stats)
-        jax.block_until_ready(chosen)
-        seconds = time.process_time() - start
-        # (A stack is compiled quickly.)
-        stack = eqq.tree_dequantize(chosen).stacked()
-        found = eqq.evaluate(logits, stack, batches(held_out), dense=predictions)
-        yield Row(f"within {bits} bits", "allocated", bits_of(chosen), found, seconds)
+        for method in [method for method in methods if method in given]:
+            start = time.process_time()
+            rules = found.allocate(bits)
+            chosen = eqq.tree_quantize(model, rules, stats=given[method])
+            jax.block_until_ready(chosen)
+            seconds = time.process_time() - start
+            # (A stack is compiled quickly.)
+            stack = eqq.tree_dequantize(chosen).stacked()
+            lost = eqq.evaluate(logits, stack, batches(held_out), dense=predictions)
+            names = f"within {bits} bits", f"{method}, allocated"
+            yield Row(*names, bits_of(chosen), lost, seconds)

@@ -72,7 +72,7 @@ def test_budgets_and_tuning(tmp_path, capsys):
         line.strip("| ").split(" | ") for line in others[3].splitlines()
     )
     rows = [dict(zip(header, line)) for line in lines]
-    assert [row["method"] for row in rows] == ["GPTQ", "GPTQ, tuned", "allocated"]
+    assert [row["method"] for row in rows] == ["GPTQ", "GPTQ, tuned", "GPTQ, allocated"]
     plain, tuned, allocated = (float(row["divergence"]) for row in rows)
     assert tuned < plain and 0 < allocated
     assert float(rows[2]["bits"]) <= 4.5
