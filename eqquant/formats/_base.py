@@ -124,9 +124,9 @@ class AbstractFormat(eqx.Module):
     def with_rows_scaled(
         self, stored: Stored, factors: Float[Array, "*b n 1"]
     ) -> Stored | None:
-        """What is stored of a matrix whose rows are multiplied by positive factors,
-        with the same codes. `None` if the scales of the format are not those of single
-        rows, or not floats."""
+        """Returns the stored arrays of a matrix whose rows are multiplied by positive
+        factors, with the same codes. Returns `None` if the format has no scale for each
+        row, or its scales are not floats."""
         del stored, factors
         return None
 
