@@ -53,6 +53,8 @@ cases += [
     # (For the others, there are better kernels on Hopper.)
     if (target, layout) != ("h200", (False, False)) or name == "q4_k"
 ]
+# (With more than four codes in a byte.)
+cases += [("h200", name, 1, True, False) for name in ("binary", "ternary")]
 # Of many rows, parts of the weight are decoded; and of few, where nothing is better.
 many = [
     (target, name, 64, *layout)

@@ -66,7 +66,10 @@ def _forward(x, some: Lanes, problem, sums):
         # zeros in `x` are not enough.)
         return found if np.all(inside) else jnp.where(inside[None], found, 0)
 
-    each, places = _together(), range(some.size)
+    # (Across memory, all codes of one byte are added up at once: with two sums for each
+    # byte, XLA would decode to memory on a Hopper GPU.)
+    one_byte = sums is _across and unit_of(problem)[1] == 1
+    each, places = some.size if one_byte else _together(), range(some.size)
     terms = [
         ft.reduce(operator.add, [term(r, i) for i in places[first : first + each]])
         for first in places[::each]
