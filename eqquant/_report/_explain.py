@@ -160,8 +160,12 @@ def explain(
         for other in [kernel, *others]
         if other.seconds is not None and able[other.name] is other
     }
-    seconds = {name: s for name, s in seconds.items() if s < math.inf}
     reasons = {other.name: why for other, why in refused if other.name not in able}
+    unmeasured = [name for name, s in seconds.items() if s == math.inf]
+    for name in unmeasured:
+        del seconds[name]
+        if name != kernel.name:
+            reasons[name] = "was not measured, so it runs only if `kernel=` names it"
     return Explanation(
         w,
         problem,

@@ -13,6 +13,7 @@ import eqquant as eqq
 from eqquant import explain, Problem
 from eqquant.formats import Layout
 from eqquant.kernels import _table
+from eqquant.kernels.cpu._costs import measured
 
 from ..helpers import native_formats, normal
 
@@ -22,7 +23,7 @@ def register(monkeypatch):
     """Registers kernels until the end of a test."""
     monkeypatch.setattr(_table, "_table", list(_table._table))
 
-    def register(name, refuse, activation=None, priority=99.0, error=1e-5):
+    def register(name, refuse, activation=None, priority=99.0, error=1e-5, **others):
         def kernel(x, stored, problem):
             raise NotImplementedError
 
@@ -35,6 +36,7 @@ def register(monkeypatch):
             priority=priority,
             supports=refuse,
             error=error,
+            **others,
         )(kernel)
 
     return register
@@ -66,6 +68,13 @@ def test_refusals(register):
     assert (eight.kernel, eight.refused, eight.error) == ("eight", [], 1e-3)
     assert "at most 1e-03 of |x| @ |w|" in " ".join(str(eight).split())
     assert "refused" not in str(eight)
+
+
+def test_a_kernel_that_was_not_measured(register):
+    register("new", lambda problem: None, priority=0.0, seconds=measured("new"))
+    found = explain(_struct(3, 64), eqq.quantize(normal(64, 48)))
+    assert found.kernel != "new" and "new" not in found.seconds
+    assert "not measured" in dict(found.refused)["new"]
 
 
 def test_precision_is_of_the_context(register):
