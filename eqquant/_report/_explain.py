@@ -32,8 +32,8 @@ class Explanation:
     - `measured`: the machine on which these times were measured.
     - `exported`: the name of the kernel in a program that `jax.export` writes.
         (Programs that [`eqquant.export`][] writes run `kernel`.)
-    - `refused`: the names of the kernels that were considered, and why each does not
-        apply.
+    - `refused`: the names of the kernels that do not apply, or whose times were not
+        measured, and why.
 
     All but `w` are `None` or empty if the blocks of `w` do not lie along an axis of its
     matrices. Then no kernel applies: `w` is dequantized, and multiplied as a dense

@@ -100,7 +100,7 @@ def test_what_is_predicted_comes_true(format, sinks):
     found, wanted, q = problem(format, sinks)
     assert found.bits[0] == q.bits_per_weight
     # (`GPTQ()` finds better scales on the way, and improves all codes in the end.)
-    assert 0.65 < wanted / found.errors[0] < 1.2
+    assert (0.65 if sinks else 0.7) < wanted / found.errors[0] < 1.2
 
 
 # Of two weights that are alike, the one that matters more gets more bits. And an array
