@@ -261,10 +261,10 @@ def _groups(problem: Problem) -> list[list[Kernel]]:
     groups: dict[tuple, list[Kernel]] = {}
     for rank, kernel in _of_types(problem):
         groups.setdefault(rank, []).append(kernel)
-    ordered = [groups[rank] for rank in sorted(groups)]
+    ordered = [*(groups[rank] for rank in sorted(groups)), [_reference]]
     if problem.layout.panels:
-        ordered = [of_rows_in_panels(group) for group in ordered]
-    return [*ordered, [_reference]]
+        return [of_rows_in_panels(group) for group in ordered]
+    return ordered
 
 
 def _of_types(problem):

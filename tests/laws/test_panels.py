@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
+from eqquant.kernels import supporting
 
-from ..helpers import each, formats, normal
+from ..helpers import each, error, formats, normal
 from ..panels import in_panels, misread
 
 
@@ -28,6 +29,20 @@ def test_parts(name):
     p = in_panels(q)
     np.testing.assert_array_equal(p.dequantize(), q.dequantize())
     assert [*misread(q, p)] == []
+
+
+# The matrix is so large that the reference decodes part after part of it.
+@pytest.mark.examples(4)
+@pytest.mark.parametrize("name", each(names))
+def test_every_kernel(name):
+    q = of_two_blocks(name, n=1024)
+    p = in_panels(q)
+    for a, b in ((p, q), (p.mT, q.mT)):
+        x = normal(2, a.shape[0])
+        w = np.asarray(b.dequantize(), np.float64)
+        for kernel in {kernel.name for kernel in supporting(eqq.explain(x, a).problem)}:
+            y = eqq.qmatmul(x, a, kernel=kernel)
+            assert error(y, np.asarray(x, np.float64), w) < 1e-2, kernel
 
 
 @pytest.mark.examples(1)
