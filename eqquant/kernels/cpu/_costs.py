@@ -53,10 +53,10 @@ class Kind(NamedTuple):
     """The properties of a product that determine its time, apart from its sizes.
 
     - `product`: as in `Problem`.
-    - `name`: the name of the format, if its packing is unique, as for GGUF's types,
-        RSR's formats and trellises. Otherwise empty.
+    - `name`: the name of the format, without those that wrap it.
     - `bits`: the bits of a code.
-    - `points`: the points of codes: `"integers"`, or entries of a `"table"`.
+    - `points`: the points of a grid's codes: `"integers"`, or entries of a `"table"`.
+        Otherwise empty.
     - `offset`: as in `AbstractGrid`.
     - `short`: whether blocks have fewer than 64 codes.
     - `activation`: whether the inputs are quantized to 8 bits, with one scale for each
@@ -76,7 +76,12 @@ class Kind(NamedTuple):
     @property
     def family(self) -> str:
         """The family of packings: `"RSR"`, `"Trellis"`, `"GGUF"`, or `""` for grids."""
-        return _family(self.name)
+        if self.points:
+            return ""
+        for family in ("RSR", "Trellis"):
+            if self.name.startswith(family):
+                return family
+        return "GGUF"
 
     def far(self, other: "Kind") -> float:
         """Returns the distance to another kind, weighted by the influence on time."""
@@ -93,25 +98,12 @@ class Kind(NamedTuple):
         )
 
 
-def _family(name: str) -> str:
-    for family in ("RSR", "Trellis"):
-        if name.startswith(family):
-            return family
-    return "GGUF" if name else ""
-
-
 def _base(format: AbstractFormat) -> AbstractFormat:
     while isinstance(format, AbstractComposite) and not isinstance(
         format, AbstractGGUFBytes
     ):
         format = format.base
     return format
-
-
-def _name(base: AbstractFormat) -> str:
-    """Returns the name of a format whose packing is unique, and otherwise `""`."""
-    unique = isinstance(base, AbstractRSR | AbstractGGUFBytes | Trellis)
-    return type(base).__name__ if unique else ""
 
 
 @ft.lru_cache(maxsize=4096)
@@ -124,14 +116,13 @@ def kind_of(
     """Returns the kind of a product."""
     format = _base(format)
     rounds = isinstance(activation, Int8) and activation.block_size is None
-    if name := _name(format):
-        bits = float(format.bits)
+    name, bits = type(format).__name__, float(format.bits)
+    if not isinstance(format, AbstractGrid):
         return Kind(product, name, bits, "", None, False, rounds, panels)
-    assert isinstance(format, AbstractGrid)
     points = "table" if integer_step(format) is None else "integers"
     short = format.block_size is not None and format.block_size < 64
-    bits = float(format.bits)
-    return Kind(product, "", bits, points, format.offset, short, rounds, panels)
+    offset = format.offset
+    return Kind(product, name, bits, points, offset, short, rounds, panels)
 
 
 class Processor(NamedTuple):
@@ -199,7 +190,7 @@ def measured_machine(format: AbstractFormat) -> Machine:
     a format were measured: with as many as possible of its instruction sets, and no
     others."""
     level = os.environ.get("EQQUANT_NATIVE_LEVEL")
-    return _machine(level, _family(_name(_base(format))))
+    return _machine(level, kind_of("matmul", format, None, False).family)
 
 
 # The order of instruction sets by which `EQQUANT_NATIVE_LEVEL` limits them, on x86 and
