@@ -118,8 +118,8 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     _leave_examples(items)
-    # Together, and last: what was compiled before is of no use to them.
-    items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+    # Together, and first: what they compile is of no use to others, and is soon dropped.
+    items.sort(key=lambda item: item.get_closest_marker("optimized") is None)
 
 
 def _leave_examples(items):

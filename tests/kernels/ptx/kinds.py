@@ -1,4 +1,5 @@
 import dataclasses
+import functools as ft
 
 import jax.numpy as jnp
 
@@ -76,6 +77,7 @@ timed = ("int4", "nf4", "int8", "int8-32", "gptq", "mlx", "fp8", "binary-128")
 timed += ("nvfp4", "mxfp4", "q4_k", "q6_k")
 
 
+@ft.cache
 def weight(k, n, format, seed=0):
     """`W[k, n]`, stored with the contracted axis last."""
     q = eqq.quantize(normal(n, k, seed=seed), format, axis=-1)

@@ -4,14 +4,13 @@
 // written once; `emulate` says if not.
 #pragma once
 #include <fenv.h>
+#include <stdlib.h>
 #include <ucontext.h>
 
-#include <cmath>
+// (No header of C++'s library: they take longer to compile than a kernel.)
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <memory>
-#include <vector>
 
 using Word = unsigned int;
 
@@ -38,15 +37,15 @@ struct Range {
 
 struct Lane {
   ucontext_t context;
-  std::vector<char> stack;
-  bool done = false;
+  bool done;
+  alignas(16) char stack[1 << 16];
 };
 
-inline std::vector<Range> readable;
-inline Range writable;
-inline std::vector<int> written;
+inline Range readable[4], writable;
+inline int readables, *written;
 inline char error[200];
-inline std::vector<Lane> lanes;
+inline Lane lanes[1024];
+inline int threads;
 inline ucontext_t scheduler;
 inline int now, block[3];
 // Of all lanes of each warp, and of the block: how many wait, and how often they have met.
@@ -70,8 +69,8 @@ inline void wait(int place, int number) {
 inline bool may_read(const void* from, int nbytes) {
   const char* p = static_cast<const char*>(from);
   if (reinterpret_cast<uintptr_t>(p) % nbytes != 0) return fail("unaligned"), false;
-  for (const Range& r : readable)
-    if (p >= r.first && p + nbytes <= r.first + r.size) return true;
+  for (const Range* r = readable; r < readable + readables; ++r)
+    if (p >= r->first && p + nbytes <= r->first + r->size) return true;
   return fail("reads what is not there"), false;
 }
 
@@ -129,7 +128,7 @@ inline Word permuted(Word a, Word b, Word which) {
 
 inline Word larger(Word a, Word b) { return a > b ? a : b; }
 
-inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline Word largest_of_pairs(Word a, Word b) {
   const Word low = (a & 0xffff) > (b & 0xffff) ? a : b;
@@ -139,16 +138,16 @@ inline Word largest_of_pairs(Word a, Word b) {
 
 inline float of_half(unsigned short bits) {
   const int exponent = bits >> 10 & 31, rest = bits & 1023;
-  float r = exponent == 31 ? (rest ? NAN : INFINITY)
-            : exponent     ? std::ldexp(1024.f + rest, exponent - 25)
-                           : std::ldexp(float(rest), -24);
+  float r = exponent == 31 ? (rest ? __builtin_nanf("") : __builtin_inff())
+            : exponent     ? __builtin_ldexpf(1024.f + rest, exponent - 25)
+                           : __builtin_ldexpf(float(rest), -24);
   return bits >> 15 ? -r : r;
 }
 
 inline int lane_of_block() { return emulator::now; }
-inline int lanes_of_block() { return emulator::lanes.size(); }
+inline int lanes_of_block() { return emulator::threads; }
 inline int block_of_grid(int axis) { return emulator::block[axis]; }
-inline void meet() { emulator::wait(32, emulator::lanes.size()); }
+inline void meet() { emulator::wait(32, emulator::threads); }
 
 inline Word of_any_of_four(Word bits) {
   using namespace emulator;
@@ -213,22 +212,20 @@ inline void enter() {
   lanes[now].done = true;
 }
 
-inline void run_block(int number) {
-  lanes.clear();
-  lanes.resize(number);
+inline void run_block() {
   std::memset(waiting, 0, sizeof waiting);
-  for (Lane& lane : lanes) {
-    lane.stack.resize(1 << 16);
-    getcontext(&lane.context);
-    lane.context.uc_stack.ss_sp = lane.stack.data();
-    lane.context.uc_stack.ss_size = lane.stack.size();
-    lane.context.uc_link = &scheduler;
-    makecontext(&lane.context, enter, 0);
+  for (Lane* lane = lanes; lane < lanes + threads; ++lane) {
+    lane->done = false;
+    getcontext(&lane->context);
+    lane->context.uc_stack.ss_sp = lane->stack;
+    lane->context.uc_stack.ss_size = sizeof lane->stack;
+    lane->context.uc_link = &scheduler;
+    makecontext(&lane->context, enter, 0);
   }
-  for (int left = number; left > 0;) {
+  for (int left = threads; left > 0;) {
     const long long before = meetings;
     const int had = left;
-    for (now = 0; now < number; ++now) {
+    for (now = 0; now < threads; ++now) {
       if (lanes[now].done) continue;
       swapcontext(&scheduler, &lanes[now].context);
       left -= lanes[now].done;
@@ -243,7 +240,7 @@ inline void run_block(int number) {
 // Returns what went wrong, if anything.
 #define EMULATE(name)                                                                   \
   extern "C" __attribute__((visibility("default"))) const char* emulate(                \
-      const int* grid, int threads, int count, void** operands,                         \
+      const int* grid, int lanes_of_block, int count, void** operands,                  \
       const long long* nbytes, const int* numbers) {                                    \
     using namespace emulator;                                                           \
     /* (XLA lets its threads take the smallest numbers for zeros.) */                   \
@@ -253,19 +250,20 @@ inline void run_block(int number) {
     std::memcpy(&sizes, numbers, sizeof sizes);                                         \
     kernel = reinterpret_cast<Kernel>(name);                                            \
     error[0] = 0;                                                                       \
-    readable.clear();                                                                   \
+    threads = lanes_of_block;                                                           \
+    readables = count - 1;                                                              \
     for (int i = 0; i < count; ++i) {                                                   \
       emulator::operands[i] = operands[i];                                              \
-      readable.push_back({static_cast<char*>(operands[i]), nbytes[i]});                 \
+      Range& range = i < readables ? readable[i] : writable;                           \
+      range = {static_cast<char*>(operands[i]), nbytes[i]};                             \
     }                                                                                   \
-    writable = readable.back();                                                         \
-    readable.pop_back();                                                                \
-    written.assign(writable.size / 4, 0);                                               \
+    written = static_cast<int*>(calloc(writable.size / 4 + 1, sizeof(int)));            \
     for (block[2] = 0; block[2] < grid[2]; ++block[2])                                  \
       for (block[1] = 0; block[1] < grid[1]; ++block[1])                                \
-        for (block[0] = 0; block[0] < grid[0]; ++block[0]) run_block(threads);          \
+        for (block[0] = 0; block[0] < grid[0]; ++block[0]) run_block();                 \
     fesetenv(&before);                                                                  \
-    for (int times : written)                                                           \
-      if (times != 1) fail("does not write everything");                               \
+    for (long long i = 0; i < writable.size / 4; ++i)                                   \
+      if (written[i] != 1) fail("does not write everything");                           \
+    free(written);                                                                      \
     return error;                                                                       \
   }
