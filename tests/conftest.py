@@ -118,7 +118,7 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     _leave_examples(items)
-    # Together, and first: what they compile is of no use to others, and is soon dropped.
+    # Together, and first: what they compile is of no use to others.
     items.sort(key=lambda item: item.get_closest_marker("optimized") is None)
 
 

@@ -13,9 +13,7 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBytes,
     AbstractGrid,
-    AbstractRSR,
     Int8,
-    Trellis,
 )
 from .._problem import Problem
 from ._codes import integer_step
