@@ -80,9 +80,9 @@ def implicit(fn: Callable) -> Callable:
 
     **Raises:**
 
-    A `TypeError` if `fn` cannot be called, and the errors of `fn`. If the environment variable `EQQUANT_ON_DEQUANTIZE` is `raise`,
-    also a `RuntimeError` wherever an array would be dequantized. If it is `warn`,
-    tracing warns of each dequantization.
+    A `TypeError` if `fn` is not a function, and the errors of `fn`. If the environment
+    variable `EQQUANT_ON_DEQUANTIZE` is `raise`, also a `RuntimeError` wherever an array
+    would be dequantized. If it is `warn`, tracing warns of each dequantization.
 
     !!! Info
 
