@@ -135,6 +135,33 @@ def test_rules():
         eqq.Rules([(3, "nf4")])
 
 
+@pytest.mark.parametrize("change", (eqq.tree_quantize, eqq.train.tree_fake_quantize))
+def test_prefixes(change):
+    model = {"a": [normal(64, 64)], "b": normal(64, 64)}
+    for spec in ([True], {"a": True}, {"a": [True, False], "b": True}, [("*", "nf4")]):
+        with raises(ValueError, "filter_spec", "a prefix of the model", "`Rules`"):
+            change(model, spec)
+    for spec in (eqq.NF4, {"a": eqq.NF4, "b": None}):
+        with raises(TypeError, "format", r"not a class.*write `NF4\(\)`"):
+            change(model, spec)
+    with raises(TypeError, "format", "a format such as"):
+        change(model, float)
+
+
+def test_prefix_of_shardings():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    with raises(ValueError, "specs", "a prefix of the model", "`Rules`"):
+        eqq.tree_shard({"w": normal(64, 64)}, [("*", P())], mesh)
+
+
+def test_neither_arrays_nor_functions():
+    for x in (normal(3), {"w": eqq.quantize(normal(64, 5))}, None):
+        with raises(TypeError, "q", "`tree_dequantize`", f"Got {type(x).__name__}"):
+            eqq.dequantize(x)
+    with raises(TypeError, "fn", "a function", "Got int"):
+        eqq.implicit(3)
+
+
 def test_astype():
     q = eqq.quantize(normal(64, 5))
     for dtype in (int, jnp.int8, bool, jnp.complex64):

@@ -104,18 +104,19 @@ def test_vector(name):
 
 @pytest.mark.examples(3)
 @pytest.mark.parametrize("axis", (-1, -2))
-@pytest.mark.parametrize("shape", ((0, 5), (5, 0)))
+@pytest.mark.parametrize("shape", ((0, 5), (5, 0), (0, 16, 32)))
 @pytest.mark.parametrize("name", ("nf4", "ternary-tensor"))
 def test_empty(name, shape, axis):
     q = eqq.quantize(normal(*shape), formats[name], axis=axis)
+    *_, k, n = shape
     for m in (0, 3):
-        x = operand((m, shape[0]), jnp.float32)
+        x = operand((m, k), jnp.float32)
         assert_product(x @ q, x, q)
-        assert_product(q.T @ x.T, q.T, x.T)
-    gradient = jax.grad(lambda x: jnp.sum(x @ q))(operand((3, shape[0]), jnp.float32))
-    np.testing.assert_allclose(
-        gradient, jnp.ones((3, shape[1])) @ q.dequantize().T, rtol=1e-5, atol=1e-5
-    )
+        assert_product(q.mT @ x.T, q.mT, x.T)
+    gradient = jax.grad(lambda x: jnp.sum(x @ q))(operand((3, k), jnp.float32))
+    expected = jnp.ones((*shape[:-2], 3, n)) @ q.dequantize().mT
+    expected = expected.sum(tuple(range(len(shape) - 2)))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 
 
 # Large enough for the reference product to go over the weight in several steps, the

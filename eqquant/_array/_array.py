@@ -298,7 +298,17 @@ class QuantizedArray(AbstractArrayLike):
 
 
 def dequantize(q: QuantizedArray) -> Float[Array, "..."]:
-    """The ordinary array that `q` stands for, with the same shape and dtype."""
+    """The ordinary array that `q` stands for, with the same shape and dtype.
+
+    **Raises:**
+
+    A `TypeError` for anything else.
+    """
+    if not isinstance(q, AbstractArrayLike):
+        raise TypeError(
+            "`q` should be a `QuantizedArray`; for a PyTree that may contain some, "
+            f"call `tree_dequantize`. Got {type(q).__name__}."
+        )
     return q.dequantize()
 
 

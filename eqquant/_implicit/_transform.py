@@ -80,9 +80,9 @@ def implicit(fn: Callable) -> Callable:
 
     **Raises:**
 
-    The errors of `fn`. If the environment variable `EQQUANT_ON_DEQUANTIZE` is `raise`,
-    also a `RuntimeError` wherever an array would be dequantized. If it is `warn`,
-    tracing warns of each dequantization.
+    A `TypeError` if `fn` is not a function, and the errors of `fn`. If the environment
+    variable `EQQUANT_ON_DEQUANTIZE` is `raise`, also a `RuntimeError` wherever an array
+    would be dequantized. If it is `warn`, tracing warns of each dequantization.
 
     !!! Info
 
@@ -96,6 +96,8 @@ def implicit(fn: Callable) -> Callable:
         A cast of a quantized array to a wider dtype casts the exact decoded numbers,
         which are not rounded to the narrower dtype first.
     """
+    if not callable(fn):
+        raise TypeError(f"`fn` should be a function. Got {type(fn).__name__}.")
     return eqx.module_update_wrapper(_Implicit(held(fn)))
 
 

@@ -46,6 +46,10 @@ def choices(
     - `argument`: the name of the filter's argument, for errors.
     - `is_leaf`, `is_spec_leaf`: which nodes of `tree` and of a prefix are leaves.
     - `strict`: whether a rule that matches no leaf is an error.
+
+    **Raises:**
+
+    A `ValueError` if a prefix has another structure than `tree`.
     """
     if isinstance(spec, Rules):
         rules = spec.assign(infos, argument, strict)
@@ -59,7 +63,14 @@ def choices(
         choice = Choice(value, alone, named, f"left out by `{argument}`")
         found.extend([choice] * len(leaves))
 
-    jtu.tree_map(extend, spec, tree, is_leaf=is_spec_leaf)
+    try:
+        jtu.tree_map(extend, spec, tree, is_leaf=is_spec_leaf)
+    except ValueError as e:
+        raise ValueError(
+            f"`{argument}` should be a prefix of the model: a PyTree with the same "
+            "nodes, whose leaves may stand for whole parts; or `Rules`, which select "
+            f"arrays by their paths. Got another structure:\n{e}"
+        ) from e
     return found
 
 

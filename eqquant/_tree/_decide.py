@@ -184,8 +184,9 @@ def _is_spec_leaf(x: Any) -> bool:
 
 
 def _is_function(x: Any) -> bool:
-    # A module is a tree, though it may have a `__call__`.
-    return callable(x) and not isinstance(x, eqx.Module)
+    # A module is a tree, though it may have a `__call__`. A class is a mistake for one
+    # of its values, which `as_format` explains.
+    return callable(x) and not isinstance(x, eqx.Module | type)
 
 
 def _is_bool(x: Any) -> bool:

@@ -96,6 +96,11 @@ class Problem:
         return self.stack * self.n * self.k
 
     @property
+    def empty(self) -> bool:
+        """Whether one of the operands has no elements."""
+        return self.numbers == 0 or self.rows == 0
+
+    @property
     def highest(self) -> bool:
         """Whether the product should be as accurate as one in float32."""
         return is_highest(self.precision)

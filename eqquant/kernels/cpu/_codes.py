@@ -151,7 +151,7 @@ def refuse_grid(problem: Problem) -> str | None:
 
 def refuse_layout(problem: Problem) -> str | None:
     """Returns why no kernel for CPUs applies, or `None`."""
-    if problem.n == 0 or problem.k == 0 or problem.rows == 0:
+    if problem.empty:
         return "needs non-empty operands"
     if problem.row_axis != -1:
         return "needs the contracted axis first in memory, where `tree_prepack` puts it"

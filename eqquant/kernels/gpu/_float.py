@@ -149,7 +149,7 @@ def refuse(problem: Problem) -> str | None:
     """Returns why no kernel for Hopper applies to a problem, or `None` if one may."""
     if (reason := hopper()) is not None:
         return reason
-    if problem.k == 0 or problem.rows == 0:
+    if problem.empty:
         return "needs non-empty operands"
     if problem.n < 8:
         return f"needs weights of at least 8 rows, got {problem.n}"

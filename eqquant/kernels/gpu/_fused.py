@@ -163,7 +163,7 @@ def _supports(problem: Problem) -> str | None:
     if problem.rows is None or problem.rows > _most_rows:
         got = "an unknown number" if problem.rows is None else problem.rows
         return f"is for at most {_most_rows} rows, got {got}"
-    if problem.n == 0 or problem.k == 0 or problem.rows == 0:
+    if problem.empty:
         return "is for operands that are not empty"
     if problem.composite:
         # (This kernel reads composite formats itself, including their scales.)

@@ -138,7 +138,7 @@ def refuse(problem: Problem) -> str | None:
     """Returns why no kernel for TPUs applies to a problem, or `None`."""
     if problem.rows is None:
         return "needs a static number of rows"
-    if problem.rows == 0 or problem.n == 0 or problem.k == 0:
+    if problem.empty:
         return "needs non-empty operands"
     if problem.dtype.itemsize > 4:
         return f"computes in float32, got {problem.dtype.name}"

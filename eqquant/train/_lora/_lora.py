@@ -244,7 +244,8 @@ def _named(paths):
 
 def lora_spec(model: PyTree) -> PyTree[bool]:
     """Returns the filter for training adapters: true for their arrays, false for every
-    other leaf.
+    other leaf. A model that is sharded or prepacked afterwards needs a new one, since
+    static fields of its quantized arrays change.
 
     **Arguments:**
 

@@ -224,7 +224,7 @@ def _supports(problem: Problem) -> str | None:
         return f"computes in float32 at most, got {problem.dtype.name}"
     if problem.rows is None:
         return "needs to know the number of rows when compiling"
-    if 0 in (problem.rows, problem.n, problem.k):
+    if problem.empty:
         return "is for operands that are not empty"
     if problem.rows > _most_rows:
         return f"is for at most {_most_rows} rows, got {problem.rows}"
