@@ -23,8 +23,6 @@ def difference(x: Any, y: Any) -> Difference:
     """Compares two arrays of the same shape and of any dtypes. Neither is rounded for
     this.
 
-    **Arguments:**
-
     - `x`: the reference.
     - `y`: the array to compare with it.
     """

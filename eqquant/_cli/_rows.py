@@ -8,8 +8,6 @@ def row_of(entry: Any, after: int, **others: Any) -> Row:
     """Returns the row of a report for an entry of a checkpoint, or for the outcome of
     converting one.
 
-    **Arguments:**
-
     - `after`: its size in bytes.
     """
     size = math.prod(entry.shape)

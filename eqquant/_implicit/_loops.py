@@ -121,12 +121,8 @@ def _invariant(
     body: Callable[[list[Value], list[bool]], list[Value]],
     carry: list[Value],
 ) -> tuple[list[Value], list[bool]]:
-    """Dequantizes the carried values whose type the body of a loop changes.
-
-    **Returns:**
-
-    The initial carry, and for each of its values whether it is dense.
-    """
+    """Dequantizes the carried values whose type the body of a loop changes. Returns the
+    initial carry, and for each of its values whether it is dense."""
     while True:
         dense = [not is_operand(x) for x in carry]
         if all(dense):

@@ -13,13 +13,8 @@ Axis: TypeAlias = int | tuple[int, ...]
 
 
 def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
-    """`axis`, counted from the end.
-
-    **Raises:**
-
-    A `TypeError` if it is not made of integers. A `ValueError` if an axis is out of
-    range or repeated.
-    """
+    """`axis`, counted from the end. Raises a `TypeError` if it is not made of integers.
+    Raises a `ValueError` if an axis is out of range or repeated."""
     ndim = len(shape)
     check_integers(axis)
     axes = as_tuple(axis)

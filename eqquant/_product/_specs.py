@@ -68,12 +68,8 @@ def by_types(fn: Callable, out_sharding: Any) -> Callable:
 def place(
     stored: Stored, sharding: NamedSharding, layout: Layout, axis: Axis
 ) -> Stored:
-    """Places stored arrays so that the array is sharded in this way.
-
-    **Raises:**
-
-    A `ValueError` if that would split a block or a byte.
-    """
+    """Places stored arrays so that the array is sharded in this way. Raises a
+    `ValueError` if that would split a block or a byte."""
     shape = layout.shape(stored)
     entries = checked_by_row(sharding, layout.format, shape, axis)
 
@@ -88,11 +84,8 @@ def checked_by_row(
     sharding: NamedSharding, format: AbstractFormat, shape: Sequence[int], axis: Axis
 ) -> tuple[Any, ...]:
     """Returns the entries of a spec for the axes `*b n k`, which have this `shape`.
-
-    **Raises:**
-
-    A `ValueError` if an axis cannot be split evenly, or only through a block or a byte.
-    It names the nearest possible specs, and a possible format, if there is one.
+    Raises a `ValueError` if an axis cannot be split evenly, or only through a block or
+    a byte. It names the nearest possible specs, and a possible format, if there is one.
     """
     *lead, k = shape
     ndim = len(lead) + len(as_tuple(axis))

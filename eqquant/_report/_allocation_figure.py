@@ -11,8 +11,6 @@ def allocation_figure(found: Any, bits: Any) -> Any:
     """Plots the formats that are chosen within each of several budgets, and the sum of
     the errors.
 
-    **Arguments:**
-
     - `found`: an [`eqquant.Sensitivity`][].
     - `bits`: the budgets.
     """

@@ -206,8 +206,6 @@ def product_dtypes(text: str) -> dict[str, int]:
     """Counts the products in a compiled program by their dtypes, such as
     `"s8 x s8 -> s32"`. Products inside kernels are not counted.
 
-    **Arguments:**
-
     - `text`: the program, from `compiled.as_text()`.
     """
     lines = text.splitlines()

@@ -144,19 +144,11 @@ def _signed(x: float | None) -> str:
 
 
 def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
-    """Compares the formats of eqquant.
-
-    **Arguments:**
+    """Compares the formats of eqquant. Returns a `FormatTable`, which prints as a
+    table. Its `rows` hold the same as data. Raises a `ValueError` if `losses` is not
+    such a file.
 
     - `losses`: the CSV file that the demo writes, for a column of losses.
-
-    **Returns:**
-
-    A `FormatTable`, which prints as a table. Its `rows` hold the same as data.
-
-    **Raises:**
-
-    A `ValueError` if `losses` is not such a file.
     """
     shape = (256, _size)
     normal = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -187,11 +179,7 @@ def _sqnr(w: np.ndarray, format: AbstractFormat) -> float:
 
 def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
     """Reads the change of the loss by format from the CSV file that the demo writes.
-
-    **Raises:**
-
-    A `ValueError` if it is not such a file.
-    """
+    Raises a `ValueError` if it is not such a file."""
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, restval="")
         columns = reader.fieldnames or ()

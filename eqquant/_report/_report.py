@@ -209,12 +209,8 @@ def _is_placed(q):
 
 
 def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:
-    """Returns the arrays of `dense` at the paths of the arrays of `model`.
-
-    **Raises:**
-
-    A `ValueError` if the paths differ, or if either has `jax.ShapeDtypeStruct`s.
-    """
+    """Returns the arrays of `dense` at the paths of the arrays of `model`. Raises a
+    `ValueError` if the paths differ, or if either has `jax.ShapeDtypeStruct`s."""
     for keys, leaf in jtu.tree_leaves_with_path((model, dense)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             path = jtu.keystr(keys[1:], simple=True, separator=".")

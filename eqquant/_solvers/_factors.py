@@ -23,8 +23,6 @@ def mean_of_factors(
     this is the factor by which GPTQ changes the error of products, compared to rounding
     to nearest.
 
-    **Arguments:**
-
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][].
     """
     if gram.ndim == rows.ndim + 1:
@@ -48,8 +46,6 @@ def inverse_factors(
     The error that GPTQ leaves in a row is `z L^-1`, where `z` are the errors of
     rounding each column to its own target. So if `G` is the gradient of the weight,
     `G L^-T` is the gradient with respect to `z`.
-
-    **Arguments:**
 
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][].
     """

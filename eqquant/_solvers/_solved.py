@@ -28,9 +28,10 @@ def solved(
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
-    """Quantizes an array like [`eqquant.quantize`][], but rounds by a method.
-
-    **Arguments:**
+    """Quantizes an array like [`eqquant.quantize`][], but rounds by a method. Returns a
+    [`eqquant.QuantizedArray`][] with the shape and dtype of `w`. Raises the errors of
+    `quantize`, and a `ValueError` if the method does not apply to the format or needs a
+    Gram that is not given, or if the Gram does not match the array or is not finite.
 
     - `w`, `format`, `axis`, `activation`: the arguments of [`eqquant.quantize`][].
     - `method`: a method, or `None` to round to nearest.
@@ -41,16 +42,6 @@ def solved(
     - `cross`, `mix`: if `cross` is given, rounds a matrix whose products with the
         inputs of `gram` approximate the products of `w` with other inputs. `mix` is the
         weight of this correction. See `target`.
-
-    **Returns:**
-
-    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`.
-
-    **Raises:**
-
-    The errors of `quantize`, and a `ValueError` if the method does not apply to the
-    format or needs a Gram that is not given, or if the Gram does not match the array or
-    is not finite.
     """
     if method is None:
         return quantize(w, format, axis=axis, activation=activation)

@@ -19,8 +19,6 @@ def target(
     """Interpolates between `w` and the matrix whose products with inputs `y` best
     approximate the products of `w` with inputs `x`.
 
-    **Arguments:**
-
     - `gram`: the sum of `y^T y` over rows of inputs.
     - `rows`: the number of these rows.
     - `cross`: the sum of `x^T y` over the same rows.

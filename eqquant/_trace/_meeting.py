@@ -49,8 +49,6 @@ def meeting(
     """Returns how a view enters a product, or `None` if the product does not contract
     axes of the leaf, or parts of them.
 
-    **Arguments:**
-
     - `eqn`: the equation; its primitive is one of `products`.
     - `place`: which operand is the view.
     - `view`: the view.

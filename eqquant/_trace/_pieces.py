@@ -39,8 +39,6 @@ def piece_of(
 ) -> Piece | None:
     """Returns the piece that a product contracts; `None` if it contracts whole axes.
 
-    **Arguments:**
-
     - `factors`: the contracted factors, one for each axis.
     - `shape`: the shape of the leaf.
     - `over`, `free`: the factors of the batch axes of the view, and the factors of its
@@ -79,8 +77,6 @@ def placed(
     shape: Sequence[int],
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """Returns the sums of all inputs. They are zero for pairs that share no piece.
-
-    **Arguments:**
 
     - `value`: the sums of the inputs of a piece: `*over k k`, or the diagonal
         `*over k`. Several pieces lie along `piece.batch`, which is removed.

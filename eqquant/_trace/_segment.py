@@ -43,8 +43,6 @@ class Segment(NamedTuple):
         of the steps along the axes of `turn`. It returns the sums with the new terms,
         and the values of `cut.outs`.
 
-        **Arguments:**
-
         - `dtype`: the dtype of floating-point values between segments, if it is shorter
             than their own.
         - `sharding`: the sharding of the sums.

@@ -115,8 +115,6 @@ def _contracted(
     """Returns the axes of a leaf that its products with inputs contract; `None` if it
     enters no such product.
 
-    **Arguments:**
-
     - `use`: how the call uses it. The model is the first argument.
     - `shape`: its shape.
     - `known`: the axes that its class is registered to contract, if any.

@@ -34,8 +34,6 @@ _seconds = {"to nearest": 1.5, "calibrating": 5.0, "compiling": 4.0, "speed": 2.
 class Comparison:
     """Makes the rows of the table, and shows its progress.
 
-    **Arguments:**
-
     - `held_out`: windows of the held-out text.
     - `steps`: how many steps to train further with few bits.
     """

@@ -16,8 +16,6 @@ def write_files(
 ) -> None:
     """Writes files into a folder, and prints where they are.
 
-    **Arguments:**
-
     - `files`: maps the name of each file to the function that writes it to a path.
         Figures, whose names end in `.png`, are only drawn if matplotlib is installed.
     """

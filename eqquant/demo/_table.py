@@ -42,8 +42,6 @@ def table(
     """Returns a table of rows, and the calls that made them. The first row is the dense
     model.
 
-    **Arguments:**
-
     - `held_out`: the number of bytes over which the loss is averaged.
     - `steps`: the number of steps of further training.
     - `platform`: the platform on which the models ran.

@@ -16,8 +16,6 @@ def table(
     """Returns a table of rows, and the calls that made them. The first row is the dense
     model.
 
-    **Arguments:**
-
     - `held_out`, `calibration`: the numbers of tokens to evaluate and to calibrate
         with.
     - `embedding`: the format of the embedding in quantized models.

@@ -43,13 +43,9 @@ class Container(NamedTuple):
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
-    """Opens a safetensors or GGUF file, an index of several, or a folder.
-
-    **Raises:**
-
-    A `ValueError` if it is none of these, or damaged. An `OSError` if it, or a file
-    that belongs to it, cannot be read.
-    """
+    """Opens a safetensors or GGUF file, an index of several, or a folder. Raises a
+    `ValueError` if it is none of these, or damaged. Raises an `OSError` if it, or a
+    file that belongs to it, cannot be read."""
     where = pathlib.Path(path)
     paths = main_file(where) if where.is_dir() else [where]
     index, metadata = None, {}

@@ -16,15 +16,11 @@ class Journal:
     """
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]):
-        """**Arguments:**
+        """Raises a `ValueError` if the journal describes another output, or if another
+        process has it open.
 
         - `path`: the path of the journal.
         - `about`: everything that determines the output.
-
-        **Raises:**
-
-        A `ValueError` if the journal describes another output, or if another process
-        has it open.
         """
         self.file = open(path, "a+b", buffering=0)
         try:

@@ -94,8 +94,6 @@ class Output:
     def finish(self, beside: Mapping[str, bytes]) -> None:
         """Moves all files into place.
 
-        **Arguments:**
-
         - `beside`: other files, by their names.
         """
         if self._shards:
@@ -160,8 +158,6 @@ def beside(
     """Returns the other files of a model, by their names: the tokenizer's files,
     unchanged, and the configuration.
 
-    **Arguments:**
-
     - `source`: the path of the model.
     - `config`: the configuration of the model.
     - `quantization`: the entries that replace the ones about its quantization.
@@ -182,13 +178,8 @@ def as_json(x: dict[str, Any]) -> bytes:
 
 
 def check_out(out: pathlib.Path, fresh: bool) -> None:
-    """Checks that an output can be written.
-
-    **Raises:**
-
-    A `FileExistsError` if `out` already exists, and a `ValueError` if no folder can be
-    renamed to `out`.
-    """
+    """Checks that an output can be written. Raises a `FileExistsError` if `out` already
+    exists, and a `ValueError` if no folder can be renamed to `out`."""
     if not out.name or os.path.ismount(out):
         raise ValueError(
             f"`out` should be inside a disk. Got {str(out)!r}, the root of a disk: "
@@ -199,12 +190,8 @@ def check_out(out: pathlib.Path, fresh: bool) -> None:
 
 
 def check_others(out: pathlib.Path, names: Iterable[str]) -> None:
-    """Checks that the files next to an output file do not exist yet.
-
-    **Raises:**
-
-    A `FileExistsError` if one of them exists.
-    """
+    """Checks that the files next to an output file do not exist yet. Raises a
+    `FileExistsError` if one of them exists."""
     if _is_finished(out):
         # These are files of an earlier run that was interrupted while it renamed them.
         return

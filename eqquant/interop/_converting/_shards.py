@@ -19,19 +19,14 @@ def shards(
     target: Target, arrays: Mapping[str, Any], stem: str, most: int | None
 ) -> list[Shard]:
     """Distributes arrays over files, in order. All tensors of an array go to one file.
-
-    **Arguments:**
+    Raises a `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors
+    would have the same name.
 
     - `target`: how files are written.
     - `arrays`: the arrays by their names. They may be structs without numbers.
     - `stem`: the prefix of the names of the files.
     - `most`: the largest number of bytes in a file that has several arrays. `None` for
         a single file.
-
-    **Raises:**
-
-    A `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors would
-    have the same name.
     """
     groups: list[dict[str, Part]] = [{}]
     owners: dict[str, str] = {}

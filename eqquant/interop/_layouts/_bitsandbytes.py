@@ -206,12 +206,8 @@ def _codebook(kind):
 
 
 def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array in bitsandbytes.
-
-    **Raises:**
-
-    A `ValueError` if bitsandbytes has no such format.
-    """
+    """Returns the tensors of an array in bitsandbytes. Raises a `ValueError` if
+    bitsandbytes has no such format."""
     flat = as_tuple(x.axis) == tuple(range(-x.ndim, 0))
     rows = Rows(name, x, "bitsandbytes", flat)
     nested = rows.format if isinstance(rows.format, Nested) else None

@@ -27,12 +27,8 @@ class NotWritable(ValueError):
 def parts_of_each(
     parts_of: Callable[[str, Any], dict[str, Part]], arrays: Mapping[str, Any]
 ) -> dict[str, dict[str, Part]]:
-    """Returns the tensors of each array, by its name.
-
-    **Raises:**
-
-    A `NotWritable` that lists all arrays that cannot be written.
-    """
+    """Returns the tensors of each array, by its name. Raises a `NotWritable` that lists
+    all arrays that cannot be written."""
     found: dict[str, dict[str, Part]] = {}
     problems: dict[str, ValueError] = {}
     for name, x in arrays.items():

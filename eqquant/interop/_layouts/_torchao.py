@@ -30,12 +30,8 @@ def find_torchao(source: Source) -> Iterator[Entry]:
     """Finds arrays of torchao, in the layout of its `flatten_tensor_state_dict`:
     `_w_qdata`, `_w_scale` and others for `w`, whose class and attributes are JSON in
     the metadata of the file, under its name. Classes that also quantize their inputs
-    are read as quantized weights only.
-
-    **Raises:**
-
-    A `ValueError` if a class is not known, or if its metadata are missing.
-    """
+    are read as quantized weights only. Raises a `ValueError` if a class is not known,
+    or if its metadata are missing."""
     for name, codes in source.tensors.items():
         prefix, _, last = name.rpartition("._")
         if not last.endswith(_suffix) or not prefix:

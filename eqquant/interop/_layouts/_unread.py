@@ -45,8 +45,6 @@ def unread(
     (A file may have some 100,000 of them, so each is a function that writes the
     sentence on request.)
 
-    **Arguments:**
-
     - `tensors`: all tensors of a file.
     - `quantized`: the arrays that layouts find.
     - `config`: the content of `config.json`.

@@ -31,16 +31,12 @@ class ModelFile:
         arrays: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
     ):
-        """**Arguments:**
+        """Raises a `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
 
         - `config`: as in `describe`.
         - `arrays`: the arrays by their names in Hugging Face or in llama.cpp. They may
             be structs without numbers.
         - `overrides`: metadata that take precedence over the metadata found.
-
-        **Raises:**
-
-        A `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
         """
         overrides = dict(overrides or {})
         description = describe(config, overrides)
@@ -63,12 +59,8 @@ class ModelFile:
         self.metadata |= file_type(parts) | overrides
 
     def parts(self, name: str, x: Any) -> dict[str, Part]:
-        """Returns the tensors of an array, or none if llama.cpp does not use it.
-
-        **Raises:**
-
-        A `ValueError` if it has no place in the architecture, or the wrong shape.
-        """
+        """Returns the tensors of an array, or none if llama.cpp does not use it. Raises
+        a `ValueError` if it has no place in the architecture, or the wrong shape."""
         if self._family is None:
             found = gguf_parts(name, x, self.metadata)
         else:

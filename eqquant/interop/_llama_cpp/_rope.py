@@ -23,15 +23,10 @@ def rope_values(config: Values, kind: str = "full_attention") -> Values:
 
 def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
     """Returns the metadata about rotary embeddings for llama.cpp, without the prefix of
-    the architecture.
-
-    **Arguments:**
+    the architecture. Raises a `ValueError` if llama.cpp does not support these
+    embeddings.
 
     - `theta`: the base of frequencies, by default.
-
-    **Raises:**
-
-    A `ValueError` if llama.cpp does not support these embeddings.
     """
     rope = rope_values(config)
     share = rope.number("partial_rotary_factor", config.number(_share, 1.0))

@@ -19,19 +19,14 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
-    """Reads the bytes of a `tokenizer.model`.
-
-    **Arguments:**
+    """Reads the bytes of a `tokenizer.model`. Raises a `ValueError` if it is damaged,
+    or a model that does not merge pairs.
 
     - `what`: its name in messages.
 
     ??? cite "Reference"
 
         https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
-
-    **Raises:**
-
-    A `ValueError` if it is damaged, or a model that does not merge pairs.
     """
     try:
         pieces, trainer, normalizer = _model(memoryview(data))

@@ -30,8 +30,6 @@ def field(json: Any, key: str, *types: type) -> Any:
 def to_tree(json: Any, arrays: Mapping[str, Any], quantized: Mapping[str, Any]) -> Any:
     """Returns a tree from its description.
 
-    **Arguments:**
-
     - `json`: the description.
     - `arrays`, `quantized`: the leaves, by their names in the description.
     """

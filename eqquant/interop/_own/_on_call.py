@@ -14,8 +14,6 @@ def on_call_as(
     """Returns a function for `rebuilt` that makes the modules of `like` run on call as
     in a file.
 
-    **Arguments:**
-
     - `found`: the paths of the modules of the file that run under `implicit`, and
         whether all their methods do. Modules that `like` does not have, or cannot call,
         are of another class, and are left unchanged.

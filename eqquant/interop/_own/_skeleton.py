@@ -34,17 +34,11 @@ class Skeleton(NamedTuple):
 def checked_skeleton(
     layout: dict, tensors: dict[str, tuple[str, tuple[int, ...]]]
 ) -> Skeleton:
-    """Returns the skeleton that a header describes.
-
-    **Arguments:**
+    """Returns the skeleton that a header describes. Raises a `ValueError` if the header
+    has an unknown dtype or format, or is inconsistent in itself or with the tensors.
 
     - `layout`: the result of `from_header`.
     - `tensors`: the safetensors name of the dtype, and the shape, of each tensor.
-
-    **Raises:**
-
-    A `ValueError` if the header has an unknown dtype or format, or is inconsistent in
-    itself or with the tensors.
     """
     try:
         skeleton = _to_skeleton(layout)

@@ -83,12 +83,8 @@ class _Group:
         members[which] = (name, piece)
 
     def piece(self) -> Piece:
-        """Returns the array that is made of all members.
-
-        **Raises:**
-
-        A `ValueError` if a member is missing, occurs twice, or does not fit.
-        """
+        """Returns the array that is made of all members. Raises a `ValueError` if a
+        member is missing, occurs twice, or does not fit."""
         if self._twice:
             raise ValueError(f"there are two of {self._twice[0]!r}")
         lead, order = self._indices()

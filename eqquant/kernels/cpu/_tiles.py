@@ -33,8 +33,6 @@ def tiled(
 ) -> Array:
     """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
 
-    **Arguments:**
-
     - `decode`: called as `decode(bytes, part)`, returns a tile of `w`. `part(a)` is the
         same tile of an array `a` with one row for each code.
     - `finish`: applied to the product of each tile.

@@ -39,12 +39,8 @@ def rounded_conv(
 ) -> Float[Array, "..."]:
     """Convolves rounded operands, in the dtype of `x`. Inputs and cotangents have a
     scale for each sample, and filters for each output channel. The derivatives are
-    those of the rounded convolution, straight through the rounding.
-
-    **Raises:**
-
-    A `ValueError` if scales are delayed.
-    """
+    those of the rounded convolution, straight through the rounding. Raises a
+    `ValueError` if scales are delayed."""
     numbers, forward = conv.params["dimension_numbers"], roundings.forward
     if isinstance(forward, Delayed) or any(roundings.histories):
         raise ValueError(

@@ -25,9 +25,8 @@ def advance(
     updates: PyTree[Array],
     *moments: PyTree,
 ) -> tuple[PyTree, ...]:
-    """One optimizer step for all parameters.
-
-    **Arguments:**
+    """One optimizer step for all parameters. Returns the updates, in the dtypes of the
+    gradients, and the new moments, stored like the old ones.
 
     - `fn`: `(options, gradient, *moments) -> (update, *moments)`, elementwise, in
         float32.
@@ -35,11 +34,6 @@ def advance(
     - `count`: the number of the step, which seeds the rounding of moments.
     - `updates`: the gradients.
     - `moments`: the stored moments, each a PyTree of the structure of `updates`.
-
-    **Returns:**
-
-    The updates, in the dtypes of the gradients, and the new moments, stored like the
-    old ones.
     """
     leaves, treedef = jtu.tree_flatten(updates)
     each = zip(leaves, *map(treedef.flatten_up_to, moments))

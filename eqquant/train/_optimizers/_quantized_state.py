@@ -19,8 +19,6 @@ def quantized_state(
 ) -> "optax.GradientTransformation":
     """A transformation whose state is the step count and some quantized moments.
 
-    **Arguments:**
-
     - `step`: `(updates, state, count) -> (updates, state)`, where `count` is the number
         of the step.
     - `state_type`: makes the state from the count and the moments.
