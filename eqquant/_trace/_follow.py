@@ -31,19 +31,14 @@ from ._view import (
 def follow(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int], operands: Sequence[Any]
 ) -> Sequence[View | None]:
-    """Returns the views of the results of an equation, one of whose operands is a view.
-
-    **Arguments:**
+    """Returns the views of the results of an equation, one of whose operands is a view:
+    a view for each result, or `None` for a result that is not a view.
 
     - `eqn`: the equation.
     - `place`: which operand is the view.
     - `view`: the view.
     - `shape`: the shape of the leaf.
     - `operands`: the values of all operands. The view keeps some of them as indices.
-
-    **Returns:**
-
-    A view for each result, or `None` for a result that is not a view.
     """
     return [
         None if moves is None else _moved(view, moves, shape)

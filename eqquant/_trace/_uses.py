@@ -27,18 +27,12 @@ class Use:
 
 
 def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
-    """Returns how a function uses each array among its arguments. The function is
-    traced, and not run.
-
-    **Arguments:**
+    """Returns how a function uses each array among its arguments: a `Use` for each, in
+    the order of `jax.tree_util.tree_leaves`. The function is traced, and not run.
 
     - `fn`: the function.
     - `args`: its arguments, in which arrays may be `jax.ShapeDtypeStruct`s. Leaves
         that are not arrays are passed unchanged.
-
-    **Returns:**
-
-    A `Use` for each array, in the order of `jax.tree_util.tree_leaves`.
     """
     dynamic, static = eqx.partition(tuple(args), is_array)
 

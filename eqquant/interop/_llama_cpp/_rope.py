@@ -55,17 +55,12 @@ def rope_kind(rope: Values) -> str:
 
 
 def rope_factors(config: Values, size: int, theta: float) -> np.ndarray | None:
-    """Returns the divisors of frequencies for Llama 3's scaling: `factor` for long
-    waves, 1 for short waves, and interpolated divisors for the others.
-
-    **Arguments:**
+    """Returns the divisors of frequencies for Llama 3's scaling, `(size // 2,)`, or
+    `None` for other scalings: `factor` for long waves, 1 for short waves, and
+    interpolated divisors for the others.
 
     - `size`: the size of a head.
     - `theta`: the base of frequencies, by default.
-
-    **Returns:**
-
-    An array of shape `(size // 2,)`, or `None` for other scalings.
     """
     rope = rope_values(config)
     if rope_kind(rope) != "llama3":

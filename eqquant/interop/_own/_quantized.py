@@ -17,19 +17,13 @@ def to_quantized(
     name: str, json: Any, arrays: Mapping[str, Any], version: int, kinds: dict[Any, Any]
 ) -> QuantizedArray:
     """Returns a quantized array, with structs instead of numbers, from its description
-    in a header.
-
-    **Arguments:**
+    in a header. Raises a `ValueError` if its fields and stored arrays are not the ones
+    that [`eqquant.quantize`][] would produce for an array of this shape.
 
     - `name`, `json`: its name and its description.
     - `arrays`: the structs of all arrays.
     - `version`: the version of the header.
     - `kinds`: a cache of results for the formats in the file, which is added to.
-
-    **Raises:**
-
-    A `ValueError` if its fields and stored arrays are not the ones that
-    [`eqquant.quantize`][] would produce for an array of this shape.
     """
     shape = field(json, "shape", list)
     check_shape(name, shape)
