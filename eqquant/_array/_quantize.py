@@ -221,9 +221,7 @@ def _number_lost(w, format, axis):
         return jnp.sum(~jnp.isfinite(found))
 
     mesh = jax.typeof(w).sharding.mesh
-    return by_types(
-        lost, NamedSharding(mesh, PartitionSpec()) if mesh.explicit_axes else None
-    )(w)
+    return by_types(lost, NamedSharding(mesh, PartitionSpec()))(w)
 
 
 def _dtype(w, format):

@@ -43,8 +43,8 @@ _embedding = "token_embd.weight"
 
 def load_model(path: pathlib.Path, config: pathlib.Path | None, largest: int) -> Any:
     """Loads an eqx-zoo `CausalLM` from a Hugging Face folder or a GGUF file. Raises a
-    `ValueError` if eqx-zoo is not installed, or does not support the model. An
-    `OSError` if a file cannot be read.
+    `ValueError` if eqx-zoo is not installed, or does not support the model.
+    Raises an `OSError` if a file cannot be read.
 
     - `config`: a folder with a `config.json`. By default, the `config.json` in `path`,
         or the metadata of GGUF.

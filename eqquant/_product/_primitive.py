@@ -132,9 +132,7 @@ def _dtypes_of_rotated(dtype, precision):
 
 
 def _turned(turn, x, *others):
-    sharding = jax.typeof(x).sharding
-    turn = by_types(turn, sharding if sharding.mesh.explicit_axes else None)
-    return turn(x, *others)
+    return by_types(turn, jax.typeof(x).sharding)(x, *others)
 
 
 def _broadcast(x, leaves, stack, row_axes, params):

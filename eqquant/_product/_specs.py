@@ -59,8 +59,10 @@ def declared_by_row(
 
 def by_types(fn: Callable, out_sharding: Any) -> Callable:
     """Runs `fn` under `jax.sharding.auto_axes`, with this sharding of its results.
-    Returns `fn` itself if `out_sharding` is `None`."""
-    if out_sharding is None:
+    Returns `fn` itself if `out_sharding` is `None`, or on a mesh without Explicit
+    axes."""
+    shardings = jtu.tree_leaves(out_sharding)
+    if not any(sharding.mesh.explicit_axes for sharding in shardings):
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_sharding)
 

@@ -9,36 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._array import quantize, sqnr
-from ..formats import (
-    AbstractFormat,
-    as_format,
-    Binary,
-    Int4,
-    Int8,
-    Nested,
-    NF4,
-    Rotated,
-    Ternary,
-)
+from ..formats import AbstractFormat, as_format
 from ._text import plain
 
 
 _size = 4096
 
-_formats: tuple[AbstractFormat, ...] = (
-    Int8(),
-    Int8(128),
-    NF4(),
-    Nested(),
-    Int4(),
-    Int4(symmetric=False),
-    Rotated(Int8()),
-    Rotated(Int4()),
-    Ternary(),
-    Ternary(128, rule="threshold"),
-    Ternary(scale="tensor"),
-    Binary(),
-    Binary(128),
+_formats = (
+    *("int8", "int8(128)", "nf4", "nested", "int4", "int4(symmetric=False)"),
+    *("rotated(int8)", "rotated(int4)"),
+    *("ternary", "ternary(128, rule='threshold')", "ternary(scale='tensor')"),
+    *("binary", "binary(128)"),
 )
 
 
@@ -155,7 +136,7 @@ def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
     student_t = np.random.default_rng(1).standard_t(5, shape).astype(np.float32)
     found = {} if losses is None else read_losses(losses)
     rows = []
-    for format in _formats:
+    for format in map(as_format, _formats):
         row = FormatRow(
             format=str(format),
             bits_per_weight=_bits_per_weight(format),

@@ -5,22 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._containers import dtypes
+
 
 # The dtypes that every safetensors reader supports, and their names in files.
 _plain = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
+    dtypes[kind].name: kind
+    for kind in (
+        *("BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"),
+        *("F16", "BF16", "F32", "F64"),
+    )
 }
 
 # Stored with one more axis, for the real and the imaginary part.

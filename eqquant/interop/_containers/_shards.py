@@ -25,8 +25,9 @@ _split = re.compile(
 
 def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files of the model in a folder, or their index. Raises a `ValueError`
-    if there is no model, or more than one, or if it is unfinished. A
-    `FileNotFoundError` if files are missing, as the names of the others show."""
+    if there is no model, or more than one, or if it is unfinished.
+    Raises a `FileNotFoundError` if files are missing, as the names of the others show.
+    """
     if (folder / journal_name).is_file():
         raise ValueError(
             f"{str(folder)!r} is the unfinished output of `eqquant quantize`. Run that "

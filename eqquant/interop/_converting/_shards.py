@@ -29,27 +29,20 @@ def shards(
         a single file.
     """
     groups: list[dict[str, Part]] = [{}]
-    owners: dict[str, str] = {}
     size = 0
-    for name, parts in parts_of_each(target.parts, arrays).items():
+    for parts in parts_of_each(target.parts, arrays).values():
         nbytes = sum(part.nbytes for part in parts.values())
         if most is not None and groups[-1] and size + nbytes > most:
             groups.append({})
             size = 0
-        for key, part in parts.items():
-            if key in owners:
-                raise ValueError(
-                    f"{name!r} and {owners[key]!r} would both be written as {key!r}."
-                )
-            owners[key] = name
-            groups[-1][key] = part
+        groups[-1] |= parts
         size += nbytes
-    number = len(groups)
+    number, total = len(groups), sum(map(len, groups))
     return [
         Shard(
             _name(stem, target.suffix, i, number),
             parts,
-            target.layout(parts, i, number, len(owners)),
+            target.layout(parts, i, number, total),
         )
         for i, parts in enumerate(groups)
     ]

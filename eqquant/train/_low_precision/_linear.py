@@ -84,8 +84,7 @@ def _abstract(x, *leaves, fn, sharding):
 def _lower(ctx, *operands, fn, sharding):
     del sharding
     (out,) = ctx.avals_out
-    typed = out.sharding if out.sharding.mesh.explicit_axes else None
-    lowered = mlir.lower_fun(by_types(fn, typed), multiple_results=False)
+    lowered = mlir.lower_fun(by_types(fn, out.sharding), multiple_results=False)
     return lowered(ctx, *operands)
 
 

@@ -131,8 +131,7 @@ def _orthogonalized(numbers, ns_steps, adaptive, preconditioning, x, dimensions)
         return scale_by_muon.update(x, scale_by_muon.init(x))[0]
 
     # With shardings in types, the products of optax would be ambiguous.
-    typed = jax.typeof(x).sharding
-    return by_types(run, typed if typed.mesh.explicit_axes else None)(numbers, x)
+    return by_types(run, jax.typeof(x).sharding)(numbers, x)
 
 
 def _check(x):
