@@ -8,12 +8,8 @@ _row, _around = 0.28, 1.6
 
 
 def allocation_figure(found: Any, bits: Any) -> Any:
-    """Plots the formats that are chosen within each of several budgets, and the sum of
-    the errors.
-
-    - `found`: an [`eqquant.Sensitivity`][].
-    - `bits`: the budgets.
-    """
+    """Plots the formats that an [`eqquant.Sensitivity`][] chooses within each of
+    several budgets, and the sum of the errors."""
     # (Unlike pyplot, this needs no display.)
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter

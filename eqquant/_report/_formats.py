@@ -127,9 +127,7 @@ def _signed(x: float | None) -> str:
 def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
     """Compares the formats of eqquant. Returns a `FormatTable`, which prints as a
     table. Its `rows` hold the same as data. Raises a `ValueError` if `losses` is not
-    such a file.
-
-    - `losses`: the CSV file that the demo writes, for a column of losses.
+    such a file. `losses` is the CSV file that the demo writes, for a column of losses.
     """
     shape = (256, _size)
     normal = np.random.default_rng(0).standard_normal(shape, np.float32)

@@ -14,7 +14,6 @@ def squared_errors(
     """Returns the sum of the squared errors of products, from the error of a weight:
     one for each matrix of `gram`, or a scalar without a Gram.
 
-    - `error`: the error of the weight.
     - `gram`: the `value` of an [`eqquant.Gram`][] of the weight. `None` for inputs of
         unit variance.
     - `axes`: the contracted axes, in ascending order, as negative numbers.

@@ -26,7 +26,6 @@ def unrolled(
     index of each step, so that the equations of different steps differ in this operand
     alone.
 
-    - `jaxpr`: the program.
     - `shapes`: the shapes of its operands.
     - `leaves`: the numbers of these operands.
     - `steps`: the length of the longest of these scans.

@@ -17,7 +17,6 @@ def smallest_on_call(
     method has to, or only the call. Raises a `ValueError` for a weight that the call
     cannot take, whichever module runs so.
 
-    - `request`: a request with an example of a call.
     - `found`: the leaves of the model, each with its description.
     - `new`: the replacement of each leaf, or its skeleton.
     - `given`: modules that run so in any case.

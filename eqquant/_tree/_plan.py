@@ -68,11 +68,8 @@ def skeleton_of(decision: Decision) -> Any:
 def plan(request: Request, new: Callable[[Decision], Any] = skeleton_of) -> Plan:
     """Plans how a model changes on a request. Raises the errors of
     [`eqquant.tree_quantize`][] about its arguments up to `example`. Warns the caller of
-    the function that calls this.
-
-    - `request`: the request.
-    - `new`: maps a decision to the new leaf, or to its skeleton.
-    """
+    the function that calls this. `new` maps a decision to the new leaf, or to its
+    skeleton."""
     found = decisions(request)
     warn_of_little(request, found)
     callers = {id(module): False for d in found for module in d.on_call}

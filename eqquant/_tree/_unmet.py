@@ -39,10 +39,7 @@ def check_unmet(
 ) -> None:
     """Checks whether the filter of a request names arrays with a format in vain. Raises
     a `ValueError` if the request is strict. Otherwise warns the caller of the function
-    that makes a [`Plan`][].
-
-    - `choices`, `decisions`: the choice of the filter for each leaf of the model, and
-        the decision on it.
+    that makes a [`Plan`][]. `choices` and `decisions` are for each leaf of the model.
     """
     if request.strict is None:
         return

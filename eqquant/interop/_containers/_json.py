@@ -28,11 +28,7 @@ _steps[list(_brackets)] = 1, 1, -1, -1
 def parse(text: bytes, what: str) -> dict[str, Any]:
     """Parses a JSON object, in time and memory that its size bounds. Raises a
     `ValueError` if it is not a JSON object, if it has too many or too deeply nested
-    values, or if an object in it has a key twice.
-
-    - `text`: the JSON.
-    - `what`: its name in messages.
-    """
+    values, or if an object in it has a key twice. `what` is its name in messages."""
     check_bounds(text, what)
     try:
         # Some editors begin a file with a byte-order mark.

@@ -61,11 +61,8 @@ def read_safetensors(
 def safetensors_layout(
     types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> FileLayout:
-    """Lays out a safetensors file.
-
-    - `types`: the name of the dtype and the shape of each tensor.
-    - `metadata`: the metadata of the file.
-    """
+    """Lays out a safetensors file, given the name of the dtype and the shape of each
+    tensor."""
     itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     starts, size = {}, 0

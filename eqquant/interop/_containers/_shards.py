@@ -110,10 +110,8 @@ def set_aside_path(config: pathlib.Path) -> pathlib.Path:
 
 
 def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
-    """Checks that a file does not belong to a model that was only partly replaced.
-
-    - `configs`: the names that its configuration may have.
-    """
+    """Checks that a file, whose configuration may have these names, does not belong to
+    a model that was only partly replaced."""
     for name in configs:
         aside = set_aside_path(path.with_name(name))
         if aside.is_file():
@@ -126,12 +124,8 @@ def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
 def check_index(
     path: pathlib.Path, index: dict[str, str], found: dict[str, Iterable[str]]
 ) -> None:
-    """Checks that files have the tensors of their index.
-
-    - `path`: the path of the index.
-    - `index`: as `read_index` returns it.
-    - `found`: the tensors of each file, by its name.
-    """
+    """Checks that the files `found`, by their names, have the tensors of their index at
+    `path`, as `read_index` returns it."""
     sets = {name: set(tensors) for name, tensors in found.items()}
     for tensor, name in index.items():
         if tensor not in sets[name]:
@@ -144,13 +138,9 @@ def check_index(
 def check_split(
     path: pathlib.Path, metadata: Mapping[str, Any], i: int, number: int
 ) -> dict[str, Any]:
-    """Checks that a GGUF file is the expected part of a split model. Returns the
-    metadata, without the keys about splitting if there are several files.
-
-    - `path`, `metadata`: the path and the metadata of the file.
-    - `i`, `number`: the expected position of the file, from 0 on, and the number of
-        files.
-    """
+    """Checks that a GGUF file is the expected part `i`, from 0 on, of a model in
+    `number` files. Returns the metadata, without the keys about splitting if there are
+    several files."""
     count, which = metadata.get("split.count"), metadata.get("split.no")
     is_other = count not in (0, number) or (number > 1 and which != i)
     if count is not None and is_other:

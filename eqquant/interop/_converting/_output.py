@@ -92,10 +92,7 @@ class Output:
         self._wrote = True
 
     def finish(self, beside: Mapping[str, bytes]) -> None:
-        """Moves all files into place.
-
-        - `beside`: other files, by their names.
-        """
+        """Moves all files into place, and those in `beside`, by their names."""
         if self._shards:
             self._place(beside)
         _remove(self._folder, self._journal.file)
@@ -156,12 +153,8 @@ def beside(
     source: pathlib.Path, config: Mapping[str, Any], quantization: dict[str, Any]
 ) -> dict[str, bytes]:
     """Returns the other files of a model, by their names: the tokenizer's files,
-    unchanged, and the configuration.
-
-    - `source`: the path of the model.
-    - `config`: the configuration of the model.
-    - `quantization`: the entries that replace the ones about its quantization.
-    """
+    unchanged, and the configuration. The entries of `quantization` replace the ones
+    about the model's quantization."""
     folder = source if source.is_dir() else source.parent
     found = {
         path.name: path.read_bytes()

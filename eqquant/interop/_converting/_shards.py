@@ -20,11 +20,9 @@ def shards(
 ) -> list[Shard]:
     """Distributes arrays over files, in order. All tensors of an array go to one file.
     Raises a `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors
-    would have the same name.
+    would have the same name. `stem` is the prefix of their names. (Arrays may be
+    structs without numbers.)
 
-    - `target`: how files are written.
-    - `arrays`: the arrays by their names. They may be structs without numbers.
-    - `stem`: the prefix of the names of the files.
     - `most`: the largest number of bytes in a file that has several arrays. `None` for
         a single file.
     """

@@ -10,13 +10,10 @@ from ._base import check, Source
 
 
 def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int | None:
-    """Returns the size of a group, or `None` if there is one group. Raises a
-    `ValueError` if no known size gives this number of groups.
-
-    - `name`: the name of the array.
-    - `configured`: the sizes in the configuration, if any.
-    - `k`, `groups`: the length of a row, and the number of groups in it.
-    """
+    """Returns the size of a group, or `None` if there is one group, in rows of `k`
+    numbers with `groups` groups. `configured` are the sizes in the configuration.
+    Raises a `ValueError` about the array of this name if no known size gives this
+    number of groups."""
     if groups == 1:
         return None
     sizes = [size for size in configured if type(size) is int and size > 0]

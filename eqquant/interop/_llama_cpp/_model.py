@@ -31,13 +31,9 @@ class ModelFile:
         arrays: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
     ):
-        """Raises a `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
-
-        - `config`: as in `describe`.
-        - `arrays`: the arrays by their names in Hugging Face or in llama.cpp. They may
-            be structs without numbers.
-        - `overrides`: metadata that take precedence over the metadata found.
-        """
+        """Describes a file by `describe`, for `arrays` by their names in Hugging Face
+        or in llama.cpp. They may be structs without numbers. Raises a `ValueError` if a
+        part is missing, damaged, or unknown to llama.cpp."""
         overrides = dict(overrides or {})
         description = describe(config, overrides)
         self._family, self.metadata = description.family, description.metadata

@@ -19,10 +19,8 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
-    """Reads the bytes of a `tokenizer.model`. Raises a `ValueError` if it is damaged,
-    or a model that does not merge pairs.
-
-    - `what`: its name in messages.
+    """Reads the bytes of a `tokenizer.model`, which `what` names in messages. Raises a
+    `ValueError` if it is damaged, or a model that does not merge pairs.
 
     ??? cite "Reference"
 

@@ -17,14 +17,11 @@ from .._nodes import dotted, is_data, leaves, python_scalar
 def match(
     found: PyTree, like: PyTree, kind_of_numpy: Callable[[Any], str | None]
 ) -> list[tuple[Any, Any]]:
-    """Pairs the leaf of `found` at each place with the leaf of `like`, in the order of
-    `like`. A leaf that is not data is paired with itself. Raises a `ValueError` that
-    lists each leaf that is missing, unexpected, or of another shape or dtype.
-
-    - `found`: the skeleton from a file.
-    - `like`: as in [`eqquant.load`][].
-    - `kind_of_numpy`: whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
-    """
+    """Pairs the leaf of `found`, the skeleton from a file, at each place with the leaf
+    of `like`, in the order of `like`. A leaf that is not data is paired with itself.
+    `kind_of_numpy` tells whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
+    Raises a `ValueError` that lists each leaf that is missing, unexpected, or of
+    another shape or dtype."""
     expected = {path: leaf for path, leaf in leaves(like) if is_data(leaf)}
     got = _at_places_of(expected, dict(leaves(found)))
     paths = [*expected, *(path for path in got if path not in expected)]

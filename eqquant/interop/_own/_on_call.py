@@ -12,12 +12,9 @@ def on_call_as(
     found: Mapping[tuple[Any, ...], bool], like: PyTree
 ) -> Callable[[Any, Any], Any]:
     """Returns a function for `rebuilt` that makes the modules of `like` run on call as
-    in a file.
-
-    - `found`: the paths of the modules of the file that run under `implicit`, and
-        whether all their methods do. Modules that `like` does not have, or cannot call,
-        are of another class, and are left unchanged.
-    """
+    in a file, by the paths of the modules of the file that run under `implicit`, and
+    whether all their methods do. Modules that `like` does not have, or cannot call, are
+    of another class, and are left unchanged."""
     # Keyed by identity. The nodes are kept alive, so that no other object gets the same
     # `id`.
     callers = {

@@ -36,10 +36,7 @@ def checked_skeleton(
 ) -> Skeleton:
     """Returns the skeleton that a header describes. Raises a `ValueError` if the header
     has an unknown dtype or format, or is inconsistent in itself or with the tensors.
-
-    - `layout`: the result of `from_header`.
-    - `tensors`: the safetensors name of the dtype, and the shape, of each tensor.
-    """
+    `tensors` has the safetensors name of the dtype, and the shape, of each tensor."""
     try:
         skeleton = _to_skeleton(layout)
     except _damages as e:

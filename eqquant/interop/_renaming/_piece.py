@@ -70,10 +70,8 @@ class Piece:
 
 
 def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]:
-    """Returns the arrays of a checkpoint, which `read` reads by their names.
-
-    - `found`: their descriptions: entries, arrays, or structs.
-    """
+    """Returns the arrays of a checkpoint, from their descriptions: entries, arrays, or
+    structs. `read` reads them by their names."""
 
     def piece(place, name):
         x = found[name]
