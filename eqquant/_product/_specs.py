@@ -1,3 +1,4 @@
+import dataclasses
 import itertools as it
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..formats import AbstractFormat, Layout, Rotated, Stored
 from ._axes import as_tuple, Axis, logical
-from ._variants import nearest_format
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -285,3 +285,20 @@ def splits_evenly(
             sizes(k), sizes(k // shards), sizes(k // shards + 1)
         )
     )
+
+
+def nearest_format(
+    format: AbstractFormat, fits: Callable[[AbstractFormat], bool]
+) -> AbstractFormat | None:
+    """Returns the same format with another packing of codes, or with smaller blocks,
+    that fits. `None` if there is none."""
+    names = {field.name for field in dataclasses.fields(format)}
+    variants = [format]
+    if "radix" in names:
+        variants.append(dataclasses.replace(format, radix=4))
+    if "block_size" in names and format.block_size is not None:
+        sizes = range(format.block_size, 0, -16)
+        variants = [
+            dataclasses.replace(v, block_size=size) for size in sizes for v in variants
+        ]
+    return next(filter(fits, variants), None)

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float
 from ..._product import by_types, codes_of, vary_together
 from ...kernels import run_compiled
 from ._contractions import contract, transposes
-from ._dots import Kind
+from ._dots import Kind, result, result_sharding
 from ._operand import Operand, Rounding
-from ._results import result, result_sharding
 
 
 @dataclasses.dataclass(frozen=True)
