@@ -19,10 +19,9 @@ from ...formats import (
     AbstractScaled,
     Int8,
     per_byte,
-    round_trip,
     Stored,
 )
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from ..cpu._codes import (
     compute_now,
     grid,
@@ -246,9 +245,7 @@ def multiply(
 
     - `product`: as in `call`.
     """
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     if isinstance(problem.format, AbstractRSR):
         y = _by_digits(product, x, w, problem)
     else:
