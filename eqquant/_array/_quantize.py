@@ -265,7 +265,21 @@ def _check_numbers(w, format, axis):
     if isinstance(format, AbstractExact):
         _check_domain(w, format)
         return False
-    return _check_finite(w, format, axis)
+    if int(_number_beyond(w)) == 0:
+        return True
+    number, largest = _number_not_finite(w)
+    if number != 0:
+        raise ValueError(
+            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
+            "infinite."
+        )
+    number = int(_number_lost(w, format, axis))
+    if number != 0:
+        raise ValueError(
+            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
+            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
+        )
+    return False
 
 
 def _check_domain(w, format):
@@ -295,21 +309,3 @@ def _check_when_run(w, format):
 
 def _wanted(format):
     return f"`w` should hold no numbers but {format.domain_text} for {format}."
-
-
-def _check_finite(w, format, axis):
-    if int(_number_beyond(w)) == 0:
-        return True
-    number, largest = _number_not_finite(w)
-    if number != 0:
-        raise ValueError(
-            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
-            "infinite."
-        )
-    number = int(_number_lost(w, format, axis))
-    if number != 0:
-        raise ValueError(
-            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
-            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
-        )
-    return False

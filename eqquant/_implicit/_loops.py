@@ -9,7 +9,8 @@ from jax.extend.core import JaxprEqn
 
 from .._array import AbstractArrayLike, muted
 from .._product import as_tuple
-from ._interpreter import as_arrays, Interpreter, opened, Value
+from ._interpreter import as_arrays, Interpreter, Value
+from ._program import opened
 from ._table import add_rule, is_operand
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Integer
 from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype, divided
+from ._scale import divided, scale_dtype_field
 
 
 _float8 = {
@@ -90,9 +90,7 @@ class FP8(AbstractGrid):
     dtype: Any = eqx.field(default="e4m3", static=True, converter=as_float8)
     block_size: int | None = eqx.field(default=None, static=True)
     scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 256
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 

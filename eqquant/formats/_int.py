@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, divided, in_units, step
+from ._scale import divided, in_units, scale_dtype_field, step
 
 
 class Int(AbstractGrid):
@@ -56,9 +56,7 @@ class Int(AbstractGrid):
         default=None, static=True
     )
     ordered: bool = eqx.field(default=False, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     # (A property, since a type checker would take a method for an argument.)
     levels: ClassVar[Any] = property(lambda self: 2 ** int(self.bits))
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)

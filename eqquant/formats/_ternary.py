@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ._blocks import absmax, steady_sum
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype, exact_or
+from ._scale import exact_or, scale_dtype_field
 
 
 class Ternary(AbstractGrid):
@@ -48,9 +48,7 @@ class Ternary(AbstractGrid):
     block_size: int | None = eqx.field(default=None, static=True)
     scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
     rule: Literal["absmean", "threshold"] = eqx.field(default="absmean", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     radix: int = eqx.field(default=3, static=True)  # pyright: ignore
     levels: ClassVar[int] = 3
     takes_integers: ClassVar[bool] = True

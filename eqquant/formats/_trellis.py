@@ -9,7 +9,14 @@ from jaxtyping import Array, Float, Int, UInt
 
 from ._base import Stored
 from ._blocks import absmax, steady_sum
-from ._scale import as_scale_dtype, from_bits, in_units, nearest_scale, poison, to_bits
+from ._scale import (
+    from_bits,
+    in_units,
+    nearest_scale,
+    poison,
+    scale_dtype_field,
+    to_bits,
+)
 from ._tiled import AbstractTiled
 from ._viterbi import (
     Bitshift,
@@ -72,9 +79,7 @@ class Trellis(AbstractTiled):
     bits: int = eqx.field(default=3, static=True)  # pyright: ignore
     states: int = eqx.field(default=16, static=True)
     code: Literal["mul1"] = eqx.field(default="mul1", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float16, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field(jnp.float16)
     block_size: ClassVar[None] = None
     row_axis: ClassVar[int] = -1
     tile: ClassVar[int] = 256

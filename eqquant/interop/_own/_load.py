@@ -24,7 +24,6 @@ from ..._tree import (
 from .._containers import Container, open_container, RawTensor
 from .._nodes import children
 from .._tensors import ArrayType, as_dtype, from_tensor
-from ._header import from_header
 from ._like import layout, match, named_sharding
 from ._skeleton import checked_skeleton, Skeleton
 
@@ -99,9 +98,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
 
 def _skeleton(file: Container) -> Skeleton:
-    tensors = {name: (x.kind, x.shape) for name, x in file.tensors.items()}
-    metadata = {} if file.is_gguf else file.metadata
-    return checked_skeleton(from_header(metadata), tensors)
+    return checked_skeleton({} if file.is_gguf else file.metadata, file.tensors)
 
 
 class _Reader:
@@ -148,10 +145,11 @@ class _Reader:
     def _quantized(self, name, sharding, layout):
         q = self.skeleton.quantized[name]
         swapped = layout.row_axis != q.layout.row_axis
-        names = _map(lambda x: self._names[id(x)], q.stored)
-        stored = _map(lambda x: _swapped_struct(x) if swapped else x, q.stored)
-        laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
-        q = dataclasses.replace(q, stored=stored, layout=laid)
+        names = jtu.tree_map(lambda x: self._names[id(x)], q.stored)
+        if swapped:
+            stored = jtu.tree_map(_swapped_struct, q.stored)
+            laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
+            q = dataclasses.replace(q, stored=stored, layout=laid)
         if sharding is not None:
             # Bytes that pack another number of codes may be split at other places.
             same = layout.format == q.format

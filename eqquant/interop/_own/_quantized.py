@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 
 from ..._array import check_activation, QuantizedArray, spec_from_json, tuple_from_json
 from ..._product import as_tuple, normalise_axis
@@ -70,14 +71,13 @@ def _stored(layout: Layout, rows: list[int], kinds: dict[Any, Any]) -> Stored:
     if not lead:
         return _once(kinds, (format, k), format.structs, (k,))
 
-    def of_rows(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: of_rows(child) for key, child in node.items()}
-        n, m = node.shape
+    def of_rows(x):
+        n, m = x.shape
         own = (*lead[:-1], lead[-1] if n == 2 else 1, m)
-        return jax.ShapeDtypeStruct(layout.by_row(own), node.dtype)
+        return jax.ShapeDtypeStruct(layout.by_row(own), x.dtype)
 
-    return of_rows(_once(kinds, (format, 2, k), format.structs, (2, k)))
+    of_two = _once(kinds, (format, 2, k), format.structs, (2, k))
+    return jtu.tree_map(of_rows, of_two)
 
 
 def _once(known, key, fn, *args):
