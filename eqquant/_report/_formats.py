@@ -15,12 +15,13 @@ from ._text import plain
 
 _size = 4096
 
-_formats = (
+_names = (
     *("int8", "int8(128)", "nf4", "nested", "int4", "int4(symmetric=False)"),
     *("rotated(int8)", "rotated(int4)"),
     *("ternary", "ternary(128, rule='threshold')", "ternary(scale='tensor')"),
     *("binary", "binary(128)"),
 )
+_formats = tuple(map(as_format, _names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
     student_t = np.random.default_rng(1).standard_t(5, shape).astype(np.float32)
     found = {} if losses is None else read_losses(losses)
     rows = []
-    for format in map(as_format, _formats):
+    for format in _formats:
         row = FormatRow(
             format=str(format),
             bits_per_weight=_bits_per_weight(format),
