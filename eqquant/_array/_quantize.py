@@ -113,7 +113,7 @@ def quantized(
     dtype = jax.dtypes.canonicalize_dtype(_dtype(w, format))
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
-    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    axis = normalise_axis(axis, w.shape)
     traced, ordinary = isinstance(w, Tracer), False
     if not traced:
         with jax.ensure_compile_time_eval():

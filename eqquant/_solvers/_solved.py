@@ -51,7 +51,7 @@ def solved(
     method.check(format)
     shape = np.shape(w)
     if len(shape) > 0:
-        contracted = as_tuple(normalise_axis(_axis(axis, len(shape)), shape))
+        contracted = as_tuple(normalise_axis(axis, shape))
         outer = [n for i, n in enumerate(shape, -len(shape)) if i not in contracted]
         k = math.prod(shape[i] for i in contracted)
         _check(gram, rows, outer, k)
@@ -63,15 +63,14 @@ def solved(
     operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
     natively = _is_tiled(format) and _is_on_cpu((w, operands))
     encode = _Encode(method, mix, natively)
-    place = _split(w)
+    run = ft.partial(quantized, axis=axis, activation=activation)
     if natively:
         # A surrounding trace may be compiled for a machine without this library.
         with jax.ensure_compile_time_eval():
-            return quantized(
-                w, format, encode, operands, axis=axis, activation=activation
-            )
+            return run(w, format, encode, operands)
+    place = _split(w)
     if place is None:
-        return quantized(w, format, encode, operands, axis=axis, activation=activation)
+        return run(w, format, encode, operands)
     # Each device solves the whole problem. A column depends on all earlier ones, so
     # devices with shards would have to synchronise at every column. On CPUs with fewer
     # threads than devices, this would deadlock.
@@ -81,8 +80,7 @@ def solved(
         # Intermediate arrays then have no mesh, and only mix with axes of type Auto.
         mesh = Mesh(mesh.devices, mesh.axis_names)
     w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
-    q = quantized(w, format, encode, operands, axis=axis, activation=activation)
-    return q.with_sharding(place)
+    return run(w, format, encode, operands).with_sharding(place)
 
 
 def _is_tiled(format):
@@ -168,10 +166,6 @@ def _is_shared(format, w):
     return any(a.shape[-2] != w.shape[-2] for a in jtu.tree_leaves(stored))
 
 
-def _axis(axis, ndim):
-    return (-2 if ndim > 1 else -1) if axis is None else axis
-
-
 def _check(gram, rows, outer, k):
     fits = lambda lead: (
         len(lead) == len(outer)
@@ -213,7 +207,6 @@ def target(
     rows: Float[Array, "*b"] | None,
     cross: Float[Array, "*b k k"],
     mix: float,
-    damping: float = 0.01,
 ) -> Float[Array, "*b n k"]:
     """Interpolates between `w` and the matrix whose products with inputs `y` best
     approximate the products of `w` with inputs `x`.
@@ -222,14 +215,13 @@ def target(
     - `rows`: the number of these rows.
     - `cross`: the sum of `x^T y` over the same rows.
     - `mix`: the weight of the best approximation: zero returns `w`.
-    - `damping`: added to the diagonal of the Gram, in units of its mean.
     """
 
     @ft.partial(jnp.vectorize, signature="(n,k),(k,k),(k,k),()->(n,k)")
     def solve(w, gram, cross, rows):
         mean = jnp.mean(diagonal(gram))
         unit = jnp.where(mean > 0, mean, 1)
-        factor = lower_root(damped(gram / unit, damping, rows))
+        factor = lower_root(damped(gram / unit, rows))
         missing = (w @ ((cross - gram) / unit)).T
         half = lax.linalg.triangular_solve(factor, missing, left_side=True, lower=True)
         found = lax.linalg.triangular_solve(

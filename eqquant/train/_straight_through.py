@@ -112,7 +112,7 @@ def checked_axis(w: Array, axis: Axis | None) -> Axis:
         raise TypeError(f"`w` should be a floating-point JAX array. Got {got}.")
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
-    return normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    return normalise_axis(axis, w.shape)
 
 
 def back(rows: Array, w: Array, axis: Axis) -> Array:
