@@ -61,8 +61,7 @@ def _refuse(problem: Problem) -> str | None:
 
 
 def _rounds(problem: Problem) -> str | None:
-    reason = _refuse(problem)
-    if reason is not None:
+    if reason := _refuse(problem):
         return reason
     if not library.has("trellis_int16"):
         return "needs a CPU with 16-bit integer products"
