@@ -7,6 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ._blocks import absmax
+from ._check import check_scale
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
 from ._scale import divided, scale_dtype_field
@@ -95,15 +96,7 @@ class FP8(AbstractGrid):
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     def __check_init__(self):
-        if self.scale not in ("channel", "tensor"):
-            raise ValueError(
-                f"`scale` should be 'channel' or 'tensor'. Got {self.scale!r}."
-            )
-        if self.scale == "tensor" and self.block_size is not None:
-            raise ValueError(
-                "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
-                f"`block_size` should be None. Got {self.block_size}."
-            )
+        check_scale(self.scale, self.block_size)
 
     def fit(self, blocks, size):
         largest = absmax(blocks)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from ._base import Stored
 from ._blocks import absmax, steady_sum
+from ._check import check_integer
 from ._scale import (
     from_bits,
     in_units,
@@ -85,17 +86,8 @@ class Trellis(AbstractTiled):
     tile: ClassVar[int] = 256
 
     def __check_init__(self):
-        for name, low, high in (("bits", 1, 8), ("states", 8, 16)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(
-                    f"`{name}` should be an integer from {low} to {high}. Got "
-                    f"{value!r}, of type {type(value).__name__}."
-                )
-            if not low <= value <= high:
-                raise ValueError(
-                    f"`{name}` should be from {low} to {high}. Got {value}."
-                )
+        check_integer("bits", self.bits, 1, 8)
+        check_integer("states", self.states, 8, 16)
         if self.code != "mul1":
             raise ValueError(f"`code` should be 'mul1'. Got {self.code!r}.")
 
