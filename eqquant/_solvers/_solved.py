@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from .._array import quantize, quantized, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
-from ..formats import AbstractFormat, AbstractTiled, as_format, as_held, Rotated
+from ..formats import AbstractFormat, AbstractTiled, as_format, as_held, unrotated
 from ._gram import damped, diagonal, lower_root
 from ._method import AbstractMethod
 
@@ -61,7 +61,8 @@ def solved(
             f"{None if gram is None else np.shape(gram)}."
         )
     operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
-    natively = _is_tiled(format) and _is_on_cpu((w, operands))
+    tiled = isinstance(unrotated(format), AbstractTiled)
+    natively = tiled and _is_on_cpu((w, operands))
     encode = _Encode(method, mix, natively)
     run = ft.partial(quantized, axis=axis, activation=activation)
     if natively:
@@ -81,12 +82,6 @@ def solved(
         mesh = Mesh(mesh.devices, mesh.axis_names)
     w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
     return run(w, format, encode, operands).with_sharding(place)
-
-
-def _is_tiled(format):
-    if isinstance(format, Rotated):
-        return _is_tiled(format.format)
-    return isinstance(format, AbstractTiled)
 
 
 def _is_on_cpu(arrays):
