@@ -17,6 +17,9 @@ _plain = {
     )
 }
 
+# The dtypes that weights of language models have, by their names in configurations.
+weight_dtypes = {dtypes[kind].name: dtypes[kind] for kind in ("F32", "F16", "BF16")}
+
 # Stored with one more axis, for the real and the imaginary part.
 _complex = {"complex64": "float32", "complex128": "float64"}
 

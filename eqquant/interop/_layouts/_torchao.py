@@ -7,7 +7,7 @@ import numpy as np
 from ...formats import FP8, Int, Int4, Int8, MXFP4, MXFP8, NVFP4
 from .._checkpoint import Entry
 from .._containers import parse, RawTensor
-from .._tensors import as_dtype
+from .._tensors import weight_dtypes
 from ._base import (
     as_bytes,
     bits_of,
@@ -104,12 +104,12 @@ class _Found(NamedTuple):
 
     def dtype(self, data: dict[str, Any], key: str) -> np.dtype:
         name = self.named(data, key)
-        if name not in ("float32", "float16", "bfloat16"):
+        if name not in weight_dtypes:
             raise ValueError(
                 f"{self.name!r} should be of float32, float16 or bfloat16. Got "
                 f"{name[:100]!r}."
             )
-        return np.dtype(as_dtype(name))
+        return weight_dtypes[name]
 
     def made(
         self,
