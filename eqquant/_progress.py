@@ -35,8 +35,6 @@ class Watched(Generic[_Item]):
     seconds. A line above it gives the expected total time, if that is more than a
     minute.
 
-    **Arguments:**
-
     - `items`: the items.
     - `label`: the name of the task.
     - `name`: returns the name of an item.

@@ -27,7 +27,7 @@ from .._product import (
     typed_sharding,
     with_spec,
 )
-from ..formats import AbstractFormat, AbstractScaled, Layout, Rotated, Stored
+from ..formats import AbstractFormat, AbstractScaled, Layout, Stored, unrotated
 from ._array_like import AbstractArrayLike
 from ._index import indexed
 from ._matmul import left_matmul, matmul
@@ -111,8 +111,7 @@ class QuantizedArray(AbstractArrayLike):
     def scale(self) -> Float[Array, "*b g"]:
         """The scale of each block, with the contracted axis last. (In
         [`eqquant.Rotated`][], the scale of the rotated numbers.)"""
-        format = self.format
-        format = format.format if isinstance(format, Rotated) else format
+        format = unrotated(self.format)
         if not isinstance(format, AbstractScaled):
             raise AttributeError(f"{self.format} has no scales.")
         check_axes(first_of(self.stored), self.layout, self.axis)

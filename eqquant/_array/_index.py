@@ -126,10 +126,5 @@ def _is_integers(index: Any) -> bool:
 def _is_integer(index: Any) -> bool:
     if isinstance(index, bool | np.bool_):
         return False
-    if isinstance(index, int | np.integer):
-        return True
-    return (
-        eqx.is_array(index)
-        and index.ndim == 0
-        and jnp.issubdtype(index.dtype, jnp.integer)
-    )
+    is_number = isinstance(index, int | np.integer)
+    return is_number or (_is_integers(index) and index.ndim == 0)

@@ -9,12 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 def spec_to_json(
     sharding: NamedSharding | PartitionSpec | None,
 ) -> list[Any] | None:
-    """Returns the names of mesh axes in a declared sharding.
-
-    **Raises:**
-
-    A `ValueError` if the sharding has more than names.
-    """
+    """Returns the names of mesh axes in a declared sharding. Raises a `ValueError` if
+    the sharding has more than names."""
     if sharding is None:
         return None
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding

@@ -10,7 +10,7 @@ from ..formats import (
     AbstractGrid,
     Layout,
     Nested,
-    Rotated,
+    unrotated,
 )
 from ..kernels import gains_by_panels
 from ._array import has_numbers, is_quantized, QuantizedArray
@@ -79,7 +79,7 @@ def tree_prepack(model: PyTree, platform: str | None = None) -> PyTree:
         # (Panels are not for arrays that are split over devices, or written into.)
         alone = x.sharding is None and not x.is_sharded and not x.writable
         here = platform is None and kind == "cpu" and row_axis == -1 and x.ndim > 1
-        if here and alone and gains_by_panels(_inner(format), x.activation):
+        if here and alone and gains_by_panels(unrotated(format), x.activation):
             layout = layout.in_panels(*x.layout.shape(x.stored)[-2:])
         return relaid_once(x, layout)
 
@@ -117,12 +117,8 @@ def _relaid(stored, old, new):
     return new.from_rows(rows)
 
 
-def _inner(format):
-    return format.format if isinstance(format, Rotated) else format
-
-
 def _grid(format):
-    format = _inner(format)
+    format = unrotated(format)
     format = format.base if isinstance(format, Nested) else format
     assert isinstance(format, AbstractGrid)
     return format

@@ -67,11 +67,7 @@ def muted() -> Iterator[None]:
 
 def policy() -> str:
     """Returns the policy for implicit dequantization: `"allow"`, `"warn"` or `"raise"`.
-
-    **Raises:**
-
-    A `ValueError` if the environment variable has another value.
-    """
+    Raises a `ValueError` if the environment variable has another value."""
     value = "allow" if _muted.get() else os.environ.get(_variable, "allow")
     if value not in ("allow", "warn", "raise"):
         raise ValueError(

@@ -113,7 +113,7 @@ def quantized(
     dtype = jax.dtypes.canonicalize_dtype(_dtype(w, format))
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
-    axis = normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    axis = normalise_axis(axis, w.shape)
     traced, ordinary = isinstance(w, Tracer), False
     if not traced:
         with jax.ensure_compile_time_eval():
@@ -221,9 +221,7 @@ def _number_lost(w, format, axis):
         return jnp.sum(~jnp.isfinite(found))
 
     mesh = jax.typeof(w).sharding.mesh
-    return by_types(
-        lost, NamedSharding(mesh, PartitionSpec()) if mesh.explicit_axes else None
-    )(w)
+    return by_types(lost, NamedSharding(mesh, PartitionSpec()))(w)
 
 
 def _dtype(w, format):
@@ -267,7 +265,21 @@ def _check_numbers(w, format, axis):
     if isinstance(format, AbstractExact):
         _check_domain(w, format)
         return False
-    return _check_finite(w, format, axis)
+    if int(_number_beyond(w)) == 0:
+        return True
+    number, largest = _number_not_finite(w)
+    if number != 0:
+        raise ValueError(
+            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
+            "infinite."
+        )
+    number = int(_number_lost(w, format, axis))
+    if number != 0:
+        raise ValueError(
+            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
+            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
+        )
+    return False
 
 
 def _check_domain(w, format):
@@ -297,21 +309,3 @@ def _check_when_run(w, format):
 
 def _wanted(format):
     return f"`w` should hold no numbers but {format.domain_text} for {format}."
-
-
-def _check_finite(w, format, axis):
-    if int(_number_beyond(w)) == 0:
-        return True
-    number, largest = _number_not_finite(w)
-    if number != 0:
-        raise ValueError(
-            f"`w` should be finite, but {number} of its {w.size} numbers are NaN or "
-            "infinite."
-        )
-    number = int(_number_lost(w, format, axis))
-    if number != 0:
-        raise ValueError(
-            f"`w` has numbers up to {largest:.3g}, which are too large for {format}: "
-            f"{number} of its {w.size} would become NaN. {not_held_text(format)}"
-        )
-    return False

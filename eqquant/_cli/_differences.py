@@ -20,14 +20,8 @@ class Difference(NamedTuple):
 
 
 def difference(x: Any, y: Any) -> Difference:
-    """Compares two arrays of the same shape and of any dtypes. Neither is rounded for
-    this.
-
-    **Arguments:**
-
-    - `x`: the reference.
-    - `y`: the array to compare with it.
-    """
+    """Compares an array `y` with the reference `x`, of the same shape and of any
+    dtypes. Neither is rounded for this."""
     import numpy as np
 
     with np.errstate(invalid="ignore", over="ignore"):

@@ -42,18 +42,13 @@ _embedding = "token_embd.weight"
 
 
 def load_model(path: pathlib.Path, config: pathlib.Path | None, largest: int) -> Any:
-    """Loads an eqx-zoo `CausalLM` from a Hugging Face folder or a GGUF file.
-
-    **Arguments:**
+    """Loads an eqx-zoo `CausalLM` from a Hugging Face folder or a GGUF file. Raises a
+    `ValueError` if eqx-zoo is not installed, or does not support the model.
+    Raises an `OSError` if a file cannot be read.
 
     - `config`: a folder with a `config.json`. By default, the `config.json` in `path`,
         or the metadata of GGUF.
     - `largest`: the largest token that the model must have in its vocabulary.
-
-    **Raises:**
-
-    A `ValueError` if eqx-zoo is not installed, or does not support the model. An
-    `OSError` if a file cannot be read.
     """
     import equinox as eqx
     import jax
@@ -133,12 +128,8 @@ def _check_numbers(config):
 
 
 def config_of_gguf(checkpoint: Any) -> dict[str, Any]:
-    """Returns the equivalent of `config.json` for the model in a GGUF file.
-
-    **Raises:**
-
-    A `ValueError` if its architecture is not supported, or if metadata are missing.
-    """
+    """Returns the equivalent of `config.json` for the model in a GGUF file. Raises a
+    `ValueError` if its architecture is not supported, or if metadata are missing."""
     metadata: Mapping[str, Any] = checkpoint.metadata
     architecture = metadata.get("general.architecture")
     if architecture not in _architectures:

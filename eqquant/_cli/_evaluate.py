@@ -130,12 +130,8 @@ def _table(found):
 
 
 def read_tokens(path: pathlib.Path) -> Any:
-    """Reads the token numbers in a file.
-
-    **Raises:**
-
-    A `ValueError` if it holds anything else. An `OSError` if it cannot be read.
-    """
+    """Reads the token numbers in a file. Raises a `ValueError` if it holds anything
+    else. Raises an `OSError` if it cannot be read."""
     import numpy as np
 
     if path.suffix == ".npy":

@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Sequence
 
@@ -6,7 +7,6 @@ import eqquant
 from .._any_encoding import any_encoding
 from . import _bench, _compare, _demo, _evaluate, _formats, _inspect, _quantize
 from ._parser import interrupted, Parser, user_error
-from ._printing import drop_output
 
 
 _commands = (
@@ -66,3 +66,12 @@ def _run(parser, argv):
         text = str(e) if e.filename else f"{e} (while printing)"
         return status or user_error(command, text)
     return status
+
+
+def drop_output() -> None:
+    """Discards the output that could not be written. Python would otherwise try again
+    when it exits."""
+    if sys.stdout is sys.__stdout__:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

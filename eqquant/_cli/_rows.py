@@ -6,12 +6,7 @@ from .._report import Row
 
 def row_of(entry: Any, after: int, **others: Any) -> Row:
     """Returns the row of a report for an entry of a checkpoint, or for the outcome of
-    converting one.
-
-    **Arguments:**
-
-    - `after`: its size in bytes.
-    """
+    converting one. `after` is its size in bytes."""
     size = math.prod(entry.shape)
     dtype = entry.dtype if isinstance(entry.dtype, str) else entry.dtype.name
     return Row(

@@ -52,12 +52,8 @@ def as_axis(text: str) -> tuple[str, int | tuple[int, ...]]:
 
 def format_from_text(text: str) -> Any:
     """Parses a format, by its name or as written in Python: `nf4` or `NF4(128)`. `none`
-    becomes `None`, and names of dtypes are returned unchanged.
-
-    **Raises:**
-
-    A `ValueError` if there is no such format.
-    """
+    becomes `None`, and names of dtypes are returned unchanged. Raises a `ValueError` if
+    there is no such format."""
     from ..formats import as_format
 
     if text.lower() in ("f32", "f16", "bf16"):

@@ -16,7 +16,7 @@ uses `eqquant.register_rule`, whose functions see only the operands and paramete
 """
 
 from ._functions import qdot_general as qdot_general, qeinsum as qeinsum, qtake as qtake
-from ._interpreter import as_arrays as as_arrays, bind as bind, opened as opened
+from ._interpreter import as_arrays as as_arrays, bind as bind
 from ._loops import sizes_of_scan as sizes_of_scan
 from ._moves import (
     Broadcast as Broadcast,
@@ -29,6 +29,7 @@ from ._moves import (
     Slice as Slice,
     Transpose as Transpose,
 )
+from ._program import opened as opened
 from ._table import (
     add_rule as add_rule,
     register_rule as register_rule,

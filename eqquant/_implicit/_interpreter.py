@@ -18,7 +18,7 @@ from .._array import (
     source_of,
     warn_dequantized,
 )
-from ._program import has_jaxprs, Program, program_of
+from ._program import has_jaxprs, opened, Program, program_of
 from ._table import is_operand, rules_of
 
 
@@ -230,13 +230,6 @@ def _run(program: Program, wanted, values, known, given):
     tracers = {id(a): new for a, new in zip(program.constants, given, strict=True)}
     run = lambda interpreter: list(interpreter.apply(eqn, values))
     return inside(wanted, values, known, run, True, tracers)
-
-
-def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:
-    """Returns a jaxpr without its constants, and the constants."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, ()
 
 
 def bind(eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -9,7 +9,8 @@ from jax.extend.core import JaxprEqn
 
 from .._array import AbstractArrayLike, muted
 from .._product import as_tuple
-from ._interpreter import as_arrays, Interpreter, opened, Value
+from ._interpreter import as_arrays, Interpreter, Value
+from ._program import opened
 from ._table import add_rule, is_operand
 
 
@@ -121,12 +122,8 @@ def _invariant(
     body: Callable[[list[Value], list[bool]], list[Value]],
     carry: list[Value],
 ) -> tuple[list[Value], list[bool]]:
-    """Dequantizes the carried values whose type the body of a loop changes.
-
-    **Returns:**
-
-    The initial carry, and for each of its values whether it is dense.
-    """
+    """Dequantizes the carried values whose type the body of a loop changes. Returns the
+    initial carry, and for each of its values whether it is dense."""
     while True:
         dense = [not is_operand(x) for x in carry]
         if all(dense):

@@ -89,19 +89,10 @@ Moves: TypeAlias = tuple[Move, ...]
 def moves_of(
     eqn: JaxprEqn, place: int, operands: Sequence[Any]
 ) -> Sequence[Moves | None]:
-    """Returns the moves that an equation applies to one of its operands.
-
-    **Arguments:**
-
-    - `eqn`: the equation.
-    - `place`: the place of the operand.
-    - `operands`: the representation of each operand. Moves may hold some of these.
-
-    **Returns:**
-
-    For each result, the moves that make it of the operand, in order (none, if it is the
-    same array up to its dtype and placement), or `None` if it is not made by moves.
-    """
+    """Returns the moves that an equation applies to the operand at `place`: for each
+    result, the moves that make it of the operand, in order (none, if it is the same
+    array up to its dtype and placement), or `None` if it is not made by moves. Moves
+    may hold some of the `operands`, which are given as they are represented."""
     name = eqn.primitive.name
     if name == "optimization_barrier":
         return [() if i == place else None for i in range(len(eqn.outvars))]

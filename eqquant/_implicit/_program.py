@@ -52,7 +52,7 @@ def program_of(eqn: JaxprEqn, values: Sequence[Any]) -> Program | None:
     traced."""
     if not has_jaxprs(eqn) or not rules_of(eqn):
         return None
-    constants = _constants_of_eqn(eqn)
+    constants = constants_of(*_jaxprs(eqn))
     known = not any(isinstance(a, Tracer) for a in [*values, *constants])
     if not known or get_opaque_trace_state() != _not_traced:
         return None
@@ -73,27 +73,22 @@ def has_jaxprs(eqn: JaxprEqn) -> bool:
     return any(True for _ in _jaxprs(eqn))
 
 
-def constants_of(jaxpr: ClosedJaxpr | Jaxpr) -> list[Any]:
-    """Returns the arrays that are constants of a jaxpr or of its inner jaxprs. Scalars
-    are left out, since rules may depend on their values."""
+def opened(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[Any, Sequence[Any]]:
+    """Returns a jaxpr without its constants, and the constants."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, ()
+
+
+def constants_of(*jaxprs: ClosedJaxpr | Jaxpr) -> list[Any]:
+    """Returns the arrays that are constants of some jaxprs or of their inner jaxprs.
+    Scalars are left out, since rules may depend on their values."""
     found: dict[int, Any] = {}
-    _collect(jaxpr, found)
-    return list(found.values())
-
-
-def _collect(jaxpr, found):
-    for constant in jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ():
-        if not _is_number(constant):
-            found[id(constant)] = constant
-    for eqn in jaxpr.eqns:
-        for inner in _jaxprs(eqn):
-            _collect(inner, found)
-
-
-def _constants_of_eqn(eqn):
-    found = {}
-    for jaxpr in _jaxprs(eqn):
-        _collect(jaxpr, found)
+    for jaxpr in jaxprs:
+        jaxpr, constants = opened(jaxpr)
+        inner = [a for eqn in jaxpr.eqns for a in constants_of(*_jaxprs(eqn))]
+        found.update((id(a), a) for a in constants if not _is_number(a))
+        found.update((id(a), a) for a in inner)
     return list(found.values())
 
 
@@ -121,7 +116,7 @@ def _key_of_eqn(eqn, places):
     if has_jaxprs(eqn) and places:
         # Otherwise the constants would become part of the program.
         given = rules_of(eqn) and not (name == "jit" and is_placed(eqn))
-        if not given and _constants_of_eqn(eqn):
+        if not given and constants_of(*_jaxprs(eqn)):
             raise _NoKey
     params = [
         (key, _key(value, places))
@@ -133,8 +128,7 @@ def _key_of_eqn(eqn, places):
 
 
 def _key_of_jaxpr(jaxpr, places):
-    constants = jaxpr.consts if isinstance(jaxpr, ClosedJaxpr) else ()
-    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    jaxpr, constants = opened(jaxpr)
     numbers = {}
 
     def new(var):

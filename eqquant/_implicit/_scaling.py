@@ -10,8 +10,8 @@ from ..formats import (
     AbstractGrid,
     from_bits,
     Nested,
-    Rotated,
     to_bits,
+    unrotated,
 )
 from ._table import add_rule
 
@@ -46,7 +46,8 @@ def _neg(interpreter, eqn, values):
 
 
 def _multiple(q: QuantizedArray, factor: float):
-    base = _base(q.format)
+    format = unrotated(q.format)
+    base = _base(format)
     if base is None:
         return NotImplemented
     if abs(factor) != 1:
@@ -58,14 +59,12 @@ def _multiple(q: QuantizedArray, factor: float):
         # Keep the scales from becoming subnormal or infinite.
         if base == jnp.float16 or not 2.0**-16 <= abs(factor) <= 2.0**16:
             return NotImplemented
-    return [dataclasses.replace(q, stored=_scaled(q.stored, q.format, factor))]
+    return [dataclasses.replace(q, stored=_scaled(q.stored, format, factor))]
 
 
 def _base(format: AbstractFormat):
     # Returns the least precise dtype of the scales. `None` if decoded numbers may not
     # be proportional to them.
-    if isinstance(format, Rotated):
-        return _base(format.format)
     if isinstance(format, Nested):
         dtypes = [_base(format.base), _base(format.scale)]
         if None in dtypes:
@@ -81,8 +80,6 @@ def _eps(dtype):
 
 
 def _scaled(stored, format, factor):
-    if isinstance(format, Rotated):
-        return _scaled(stored, format.format, factor)
     if isinstance(format, Nested):
         return stored | {"scale": _scaled(stored["scale"], format.scale, factor)}
     dtype = format.scale_dtype

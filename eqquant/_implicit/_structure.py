@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from .._array import (
+    AbstractArrayLike,
     along,
     axis_from_end,
     blocked_axes,
@@ -57,15 +58,20 @@ def _stop_gradient(interpreter, eqn, values):
     return values  # No gradient reaches a quantized array anyway.
 
 
-@add_rule("convert_element_type", takes="new_dtype weak_type", sharding=None)
+@add_rule(
+    "convert_element_type",
+    of=AbstractArrayLike,
+    takes="new_dtype weak_type",
+    sharding=None,
+)
 def _convert(interpreter, eqn, values):
-    (q,) = values
+    (x,) = values
     dtype = eqn.params["new_dtype"]
     if not jnp.issubdtype(dtype, jnp.floating):
         return NotImplemented
     if jnp.finfo(dtype).bits < 16:
         return NotImplemented  # The purpose of such a cast is its rounding.
-    return [q.astype(dtype)]
+    return [x.astype(dtype)]
 
 
 def _move(interpreter, eqn, values):

@@ -94,8 +94,6 @@ def add_rule(
     """Registers a rule of the package, which takes the interpreter, the equation and
     the operands.
 
-    **Arguments:**
-
     - `of`: the class of its operands, a subclass of `AbstractArrayLike`; or
         `AbstractArrayLike` itself, for all of them.
     - `passes_all`: whether it applies to any parameters, because it binds the primitive

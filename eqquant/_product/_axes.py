@@ -12,15 +12,13 @@ from ._in_rows import in_rows
 Axis: TypeAlias = int | tuple[int, ...]
 
 
-def normalise_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
-    """`axis`, counted from the end.
-
-    **Raises:**
-
-    A `TypeError` if it is not made of integers. A `ValueError` if an axis is out of
-    range or repeated.
-    """
+def normalise_axis(axis: Axis | None, shape: tuple[int, ...]) -> Axis:
+    """`axis`, counted from the end. By default -2, for `x @ w`, or -1 for a vector.
+    Raises a `TypeError` if it is not made of integers. Raises a `ValueError` if an axis
+    is out of range or repeated."""
     ndim = len(shape)
+    if axis is None:
+        axis = -2 if ndim > 1 else -1
     check_integers(axis)
     axes = as_tuple(axis)
     for i in axes:

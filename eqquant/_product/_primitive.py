@@ -45,10 +45,8 @@ def qmatmul_rows(
     kernel: str | None = None,
     precision: str | None = None,
 ) -> Shaped[Array, "*d _"]:
-    """Multiplies rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or `x[*c, m,
-    n] @ W[*b, n, k]`. Leading axes broadcast as in `jnp.matmul`.
-
-    **Arguments:**
+    """Multiplies rows with a stored weight: `x[*c, m, k] @ W[*b, n, k].T`, or
+    `x[*c, m, n] @ W[*b, n, k]`. Leading axes broadcast as in `jnp.matmul`.
 
     - `row_axes`: the number of axes of `x` in the place of `m`, which may be zero.
     - `sharding`: the declared sharding of `W[*b, n, k]`.
@@ -134,9 +132,7 @@ def _dtypes_of_rotated(dtype, precision):
 
 
 def _turned(turn, x, *others):
-    sharding = jax.typeof(x).sharding
-    turn = by_types(turn, sharding if sharding.mesh.explicit_axes else None)
-    return turn(x, *others)
+    return by_types(turn, jax.typeof(x).sharding)(x, *others)
 
 
 def _broadcast(x, leaves, stack, row_axes, params):

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools as it
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from ..formats import AbstractFormat, Layout, Rotated, Stored
 from ._axes import as_tuple, Axis, logical
-from ._variants import nearest_format
 
 
 def full_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -59,8 +59,10 @@ def declared_by_row(
 
 def by_types(fn: Callable, out_sharding: Any) -> Callable:
     """Runs `fn` under `jax.sharding.auto_axes`, with this sharding of its results.
-    Returns `fn` itself if `out_sharding` is `None`."""
-    if out_sharding is None:
+    Returns `fn` itself if `out_sharding` is `None`, or on a mesh without Explicit
+    axes."""
+    shardings = jtu.tree_leaves(out_sharding)
+    if not any(sharding.mesh.explicit_axes for sharding in shardings):
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_sharding)
 
@@ -68,12 +70,8 @@ def by_types(fn: Callable, out_sharding: Any) -> Callable:
 def place(
     stored: Stored, sharding: NamedSharding, layout: Layout, axis: Axis
 ) -> Stored:
-    """Places stored arrays so that the array is sharded in this way.
-
-    **Raises:**
-
-    A `ValueError` if that would split a block or a byte.
-    """
+    """Places stored arrays so that the array is sharded in this way. Raises a
+    `ValueError` if that would split a block or a byte."""
     shape = layout.shape(stored)
     entries = checked_by_row(sharding, layout.format, shape, axis)
 
@@ -88,11 +86,8 @@ def checked_by_row(
     sharding: NamedSharding, format: AbstractFormat, shape: Sequence[int], axis: Axis
 ) -> tuple[Any, ...]:
     """Returns the entries of a spec for the axes `*b n k`, which have this `shape`.
-
-    **Raises:**
-
-    A `ValueError` if an axis cannot be split evenly, or only through a block or a byte.
-    It names the nearest possible specs, and a possible format, if there is one.
+    Raises a `ValueError` if an axis cannot be split evenly, or only through a block or
+    a byte. It names the nearest possible specs, and a possible format, if there is one.
     """
     *lead, k = shape
     ndim = len(lead) + len(as_tuple(axis))
@@ -290,3 +285,20 @@ def splits_evenly(
             sizes(k), sizes(k // shards), sizes(k // shards + 1)
         )
     )
+
+
+def nearest_format(
+    format: AbstractFormat, fits: Callable[[AbstractFormat], bool]
+) -> AbstractFormat | None:
+    """Returns the same format with another packing of codes, or with smaller blocks,
+    that fits. `None` if there is none."""
+    names = {field.name for field in dataclasses.fields(format)}
+    variants = [format]
+    if "radix" in names:
+        variants.append(dataclasses.replace(format, radix=4))
+    if "block_size" in names and format.block_size is not None:
+        sizes = range(format.block_size, 0, -16)
+        variants = [
+            dataclasses.replace(v, block_size=size) for size in sizes for v in variants
+        ]
+    return next(filter(fits, variants), None)

@@ -203,13 +203,8 @@ _operand_name = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 
 
 def product_dtypes(text: str) -> dict[str, int]:
-    """Counts the products in a compiled program by their dtypes, such as
-    `"s8 x s8 -> s32"`. Products inside kernels are not counted.
-
-    **Arguments:**
-
-    - `text`: the program, from `compiled.as_text()`.
-    """
+    """Counts the products in the text of a compiled program by their dtypes, such as
+    `"s8 x s8 -> s32"`. Products inside kernels are not counted."""
     lines = text.splitlines()
     dtypes: dict[str, str] = {}
     for match in filter(None, map(_typed.match, lines)):

@@ -9,37 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._array import quantize, sqnr
-from ..formats import (
-    AbstractFormat,
-    as_format,
-    Binary,
-    Int4,
-    Int8,
-    Nested,
-    NF4,
-    Rotated,
-    Ternary,
-)
+from ..formats import AbstractFormat, as_format
 from ._text import plain
 
 
 _size = 4096
 
-_formats: tuple[AbstractFormat, ...] = (
-    Int8(),
-    Int8(128),
-    NF4(),
-    Nested(),
-    Int4(),
-    Int4(symmetric=False),
-    Rotated(Int8()),
-    Rotated(Int4()),
-    Ternary(),
-    Ternary(128, rule="threshold"),
-    Ternary(scale="tensor"),
-    Binary(),
-    Binary(128),
+_names = (
+    *("int8", "int8(128)", "nf4", "nested", "int4", "int4(symmetric=False)"),
+    *("rotated(int8)", "rotated(int4)"),
+    *("ternary", "ternary(128, rule='threshold')", "ternary(scale='tensor')"),
+    *("binary", "binary(128)"),
 )
+_formats = tuple(map(as_format, _names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,19 +126,9 @@ def _signed(x: float | None) -> str:
 
 
 def format_table(losses: str | os.PathLike[str] | None = None) -> FormatTable:
-    """Compares the formats of eqquant.
-
-    **Arguments:**
-
-    - `losses`: the CSV file that the demo writes, for a column of losses.
-
-    **Returns:**
-
-    A `FormatTable`, which prints as a table. Its `rows` hold the same as data.
-
-    **Raises:**
-
-    A `ValueError` if `losses` is not such a file.
+    """Compares the formats of eqquant. Returns a `FormatTable`, which prints as a
+    table. Its `rows` hold the same as data. Raises a `ValueError` if `losses` is not
+    such a file. `losses` is the CSV file that the demo writes, for a column of losses.
     """
     shape = (256, _size)
     normal = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -187,11 +159,7 @@ def _sqnr(w: np.ndarray, format: AbstractFormat) -> float:
 
 def read_losses(path: str | os.PathLike[str]) -> dict[str, float]:
     """Reads the change of the loss by format from the CSV file that the demo writes.
-
-    **Raises:**
-
-    A `ValueError` if it is not such a file.
-    """
+    Raises a `ValueError` if it is not such a file."""
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, restval="")
         columns = reader.fieldnames or ()

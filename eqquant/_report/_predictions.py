@@ -145,10 +145,7 @@ def predicted(
 
 
 def check_vocabulary(text: Integer[np.ndarray, "*b t"], size: int) -> None:
-    """**Raises:**
-
-    A `ValueError` if a token is not in a vocabulary of a size.
-    """
+    """Raises a `ValueError` if a token is not in a vocabulary of a size."""
     if text.size and not 0 <= text.min() <= text.max() < size:
         raise ValueError(
             f"`batches` should have tokens from 0 to {size - 1}, of which `fn` gives "
@@ -159,12 +156,8 @@ def check_vocabulary(text: Integer[np.ndarray, "*b t"], size: int) -> None:
 def texts(
     batches: Iterable[Any],
 ) -> Iterator[tuple[Integer[np.ndarray, "*b t"], Bool[np.ndarray, "*b t"]]]:
-    """Yields the tokens of each batch, and which of them count.
-
-    **Raises:**
-
-    A `ValueError` if they are not integers, or if a mask is of another shape.
-    """
+    """Yields the tokens of each batch, and which of them count. Raises a `ValueError`
+    if they are not integers, or if a mask is of another shape."""
     for batch in batches:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         text, mask = batch if pair else (batch, None)
@@ -188,12 +181,8 @@ def texts(
 def log_probabilities(
     fn: Callable[[Any, Any], Any], model: PyTree, text: Integer[Any, "*b t"]
 ) -> Float[Array, "*b t v"]:
-    """Returns the log-probabilities of all tokens at each place.
-
-    **Raises:**
-
-    A `ValueError` if `fn` does not return logits for each token.
-    """
+    """Returns the log-probabilities of all tokens at each place. Raises a `ValueError`
+    if `fn` does not return logits for each token."""
     logits = fn(model, text)
     shape = getattr(logits, "shape", None)
     if shape is None or shape[:-1] != text.shape or len(shape) == 0:

@@ -21,7 +21,7 @@ from .._tree import (
     leaves_with_info,
     opened,
 )
-from ._parts import part_of
+from ..train import FakeQuantized, LoRA, LowPrecision
 from ._print import print_report, Row, Total
 from ._text import plain, short_array
 
@@ -209,12 +209,8 @@ def _is_placed(q):
 
 
 def originals(dense: PyTree, model: PyTree, infos: Sequence[LeafInfo]) -> list[Any]:
-    """Returns the arrays of `dense` at the paths of the arrays of `model`.
-
-    **Raises:**
-
-    A `ValueError` if the paths differ, or if either has `jax.ShapeDtypeStruct`s.
-    """
+    """Returns the arrays of `dense` at the paths of the arrays of `model`. Raises a
+    `ValueError` if the paths differ, or if either has `jax.ShapeDtypeStruct`s."""
     for keys, leaf in jtu.tree_leaves_with_path((model, dense)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             path = jtu.keystr(keys[1:], simple=True, separator=".")
@@ -247,3 +243,34 @@ def is_floating(info: LeafInfo) -> bool:
 
 def _array(info: LeafInfo) -> str:
     return short_array(info.shape, info.dtype.name)
+
+
+def part_of(info: LeafInfo) -> tuple[str, str] | None:
+    """Returns why an array of a weight in training is dense, and how to change that.
+    Returns `None` for other arrays."""
+    owner, field = info.owner, info.field
+    if isinstance(owner, FakeQuantized):
+        if field == "step_size":
+            return "a step size, which trains", "`train.tree_freeze` packs it"
+        return f"trains to be stored in {owner.format}", "`train.tree_freeze` packs it"
+    if isinstance(owner, LoRA):
+        if field == "base":
+            return (
+                "the base of an adapter, which is frozen",
+                "Quantize it before `lora`",
+            )
+        if field != "norm":
+            return (
+                "of an adapter, which trains",
+                "`train.merge_lora` adds it to its base",
+            )
+    for module in info.ancestors:
+        if isinstance(module, LowPrecision):
+            format, dtype = module.roundings.forward, module.dtype.name
+            if owner is module.history:
+                return "the history that sets the scales of the next steps", ""
+            if module is not owner:
+                return f"rounded to {format} by `train.tree_preround`", ""
+            reason = f"trains in {dtype}; its products are computed in {format}"
+            return reason, "`train.tree_freeze` packs it"
+    return None

@@ -54,9 +54,6 @@ def uses(
 ) -> list[Use]:
     """Lists the uses of quantized operands in a program, in order.
 
-    **Arguments:**
-
-    - `jaxpr`: the program.
     - `labels`: for each of its operands, the paths of the quantized arrays that store
         it.
     - `constants`: the same for its constants, by the `id` of each array.

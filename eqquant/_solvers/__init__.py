@@ -4,9 +4,9 @@ A method (`_method`) chooses the codes, scales and offsets of a matrix. `_scale_
 `_gptq` and `_hqq` are methods, and `_awq` scales channels and then uses another method.
 They share the rounding of a block (`_rounding`), the search for the scales of blocks by
 squared errors (`_search`), least squares for given codes (`_least_squares`), and
-operations on Gram matrices (`_gram`). `solved` quantizes an array by a method.
-`_target` corrects a matrix for inputs that have changed. `_squared_errors` measures the
-error of products. `_factors` predicts how much of an error GPTQ will leave.
+operations on Gram matrices (`_gram`). `solved` quantizes an array by a method, and can
+correct it for inputs that have changed. `_squared_errors` measures the error of
+products. `_factors` predicts how much of an error GPTQ will leave.
 
 Hot loops store blocks as columns, `s n g`: the numbers at one position of all blocks
 are contiguous, and candidates for a block are an axis before `n`.

@@ -1,5 +1,3 @@
-import functools as ft
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,11 +6,9 @@ from jaxtyping import Array, Float
 from ._gram import damped, diagonal, inverse_of_unit, lower_root, normalised
 
 
-@ft.partial(jax.jit, static_argnums=2)
+@jax.jit
 def mean_of_factors(
-    gram: Float[Array, "..."],
-    rows: Float[Array, "*lead"],
-    damping: float = 0.01,
+    gram: Float[Array, "..."], rows: Float[Array, "*lead"]
 ) -> Float[Array, "*lead"]:
     """Returns the mean of `D`, where `gram = L D L^T` with `L` unit lower triangular,
     relative to the mean of the diagonal of the Gram. Returns one if only the diagonal
@@ -23,8 +19,6 @@ def mean_of_factors(
     this is the factor by which GPTQ changes the error of products, compared to rounding
     to nearest.
 
-    **Arguments:**
-
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][].
     """
     if gram.ndim == rows.ndim + 1:
@@ -34,14 +28,12 @@ def mean_of_factors(
         scale = jnp.where(jnp.sum(diagonal(gram)) > 0, 1, 0)
         return scale * jnp.mean(jnp.diagonal(root) ** 2)
 
-    return _of_each(one, gram, rows, damping)
+    return _of_each(one, gram, rows)
 
 
-@ft.partial(jax.jit, static_argnums=2)
+@jax.jit
 def inverse_factors(
-    gram: Float[Array, "*lead k k"],
-    rows: Float[Array, "*lead"],
-    damping: float = 0.01,
+    gram: Float[Array, "*lead k k"], rows: Float[Array, "*lead"]
 ) -> Float[Array, "*lead k k"]:
     """Returns `L^-1`, where `gram = L D L^T` with `L` unit lower triangular.
 
@@ -49,25 +41,23 @@ def inverse_factors(
     rounding each column to its own target. So if `G` is the gradient of the weight,
     `G L^-T` is the gradient with respect to `z`.
 
-    **Arguments:**
-
     - `gram`, `rows`: the `value` and the `rows` of an [`eqquant.Gram`][].
     """
 
     def one(_, root):
         return inverse_of_unit(root / jnp.diagonal(root)[None, :])
 
-    return _of_each(one, gram, rows, damping)
+    return _of_each(one, gram, rows)
 
 
-def _of_each(one, gram, rows, damping):
+def _of_each(one, gram, rows):
     """Maps `one` over normalised Grams and the roots of damped Grams."""
     k = gram.shape[-1]
 
     def of(given):
         gram, rows = given
         gram = normalised(gram)
-        return one(gram, lower_root(damped(gram, damping, rows)))
+        return one(gram, lower_root(damped(gram, rows)))
 
     with jax.default_matmul_precision("highest"):
         found = lax.map(of, (gram.reshape(-1, k, k), rows.ravel()))

@@ -90,7 +90,7 @@ class GPTQ(AbstractMethod):
         if parameters is None and self.order == "act":
             search = ScaleSearch(self.damping)
             _, parameters = search.choose(w, format, gram, rows, None)
-        gram = filled(damped(normalised(gram), self.damping, rows), number * size)
+        gram = filled(damped(normalised(gram), rows, self.damping), number * size)
         if parameters is None:
             grouped = self.order == "groups"
             tries = self.tries or (32 if format.grid.levels <= 4 else 8)
@@ -104,7 +104,7 @@ class GPTQ(AbstractMethod):
         gram = jnp.ones_like(w[0]) if gram is None else gram
         gram = jnp.diag(gram) if gram.ndim == 1 else gram
         gram = normalised(gram)
-        by = damped(gram, self.damping, rows)
+        by = damped(gram, rows, self.damping)
         tiles = rounded_tiles(format, nearest_tile, w, by)
         return refitted_rows(format, w, gram, tiles)
 

@@ -20,7 +20,7 @@ def diagonal(gram: Float[Array, " k *_"]) -> Float[Array, " k"]:
 
 
 def damped(
-    gram: Float[Array, " k *_"], damping: float, rows: Float[Array, ""] | None
+    gram: Float[Array, " k *_"], rows: Float[Array, ""] | None, damping: float = 0.01
 ) -> Float[Array, " k *_"]:
     """Adds `damping` to the diagonal of a normalised Gram, and one more where it is
     zero, since nothing is known of these inputs. With fewer rows than inputs, `damping`

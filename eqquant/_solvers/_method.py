@@ -20,6 +20,7 @@ from ..formats import (
     Parameters,
     Rotated,
     Stored,
+    unrotated,
 )
 from ..kernels import encoder, tile_encoder
 from ._gram import normalised
@@ -89,8 +90,7 @@ class AbstractMethod(eqx.Module):
 
     def applies(self, format: AbstractFormat) -> bool:
         """Whether the method can round to a format."""
-        if isinstance(format, Rotated):
-            return self.applies(format.format)
+        format = unrotated(format)
         if isinstance(format, AbstractTiled):
             return self.takes_tiles
         adjustable = isinstance(format, AbstractAdjustable)

@@ -39,7 +39,7 @@ class ScaleSearch(AbstractMethod):
             if gram is None:
                 weights = jnp.ones_like(w[0])
             else:
-                weights = damped(diagonal(normalised(gram)), self.damping, rows)
+                weights = damped(diagonal(normalised(gram)), rows, self.damping)
             weights = filled(weights, number * size).reshape(1, number, size)
             columns, weights = (jnp.moveaxis(a, -1, 0) for a in (blocks, weights))
             found = Search(rounding, columns, weights).best()

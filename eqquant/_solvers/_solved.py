@@ -1,19 +1,21 @@
 import dataclasses
+import functools as ft
 import math
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from .._array import quantize, quantized, QuantizedArray
 from .._product import as_tuple, Axis, normalise_axis
-from ..formats import AbstractFormat, AbstractTiled, as_format, as_held, Rotated
+from ..formats import AbstractFormat, AbstractTiled, as_format, as_held, unrotated
+from ._gram import damped, diagonal, lower_root
 from ._method import AbstractMethod
-from ._target import target
 
 
 def solved(
@@ -28,9 +30,10 @@ def solved(
     axis: Axis | None = None,
     activation: AbstractFormat | str | None = None,
 ) -> QuantizedArray:
-    """Quantizes an array like [`eqquant.quantize`][], but rounds by a method.
-
-    **Arguments:**
+    """Quantizes an array like [`eqquant.quantize`][], but rounds by a method. Returns a
+    [`eqquant.QuantizedArray`][] with the shape and dtype of `w`. Raises the errors of
+    `quantize`, and a `ValueError` if the method does not apply to the format or needs a
+    Gram that is not given, or if the Gram does not match the array or is not finite.
 
     - `w`, `format`, `axis`, `activation`: the arguments of [`eqquant.quantize`][].
     - `method`: a method, or `None` to round to nearest.
@@ -41,16 +44,6 @@ def solved(
     - `cross`, `mix`: if `cross` is given, rounds a matrix whose products with the
         inputs of `gram` approximate the products of `w` with other inputs. `mix` is the
         weight of this correction. See `target`.
-
-    **Returns:**
-
-    A [`eqquant.QuantizedArray`][] with the shape and dtype of `w`.
-
-    **Raises:**
-
-    The errors of `quantize`, and a `ValueError` if the method does not apply to the
-    format or needs a Gram that is not given, or if the Gram does not match the array or
-    is not finite.
     """
     if method is None:
         return quantize(w, format, axis=axis, activation=activation)
@@ -58,7 +51,7 @@ def solved(
     method.check(format)
     shape = np.shape(w)
     if len(shape) > 0:
-        contracted = as_tuple(normalise_axis(_axis(axis, len(shape)), shape))
+        contracted = as_tuple(normalise_axis(axis, shape))
         outer = [n for i, n in enumerate(shape, -len(shape)) if i not in contracted]
         k = math.prod(shape[i] for i in contracted)
         _check(gram, rows, outer, k)
@@ -68,17 +61,17 @@ def solved(
             f"{None if gram is None else np.shape(gram)}."
         )
     operands = jtu.tree_map(jnp.asarray, (gram, rows, cross))
-    natively = _is_tiled(format) and _is_on_cpu((w, operands))
+    tiled = isinstance(unrotated(format), AbstractTiled)
+    natively = tiled and _is_on_cpu((w, operands))
     encode = _Encode(method, mix, natively)
-    place = _split(w)
+    run = ft.partial(quantized, axis=axis, activation=activation)
     if natively:
         # A surrounding trace may be compiled for a machine without this library.
         with jax.ensure_compile_time_eval():
-            return quantized(
-                w, format, encode, operands, axis=axis, activation=activation
-            )
+            return run(w, format, encode, operands)
+    place = _split(w)
     if place is None:
-        return quantized(w, format, encode, operands, axis=axis, activation=activation)
+        return run(w, format, encode, operands)
     # Each device solves the whole problem. A column depends on all earlier ones, so
     # devices with shards would have to synchronise at every column. On CPUs with fewer
     # threads than devices, this would deadlock.
@@ -88,14 +81,7 @@ def solved(
         # Intermediate arrays then have no mesh, and only mix with axes of type Auto.
         mesh = Mesh(mesh.devices, mesh.axis_names)
     w, operands = jax.device_put((w, operands), NamedSharding(mesh, PartitionSpec()))
-    q = quantized(w, format, encode, operands, axis=axis, activation=activation)
-    return q.with_sharding(place)
-
-
-def _is_tiled(format):
-    if isinstance(format, Rotated):
-        return _is_tiled(format.format)
-    return isinstance(format, AbstractTiled)
+    return run(w, format, encode, operands).with_sharding(place)
 
 
 def _is_on_cpu(arrays):
@@ -175,10 +161,6 @@ def _is_shared(format, w):
     return any(a.shape[-2] != w.shape[-2] for a in jtu.tree_leaves(stored))
 
 
-def _axis(axis, ndim):
-    return (-2 if ndim > 1 else -1) if axis is None else axis
-
-
 def _check(gram, rows, outer, k):
     fits = lambda lead: (
         len(lead) == len(outer)
@@ -212,3 +194,37 @@ def _check(gram, rows, outer, k):
 @jax.jit
 def _is_finite(gram):
     return jnp.all(jnp.isfinite(gram))
+
+
+def target(
+    w: Float[Array, "*b n k"],
+    gram: Float[Array, "*b k k"],
+    rows: Float[Array, "*b"] | None,
+    cross: Float[Array, "*b k k"],
+    mix: float,
+) -> Float[Array, "*b n k"]:
+    """Interpolates between `w` and the matrix whose products with inputs `y` best
+    approximate the products of `w` with inputs `x`.
+
+    - `gram`: the sum of `y^T y` over rows of inputs.
+    - `rows`: the number of these rows.
+    - `cross`: the sum of `x^T y` over the same rows.
+    - `mix`: the weight of the best approximation: zero returns `w`.
+    """
+
+    @ft.partial(jnp.vectorize, signature="(n,k),(k,k),(k,k),()->(n,k)")
+    def solve(w, gram, cross, rows):
+        mean = jnp.mean(diagonal(gram))
+        unit = jnp.where(mean > 0, mean, 1)
+        factor = lower_root(damped(gram / unit, rows))
+        missing = (w @ ((cross - gram) / unit)).T
+        half = lax.linalg.triangular_solve(factor, missing, left_side=True, lower=True)
+        found = lax.linalg.triangular_solve(
+            factor, half, left_side=True, lower=True, transpose_a=True
+        )
+        return w + mix * found.T
+
+    # With at least as many rows as inputs, `damped` does not increase the damping.
+    rows = jnp.float32(gram.shape[-1]) if rows is None else rows
+    with jax.default_matmul_precision("highest"):
+        return solve(w.astype(jnp.float32), gram, cross, rows)

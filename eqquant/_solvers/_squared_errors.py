@@ -11,18 +11,12 @@ def squared_errors(
     gram: Float[Array, "..."] | None,
     axes: tuple[int, ...],
 ) -> Float[Array, "*lead"]:
-    """Returns the sum of the squared errors of products, from the error of a weight.
+    """Returns the sum of the squared errors of products, from the error of a weight:
+    one for each matrix of `gram`, or a scalar without a Gram.
 
-    **Arguments:**
-
-    - `error`: the error of the weight.
     - `gram`: the `value` of an [`eqquant.Gram`][] of the weight. `None` for inputs of
         unit variance.
     - `axes`: the contracted axes, in ascending order, as negative numbers.
-
-    **Returns:**
-
-    One sum for each matrix of `gram`, or a scalar without a Gram.
     """
     error = error.astype(jnp.float32)
     error = jnp.moveaxis(error, axes, tuple(range(-len(axes), 0)))

@@ -36,8 +36,6 @@ def swept(
     """Rounds one column after another. Each column is rounded from its target,
     corrected for the errors of the columns before it.
 
-    **Arguments:**
-
     - `numbers`: the original numbers, relative to which errors are computed.
     - `parameters`: the parameters of blocks, `*b g`, where axes may have size one. With
         `by_column`, each column has its own, `s *b g`.

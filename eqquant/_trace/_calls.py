@@ -70,25 +70,16 @@ class Calls:
 
     @property
     def traced(self) -> Traced:
-        """The first call.
-
-        **Raises:**
-
-        A `ValueError` if there was none.
-        """
+        """The first call. Raises a `ValueError` if there was none."""
         if self._traced is None:
             raise ValueError("`batches` should have at least one batch. Got none.")
         return self._traced
 
     def __call__(self, i: int, batch: PyTree) -> tuple[Any, list[Array]]:
         """Returns the compiled call for batch number `i`, and the arrays of the batch.
-
-        **Raises:**
-
-        A `ValueError` if the batch has another structure than the first, if no product
-        has an array of the model as an operand, or if the products differ from the
-        products of the first batch.
-        """
+        Raises a `ValueError` if the batch has another structure than the first, if no
+        product has an array of the model as an operand, or if the products differ from
+        the products of the first batch."""
         batch = jtu.tree_map(
             lambda x: jnp.asarray(x) if eqx.is_array_like(x) else x, batch
         )

@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -51,7 +52,6 @@ class Capture:
         lanes: str | None = None,
         turn: Mapping[int, Array] = MappingProxyType({}),
         *,
-        manual: tuple[str, ...] = (),
         sharded: bool = False,
     ):
         self.shapes = shapes
@@ -62,7 +62,7 @@ class Capture:
         # `walk`).
         self._changing = changing
         # The axes of the mesh over which each device has sums of its own.
-        self._manual = manual
+        self._manual: tuple[str, ...] = ()
         # Whether the leaves or the batches are on a mesh.
         self._sharded = sharded
 
@@ -201,16 +201,9 @@ class Capture:
         return {slot: a for slot, a in self.sums.items() if slot[0] in leaves}
 
     def _inside(self, jaxpr, values, views, sums, manual=()):
-        manual = (*self._manual, *manual)
-        inner = Capture(
-            self.shapes,
-            sums,
-            self._changing,
-            self._lanes,
-            self._turn,
-            manual=manual,
-            sharded=self._sharded,
-        )
+        inner = copy.copy(self)
+        inner.sums = dict(sums)
+        inner._manual = (*self._manual, *manual)
         outs, found = inner.evaluate(jaxpr, values, views)
         return outs, found, inner.sums
 

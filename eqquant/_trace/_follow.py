@@ -31,20 +31,9 @@ from ._view import (
 def follow(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int], operands: Sequence[Any]
 ) -> Sequence[View | None]:
-    """Returns the views of the results of an equation, one of whose operands is a view.
-
-    **Arguments:**
-
-    - `eqn`: the equation.
-    - `place`: which operand is the view.
-    - `view`: the view.
-    - `shape`: the shape of the leaf.
-    - `operands`: the values of all operands. The view keeps some of them as indices.
-
-    **Returns:**
-
-    A view for each result, or `None` for a result that is not a view.
-    """
+    """Returns the views of the results of an equation whose operand at `place` is a
+    view of a leaf of this `shape`: a view for each result, or `None` for a result that
+    is not a view. Views keep some of the values of all `operands` as indices."""
     return [
         None if moves is None else _moved(view, moves, shape)
         for moves in moves_of(eqn, place, operands)

@@ -46,16 +46,9 @@ products = ("dot_general", "conv_general_dilated", "ragged_dot_general", "ragged
 def meeting(
     eqn: JaxprEqn, place: int, view: View, shape: Sequence[int]
 ) -> Meeting | None:
-    """Returns how a view enters a product, or `None` if the product does not contract
-    axes of the leaf, or parts of them.
-
-    **Arguments:**
-
-    - `eqn`: the equation; its primitive is one of `products`.
-    - `place`: which operand is the view.
-    - `view`: the view.
-    - `shape`: the shape of the leaf.
-    """
+    """Returns how a view of a leaf of this `shape`, the operand at `place`, enters a
+    product of `products`, or `None` if the product does not contract axes of the leaf,
+    or parts of them."""
     name = eqn.primitive.name
     if name == "dot_general":
         return _dot(eqn, place, view, shape)

@@ -37,15 +37,12 @@ def piece_of(
     free: Sequence[Factor],
     at: Sequence[Index],
 ) -> Piece | None:
-    """Returns the piece that a product contracts; `None` if it contracts whole axes.
+    """Returns the piece of a leaf of this `shape` that a product contracts, from the
+    contracted factor of each axis, and the indices `at` of the view; `None` if it
+    contracts whole axes.
 
-    **Arguments:**
-
-    - `factors`: the contracted factors, one for each axis.
-    - `shape`: the shape of the leaf.
     - `over`, `free`: the factors of the batch axes of the view, and the factors of its
         axes that are neither batch axes nor contracted.
-    - `at`: the indices of the view.
     """
     if all(f.size == shape[f.axis] for f in factors):
         return None
@@ -78,16 +75,13 @@ def placed(
     piece: Piece,
     shape: Sequence[int],
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """Returns the sums of all inputs. They are zero for pairs that share no piece.
-
-    **Arguments:**
+    """Returns the sums of all inputs of a leaf of this `shape`, from the sums of a
+    piece. They are zero for pairs that share no piece.
 
     - `value`: the sums of the inputs of a piece: `*over k k`, or the diagonal
         `*over k`. Several pieces lie along `piece.batch`, which is removed.
     - `rows`: the number of rows of each. A row counts by the share of all inputs that
         are in the piece.
-    - `piece`: the piece.
-    - `shape`: the shape of the leaf.
     """
     again = value.ndim - rows.ndim
     factors, across = [*piece.factors], piece.across

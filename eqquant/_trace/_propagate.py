@@ -17,17 +17,12 @@ def propagate(
     constant: Callable[[Any], _Value],
 ) -> tuple[list[_Value], dict[Var, _Value]]:
     """Propagates values of any kind through a program, one equation after another.
-
-    **Arguments:**
+    Returns the values of the results, and the value of each variable.
 
     - `jaxpr`, `operands`: the program, and the value of each of its operands.
     - `rule`: maps an equation and the values of its operands to the values of its
         results.
     - `literal`, `constant`: map a literal or a constant of the program to its value.
-
-    **Returns:**
-
-    The values of the results, and the value of each variable.
     """
     jaxpr, constants = opened(jaxpr)
     known = dict(zip(jaxpr.constvars, map(constant, constants), strict=True))

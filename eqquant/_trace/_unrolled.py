@@ -22,19 +22,13 @@ def unrolled(
     steps: int,
 ) -> ClosedJaxpr:
     """Returns a program as one list of equations: calls are inlined, and scans along an
-    axis of some operands are unrolled.
+    axis of some operands are unrolled. It has a further operand in `uint32` for the
+    index of each step, so that the equations of different steps differ in this operand
+    alone.
 
-    **Arguments:**
-
-    - `jaxpr`: the program.
     - `shapes`: the shapes of its operands.
     - `leaves`: the numbers of these operands.
     - `steps`: the length of the longest of these scans.
-
-    **Returns:**
-
-    The program, with a further operand in `uint32` for the index of each step. So the
-    equations of different steps differ in this operand alone.
     """
 
     def call(*operands):

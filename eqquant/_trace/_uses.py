@@ -27,19 +27,10 @@ class Use:
 
 
 def uses(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Use, ...]:
-    """Returns how a function uses each array among its arguments. The function is
-    traced, and not run.
-
-    **Arguments:**
-
-    - `fn`: the function.
-    - `args`: its arguments, in which arrays may be `jax.ShapeDtypeStruct`s. Leaves
-        that are not arrays are passed unchanged.
-
-    **Returns:**
-
-    A `Use` for each array, in the order of `jax.tree_util.tree_leaves`.
-    """
+    """Returns how a function uses each array among its arguments: a `Use` for each, in
+    the order of `jax.tree_util.tree_leaves`. The function is traced, and not run.
+    Arrays among `args` may be `jax.ShapeDtypeStruct`s; leaves that are not arrays are
+    passed unchanged."""
     dynamic, static = eqx.partition(tuple(args), is_array)
 
     def call(dynamic):

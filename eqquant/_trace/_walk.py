@@ -199,18 +199,15 @@ class _Walk:
         return found
 
     def _leave(self, views, name):
-        for each in views:
-            for view in each:
-                self._lost(view, name)
-        return [()] * len(views)
+        for view in views:
+            self._lost(view, name)
+        return ()
 
     def _shard_map(self, eqn, views, numbers):
         # Inside, split axes are shorter.
         outer, inner = eqn.invars, opened(body_of(eqn))[0].invars
         views = [
-            each
-            if a.aval.shape == b.aval.shape
-            else self._leave([each], "shard_map")[0]
+            each if a.aval.shape == b.aval.shape else self._leave(each, "shard_map")
             for a, b, each in zip(outer, inner, views, strict=True)
         ]
         # Without `check_vma`, JAX does not track which values devices share.
@@ -218,7 +215,7 @@ class _Walk:
         within = [self.new(1, self._sources[i])[0] for i in numbers]
         outs, _ = self._within(label, body_of(eqn), views, within)
         return (
-            self._leave(outs, "shard_map"),
+            [self._leave(out, "shard_map") for out in outs],
             self.new(len(outs), self._all_sources(numbers)),
         )
 
@@ -232,7 +229,7 @@ class _Walk:
             if i < first and is_kept(jaxpr, i, i - consts):
                 inside.append(views[i])
             elif i < first:
-                inside += self._leave([views[i]], "scan")
+                inside.append(self._leave(views[i], "scan"))
             else:
                 found = [chosen(view, 0, step) for view in views[i]]
                 for view, new in zip(views[i], found):
@@ -246,7 +243,7 @@ class _Walk:
         outs, _ = self._within(step, jaxpr, inside, new)
         kept = [i < carried and is_kept(jaxpr, consts + i, i) for i in range(len(outs))]
         return [
-            views[consts + i] if kept[i] else self._leave([out], "scan")[0]
+            views[consts + i] if kept[i] else self._leave(out, "scan")
             for i, out in enumerate(outs)
         ]
 
@@ -256,7 +253,7 @@ class _Walk:
         consts = eqn.params["body_nconsts"]
         second = first + consts
         carried = [
-            view if is_kept(jaxpr, consts + i, i) else self._leave([view], "while")[0]
+            view if is_kept(jaxpr, consts + i, i) else self._leave(view, "while")
             for i, view in enumerate(views[second:])
         ]
         new = self.new(len(carried), self._all_sources(numbers))
@@ -265,7 +262,7 @@ class _Walk:
         self._within(None, eqn.params["cond_jaxpr"], *of_cond)
         outs, _ = self._within(next(self._fresh), jaxpr, *of_body)
         return [
-            view if is_kept(jaxpr, consts + i, i) else self._leave([out], "while")[0]
+            view if is_kept(jaxpr, consts + i, i) else self._leave(out, "while")
             for i, (view, out) in enumerate(zip(carried, outs, strict=True))
         ]
 
@@ -275,10 +272,13 @@ class _Walk:
             self._within(label, branch, views[1:], numbers[1:])[0]
             for label, branch in zip(self.new(len(branches), frozenset()), branches)
         ]
-        return [
-            self._leave(each, "cond")[0] if joint(each) is None else joint(each)
-            for each in zip(*outs, strict=True)
-        ]
+        found = []
+        for each in zip(*outs, strict=True):
+            same = joint(each)
+            if same is None:
+                same = self._leave(itertools.chain(*each), "cond")
+            found.append(same)
+        return found
 
 
 def _other(name: str) -> str:

@@ -21,9 +21,9 @@ from ._decide import (
 )
 from ._decision import Decision as Decision
 from ._jitted import closed as closed, opened as opened
-from ._layers_on_call import layers_on_call as layers_on_call
 from ._on_call import (
     is_on_call as is_on_call,
+    layers_on_call as layers_on_call,
     not_on_call as not_on_call,
     on_call as on_call,
     put_on_call as put_on_call,

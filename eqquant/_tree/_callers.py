@@ -14,18 +14,12 @@ def smallest_on_call(
 ) -> dict[int, bool]:
     """Returns the smallest modules that have to run through [`eqquant.implicit`][] so
     that the call of a request takes new leaves. It maps their `id` to whether every
-    method has to, or only the call.
+    method has to, or only the call. Raises a `ValueError` for a weight that the call
+    cannot take, whichever module runs so.
 
-    **Arguments:**
-
-    - `request`: a request with an example of a call.
     - `found`: the leaves of the model, each with its description.
     - `new`: the replacement of each leaf, or its skeleton.
     - `given`: modules that run so in any case.
-
-    **Raises:**
-
-    A `ValueError` for a weight that the call cannot take, whichever module runs so.
     """
     call, goal = request.call, request.goal
     assert call is not None

@@ -39,8 +39,6 @@ def choices(
 ) -> list[Choice]:
     """Evaluates a filter for each leaf.
 
-    **Arguments:**
-
     - `spec`: the filter: [`eqquant.Rules`][], or a prefix of `tree`.
     - `tree`, `infos`: the tree, and the description of each of its leaves.
     - `argument`: the name of the filter's argument, for errors.

@@ -113,14 +113,8 @@ def _contracted(
     use: "Use", shape: tuple[int, ...], known: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
     """Returns the axes of a leaf that its products with inputs contract; `None` if it
-    enters no such product.
-
-    **Arguments:**
-
-    - `use`: how the call uses it. The model is the first argument.
-    - `shape`: its shape.
-    - `known`: the axes that its class is registered to contract, if any.
-    """
+    enters no such product. `use` is how the call uses it, with the model as its first
+    argument, and `known` the axes that its class is registered to contract, if any."""
     found = [p for p in (*use.products, *use.changed) if p.is_by_inputs]
     if not found:
         return None

@@ -66,18 +66,10 @@ def skeleton_of(decision: Decision) -> Any:
 
 
 def plan(request: Request, new: Callable[[Decision], Any] = skeleton_of) -> Plan:
-    """Plans how a model changes on a request.
-
-    **Arguments:**
-
-    - `request`: the request.
-    - `new`: maps a decision to the new leaf, or to its skeleton.
-
-    **Raises:**
-
-    The errors of [`eqquant.tree_quantize`][] about its arguments up to `example`. Warns
-    the caller of the function that calls this.
-    """
+    """Plans how a model changes on a request. Raises the errors of
+    [`eqquant.tree_quantize`][] about its arguments up to `example`. Warns the caller of
+    the function that calls this. `new` maps a decision to the new leaf, or to its
+    skeleton."""
     found = decisions(request)
     warn_of_little(request, found)
     callers = {id(module): False for d in found for module in d.on_call}

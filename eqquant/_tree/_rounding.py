@@ -86,14 +86,10 @@ def rounding(
     stats: "Statistics | None",
     method: "AbstractMethod | None",
 ) -> Rounding:
-    """Returns how the leaves to quantize are rounded.
-
-    **Raises:**
-
-    A `ValueError` if the method needs statistics and there are none, or if they are of
-    another model. Warns of leaves in a format that the method does not apply to, if it
-    applies to another format.
-    """
+    """Returns how the leaves to quantize are rounded. Raises a `ValueError` if the
+    method needs statistics and there are none, or if they are of another model. Warns
+    of leaves in a format that the method does not apply to, if it applies to another
+    format."""
     if stats is None and method is None:
         return Rounding()
     # (Imported here, so that `import eqquant` is quick.)
@@ -195,17 +191,12 @@ def grams_of(
     otherwise: str | None,
     stacklevel: int,
 ) -> "dict[Any, Gram]":
-    """Returns the Grams of the leaves to quantize, by their identities.
-
-    **Arguments:**
+    """Returns the Grams of the leaves to quantize, by their identities. Raises a
+    `ValueError` if the statistics are of another model.
 
     - `otherwise`: how leaves without statistics are rounded, for the warning. `None`
         for no warning.
     - `stacklevel`: as in `warnings.warn`.
-
-    **Raises:**
-
-    A `ValueError` if the statistics are of another model.
     """
     grams, known, missing = {}, [], []
     for decision in decisions:

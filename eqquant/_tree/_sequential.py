@@ -46,12 +46,8 @@ def rounding_in_sequence(
 ) -> Rounding:
     """Returns the same as `rounding`, with statistics that are taken while the model is
     quantized: each weight is rounded after the weights that the model uses before it.
-
-    **Raises:**
-
-    A `ValueError` if the function of `sequential` does not use the model, or contracts
-    a weight along other axes than it is quantized along.
-    """
+    Raises a `ValueError` if the function of `sequential` does not use the model, or
+    contracts a weight along other axes than it is quantized along."""
     from .._solvers import AWQ, GPTQ, solved
     from .._trace import InSequence, is_along
 

@@ -37,17 +37,9 @@ _no_matrices = ("vector", "bias", "norm", "state", "dtype", "not an array")
 def check_unmet(
     request: Request, choices: Sequence[Choice], decisions: Sequence[Decision]
 ) -> None:
-    """Checks whether the filter of a request names arrays with a format in vain.
-
-    **Arguments:**
-
-    - `choices`, `decisions`: the choice of the filter for each leaf of the model, and
-        the decision on it.
-
-    **Raises:**
-
-    A `ValueError` if the request is strict. Otherwise warns the caller of the function
-    that makes a [`Plan`][].
+    """Checks whether the filter of a request names arrays with a format in vain. Raises
+    a `ValueError` if the request is strict. Otherwise warns the caller of the function
+    that makes a [`Plan`][]. `choices` and `decisions` are for each leaf of the model.
     """
     if request.strict is None:
         return

@@ -70,8 +70,6 @@ class Clock:
     ) -> list[Times]:
         """Times some functions.
 
-        **Arguments:**
-
         - `calls`: functions that return when their work is done. The first is the
             baseline.
         - `spent`: called after each round with the part of the budget that it took.

@@ -11,28 +11,7 @@ from rich.text import Text
 
 from .._any_encoding import any_encoding
 from .._array import quantize
-from ..formats import (
-    AbstractExact,
-    AbstractFormat,
-    as_format,
-    Binary,
-    FP8,
-    Int4,
-    Int8,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    NF4,
-    NVFP4,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    Ternary,
-)
+from ..formats import AbstractExact, AbstractFormat, as_format
 from ._clock import Clock, Times
 from ._entries import Meter, progress_bar, Show
 
@@ -42,9 +21,10 @@ caption = (
     "and dequantized, in megabytes of float32 per second; and as a share of the speed "
     "at which it is copied, on one thread, to allocated memory."
 )
-_formats = (Int8(), Int8(64), NF4(), Int4(), Ternary(), Binary(), FP8(), MXFP4())
-_formats += (NVFP4(), Q4_0(), Q8_0(), Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K())
-_formats += (IQ4_NL(), IQ4_XS())
+_formats = (
+    *("int8", "int8(64)", "nf4", "int4", "ternary", "binary", "fp8", "mxfp4", "nvfp4"),
+    *("q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

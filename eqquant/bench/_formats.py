@@ -4,41 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from .._array import quantize
-from ..formats import (
-    AbstractExact,
-    AbstractFormat,
-    as_format,
-    Binary,
-    BnbFP4,
-    FP8,
-    Int,
-    Int4,
-    Int8,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    MXFP8,
-    Nested,
-    NF4,
-    NVFP4,
-    Q1_0,
-    Q2_0,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    RSRBinary,
-    RSRTernary,
-    Ternary,
-    TQ1_0,
-    TQ2_0,
-)
+from ..formats import AbstractExact, AbstractFormat, as_format
 
 
 class Quantization(NamedTuple):
@@ -56,35 +22,26 @@ class Quantization(NamedTuple):
 
 def default_formats() -> list[Quantization]:
     """Returns the formats that are measured by default."""
-    return [
-        Quantization(Int8()),
-        Quantization(Int8(), Int8()),
-        Quantization(NF4()),
-        Quantization(Int4()),
-        Quantization(Ternary()),
-        Quantization(Binary()),
-        Quantization(RSRBinary()),
-    ]
+    names = ("int8", "int8:int8", "nf4", "int4", "ternary", "binary", "rsrbinary")
+    return [*map(as_quantization, names)]
 
 
 def all_formats() -> list[Quantization]:
     """Returns `default_formats`, followed by the formats in files that
     [`eqquant.interop.open`][] reads, as their writers configure them."""
-    of_files = [
-        Nested(NF4(64), scale=Int8(256)),
-        BnbFP4(),
-        Int(4, 128, offset="zero_point"),  # GPTQ and AWQ
-        Int(3, 128, offset="zero_point"),
-        Int(8, 128, offset="zero_point"),
-        Int(4, 64, offset="minimum"),  # MLX
-        Int(8, 64, offset="minimum"),
-        *(Q2_K(), Q3_K(), Q4_K(), Q5_K(), Q6_K()),
-        *(Q4_0(), Q4_1(), Q5_0(), Q5_1(), Q8_0(), TQ1_0(), TQ2_0()),
-        *(Q1_0(), Q2_0(), IQ4_NL(), IQ4_XS()),
-        *(FP8(), MXFP8(), MXFP4(), NVFP4()),
-        RSRTernary(),
-    ]
-    return default_formats() + [Quantization(format) for format in of_files]
+    names = (
+        *("nested", "bnbfp4"),
+        # GPTQ and AWQ.
+        *(f"int({bits}, 128, 'zero_point')" for bits in (4, 3, 8)),
+        # MLX.
+        *(f"int({bits}, 64, 'minimum')" for bits in (4, 8)),
+        *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+        *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq1_0", "tq2_0"),
+        *("q1_0", "q2_0", "iq4_nl", "iq4_xs"),
+        *("fp8", "mxfp8", "mxfp4", "nvfp4"),
+        "rsrternary",
+    )
+    return [*default_formats(), *map(as_quantization, names)]
 
 
 def as_quantization(value: Quantization | AbstractFormat | str) -> Quantization:

@@ -1,14 +1,16 @@
+import csv
 import importlib.util
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from .._any_encoding import any_encoding
 from ..formats import AbstractFormat
-from ._csv import write_decodings, write_measurements
+from ._clock import Times
 from ._decode import Decoding, measure_decoding
 from ._entries import progress_bar
 from ._figure import write_figure
@@ -95,12 +97,47 @@ def run(
 
 def _write(folder, products, decodings):
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "products.csv"]
-    write_measurements(folder / "products.csv", products)
+    tables = {"products.csv": [_measurement(row) for row in products]}
     if decodings:
-        written.append(folder / "decoding.csv")
-        write_decodings(folder / "decoding.csv", decodings)
+        tables["decoding.csv"] = [_decoding(row) for row in decodings]
+    for name, rows in tables.items():
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    written = [folder / name for name in tables]
     if importlib.util.find_spec("matplotlib") is not None:
         written.append(folder / "products.png")
         write_figure(folder / "products.png", products)
     return written
+
+
+def _measurement(row: Measurement) -> dict[str, Any]:
+    k, n = row.shape
+    first = dict(format=row.name, rows=row.rows, shape=f"{k}x{n}", kernel=row.kernel)
+    rate = dict(bandwidth=row.bandwidth, memory_bytes_per_second=row.memory)
+    rest = ("bits_per_weight", "temporary_bytes", "error", "outlier_error")
+    rest = (*rest, "compile_seconds", "failure")
+    return {**first, **_times(row.times), **rate, **_fields(row, rest)}
+
+
+def _decoding(row: Decoding) -> dict[str, Any]:
+    first = dict(format=row.name, parameters=row.parameters)
+    rest = ("tokens_per_second", "bits_per_weight", "nbytes", "temporary_bytes")
+    rest = (*rest, "error", "compile_seconds")
+    return {**first, **_times(row.times), **_fields(row, rest)}
+
+
+def _fields(row: Measurement | Decoding, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _times(times: Times) -> dict[str, float]:
+    return dict(
+        ratio=times.ratio,
+        ratio_p10=times.ratio_p10,
+        median_seconds=times.median,
+        p10_seconds=times.p10,
+        p90_seconds=times.p90,
+        rounds=len(times.seconds),
+    )

@@ -16,8 +16,6 @@ class Bar:
     Work is counted in seconds on a reference machine. The time that is left is
     estimated from the speed of this machine so far.
 
-    **Arguments:**
-
     - `total`: the total time on the reference machine, in seconds.
     """
 

@@ -1,6 +1,8 @@
 import os
+import pathlib
 import statistics
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,8 @@ from .._solvers import GPTQ, ScaleSearch
 from .._trace import calibrate, Sequential
 from .._tree import tree_quantize
 from ..formats import Int, Int4, NF4, Ternary
+from ._axes import axes_of_bits
 from ._bar import Bar
-from ._calibrated_figure import write_figure
 from ._files import write_csv, write_files
 from ._table import bits_of
 from ._text import standard_library, windows
@@ -227,3 +229,42 @@ def _write(folder, rows, found, console):
         "budgets.png": lambda path: found.figure().savefig(path, dpi=150),
     }
     write_files(folder, files, console)
+
+
+def write_figure(path: pathlib.Path, rows: Sequence[Any]) -> None:
+    """Plots the increase of the loss against bits per weight, with a marker for each
+    method, and a line for formats that were chosen within a budget."""
+    figure, axes = axes_of_bits(8.0, 5.0, "loss above float32, nats per byte")
+    axes.set_yscale("log")
+    methods = dict.fromkeys(row.method for row in rows)
+    labels: dict[float, tuple[float, list[str]]] = {}
+    for i, method in enumerate(methods):
+        some = [row for row in rows if row.method == method and row.change > 0]
+        chosen = method.startswith("formats")
+        style = (
+            dict(linestyle="-", marker=".") if chosen else dict(marker="os^D"[i % 4])
+        )
+        some.sort(key=lambda row: row.bits_per_weight)
+        x, y = (
+            [getattr(r, name) for r in some] for name in ("bits_per_weight", "change")
+        )
+        axes.plot(x, y, **{"linestyle": "", "color": f"C{i}", "label": method, **style})
+        for row in some if not chosen else ():
+            bits = round(row.bits_per_weight, 2)
+            high, names = labels.get(bits, (row.change, []))
+            names = [*dict.fromkeys((*names, row.format))]
+            labels[bits] = max(high, row.change), names
+    for bits, (change, names) in labels.items():
+        axes.annotate(
+            ", ".join(names),
+            (bits, change),
+            xytext=(2, 7),
+            textcoords="offset points",
+            rotation=40,
+            rotation_mode="anchor",
+            fontsize=8,
+            color="0.4",
+        )
+    axes.legend(frameon=False)
+    axes.margins(x=0.15, y=0.1)
+    figure.savefig(path, dpi=150)

@@ -11,13 +11,13 @@ from rich.console import Console, RenderableType
 from .._trace import calibrate
 from .._tree import tree_quantize
 from ..formats import AbstractFormat, Binary, Int, Int4, Int8, NF4, Ternary
-from ._aware import trained_for
+from ..train import tree_fake_quantize, tree_freeze
 from ._bar import Bar
 from ._model import LanguageModel
 from ._speed import larger, time_of_step, tokens_per_second, Unrolled
 from ._table import measure, Row, table
 from ._text import Text
-from ._trained import Recipe, trained
+from ._trained import Recipe, train_further, trained
 
 
 nearest = (Int8(), NF4(), Int4(), Int(3))
@@ -28,13 +28,11 @@ trained_with = (Ternary(), Binary())
 quantized = eqx.filter_jit(tree_quantize)
 _unrolled = eqx.filter_jit(lambda model, *format: Unrolled(_in(model, *format)))
 # The time of one step of each kind, on two cores.
-_seconds = {"to nearest": 1.5, "calibrating": 5.0, "compiling": 4.0, "speed": 2.0}
+_seconds = {"to nearest": 1.5, "calibrating": 5.0, "speed": 2.0}
 
 
 class Comparison:
     """Makes the rows of the table, and shows its progress.
-
-    **Arguments:**
 
     - `held_out`: windows of the held-out text.
     - `steps`: how many steps to train further with few bits.
@@ -53,7 +51,7 @@ class Comparison:
         self._recipe, self._text, self._held_out = recipe, text, held_out
         self._steps, self._console = steps, console
         self.rows = []
-        aware = _seconds["compiling"] + steps * recipe.seconds_per_step
+        aware = recipe.seconds_to_compile + steps * recipe.seconds_per_step
         speeds = 1 + len(nearest) + len(trained_with)
         self._bar = Bar(
             recipe.seconds
@@ -119,16 +117,18 @@ class Comparison:
 
     def _add_trained(self, dense):
         for format in trained_with:
-            model = trained_for(
-                format,
-                dense,
+            model = train_further(
+                tree_fake_quantize(dense, format),
                 self._recipe,
                 self._text,
-                steps=self._steps,
-                bar=self._bar,
+                self._steps,
+                self._bar,
+                seed=self._recipe.seed + 2,
+                what=f"training for {format}",
             )
-            self._add(measure(str(format), "trained", model, self._held_out))
-            self._bar.done(_seconds["compiling"])
+            packed = tree_freeze(model)
+            self._add(measure(str(format), "trained", packed, self._held_out))
+            self._bar.done(self._recipe.seconds_to_compile)
 
     def _add_speeds(self):
         self._bar.doing("compiling a larger model")

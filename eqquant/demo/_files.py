@@ -14,13 +14,9 @@ def write_files(
     files: Mapping[str, Callable[[pathlib.Path], Any]],
     console: Console,
 ) -> None:
-    """Writes files into a folder, and prints where they are.
-
-    **Arguments:**
-
-    - `files`: maps the name of each file to the function that writes it to a path.
-        Figures, whose names end in `.png`, are only drawn if matplotlib is installed.
-    """
+    """Writes files into a folder, by a function of a path for each name, and prints
+    where they are. Figures, whose names end in `.png`, are only drawn if matplotlib is
+    installed."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     can_draw = importlib.util.find_spec("matplotlib") is not None

@@ -40,14 +40,8 @@ def table(
     rows: Sequence[Row], held_out: int, steps: int, platform: str
 ) -> RenderableType:
     """Returns a table of rows, and the calls that made them. The first row is the dense
-    model.
-
-    **Arguments:**
-
-    - `held_out`: the number of bytes over which the loss is averaged.
-    - `steps`: the number of steps of further training.
-    - `platform`: the platform on which the models ran.
-    """
+    model. The loss is averaged over `held_out` bytes, and there were `steps` steps of
+    further training."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("format", "method"):
         table.add_column(title, no_wrap=True, vertical="bottom")

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import ClassVar
 
 import equinox as eqx
 import jax.random as jr
@@ -31,11 +32,12 @@ class Recipe:
     steps: int
     learning_rate: float
     seed: int = 0
+    seconds_to_compile: ClassVar[float] = 4.0
 
     @property
     def seconds(self) -> float:
         """The approximate training time on two cores."""
-        return 4 + self.steps * self.seconds_per_step
+        return self.seconds_to_compile + self.steps * self.seconds_per_step
 
     @property
     def seconds_per_step(self) -> float:
@@ -78,7 +80,9 @@ def trained(
         write(f"{path} is damaged: training the model again.")
     write(f"Training a model on {text.train.size / 1e6:.1f} MB of Python's own source.")
     start = time.monotonic()
-    model = _trained_now(recipe, text, bar)
+    model = recipe.untrained()
+    model = train_further(model, recipe, text, recipe.steps, bar, seed=recipe.seed + 1)
+    bar.done(recipe.seconds_to_compile)
     write(f"Training took {time.monotonic() - start:.0f} s.\n")
     try:
         save(path, model)
@@ -87,23 +91,32 @@ def trained(
     return model
 
 
-def _trained_now(recipe, text, bar):
-    model = recipe.untrained()
+def train_further(
+    model: LanguageModel,
+    recipe: Recipe,
+    text: Text,
+    steps: int,
+    bar: Bar,
+    *,
+    seed: int,
+    what: str = "training",
+) -> LanguageModel:
+    """Trains a model by a recipe, and shows the progress of `what`."""
     losses = _train.train(
         model,
         text.train,
-        steps=recipe.steps,
+        steps=steps,
         batch=recipe.batch,
         window=recipe.window,
         learning_rate=recipe.learning_rate,
-        key=jr.key(recipe.seed + 1),
+        key=jr.key(seed),
     )
-    bar.doing("compiling")
+    bar.doing(f"compiling the {what}")
     for i, (model, value) in enumerate(losses):
         # Reading the loss waits for the step, so do it rarely.
         if i % 10 == 0:
-            bar.doing(f"training, {float(value):.2f} nats/byte")
-            bar.done(recipe.seconds * min(10, recipe.steps - i) / recipe.steps)
+            bar.doing(f"{what}, {float(value):.2f} nats/byte")
+            bar.done(recipe.seconds_per_step * min(10, steps - i))
     return model
 
 

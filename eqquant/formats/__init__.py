@@ -72,7 +72,7 @@ from ._packing import (
     per_byte as per_byte,
     unpack as unpack,
 )
-from ._rotated import Rotated as Rotated
+from ._rotated import Rotated as Rotated, unrotated as unrotated
 from ._rows import encode_rows as encode_rows
 from ._rsr import (
     AbstractRSR as AbstractRSR,

@@ -6,7 +6,7 @@ import numpy as np
 
 from ._blocks import absmax, steady_sum
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, exact_or
+from ._scale import exact_or, scale_dtype_field
 
 
 class Binary(AbstractGrid):
@@ -33,9 +33,7 @@ class Binary(AbstractGrid):
     """
 
     block_size: int | None = eqx.field(default=None, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 2
     takes_integers: ClassVar[bool] = True
 

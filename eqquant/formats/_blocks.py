@@ -9,13 +9,8 @@ def split(
     w: Float[Array, "*b k"], block_size: int | None
 ) -> tuple[Float[Array, "*b g s"], Float[np.ndarray, "*_ g 1"]]:
     """Cuts the last axis into blocks, in float32. The last block is padded with zeros
-    if it is short.
-
-    **Returns:**
-
-    The blocks, and the number of values in each of them without padding. (The leading
-    axes of the latter have size one.)
-    """
+    if it is short. Returns the blocks, and the number of values in each of them without
+    padding. (The leading axes of the latter have size one.)"""
     k = w.shape[-1]
     size = k if block_size is None else block_size
     number = 1 if block_size is None else -(-k // block_size)

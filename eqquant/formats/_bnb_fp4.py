@@ -7,7 +7,7 @@ import numpy as np
 from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._nearest import nearest
-from ._scale import as_scale_dtype
+from ._scale import scale_dtype_field
 
 
 # In the order of the codes: the magnitudes, and then their negatives.
@@ -40,9 +40,7 @@ class BnbFP4(AbstractGrid):
     """
 
     block_size: int | None = eqx.field(default=64, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 16
 
     def fit(self, blocks, size):

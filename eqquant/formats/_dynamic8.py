@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ._dither import AbstractDithered
-from ._scale import as_scale_dtype
+from ._scale import scale_dtype_field
 
 
 _decades = 7
@@ -74,9 +74,7 @@ class Dynamic8(AbstractDithered):
     block_size: int | None = eqx.field(default=256, static=True)
     signed: bool = eqx.field(default=True, static=True)
     dithered: bool = eqx.field(default=False, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 256
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Inexact, UInt8, UInt32
 
 from ._base import AbstractFormat, Stored
+from ._check import check_choice
 from ._hadamard import hadamard
 from ._scale import from_bits
 from ._viterbi import to_states
@@ -222,7 +223,6 @@ _scale, _offset = np.array([0x1EEE, 0xC931], np.uint16).view("f2").astype("f4")
 def _check(bits, code):
     if not (1 <= bits <= 8 and 2 * bits == int(2 * bits)):
         raise ValueError(f"`bits` should be a multiple of 0.5 from 1 to 8. Got {bits}.")
-    if code not in ("3inst", "mcg", "mul1"):
-        raise ValueError(f"`code` should be '3inst', 'mcg' or 'mul1'. Got {code!r}.")
+    check_choice("code", code, "3inst", "mcg", "mul1")
     if code != "mul1" and bits != int(bits):
         raise ValueError(f"Only the code 'mul1' has half bits. Got {bits} of {code!r}.")

@@ -9,7 +9,7 @@ from ._adjustable import Parameters
 from ._blocks import absmax
 from ._candidates import scales_around
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, divided
+from ._scale import divided, scale_dtype_field
 
 
 largest_e2m1 = 6.0
@@ -58,9 +58,7 @@ class FP4(AbstractGrid):
     """
 
     block_size: int | None = eqx.field(default=32, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 16
 
     def fit(self, blocks, size):

@@ -7,9 +7,10 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ._blocks import absmax
+from ._check import check_scale
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype, divided
+from ._scale import divided, scale_dtype_field
 
 
 _float8 = {
@@ -90,22 +91,12 @@ class FP8(AbstractGrid):
     dtype: Any = eqx.field(default="e4m3", static=True, converter=as_float8)
     block_size: int | None = eqx.field(default=None, static=True)
     scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 256
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     def __check_init__(self):
-        if self.scale not in ("channel", "tensor"):
-            raise ValueError(
-                f"`scale` should be 'channel' or 'tensor'. Got {self.scale!r}."
-            )
-        if self.scale == "tensor" and self.block_size is not None:
-            raise ValueError(
-                "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
-                f"`block_size` should be None. Got {self.block_size}."
-            )
+        check_scale(self.scale, self.block_size)
 
     def fit(self, blocks, size):
         largest = absmax(blocks)

@@ -5,7 +5,7 @@ from jaxtyping import Array, Shaped
 
 from ._base import AbstractFormat, AbstractScaled, Stored
 from ._nested import Nested
-from ._rotated import Rotated
+from ._rotated import unrotated
 from .gguf._base import AbstractGGUF
 
 
@@ -17,8 +17,7 @@ def encode_held(format: AbstractFormat, w: Shaped[Array, "*b k"]) -> Stored:
 
 def as_held(format: AbstractFormat, stored: Stored) -> Stored:
     """Replaces blocks that would decode to infinities by NaN."""
-    if isinstance(format, Rotated):
-        return as_held(format.format, stored)
+    format = unrotated(format)
     if isinstance(format, AbstractGGUF):
         return format.without_infinities(stored)
     return stored
@@ -40,10 +39,9 @@ def not_held_text(format: AbstractFormat) -> str:
 
 
 def _is_narrow(format):
+    format = unrotated(format)
     if isinstance(format, Nested):
         return _is_narrow(format.base) or _is_narrow(format.scale)
-    if isinstance(format, Rotated):
-        return _is_narrow(format.format)
     if isinstance(format, AbstractGGUF):
         return True
     return isinstance(format, AbstractScaled) and format.scale_dtype == np.float16

@@ -4,8 +4,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from ._check import check_choice, check_integer
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, divided, in_units, step
+from ._scale import divided, in_units, scale_dtype_field, step
 
 
 class Int(AbstractGrid):
@@ -56,26 +57,14 @@ class Int(AbstractGrid):
         default=None, static=True
     )
     ordered: bool = eqx.field(default=False, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     # (A property, since a type checker would take a method for an argument.)
     levels: ClassVar[Any] = property(lambda self: 2 ** int(self.bits))
     code_dtype: ClassVar[Any] = np.dtype(np.uint8)
 
     def __check_init__(self):
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int | np.integer):
-            raise TypeError(
-                "`bits` should be an integer from 2 to 8. Got "
-                f"{self.bits!r}, of type {type(self.bits).__name__}."
-            )
-        if not 2 <= self.bits <= 8:
-            raise ValueError(f"`bits` should be from 2 to 8. Got {self.bits}.")
-        if self.offset not in (None, "zero_point", "minimum"):
-            raise ValueError(
-                "`offset` should be None, 'zero_point' or 'minimum'. Got "
-                f"{self.offset!r}."
-            )
+        check_integer("bits", self.bits, 2, 8)
+        check_choice("offset", self.offset, None, "zero_point", "minimum")
 
     @property
     def splits(self) -> bool:

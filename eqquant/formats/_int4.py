@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, reciprocal, step
+from ._scale import reciprocal, scale_dtype_field, step
 
 
 class Int4(AbstractGrid):
@@ -39,9 +39,7 @@ class Int4(AbstractGrid):
 
     block_size: int | None = eqx.field(default=64, static=True)
     symmetric: bool = eqx.field(default=True, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 16
 
     @property

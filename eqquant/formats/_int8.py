@@ -6,7 +6,7 @@ import numpy as np
 
 from ._blocks import absmax
 from ._grid import AbstractGrid
-from ._scale import as_scale_dtype, reciprocal
+from ._scale import reciprocal, scale_dtype_field
 
 
 class Int8(AbstractGrid):
@@ -30,9 +30,7 @@ class Int8(AbstractGrid):
     """
 
     block_size: int | None = eqx.field(default=None, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 256
     code_dtype: ClassVar[Any] = np.dtype(np.int8)
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._bit_fields import byte_fields, packed_fields, plane_fields
+from ._check import check_choice
 from ._fp4 import FP4, to_e2m1
 from ._mx import AbstractMX
 from ._packing import pack, unpack
@@ -39,8 +40,7 @@ class MXFP4(AbstractMX, AbstractGGUF):
     largest_power: ClassVar[int] = 2
 
     def __check_init__(self):
-        if self.ties not in ("even", "zero"):
-            raise ValueError(f"`ties` should be 'even' or 'zero'. Got {self.ties!r}.")
+        check_choice("ties", self.ties, "even", "zero")
 
     def to_codes(self, blocks, size, scale):
         return to_e2m1(divided(blocks, scale), self.ties)

@@ -7,7 +7,7 @@ import numpy as np
 from ._blocks import absmax
 from ._grid import AbstractGrid
 from ._nearest import nearest
-from ._scale import as_scale_dtype
+from ._scale import scale_dtype_field
 
 
 class NF4(AbstractGrid):
@@ -35,9 +35,7 @@ class NF4(AbstractGrid):
     """
 
     block_size: int | None = eqx.field(default=64, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 16
     codebook: ClassVar[np.ndarray] = np.array(
         # fmt: off

@@ -186,6 +186,11 @@ class Rotated(AbstractFormat):
         return jnp.matmul(blocks, r, precision="highest").reshape(*lead, k)
 
 
+def unrotated(format: AbstractFormat) -> AbstractFormat:
+    """Returns the format that stores the numbers of a format, rotated or not."""
+    return format.format if isinstance(format, Rotated) else format
+
+
 # The largest `block`: its matrix is a constant of the program.
 _largest = 1024
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._base import AbstractExact
+from ._check import check_integer
 
 
 def _as_dtype(dtype: Any) -> np.dtype:
@@ -36,16 +37,7 @@ class AbstractRSR(AbstractExact):
     row_axis: ClassVar[int] = -1
 
     def __check_init__(self):
-        if isinstance(self.k, bool) or not isinstance(self.k, int | np.integer):
-            raise TypeError(
-                "`k` should be an integer from 1 to 12: how many numbers share a code. "
-                f"Got {self.k!r}, of type {type(self.k).__name__}."
-            )
-        if not 1 <= self.k <= 12:
-            raise ValueError(
-                "`k` should be from 1 to 12: how many numbers share a code. Got "
-                f"{self.k}."
-            )
+        check_integer("k", self.k, 1, 12, ": how many numbers share a code")
 
     @property
     def levels(self) -> int:

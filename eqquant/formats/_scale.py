@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -10,8 +11,12 @@ from jaxtyping import Array, Bool, Float, UInt
 scale_dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
-def as_scale_dtype(dtype: Any) -> np.dtype:
-    """Converts the argument `scale_dtype` of a format."""
+def scale_dtype_field(default: Any = jnp.float32) -> Any:
+    """Returns the field `scale_dtype` of a format."""
+    return eqx.field(default=default, static=True, converter=_as_scale_dtype)
+
+
+def _as_scale_dtype(dtype: Any) -> np.dtype:
     wanted = "`scale_dtype` should be float32, bfloat16 or float16. Got"
     try:
         converted = jnp.dtype(dtype)

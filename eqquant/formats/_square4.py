@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._dither import AbstractDithered
-from ._scale import as_scale_dtype
+from ._scale import scale_dtype_field
 
 
 class Square4(AbstractDithered):
@@ -37,9 +37,7 @@ class Square4(AbstractDithered):
     block_size: int | None = eqx.field(default=128, static=True)
     signed: bool = eqx.field(default=True, static=True)
     dithered: bool = eqx.field(default=False, static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     levels: ClassVar[int] = 16
 
     @property

@@ -5,9 +5,10 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from ._blocks import absmax, steady_sum
+from ._check import check_choice, check_scale
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
-from ._scale import as_scale_dtype, exact_or
+from ._scale import exact_or, scale_dtype_field
 
 
 class Ternary(AbstractGrid):
@@ -48,29 +49,15 @@ class Ternary(AbstractGrid):
     block_size: int | None = eqx.field(default=None, static=True)
     scale: Literal["channel", "tensor"] = eqx.field(default="channel", static=True)
     rule: Literal["absmean", "threshold"] = eqx.field(default="absmean", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float32, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field()
     radix: int = eqx.field(default=3, static=True)  # pyright: ignore
     levels: ClassVar[int] = 3
     takes_integers: ClassVar[bool] = True
 
     def __check_init__(self):
-        if self.scale not in ("channel", "tensor"):
-            raise ValueError(
-                f"`scale` should be 'channel' or 'tensor'. Got {self.scale!r}."
-            )
-        if self.rule not in ("absmean", "threshold"):
-            raise ValueError(
-                f"`rule` should be 'absmean' or 'threshold'. Got {self.rule!r}."
-            )
-        if self.radix not in (3, 4):
-            raise ValueError(f"`radix` should be 3 or 4. Got {self.radix!r}.")
-        if self.scale == "tensor" and self.block_size is not None:
-            raise ValueError(
-                "One scale of the whole matrix has no blocks: with `scale='tensor'`, "
-                f"`block_size` should be None. Got {self.block_size}."
-            )
+        check_scale(self.scale, self.block_size)
+        check_choice("rule", self.rule, "absmean", "threshold")
+        check_choice("radix", self.radix, 3, 4)
 
     def prepacked(self, platform):
         return dataclasses.replace(self, radix=3 if platform == "cpu" else 4)

@@ -9,7 +9,15 @@ from jaxtyping import Array, Float, Int, UInt
 
 from ._base import Stored
 from ._blocks import absmax, steady_sum
-from ._scale import as_scale_dtype, from_bits, in_units, nearest_scale, poison, to_bits
+from ._check import check_integer
+from ._scale import (
+    from_bits,
+    in_units,
+    nearest_scale,
+    poison,
+    scale_dtype_field,
+    to_bits,
+)
 from ._tiled import AbstractTiled
 from ._viterbi import (
     Bitshift,
@@ -72,25 +80,14 @@ class Trellis(AbstractTiled):
     bits: int = eqx.field(default=3, static=True)  # pyright: ignore
     states: int = eqx.field(default=16, static=True)
     code: Literal["mul1"] = eqx.field(default="mul1", static=True)
-    scale_dtype: Any = eqx.field(
-        default=jnp.float16, static=True, converter=as_scale_dtype
-    )
+    scale_dtype: Any = scale_dtype_field(jnp.float16)
     block_size: ClassVar[None] = None
     row_axis: ClassVar[int] = -1
     tile: ClassVar[int] = 256
 
     def __check_init__(self):
-        for name, low, high in (("bits", 1, 8), ("states", 8, 16)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(
-                    f"`{name}` should be an integer from {low} to {high}. Got "
-                    f"{value!r}, of type {type(value).__name__}."
-                )
-            if not low <= value <= high:
-                raise ValueError(
-                    f"`{name}` should be from {low} to {high}. Got {value}."
-                )
+        check_integer("bits", self.bits, 1, 8)
+        check_integer("states", self.states, 8, 16)
         if self.code != "mul1":
             raise ValueError(f"`code` should be 'mul1'. Got {self.code!r}.")
 

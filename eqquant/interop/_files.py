@@ -132,12 +132,8 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 def replace(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Renames a file, or a folder, to the place of a file or an empty folder.
-
-    **Raises:**
-
-    A `PermissionError` that names `target` if the system does not allow it.
-    """
+    """Renames a file, or a folder, to the place of a file or an empty folder. Raises a
+    `PermissionError` that names `target` if the system does not allow it."""
     if os.path.isdir(source) and os.path.isdir(target):
         os.rmdir(target)
     try:
@@ -168,12 +164,8 @@ def remove_locked(file: IO[bytes], path: pathlib.Path) -> None:
 
 
 def lock(file: IO[bytes]) -> None:
-    """Locks a file against other processes, until it is closed.
-
-    **Raises:**
-
-    A `BlockingIOError` if another process has it locked.
-    """
+    """Locks a file against other processes, until it is closed. Raises a
+    `BlockingIOError` if another process has it locked."""
     try:
         import fcntl
     except ImportError:

@@ -80,11 +80,7 @@ def python_scalar(leaf: Any) -> type | None:
 
 def kind_of_numpy(leaf: Any) -> Literal["array", "scalar"] | None:
     """Returns whether a leaf is a NumPy array or a NumPy scalar, or `None` for others.
-
-    **Raises:**
-
-    A `ValueError` for a masked array.
-    """
+    Raises a `ValueError` for a masked array."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise ValueError("it should be an array without a mask. Save that beside it.")
     if isinstance(leaf, np.ndarray):
@@ -105,12 +101,8 @@ def is_array(leaf: Any) -> bool:
 def by_name(
     tree: PyTree, argument: str, wanted: Callable[[Any], bool]
 ) -> dict[str, Any]:
-    """Returns the leaves for which `wanted` is true, by their paths as text.
-
-    **Raises:**
-
-    A `ValueError` that names the `argument`, if two leaves have the same path.
-    """
+    """Returns the leaves for which `wanted` is true, by their paths as text. Raises a
+    `ValueError` that names the `argument`, if two leaves have the same path."""
     found: dict[str, Any] = {}
     for path, leaf in leaves(tree):
         name = dotted(path)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ._checkpoint import Checkpoint, Entry
@@ -12,16 +11,12 @@ from ._containers import open_container
 from ._layouts import check_hints, layouts, may_be_part, Source, unread
 from ._own import all_metadata, is_own
 from ._renaming import near
+from ._tensors import weight_dtypes
 
 
 # The parts of a `config.json` about quantization.
 _sections = ("quantization_config", "quantization")
 _floats = {"F16", "BF16", "F32", "F64"}
-_dtypes = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 def open(
@@ -235,6 +230,6 @@ def _section(config, own):
 
 def _model_dtype(config):
     for key in ("dtype", "torch_dtype"):
-        if isinstance(config.get(key), str) and config[key] in _dtypes:
-            return _dtypes[config[key]]
+        if isinstance(config.get(key), str) and config[key] in weight_dtypes:
+            return weight_dtypes[config[key]]
     return None

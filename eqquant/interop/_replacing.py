@@ -17,12 +17,8 @@ def temporary_path(path: str | os.PathLike[str], token: str) -> str:
 def replacing(path: str | os.PathLike[str], token: str) -> Iterator[str]:
     """Yields the path of a temporary file, which replaces the file at `path` at the
     end. If anything fails, it is removed, and the file at `path` is unchanged. Its name
-    contains `token`, which should be unique.
-
-    **Raises:**
-
-    An `OSError` that names the folder, if no file can be created there; and an
-    `IsADirectoryError` if `path` is a folder.
+    contains `token`, which should be unique. Raises an `OSError` that names the folder,
+    if no file can be created there; and an `IsADirectoryError` if `path` is a folder.
     """
     temporary = temporary_path(path, token)
     if os.path.isdir(path):
@@ -62,13 +58,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _check_folder(path: str | os.PathLike[str]) -> None:
-    """Checks that a file can be created at `path`.
-
-    **Raises:**
-
-    A `FileNotFoundError` if its folder does not exist, a `NotADirectoryError` if the
-    folder is a file, and a `PermissionError` if it is not writable.
-    """
+    """Checks that a file can be created at `path`. Raises a `FileNotFoundError` if its
+    folder does not exist, a `NotADirectoryError` if the folder is a file, and a
+    `PermissionError` if it is not writable."""
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
     if not os.path.isdir(folder):
@@ -79,12 +71,8 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Creates the folder of a file at `path`, if it does not exist.
-
-    **Raises:**
-
-    A `NotADirectoryError` or a `PermissionError`, as in [`replacing`][].
-    """
+    """Creates the folder of a file at `path`, if it does not exist. Raises a
+    `NotADirectoryError` or a `PermissionError`, as in [`replacing`][]."""
     folder = os.path.dirname(os.path.realpath(path))
     _check(path, folder)
     os.makedirs(folder, exist_ok=True)

@@ -31,20 +31,15 @@ def replacing_model(
 
     While several files change places, the old configuration is set aside under a name
     that makes `open` refuse the model. So a killed process never leaves arrays next to
-    the configuration of other arrays.
-
-    **Arguments:**
+    the configuration of other arrays. Raises a `ValueError` if the existing
+    configuration or index cannot be read, or if the folder has parts of other models
+    that would be read as this one.
 
     - `path`: the path of the file.
     - `is_folder`: whether its folder is for this model alone. If so, another model in
         it, in several files with an index, is removed.
     - `config`: the sections about quantization. Other entries of an existing
         configuration are kept.
-
-    **Raises:**
-
-    A `ValueError` if the existing configuration or index cannot be read, or if the
-    folder has parts of other models that would be read as this one.
     """
     own = path.with_name(f"{path.stem}.config.json")
     beside = path.with_name("config.json") if is_folder else own

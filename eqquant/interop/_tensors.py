@@ -5,23 +5,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._containers import dtypes
+
 
 # The dtypes that every safetensors reader supports, and their names in files.
 _plain = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
+    dtypes[kind].name: kind
+    for kind in (
+        *("BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"),
+        *("F16", "BF16", "F32", "F64"),
+    )
 }
+
+# The dtypes that weights of language models have, by their names in configurations.
+weight_dtypes = {dtypes[kind].name: dtypes[kind] for kind in ("F32", "F16", "BF16")}
 
 # Stored with one more axis, for the real and the imaginary part.
 _complex = {"complex64": "float32", "complex128": "float64"}
@@ -81,24 +78,15 @@ class ArrayType(NamedTuple):
 
 
 def known_dtype(name: str) -> np.dtype:
-    """Returns the dtype of this name.
-
-    **Raises:**
-
-    A `ValueError` if there is none.
-    """
+    """Returns the dtype of this name. Raises a `ValueError` if there is none."""
     if name not in _dtypes:
         raise ValueError(f"it has arrays of an unknown dtype, {name!r}.")
     return jnp.dtype(name)
 
 
 def as_dtype(name: str) -> np.dtype:
-    """Returns the dtype of this name, for a JAX array.
-
-    **Raises:**
-
-    A `ValueError` if there is none, or if JAX would narrow it to 32 bits.
-    """
+    """Returns the dtype of this name, for a JAX array. Raises a `ValueError` if there
+    is none, or if JAX would narrow it to 32 bits."""
     dtype = known_dtype(name)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
@@ -110,12 +98,8 @@ def as_dtype(name: str) -> np.dtype:
 
 def for_jax(x: np.ndarray) -> np.ndarray:
     """Returns an array in the dtype that JAX uses for it. If 64-bit types are disabled,
-    64-bit integers that fit into 32 bits are narrowed.
-
-    **Raises:**
-
-    A `ValueError` if its dtype is unknown, or if narrowing would lose bits.
-    """
+    64-bit integers that fit into 32 bits are narrowed. Raises a `ValueError` if its
+    dtype is unknown, or if narrowing would lose bits."""
     narrow = jax.dtypes.canonicalize_dtype(known_dtype(x.dtype.name))
     if jnp.issubdtype(narrow, jnp.integer) and narrow != x.dtype:
         found = x.astype(narrow)
@@ -131,12 +115,7 @@ def is_key(x: Any) -> bool:
 
 
 def type_of(x: Any) -> ArrayType:
-    """Returns the type of an array.
-
-    **Raises:**
-
-    A `ValueError` if JAX has no such dtype.
-    """
+    """Returns the type of an array. Raises a `ValueError` if JAX has no such dtype."""
     if is_key(x):
         implementation = jax.random.key_impl(x)
         if not isinstance(implementation, str):

@@ -193,16 +193,8 @@ class _Arrays:
 
     def parts(self, parts_of: Callable[[str, Any], dict[str, Part]]):
         """Returns the tensors of all arrays."""
-        parts, owners = {}, {}
-        for name, found in parts_of_each(parts_of, self.structs).items():
-            for key, part in found.items():
-                if key in parts:
-                    raise ValueError(
-                        f"{name!r} and {owners[key]!r} would both be written as "
-                        f"{key!r}."
-                    )
-                parts[key], owners[key] = part, name
-        return parts
+        found = parts_of_each(parts_of, self.structs).values()
+        return {key: part for parts in found for key, part in parts.items()}
 
     def each(self, use: Callable[[str, Any], None]) -> None:
         """Reads the arrays one after another, and calls `use(name, array)`."""

@@ -1,10 +1,11 @@
 import dataclasses
 from typing import Literal, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..formats import AbstractFormat, ByteScales, Layout, Stored
+from ..formats import AbstractFormat, ByteScales, Layout, round_trip, Stored
 
 
 # "matmul" is `y[m, n] = x[m, k] @ W[n, k].T`: it contracts the axis along which blocks
@@ -117,3 +118,10 @@ class Problem:
         if self.activation is not None:
             text += f", activations in {self.activation}"
         return f"{text}, on {self.platform}"
+
+
+def rounded_inputs(x: Float[Array, "m _"], problem: Problem) -> Float[Array, "m _"]:
+    """Returns inputs in float32, rounded to the format of the problem's activations, if
+    there is one."""
+    x = x.astype(jnp.float32)
+    return x if problem.activation is None else round_trip(x, problem.activation)

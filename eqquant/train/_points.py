@@ -55,12 +55,8 @@ class Points(NamedTuple):
 
 
 def points(rows: Stored, layout: Layout) -> Points:
-    """Returns the points that stored arrays, in rows, can represent.
-
-    **Raises:**
-
-    A `ValueError` if the format is not a scale times a grid.
-    """
+    """Returns the points that stored arrays, in rows, can represent. Raises a
+    `ValueError` if the format is not a scale times a grid."""
     format = layout.format
     grid = _grid(format)
     assert isinstance(format, AbstractScaled)

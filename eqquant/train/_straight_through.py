@@ -84,10 +84,8 @@ def straight_through(
 # Compiled because `quantize` is: otherwise the scales might round differently.
 @ft.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _straight_through(w, key, format, axis, clip):
-    sharding = jax.typeof(w).sharding
-    sharding = sharding if sharding.mesh.explicit_axes else None
     fn = lambda w, key: _passed_through(w, key, format, axis, clip)
-    return by_types(fn, sharding)(w, key)
+    return by_types(fn, jax.typeof(w).sharding)(w, key)
 
 
 def _passed_through(w, key, format, axis, clip):
@@ -114,7 +112,7 @@ def checked_axis(w: Array, axis: Axis | None) -> Axis:
         raise TypeError(f"`w` should be a floating-point JAX array. Got {got}.")
     if w.ndim == 0:
         raise ValueError("`w` should have at least one axis. Got a scalar.")
-    return normalise_axis((-2 if w.ndim > 1 else -1) if axis is None else axis, w.shape)
+    return normalise_axis(axis, w.shape)
 
 
 def back(rows: Array, w: Array, axis: Axis) -> Array:

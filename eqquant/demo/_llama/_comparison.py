@@ -41,8 +41,6 @@ _seconds = {
 class LlamaComparison:
     """Makes the rows of the table, and shows its progress.
 
-    **Arguments:**
-
     - `model`: the model, as in its file.
     - `tokenizer`: the tokenizer of the model.
     - `held_out`: windows of the held-out text.

@@ -6,8 +6,7 @@ import jax.random as jr
 
 from ...interop import Checkpoint, load_into
 from ._config import Config
-from ._layers import listed
-from ._model import Llama
+from ._model import listed, Llama
 
 
 def load_llama(checkpoint: Checkpoint) -> Llama:

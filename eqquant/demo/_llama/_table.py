@@ -14,13 +14,8 @@ def table(
     rows: Sequence[LlamaRow], held_out: int, calibration: int, embedding: str
 ) -> RenderableType:
     """Returns a table of rows, and the calls that made them. The first row is the dense
-    model.
-
-    **Arguments:**
-
-    - `held_out`, `calibration`: the numbers of tokens to evaluate and to calibrate
-        with.
-    - `embedding`: the format of the embedding in quantized models.
+    model. `held_out` and `calibration` are the numbers of tokens to evaluate and to
+    calibrate with, and `embedding` is the format of the embedding in quantized models.
     """
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True

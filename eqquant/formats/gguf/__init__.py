@@ -21,32 +21,35 @@ from ._base import (
     AbstractGGUFBytes as AbstractGGUFBytes,
 )
 from ._codebook import AbstractCodebook as AbstractCodebook
-from ._iq1_m import IQ1_M as IQ1_M
-from ._iq1_s import IQ1_S as IQ1_S
-from ._iq2_s import IQ2_S as IQ2_S
-from ._iq2_xs import IQ2_XS as IQ2_XS
-from ._iq2_xxs import IQ2_XXS as IQ2_XXS
-from ._iq3_s import IQ3_S as IQ3_S
-from ._iq3_xxs import IQ3_XXS as IQ3_XXS
-from ._iq4_nl import IQ4_NL as IQ4_NL
-from ._iq4_xs import IQ4_XS as IQ4_XS
+from ._iq import (
+    IQ1_M as IQ1_M,
+    IQ1_S as IQ1_S,
+    IQ2_S as IQ2_S,
+    IQ2_XS as IQ2_XS,
+    IQ2_XXS as IQ2_XXS,
+    IQ3_S as IQ3_S,
+    IQ3_XXS as IQ3_XXS,
+)
+from ._iq4 import IQ4_NL as IQ4_NL, IQ4_XS as IQ4_XS
 from ._k import AbstractK as AbstractK
-from ._q1_0 import Q1_0 as Q1_0
-from ._q2_0 import Q2_0 as Q2_0
-from ._q2_k import Q2_K as Q2_K
-from ._q3_k import Q3_K as Q3_K
-from ._q4_0 import Q4_0 as Q4_0
-from ._q4_1 import Q4_1 as Q4_1
-from ._q4_k import Q4_K as Q4_K
-from ._q5_0 import Q5_0 as Q5_0
-from ._q5_1 import Q5_1 as Q5_1
-from ._q5_k import Q5_K as Q5_K
-from ._q6_k import Q6_K as Q6_K
-from ._q8_0 import Q8_0 as Q8_0
+from ._legacy import (
+    Q4_0 as Q4_0,
+    Q4_1 as Q4_1,
+    Q5_0 as Q5_0,
+    Q5_1 as Q5_1,
+    Q8_0 as Q8_0,
+)
+from ._planes import Q1_0 as Q1_0, Q2_0 as Q2_0
+from ._q_k import (
+    Q2_K as Q2_K,
+    Q3_K as Q3_K,
+    Q4_K as Q4_K,
+    Q5_K as Q5_K,
+    Q6_K as Q6_K,
+)
 from ._search import (
     IntegerSearch as IntegerSearch,
     PointSearch as PointSearch,
     RangeSearch as RangeSearch,
 )
-from ._tq1_0 import TQ1_0 as TQ1_0
-from ._tq2_0 import TQ2_0 as TQ2_0
+from ._tq import TQ1_0 as TQ1_0, TQ2_0 as TQ2_0

@@ -208,14 +208,17 @@ class AbstractGGUFBlocks(AbstractGGUFBytes, AbstractAdjustable):
     """A type whose blocks consist of bit fields.
 
     - `scale_at`: the byte of a block at which its scale begins, in float16.
-    - `halves`: the number of float16 numbers that begin there: two if there is a
-        minimum.
     - `fields`: the places of the integers.
     """
 
     scale_at: eqx.AbstractClassVar[int]
-    halves: eqx.AbstractClassVar[int]
     fields: eqx.AbstractClassVar[BlockFields]
+
+    @property
+    def halves(self) -> int:
+        """The number of float16 numbers that begin at `scale_at`: two if there is a
+        minimum."""
+        return 1 if self.base.offset is None else 2
 
     @abc.abstractmethod
     def encode_blocks(self, blocks: Float[Array, "*b g s"]) -> UInt8[Array, "*b g t"]:

@@ -1,4 +1,4 @@
-"""The sixteen points of GGUF's `IQ4` types."""
+"""GGUF's `IQ4` types, which share sixteen points."""
 
 from typing import Any, ClassVar
 
@@ -6,9 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._adjustable import Parameters
+from .._bit_fields import joined, plane_fields
 from .._blocks import absmax
 from .._candidates import scales_around
 from .._grid import AbstractGrid
+from .._scale import all_within
+from ._base import BlockFields
+from ._k import AbstractK
+from ._planes import AbstractGGUFPlanes
 from ._search import PointSearch
 
 
@@ -52,3 +57,60 @@ class _IQ4(AbstractGrid):
 
 
 iq4 = _IQ4()
+
+
+class IQ4_NL(AbstractGGUFPlanes):
+    """GGUF's `IQ4_NL`: sixteen points from -127 to 113, which are denser around zero,
+    with a float16 scale for each 32 numbers. Zero is not among the points, but is exact
+    in blocks of zeros. 4.5 bits.
+
+    Of 16 scales for a block, of either sign, the one with the smallest sum of squared
+    errors is taken, each weighted by the square of the number.
+
+    ??? cite "Reference"
+
+        `quantize_iq4_nl` and `dequantize_row_iq4_nl` of ggml.
+    """
+
+    block_size: ClassVar[int] = 32
+    search: ClassVar[PointSearch] = points
+    levels: ClassVar[int] = 16
+    type_size: ClassVar[int] = 18
+    width: ClassVar[int] = 16
+    mirrored: ClassVar[bool] = True
+
+    def fit(self, blocks, size):
+        # No scale in float16 fits larger numbers, and its reciprocal may be zero.
+        held = all_within(blocks, np.float32(2.0**40))
+        return jnp.where(held, self.search.best(blocks), jnp.inf)
+
+    def to_codes(self, blocks, size, scale):
+        return self.search.to_codes(blocks, scale)
+
+    def to_points(self, codes):
+        return iq4.to_points(codes)
+
+    def candidates(self, blocks, size):
+        around = iq4.candidates(blocks, size).scale
+        return Parameters(jnp.concatenate([self.fit(blocks, size)[None], around]), None)
+
+
+class IQ4_XS(AbstractK):
+    """GGUF's `IQ4_XS`: the points of [`eqquant.formats.IQ4_NL`][], with a scale for
+    each 32 numbers. The scales are signed 6-bit integers, times a float16 scale for
+    each 256 numbers. 4.25 bits.
+
+    ??? cite "Reference"
+
+        `quantize_iq4_xs` and `dequantize_row_iq4_xs` of ggml.
+    """
+
+    base: ClassVar[AbstractGrid] = iq4
+    search: ClassVar[PointSearch] = points
+    type_size: ClassVar[int] = 136
+    scale_at: ClassVar[int] = 0
+    fields: ClassVar[BlockFields] = BlockFields(
+        plane_fields(8, 128, 4, 16),
+        joined(plane_fields(4, 4, 4, 1), plane_fields(2, 2, 2, 1, at=4)),
+        zero=32,
+    )

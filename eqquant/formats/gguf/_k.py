@@ -111,6 +111,7 @@ class AbstractK(AbstractGGUFBlocks):
     - `search`: finds the scales of small blocks.
     """
 
+    block_size: ClassVar[int] = 256
     joint: ClassVar[bool] = True
     search: eqx.AbstractClassVar[IntegerSearch | PointSearch | RangeSearch]
 

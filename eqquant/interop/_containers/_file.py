@@ -113,12 +113,8 @@ class RawTensor:
 
 
 def check_shape(name: str, shape: list | tuple) -> int:
-    """Returns the number of elements in a tensor.
-
-    **Raises:**
-
-    A `ValueError` if this is not a shape, or is too large for an array.
-    """
+    """Returns the number of elements in a tensor. Raises a `ValueError` if this is not
+    a shape, or is too large for an array."""
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError(f"{name!r} should have sizes for a shape. Got {short(shape)}.")
     if len(shape) > 32:

@@ -46,15 +46,12 @@ _longest_text = 2**24
 
 def read_gguf_header(file: MappedFile) -> tuple[dict[str, RawTensor], dict[str, Any]]:
     """Reads the tensors of a file and its metadata, as Python numbers, strings and
-    lists. Only the header is read.
+    lists. Only the header is read. Raises a `ValueError` if the header is damaged, or
+    does not fit the file.
 
     ??? cite "Reference"
 
         https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-
-    **Raises:**
-
-    A `ValueError` if the header is damaged, or does not fit the file.
     """
     size = min(file.size, largest)
     cursor = Cursor(file.map(0, size, kept=False).data)
@@ -137,12 +134,7 @@ def _u64(x):
 def _to_bytes(key: str, value: Any) -> bytes:
     """Encodes the type and the value of metadata. NumPy numbers keep their types.
     Python integers get 32 bits if these are enough, unsigned if none is negative;
-    Python floats get 32 bits.
-
-    **Raises:**
-
-    A `ValueError` if GGUF has no such type.
-    """
+    Python floats get 32 bits. Raises a `ValueError` if GGUF has no such type."""
     if isinstance(value, str):
         return _u32(string) + _text(value)
     if not isinstance(value, list | tuple | np.ndarray):

@@ -26,18 +26,9 @@ _steps[list(_brackets)] = 1, 1, -1, -1
 
 
 def parse(text: bytes, what: str) -> dict[str, Any]:
-    """Parses a JSON object, in time and memory that its size bounds.
-
-    **Arguments:**
-
-    - `text`: the JSON.
-    - `what`: its name in messages.
-
-    **Raises:**
-
-    A `ValueError` if it is not a JSON object, if it has too many or too deeply nested
-    values, or if an object in it has a key twice.
-    """
+    """Parses a JSON object, in time and memory that its size bounds. Raises a
+    `ValueError` if it is not a JSON object, if it has too many or too deeply nested
+    values, or if an object in it has a key twice. `what` is its name in messages."""
     check_bounds(text, what)
     try:
         # Some editors begin a file with a byte-order mark.
@@ -76,12 +67,7 @@ def check_bounds(text: bytes, what: str) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Reads a file of moderate size.
-
-    **Raises:**
-
-    A `ValueError` if it is too large.
-    """
+    """Reads a file of moderate size. Raises a `ValueError` if it is too large."""
     file = MappedFile(path)
     try:
         if file.size > largest:
@@ -92,12 +78,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the JSON object in a file.
-
-    **Raises:**
-
-    A `ValueError` if it is too large, or not a JSON object.
-    """
+    """Reads the JSON object in a file. Raises a `ValueError` if it is too large, or not
+    a JSON object."""
     return parse(read_bytes(path), repr(os.fspath(path)))
 
 

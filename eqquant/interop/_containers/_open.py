@@ -1,12 +1,13 @@
 import contextlib
+import functools as ft
 import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ._config import config_beside, config_names
 from ._file import MappedFile, RawTensor, short
 from ._gguf import gguf_magic, read_gguf_header
+from ._json import read_json
 from ._safetensors import read_safetensors, starts_safetensors
 from ._shards import (
     check_index,
@@ -43,13 +44,9 @@ class Container(NamedTuple):
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
-    """Opens a safetensors or GGUF file, an index of several, or a folder.
-
-    **Raises:**
-
-    A `ValueError` if it is none of these, or damaged. An `OSError` if it, or a file
-    that belongs to it, cannot be read.
-    """
+    """Opens a safetensors or GGUF file, an index of several, or a folder. Raises a
+    `ValueError` if it is none of these, or damaged. Raises an `OSError` if it, or a
+    file that belongs to it, cannot be read."""
     where = pathlib.Path(path)
     paths = main_file(where) if where.is_dir() else [where]
     index, metadata = None, {}
@@ -105,3 +102,24 @@ def _add(container, tensors, metadata):
         container.tensors[name] = tensor
     for key, value in metadata.items():
         container.metadata.setdefault(key, value)
+
+
+# The names of configurations. Older quantized models have the last two.
+_names = ("config.json", "quantize_config.json", "quant_config.json")
+
+
+def config_names(path: pathlib.Path) -> tuple[str, ...]:
+    """Returns the possible names of the configuration of a file. The first belongs to
+    this file alone."""
+    return f"{path.stem}.config.json", *_names
+
+
+def config_beside(path: pathlib.Path) -> Callable[[], dict[str, Any]]:
+    """Returns a function that reads the configuration from a JSON file next to a model,
+    if there is one. It is read on the first call, since not every model needs it. The
+    function raises a `ValueError` if the configuration is damaged."""
+    for name in config_names(path):
+        beside = path.with_name(name)
+        if beside.is_file():
+            return ft.cache(ft.partial(read_json, beside))
+    return dict

@@ -22,15 +22,12 @@ def starts_safetensors(start: bytes) -> bool:
 def read_safetensors(
     file: MappedFile,
 ) -> tuple[dict[str, RawTensor], dict[str, str]]:
-    """Reads the tensors of a file and its metadata. Only the header is read.
+    """Reads the tensors of a file and its metadata. Only the header is read. Raises a
+    `ValueError` if the header is damaged, or does not fit the file.
 
     ??? cite "Reference"
 
         https://github.com/huggingface/safetensors, "Format".
-
-    **Raises:**
-
-    A `ValueError` if the header is damaged, or does not fit the file.
     """
     start = file.start(8)
     size = int.from_bytes(start, "little")
@@ -64,13 +61,8 @@ def read_safetensors(
 def safetensors_layout(
     types: Mapping[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> FileLayout:
-    """Lays out a safetensors file.
-
-    **Arguments:**
-
-    - `types`: the name of the dtype and the shape of each tensor.
-    - `metadata`: the metadata of the file.
-    """
+    """Lays out a safetensors file, given the name of the dtype and the shape of each
+    tensor."""
     itemsizes = {name: dtypes[kind].itemsize for name, (kind, _) in types.items()}
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     starts, size = {}, 0

@@ -24,12 +24,9 @@ _split = re.compile(
 
 
 def main_file(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files of the model in a folder, or their index.
-
-    **Raises:**
-
-    A `ValueError` if there is no model, or more than one, or if it is unfinished. A
-    `FileNotFoundError` if files are missing, as the names of the others show.
+    """Returns the files of the model in a folder, or their index. Raises a `ValueError`
+    if there is no model, or more than one, or if it is unfinished.
+    Raises a `FileNotFoundError` if files are missing, as the names of the others show.
     """
     if (folder / journal_name).is_file():
         raise ValueError(
@@ -81,12 +78,8 @@ def parts(path: pathlib.Path) -> list[pathlib.Path]:
 
 def read_index(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
     """Reads the name of the file of each tensor from the index of several files, and
-    the strings in the metadata of the index.
-
-    **Raises:**
-
-    A `ValueError` if it is not an index, or names files outside its folder.
-    """
+    the strings in the metadata of the index. Raises a `ValueError` if it is not an
+    index, or names files outside its folder."""
     content = read_json(path)
     found, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(found, dict) or not all(
@@ -117,12 +110,8 @@ def set_aside_path(config: pathlib.Path) -> pathlib.Path:
 
 
 def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
-    """Checks that a file does not belong to a model that was only partly replaced.
-
-    **Arguments:**
-
-    - `configs`: the names that its configuration may have.
-    """
+    """Checks that a file, whose configuration may have these names, does not belong to
+    a model that was only partly replaced."""
     for name in configs:
         aside = set_aside_path(path.with_name(name))
         if aside.is_file():
@@ -135,14 +124,8 @@ def check_replaced(path: pathlib.Path, configs: Iterable[str]) -> None:
 def check_index(
     path: pathlib.Path, index: dict[str, str], found: dict[str, Iterable[str]]
 ) -> None:
-    """Checks that files have the tensors of their index.
-
-    **Arguments:**
-
-    - `path`: the path of the index.
-    - `index`: as `read_index` returns it.
-    - `found`: the tensors of each file, by its name.
-    """
+    """Checks that the files `found`, by their names, have the tensors of their index at
+    `path`, as `read_index` returns it."""
     sets = {name: set(tensors) for name, tensors in found.items()}
     for tensor, name in index.items():
         if tensor not in sets[name]:
@@ -155,18 +138,9 @@ def check_index(
 def check_split(
     path: pathlib.Path, metadata: Mapping[str, Any], i: int, number: int
 ) -> dict[str, Any]:
-    """Checks that a GGUF file is the expected part of a split model.
-
-    **Arguments:**
-
-    - `path`, `metadata`: the path and the metadata of the file.
-    - `i`, `number`: the expected position of the file, from 0 on, and the number of
-        files.
-
-    **Returns:**
-
-    The metadata, without the keys about splitting if there are several files.
-    """
+    """Checks that a GGUF file is the expected part `i`, from 0 on, of a model in
+    `number` files. Returns the metadata, without the keys about splitting if there are
+    several files."""
     count, which = metadata.get("split.count"), metadata.get("split.no")
     is_other = count not in (0, number) or (number > 1 and which != i)
     if count is not None and is_other:

@@ -43,23 +43,14 @@ def encode(
     axis: Axis,
     advance: Callable[[float], None],
 ) -> tuple[QuantizedArray, SquareSums]:
-    """Quantizes some rows at a time. The result is bit-identical to
-    [`eqquant.quantize`][].
-
-    **Arguments:**
+    """Quantizes some rows at a time. Returns a quantized array of NumPy arrays, which
+    are stored in rows, and the sums of the squares of `w` and of its errors. The array
+    is bit-identical to [`eqquant.quantize`][]. Raises a `ValueError` if `w` has numbers
+    that the format cannot represent.
 
     - `w`: a matrix, a stack of matrices, or a filter. It may be a memory map.
     - `format`, `axis`: as in `quantize`.
     - `advance`: called with the share of `w` that is done since the last call.
-
-    **Returns:**
-
-    A quantized array of NumPy arrays, which are stored in rows, and the sums of the
-    squares of `w` and of its errors.
-
-    **Raises:**
-
-    A `ValueError` if `w` has numbers that the format cannot represent.
     """
     rows = _by_row(w, axis)
     structs = format.structs(rows.shape)

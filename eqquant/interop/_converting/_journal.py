@@ -16,16 +16,8 @@ class Journal:
     """
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]):
-        """**Arguments:**
-
-        - `path`: the path of the journal.
-        - `about`: everything that determines the output.
-
-        **Raises:**
-
-        A `ValueError` if the journal describes another output, or if another process
-        has it open.
-        """
+        """Raises a `ValueError` if the journal describes another output, or if another
+        process has it open. `about` is everything that determines the output."""
         self.file = open(path, "a+b", buffering=0)
         try:
             lock_journal(self.file, path)

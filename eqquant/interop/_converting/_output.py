@@ -92,12 +92,7 @@ class Output:
         self._wrote = True
 
     def finish(self, beside: Mapping[str, bytes]) -> None:
-        """Moves all files into place.
-
-        **Arguments:**
-
-        - `beside`: other files, by their names.
-        """
+        """Moves all files into place, and those in `beside`, by their names."""
         if self._shards:
             self._place(beside)
         _remove(self._folder, self._journal.file)
@@ -158,14 +153,8 @@ def beside(
     source: pathlib.Path, config: Mapping[str, Any], quantization: dict[str, Any]
 ) -> dict[str, bytes]:
     """Returns the other files of a model, by their names: the tokenizer's files,
-    unchanged, and the configuration.
-
-    **Arguments:**
-
-    - `source`: the path of the model.
-    - `config`: the configuration of the model.
-    - `quantization`: the entries that replace the ones about its quantization.
-    """
+    unchanged, and the configuration. The entries of `quantization` replace the ones
+    about the model's quantization."""
     folder = source if source.is_dir() else source.parent
     found = {
         path.name: path.read_bytes()
@@ -182,13 +171,8 @@ def as_json(x: dict[str, Any]) -> bytes:
 
 
 def check_out(out: pathlib.Path, fresh: bool) -> None:
-    """Checks that an output can be written.
-
-    **Raises:**
-
-    A `FileExistsError` if `out` already exists, and a `ValueError` if no folder can be
-    renamed to `out`.
-    """
+    """Checks that an output can be written. Raises a `FileExistsError` if `out` already
+    exists, and a `ValueError` if no folder can be renamed to `out`."""
     if not out.name or os.path.ismount(out):
         raise ValueError(
             f"`out` should be inside a disk. Got {str(out)!r}, the root of a disk: "
@@ -199,12 +183,8 @@ def check_out(out: pathlib.Path, fresh: bool) -> None:
 
 
 def check_others(out: pathlib.Path, names: Iterable[str]) -> None:
-    """Checks that the files next to an output file do not exist yet.
-
-    **Raises:**
-
-    A `FileExistsError` if one of them exists.
-    """
+    """Checks that the files next to an output file do not exist yet. Raises a
+    `FileExistsError` if one of them exists."""
     if _is_finished(out):
         # These are files of an earlier run that was interrupted while it renamed them.
         return

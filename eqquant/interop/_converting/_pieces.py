@@ -36,12 +36,8 @@ class Pieces:
     def map(self, f: Callable[..., Any]) -> Iterator[tuple[Any, float]]:
         """Calls `f(piece, index, rows)` in several threads, where `index` is the index
         of the matrix, and `rows` the slice of its rows. The buffer of a piece is reused
-        after `f` returns; do not keep it.
-
-        **Returns:**
-
-        The results of `f`, in order, each with the piece's share of all rows.
-        """
+        after `f` returns; do not keep it. Returns the results of `f`, in order, each
+        with the piece's share of all rows."""
         # Pieces are copied into reused buffers, because JAX holds on to its arguments
         # longer than it needs them, which would keep memory maps alive.
         buffers = SimpleQueue()

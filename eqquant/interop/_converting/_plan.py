@@ -116,14 +116,9 @@ def plan(
     requantize: bool,
 ) -> list[Planned]:
     """Returns the plan for each array. The arguments are as in
-    [`eqquant.interop.convert`][].
-
-    **Raises:**
-
-    A `ValueError` if a rule matches nothing, if an axis is invalid for an array, or
-    unknown where a rule gives a format, if an array cannot be read, or if all arrays to
-    quantize are quantized already.
-    """
+    [`eqquant.interop.convert`][]. Raises a `ValueError` if a rule matches nothing, if
+    an axis is invalid for an array, or unknown where a rule gives a format, if an array
+    cannot be read, or if all arrays to quantize are quantized already."""
     if format is not None:
         format = _dense_dtype(format) or as_format(format)
     dtypes = [_dense_dtype_of_rule(rule) for rule in rules]

@@ -19,42 +19,28 @@ def shards(
     target: Target, arrays: Mapping[str, Any], stem: str, most: int | None
 ) -> list[Shard]:
     """Distributes arrays over files, in order. All tensors of an array go to one file.
+    Raises a `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors
+    would have the same name. `stem` is the prefix of their names. (Arrays may be
+    structs without numbers.)
 
-    **Arguments:**
-
-    - `target`: how files are written.
-    - `arrays`: the arrays by their names. They may be structs without numbers.
-    - `stem`: the prefix of the names of the files.
     - `most`: the largest number of bytes in a file that has several arrays. `None` for
         a single file.
-
-    **Raises:**
-
-    A `NotWritable` if arrays cannot be written, or a `ValueError` if two tensors would
-    have the same name.
     """
     groups: list[dict[str, Part]] = [{}]
-    owners: dict[str, str] = {}
     size = 0
-    for name, parts in parts_of_each(target.parts, arrays).items():
+    for parts in parts_of_each(target.parts, arrays).values():
         nbytes = sum(part.nbytes for part in parts.values())
         if most is not None and groups[-1] and size + nbytes > most:
             groups.append({})
             size = 0
-        for key, part in parts.items():
-            if key in owners:
-                raise ValueError(
-                    f"{name!r} and {owners[key]!r} would both be written as {key!r}."
-                )
-            owners[key] = name
-            groups[-1][key] = part
+        groups[-1] |= parts
         size += nbytes
-    number = len(groups)
+    number, total = len(groups), sum(map(len, groups))
     return [
         Shard(
             _name(stem, target.suffix, i, number),
             parts,
-            target.layout(parts, i, number, len(owners)),
+            target.layout(parts, i, number, total),
         )
         for i, parts in enumerate(groups)
     ]

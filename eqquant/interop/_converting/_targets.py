@@ -49,8 +49,6 @@ def target(
 ) -> Target:
     """Returns the functions that write a kind of file.
 
-    **Arguments:**
-
     - `kind`: as `to` in [`eqquant.interop.convert`][].
     - `structs`: all arrays, as structs without numbers.
     - `metadata`: the metadata of a GGUF source.

@@ -86,12 +86,9 @@ def is_shifted(name: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def check_architecture(metadata: Mapping[str, Any], instead: str) -> None:
-    """**Raises:**
-
-    A `ValueError` if the architecture is not known, or if the file is an adapter, so
-    that arrays cannot be converted to Hugging Face's or back. `instead` suggests what
-    to do.
-    """
+    """Raises a `ValueError` if the architecture is not known, or if the file is an
+    adapter, so that arrays cannot be converted to Hugging Face's or back. `instead`
+    suggests what to do."""
     if metadata.get("general.type") == "adapter":
         raise ValueError(
             "It is an adapter, whose rows for queries and keys may be in the order of "

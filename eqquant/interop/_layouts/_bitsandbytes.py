@@ -3,13 +3,13 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from ..._product import as_tuple
 from ...formats import AbstractFormat, BnbFP4, BnbScale, Int8, Nested, NF4, row_blocks
 from .._checkpoint import Entry
 from .._containers import check_shape, parse, Part, RawTensor, short
+from .._tensors import weight_dtypes
 from ._base import bits_of, check, Source, to_quantized
 from ._registry import register_layout
 from ._rows import Rows
@@ -17,11 +17,6 @@ from ._rows import Rows
 
 _state = "quant_state.bitsandbytes__"
 _formats = {"nf4": NF4, "fp4": BnbFP4}
-_dtypes = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 _longest_state = 2**16
 _names = {format: name for name, format in _formats.items()}
 _sizes = tuple(2**i for i in range(5, 13))
@@ -151,7 +146,7 @@ def _read_state(tensor: RawTensor, kind: str) -> _State:
         (isinstance(shape, list) and 1 <= len(shape) <= 8)
         and all(type(n) is int and 0 <= n < 2**48 for n in shape)
         and _is_size(size)
-        and (isinstance(dtype, str) and dtype in _dtypes)
+        and (isinstance(dtype, str) and dtype in weight_dtypes)
         and state.get("quant_type", kind) == kind
         and (offset is None or _is_number(offset) and _is_size(nested_size))
     ):
@@ -160,7 +155,7 @@ def _read_state(tensor: RawTensor, kind: str) -> _State:
             f"{kind!r}. Got {short(state)}."
         )
     nested = None if offset is None else (nested_size, offset)
-    return _State(tuple(shape), size, _dtypes[dtype], nested)
+    return _State(tuple(shape), size, weight_dtypes[dtype], nested)
 
 
 def _is_number(x: Any) -> bool:
@@ -206,12 +201,8 @@ def _codebook(kind):
 
 
 def bitsandbytes_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array in bitsandbytes.
-
-    **Raises:**
-
-    A `ValueError` if bitsandbytes has no such format.
-    """
+    """Returns the tensors of an array in bitsandbytes. Raises a `ValueError` if
+    bitsandbytes has no such format."""
     flat = as_tuple(x.axis) == tuple(range(-x.ndim, 0))
     rows = Rows(name, x, "bitsandbytes", flat)
     nested = rows.format if isinstance(rows.format, Nested) else None

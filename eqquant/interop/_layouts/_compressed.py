@@ -227,12 +227,8 @@ def _spread(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def compressed_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array in compressed-tensors.
-
-    **Raises:**
-
-    A `ValueError` if compressed-tensors has no such format.
-    """
+    """Returns the tensors of an array in compressed-tensors. Raises a `ValueError` if
+    compressed-tensors has no such format."""
     rows = Rows(name, x, "compressed-tensors")
     if compressed_scheme(rows.format) is None:
         raise rows.refused(

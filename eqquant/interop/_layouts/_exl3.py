@@ -101,12 +101,8 @@ def _scales(signs):
 
 
 def exl3_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array for exllamav3.
-
-    **Raises:**
-
-    A `ValueError` if it is not a matrix in `EXL3`.
-    """
+    """Returns the tensors of an array for exllamav3. Raises a `ValueError` if it is not
+    a matrix in `EXL3`."""
     rows = Rows(name, x, "exllamav3")
     format = rows.format
     if not isinstance(format, EXL3):

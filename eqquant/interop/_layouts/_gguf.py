@@ -190,12 +190,7 @@ def _nvfp4(source, name, tensor, heads):
 def gguf_parts(name: str, x: Any, metadata: dict[str, Any]) -> dict[str, Part]:
     """Returns the tensor of an array in GGUF. For the architecture in the metadata,
     rows of queries and keys are permuted, and one is added to norms, where llama.cpp
-    expects that.
-
-    **Raises:**
-
-    A `ValueError` if GGUF has no such format.
-    """
+    expects that. Raises a `ValueError` if GGUF has no such format."""
     heads = heads_of(name, metadata)
     if heads is not None and x.shape[0] % (2 * heads) != 0:
         raise ValueError(

@@ -121,12 +121,8 @@ def _bits(source, name, qweight, qzeros, g_idx):
 
 
 def gptq_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array in version 2 of GPTQ's layout.
-
-    **Raises:**
-
-    A `ValueError` if GPTQ has no such format.
-    """
+    """Returns the tensors of an array in version 2 of GPTQ's layout. Raises a
+    `ValueError` if GPTQ has no such format."""
     rows = Rows(name, x, "GPTQ")
     format = rows.format
     bits = gptq_bits(format)
@@ -186,12 +182,7 @@ def gptq_bits(format: AbstractFormat) -> int | None:
 
 def gptq_config(formats: dict[str, AbstractFormat]) -> dict[str, Any]:
     """Returns the configuration of a model, given the formats of its arrays by their
-    names.
-
-    **Raises:**
-
-    A `ValueError` if their bits or block sizes differ.
-    """
+    names. Raises a `ValueError` if their bits or block sizes differ."""
     if not formats:
         return {}
     first, format = next(iter(formats.items()))

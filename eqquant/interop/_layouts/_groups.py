@@ -10,18 +10,10 @@ from ._base import check, Source
 
 
 def group_size(name: str, configured: Sequence[Any], k: int, groups: int) -> int | None:
-    """Returns the size of a group, or `None` if there is one group.
-
-    **Arguments:**
-
-    - `name`: the name of the array.
-    - `configured`: the sizes in the configuration, if any.
-    - `k`, `groups`: the length of a row, and the number of groups in it.
-
-    **Raises:**
-
-    A `ValueError` if no known size gives this number of groups.
-    """
+    """Returns the size of a group, or `None` if there is one group, in rows of `k`
+    numbers with `groups` groups. `configured` are the sizes in the configuration.
+    Raises a `ValueError` about the array of this name if no known size gives this
+    number of groups."""
     if groups == 1:
         return None
     sizes = [size for size in configured if type(size) is int and size > 0]
@@ -54,10 +46,8 @@ def group_index(source: Source, name: str, k: int) -> RawTensor | None:
 
 
 def check_there(tensor: RawTensor | None, name: str, part: str, says: str) -> None:
-    """**Raises:**
-
-    A `ValueError` if a part of an array is missing that the configuration requires.
-    `says` quotes the configuration, and is empty if the part is not required.
+    """Raises a `ValueError` if a part of an array is missing that the configuration
+    requires. `says` quotes the configuration, and is empty if the part is not required.
     """
     if tensor is None and says:
         raise ValueError(
@@ -79,12 +69,7 @@ def says(source: Source, key: str, value: Any) -> str:
 
 def is_ordered(g_idx: RawTensor | None, groups: int, size: int | None) -> bool:
     """Whether `g_idx`, the group of each position, is not in order (activation order).
-    This reads the tensor.
-
-    **Raises:**
-
-    A `ValueError` if a group does not exist.
-    """
+    This reads the tensor. Raises a `ValueError` if a group does not exist."""
     if g_idx is None:
         return False
     index = g_idx.read()
@@ -140,12 +125,8 @@ def scale_blocks(
     source: Source, name: str, weight: RawTensor, scale: RawTensor
 ) -> Blocks:
     """Returns the blocks of an 8-bit weight that share a scale, from shapes and the
-    configuration.
-
-    **Raises:**
-
-    A `ValueError` if shapes and the configuration do not determine them.
-    """
+    configuration. Raises a `ValueError` if shapes and the configuration do not
+    determine them."""
     *lead, n, k = weight.shape
     if math.prod(scale.shape) == 1 or scale.shape in ((*lead,), (*lead, 1, 1)):
         return Blocks(None, None, 1)

@@ -121,12 +121,8 @@ def _config(source, name):
 
 
 def mlx_parts(name: str, x: Any) -> dict[str, Part]:
-    """Returns the tensors of an array in MLX.
-
-    **Raises:**
-
-    A `ValueError` if MLX has no such format.
-    """
+    """Returns the tensors of an array in MLX. Raises a `ValueError` if MLX has no such
+    format."""
     rows = Rows(name, x, "MLX")
     config = mlx_scheme(rows.format)
     if config is None:

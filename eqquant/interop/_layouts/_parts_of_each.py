@@ -27,12 +27,9 @@ class NotWritable(ValueError):
 def parts_of_each(
     parts_of: Callable[[str, Any], dict[str, Part]], arrays: Mapping[str, Any]
 ) -> dict[str, dict[str, Part]]:
-    """Returns the tensors of each array, by its name.
-
-    **Raises:**
-
-    A `NotWritable` that lists all arrays that cannot be written.
-    """
+    """Returns the tensors of each array, by its name. Raises a `NotWritable` that lists
+    all arrays that cannot be written, or a `ValueError` if two tensors would have the
+    same name."""
     found: dict[str, dict[str, Part]] = {}
     problems: dict[str, ValueError] = {}
     for name, x in arrays.items():
@@ -43,6 +40,14 @@ def parts_of_each(
     if problems:
         names = list(problems)
         raise NotWritable(_text(problems), names) from problems[names[0]]
+    owners: dict[str, str] = {}
+    for name, parts in found.items():
+        for key in parts:
+            if key in owners:
+                raise ValueError(
+                    f"{name!r} and {owners[key]!r} would both be written as {key!r}."
+                )
+            owners[key] = name
     return found
 
 

@@ -133,12 +133,8 @@ def parts_of(layout: LibraryLayout, name: str, x: Any) -> dict[str, Part]:
 
 
 def check_hints(layout: str, hints: Mapping[str, Any], names: list[str]) -> None:
-    """Checks hints for some layouts.
-
-    **Raises:**
-
-    A `ValueError` if none of them takes a hint, or if its value is invalid.
-    """
+    """Checks hints for some layouts. Raises a `ValueError` if none of them takes a
+    hint, or if its value is invalid."""
     known: dict[str, Any] = {}
     for name in names:
         known |= layouts[name].hints

@@ -7,7 +7,7 @@ import numpy as np
 from ...formats import FP8, Int, Int4, Int8, MXFP4, MXFP8, NVFP4
 from .._checkpoint import Entry
 from .._containers import parse, RawTensor
-from .._tensors import as_dtype
+from .._tensors import weight_dtypes
 from ._base import (
     as_bytes,
     bits_of,
@@ -30,12 +30,8 @@ def find_torchao(source: Source) -> Iterator[Entry]:
     """Finds arrays of torchao, in the layout of its `flatten_tensor_state_dict`:
     `_w_qdata`, `_w_scale` and others for `w`, whose class and attributes are JSON in
     the metadata of the file, under its name. Classes that also quantize their inputs
-    are read as quantized weights only.
-
-    **Raises:**
-
-    A `ValueError` if a class is not known, or if its metadata are missing.
-    """
+    are read as quantized weights only. Raises a `ValueError` if a class is not known,
+    or if its metadata are missing."""
     for name, codes in source.tensors.items():
         prefix, _, last = name.rpartition("._")
         if not last.endswith(_suffix) or not prefix:
@@ -108,12 +104,12 @@ class _Found(NamedTuple):
 
     def dtype(self, data: dict[str, Any], key: str) -> np.dtype:
         name = self.named(data, key)
-        if name not in ("float32", "float16", "bfloat16"):
+        if name not in weight_dtypes:
             raise ValueError(
                 f"{self.name!r} should be of float32, float16 or bfloat16. Got "
                 f"{name[:100]!r}."
             )
-        return np.dtype(as_dtype(name))
+        return weight_dtypes[name]
 
     def made(
         self,

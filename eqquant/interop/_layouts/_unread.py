@@ -41,16 +41,10 @@ def unread(
     quantized: Iterable[Entry],
     config: Mapping[str, Any],
 ) -> dict[str, Callable[[], str]]:
-    """Returns, by name, why tensors that belong to no layout are not ordinary arrays.
-    (A file may have some 100,000 of them, so each is a function that writes the
-    sentence on request.)
-
-    **Arguments:**
-
-    - `tensors`: all tensors of a file.
-    - `quantized`: the arrays that layouts find.
-    - `config`: the content of `config.json`.
-    """
+    """Returns, by name, why tensors of a file that belong to no layout, and to no array
+    `quantized` that one finds, are not ordinary arrays. `config` is the content of
+    `config.json`. (A file may have some 100,000 of them, so each is a function that
+    writes the sentence on request.)"""
     used = {source.name for entry in quantized for source in entry.sources}
     left = {name: t for name, t in tensors.items() if name not in used}
     method = _method(config)

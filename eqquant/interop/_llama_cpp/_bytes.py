@@ -8,12 +8,7 @@ from ._vocabulary import normal, Token, Vocabulary
 
 def is_of_bytes(tokenizer: Values) -> bool:
     """Whether a `tokenizer.json` merges pairs of bytes, like GPT-2, and not pieces of
-    SentencePiece.
-
-    **Raises:**
-
-    A `ValueError` if it does not merge pairs.
-    """
+    SentencePiece. Raises a `ValueError` if it does not merge pairs."""
     model = tokenizer.below("model")
     if model.get("type") != "BPE":
         raise model.wrong(
@@ -29,12 +24,8 @@ def add_bytes(
     tokenizer: Values, vocabulary: Vocabulary, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Adds the tokens of byte pairs to a vocabulary. (llama.cpp does not normalize
-    Unicode, even if the configuration asks for NFC.)
-
-    **Returns:**
-
-    The metadata of these tokens.
-    """
+    Unicode, even if the configuration asks for NFC.) Returns the metadata of these
+    tokens."""
     normalizer = tokenizer.below("normalizer").get("type")
     if normalizer not in (None, "NFC"):
         raise tokenizer.wrong("normalizer", "none, or NFC", normalizer)

@@ -34,17 +34,9 @@ class Description(NamedTuple):
 def describe(
     config: str | os.PathLike[str] | Checkpoint, overrides: Mapping[str, Any]
 ) -> Description:
-    """Reads the description of a model.
-
-    **Arguments:**
-
-    - `config`: a Hugging Face folder, or a GGUF file, opened or not.
-    - `overrides`: metadata that take precedence over the metadata found.
-
-    **Raises:**
-
-    A `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
-    """
+    """Reads the description of a model from a Hugging Face folder, or from a GGUF file,
+    opened or not. The metadata in `overrides` take precedence. Raises a `ValueError` if
+    a part is missing, damaged, or unknown to llama.cpp."""
     if isinstance(config, Checkpoint):
         return _from_gguf(config, overrides)
     path = pathlib.Path(config)

@@ -74,12 +74,7 @@ class Family:
         self, metadata: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """Returns the shapes of the required and of the optional tensors, by their
-        names.
-
-        **Raises:**
-
-        A `ValueError` if a hyperparameter is missing.
-        """
+        names. Raises a `ValueError` if a hyperparameter is missing."""
         sizes = self._sizes(metadata)
         head = {"output.weight": "ve"} if self.has_head else {}
         factors = {"rope_freqs.weight": "r"} if self.has_factors else {}

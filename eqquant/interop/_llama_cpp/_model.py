@@ -1,16 +1,17 @@
+import math
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .._checkpoint import Checkpoint
-from .._containers import Part
+from .._containers import ggml_numbers, ggml_types, Part
 from .._layouts import gguf_parts, parts_of_each
 from .._renaming import renamed
 from ._describe import describe
 from ._families import Family
-from ._file_type import file_type
 
 
 _head, _factors = "output.weight", "rope_freqs.weight"
@@ -31,17 +32,9 @@ class ModelFile:
         arrays: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
     ):
-        """**Arguments:**
-
-        - `config`: as in `describe`.
-        - `arrays`: the arrays by their names in Hugging Face or in llama.cpp. They may
-            be structs without numbers.
-        - `overrides`: metadata that take precedence over the metadata found.
-
-        **Raises:**
-
-        A `ValueError` if a part is missing, damaged, or unknown to llama.cpp.
-        """
+        """Describes a file by `describe`, for `arrays` by their names in Hugging Face
+        or in llama.cpp. They may be structs without numbers. Raises a `ValueError` if a
+        part is missing, damaged, or unknown to llama.cpp."""
         overrides = dict(overrides or {})
         description = describe(config, overrides)
         self._family, self.metadata = description.family, description.metadata
@@ -63,12 +56,8 @@ class ModelFile:
         self.metadata |= file_type(parts) | overrides
 
     def parts(self, name: str, x: Any) -> dict[str, Part]:
-        """Returns the tensors of an array, or none if llama.cpp does not use it.
-
-        **Raises:**
-
-        A `ValueError` if it has no place in the architecture, or the wrong shape.
-        """
+        """Returns the tensors of an array, or none if llama.cpp does not use it. Raises
+        a `ValueError` if it has no place in the architecture, or the wrong shape."""
         if self._family is None:
             found = gguf_parts(name, x, self.metadata)
         else:
@@ -119,3 +108,59 @@ def _as_needed(part):
     if part.kind == "F32" or part.kind != "F64" and len(part.shape) > 1:
         return part
     return Part("F32", part.shape, lambda: part.make().astype(np.float32))
+
+
+# Llama.cpp's numbers for whole files, by the type of most of their weights. (If a type
+# has several numbers, this is the one for files with few other types.)
+_numbers = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 14,
+    "Q5_K": 16,
+    "Q6_K": 18,
+    "IQ2_XXS": 19,
+    "IQ2_XS": 20,
+    "IQ3_XXS": 23,
+    "IQ1_S": 24,
+    "IQ4_NL": 25,
+    "IQ3_S": 26,
+    "IQ2_S": 28,
+    "IQ4_XS": 30,
+    "IQ1_M": 31,
+    "BF16": 32,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+    "MXFP4": 38,
+    "NVFP4": 39,
+    "Q1_0": 40,
+    "Q2_0": 41,
+}
+
+
+def file_type(parts: Iterable[Part]) -> dict[str, Any]:
+    """Returns the metadata about the types of tensors: the type of most numbers in
+    matrices, and the version of quantized types.
+
+    ??? cite "Reference"
+
+        https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+    """
+    sizes: Counter[str] = Counter()
+    for part in parts:
+        if len(part.shape) > 1:
+            sizes[part.kind] += math.prod(part.shape)
+    found: dict[str, Any] = {}
+    if sizes:
+        (kind, _), *_ = sizes.most_common(1)
+        if kind in _numbers:
+            found["general.file_type"] = np.uint32(_numbers[kind])
+    if any(not ggml_types[ggml_numbers[kind]].is_plain for kind in sizes):
+        found["general.quantization_version"] = np.uint32(2)
+    return found

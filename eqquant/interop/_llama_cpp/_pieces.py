@@ -17,12 +17,8 @@ def add_pieces(
     tokenizer: Values | None, model: bytes | None, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """Adds the tokens of SentencePiece to a vocabulary, from `tokenizer.model` if there
-    is one. llama.cpp merges the pair with the largest score first.
-
-    **Returns:**
-
-    The metadata of these tokens.
-    """
+    is one. llama.cpp merges the pair with the largest score first. Returns the metadata
+    of these tokens."""
     prefix = tokenizer is not None and _has_prefix(tokenizer)
     special = {}
     if model is not None:

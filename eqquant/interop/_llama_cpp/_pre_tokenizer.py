@@ -58,12 +58,8 @@ class Splitting(NamedTuple):
 
 
 def splitting(name: Any) -> Splitting:
-    """Returns the splitting for a name in `"tokenizer.ggml.pre"`.
-
-    **Raises:**
-
-    A `ValueError` if the name is not known.
-    """
+    """Returns the splitting for a name in `"tokenizer.ggml.pre"`. Raises a `ValueError`
+    if the name is not known."""
     for (steps, ignores), usual in _names.items():
         if name == usual or name in _same.get(usual, ()):
             return Splitting(steps, ignores, usual in _with_bos)
@@ -79,12 +75,7 @@ def splitting(name: Any) -> Splitting:
 
 def pre_tokenizer(tokenizer: Values) -> str:
     """Returns llama.cpp's name for the way in which a `tokenizer.json` of bytes splits
-    text into words.
-
-    **Raises:**
-
-    A `ValueError` if this way is not known.
-    """
+    text into words. Raises a `ValueError` if this way is not known."""
     whole = tokenizer.below("pre_tokenizer")
     is_sequence = whole.get("type") == "Sequence"
     steps = whole.objects("pretokenizers") if is_sequence else [whole]

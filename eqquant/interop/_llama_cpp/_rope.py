@@ -23,16 +23,8 @@ def rope_values(config: Values, kind: str = "full_attention") -> Values:
 
 def rope_metadata(config: Values, theta: float) -> dict[str, Any]:
     """Returns the metadata about rotary embeddings for llama.cpp, without the prefix of
-    the architecture.
-
-    **Arguments:**
-
-    - `theta`: the base of frequencies, by default.
-
-    **Raises:**
-
-    A `ValueError` if llama.cpp does not support these embeddings.
-    """
+    the architecture. Raises a `ValueError` if llama.cpp does not support these
+    embeddings. `theta` is the base of frequencies, by default."""
     rope = rope_values(config)
     share = rope.number("partial_rotary_factor", config.number(_share, 1.0))
     if share != 1.0:
@@ -60,18 +52,10 @@ def rope_kind(rope: Values) -> str:
 
 
 def rope_factors(config: Values, size: int, theta: float) -> np.ndarray | None:
-    """Returns the divisors of frequencies for Llama 3's scaling: `factor` for long
-    waves, 1 for short waves, and interpolated divisors for the others.
-
-    **Arguments:**
-
-    - `size`: the size of a head.
-    - `theta`: the base of frequencies, by default.
-
-    **Returns:**
-
-    An array of shape `(size // 2,)`, or `None` for other scalings.
-    """
+    """Returns the divisors of frequencies for Llama 3's scaling, `(size // 2,)`, or
+    `None` for other scalings: `factor` for long waves, 1 for short waves, and
+    interpolated divisors for the others. `size` is the size of a head, and `theta` the
+    base of frequencies, by default."""
     rope = rope_values(config)
     if rope_kind(rope) != "llama3":
         return None

@@ -19,19 +19,12 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(data: bytes, what: str) -> SentencePiece:
-    """Reads the bytes of a `tokenizer.model`.
-
-    **Arguments:**
-
-    - `what`: its name in messages.
+    """Reads the bytes of a `tokenizer.model`, which `what` names in messages. Raises a
+    `ValueError` if it is damaged, or a model that does not merge pairs.
 
     ??? cite "Reference"
 
         https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
-
-    **Raises:**
-
-    A `ValueError` if it is damaged, or a model that does not merge pairs.
     """
     try:
         pieces, trainer, normalizer = _model(memoryview(data))

@@ -24,18 +24,10 @@ def special_tokens(
     vocabulary: Vocabulary,
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the metadata about special tokens: their numbers, which of them are added
-    to text, and the chat template.
-
-    **Arguments:**
-
-    - `tokenizer`, `settings`: `tokenizer.json` and `tokenizer_config.json`.
-    - `known`: metadata to use where these files have none.
-
-    **Raises:**
-
-    A `ValueError` if a token that is added to text has no number.
-    """
+    """Returns the metadata about special tokens, from `tokenizer.json` and the
+    `settings` in `tokenizer_config.json`, or else as `known`: their numbers, which of
+    them are added to text, and the chat template. Raises a `ValueError` if a token that
+    is added to text has no number."""
     more = read_values(folder / "special_tokens_map.json") or Values({}, "")
     numbers = {}
     for kind in _kinds:

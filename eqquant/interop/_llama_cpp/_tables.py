@@ -11,13 +11,10 @@ _key = "tokenizer.ggml.{}".format
 
 
 class Tables:
-    """The tables of a tokenizer in the metadata of a GGUF file.
+    """The tables of a tokenizer in the metadata of a GGUF file. Raises a `ValueError`
+    if the tables are missing or damaged.
 
     - `numbers`: the numbers of tokens, by their text.
-
-    **Raises:**
-
-    A `ValueError` if the tables are missing or damaged.
     """
 
     numbers: dict[str, int]

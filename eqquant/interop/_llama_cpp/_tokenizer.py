@@ -13,18 +13,10 @@ from ._vocabulary import control, Token, unknown, user_defined, Vocabulary
 def tokenizer_metadata(
     folder: pathlib.Path, config: Values, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the metadata of the tokenizer in a Hugging Face folder.
-
-    **Arguments:**
-
-    - `config`: the configuration of the model, which has the size of the vocabulary.
-    - `overrides`: metadata that is known already.
-
-    **Raises:**
-
-    A `ValueError` if there is no tokenizer, if a file of it is damaged, or if llama.cpp
-    does not support its kind for these architectures.
-    """
+    """Returns the metadata of the tokenizer in a Hugging Face folder. Raises a
+    `ValueError` if there is no tokenizer, if a file of it is damaged, or if llama.cpp
+    does not support its kind for these architectures. The metadata in `overrides` are
+    known already."""
     tokenizer = read_values(folder / "tokenizer.json")
     settings = read_values(folder / "tokenizer_config.json")
     if settings is None:

@@ -22,12 +22,8 @@ class Values:
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """Returns a positive integer.
-
-        **Raises:**
-
-        A `ValueError` if it is missing without a `default`, or if it is another value.
-        """
+        """Returns a positive integer. Raises a `ValueError` if it is missing without a
+        `default`, or if it is another value."""
         found = self._or(key, default)
         if type(found) is not int or found < 1:
             raise self.wrong(key, "a positive integer", found)
@@ -88,12 +84,8 @@ class Values:
 
 
 def read_values(path: pathlib.Path) -> Values | None:
-    """Reads the JSON object in a file. Returns `None` if there is no such file.
-
-    **Raises:**
-
-    A `ValueError` if it is too large, or not a JSON object.
-    """
+    """Reads the JSON object in a file. Returns `None` if there is no such file. Raises
+    a `ValueError` if it is too large, or not a JSON object."""
     return Values(read_json(path), repr(str(path))) if path.is_file() else None
 
 

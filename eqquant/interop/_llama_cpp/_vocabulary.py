@@ -27,12 +27,8 @@ class Vocabulary:
         self._numbers: dict[str, int] = {}
 
     def add(self, number: Any, token: Token) -> None:
-        """Adds a token, or replaces the one of the same number.
-
-        **Raises:**
-
-        A `ValueError` if it has no number, or if another token has its text.
-        """
+        """Adds a token, or replaces the one of the same number. Raises a `ValueError`
+        if it has no number, or if another token has its text."""
         if type(number) is not int or number < 0:
             raise ValueError(
                 f"the token {short(token.text)} should have a number. Got "
@@ -65,12 +61,8 @@ class Vocabulary:
         return Token(f"[PAD{number}]", -1000.0, unused) if token is None else token
 
     def metadata(self, scores: bool) -> dict[str, Any]:
-        """Returns the lists for a GGUF file.
-
-        **Raises:**
-
-        A `ValueError` if there are no tokens.
-        """
+        """Returns the lists for a GGUF file. Raises a `ValueError` if there are no
+        tokens."""
         if not self._numbers:
             raise ValueError("it has no tokens.")
         tokens = [self[i] for i in range(len(self._tokens))]

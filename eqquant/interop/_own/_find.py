@@ -9,22 +9,17 @@ from ..._array import relaid
 from .._checkpoint import Entry
 from .._layouts import register_layout, Source
 from .._tensors import from_tensor
-from ._header import from_header
 from ._like import layout
 from ._skeleton import checked_skeleton
 
 
 def find_eqquant(source: Source) -> Iterator[Entry]:
     """Yields all arrays of a file of [`eqquant.save`][], by their paths."""
-    skeleton = checked_skeleton(
-        from_header(source.metadata),
-        {name: (x.kind, x.shape) for name, x in source.tensors.items()},
-    )
+    skeleton = checked_skeleton(source.metadata, source.tensors)
     names = {id(x): name for name, x in skeleton.arrays.items()}
     used = set()
     for name, q in skeleton.quantized.items():
-        # Plain dictionaries, like the stored arrays of formats.
-        parts = _map(lambda x: names[id(x)], q.stored)
+        parts = jtu.tree_map(lambda x: names[id(x)], q.stored)
         used.update(jtu.tree_leaves(parts))
         yield _quantized(name, q, parts, skeleton, source)
     for name, type in skeleton.types.items():
@@ -53,12 +48,6 @@ def _quantized(name, q, parts, skeleton, source):
     return Entry(
         name, q.shape, dtype, wanted.format, "eqquant", sources, to_array, axis=q.axis
     )
-
-
-def _map(fn, node):
-    if isinstance(node, dict):
-        return {key: _map(fn, child) for key, child in node.items()}
-    return fn(node)
 
 
 register_layout("eqquant", find_eqquant, container="eqquant")

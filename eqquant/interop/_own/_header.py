@@ -51,13 +51,8 @@ def is_own(metadata: dict[str, str]) -> bool:
 
 
 def from_header(metadata: dict[str, str]) -> dict[str, Any]:
-    """The inverse of `to_header`.
-
-    **Raises:**
-
-    A `ValueError` if another library wrote it, if its version is newer than this
-    library, or if it is damaged.
-    """
+    """The inverse of `to_header`. Raises a `ValueError` if another library wrote it, if
+    its version is newer than this library, or if it is damaged."""
     if _index_key in metadata and _key not in metadata:
         raise ValueError(
             "it is one of several files of a model, which have to be loaded together, "

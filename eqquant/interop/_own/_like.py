@@ -17,20 +17,11 @@ from .._nodes import dotted, is_data, leaves, python_scalar
 def match(
     found: PyTree, like: PyTree, kind_of_numpy: Callable[[Any], str | None]
 ) -> list[tuple[Any, Any]]:
-    """Pairs the leaf of `found` at each place with the leaf of `like`, in the order of
-    `like`. A leaf that is not data is paired with itself.
-
-    **Arguments:**
-
-    - `found`: the skeleton from a file.
-    - `like`: as in [`eqquant.load`][].
-    - `kind_of_numpy`: whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
-
-    **Raises:**
-
-    A `ValueError` that lists each leaf that is missing, unexpected, or of another shape
-    or dtype.
-    """
+    """Pairs the leaf of `found`, the skeleton from a file, at each place with the leaf
+    of `like`, in the order of `like`. A leaf that is not data is paired with itself.
+    `kind_of_numpy` tells whether a leaf of `found` is a NumPy `"array"` or `"scalar"`.
+    Raises a `ValueError` that lists each leaf that is missing, unexpected, or of
+    another shape or dtype."""
     expected = {path: leaf for path, leaf in leaves(like) if is_data(leaf)}
     got = _at_places_of(expected, dict(leaves(found)))
     paths = [*expected, *(path for path in got if path not in expected)]
@@ -69,13 +60,8 @@ def _is_of_name(key):
 
 def named_sharding(leaf: Any) -> NamedSharding | None:
     """Returns the sharding of a leaf of `like` if it is on a mesh: the sharding of its
-    arrays or, for a skeleton, the declared one.
-
-    **Raises:**
-
-    A `ValueError` if it is on an abstract mesh, as in `jax.eval_shape`, other than the
-    mesh of `jax.set_mesh`.
-    """
+    arrays or, for a skeleton, the declared one. Raises a `ValueError` if it is on an
+    abstract mesh, as in `jax.eval_shape`, other than the mesh of `jax.set_mesh`."""
     arrays = jtu.tree_leaves(leaf.stored) if is_quantized(leaf) else [leaf]
     if not all(map(_has_sharding, arrays)):
         return None

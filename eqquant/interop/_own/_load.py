@@ -1,9 +1,10 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
@@ -12,12 +13,18 @@ from jaxtyping import Array, PyTree
 
 from ..._array import is_quantized, QuantizedArray, relaid
 from ..._product import as_tuple, full_spec
-from ..._tree import layers_on_call, printable, rebuilt
+from ..._tree import (
+    is_on_call,
+    layers_on_call,
+    not_on_call,
+    on_call,
+    printable,
+    rebuilt,
+)
 from .._containers import Container, open_container, RawTensor
+from .._nodes import children
 from .._tensors import ArrayType, as_dtype, from_tensor
-from ._header import from_header
 from ._like import layout, match, named_sharding
-from ._on_call import on_call_as
 from ._skeleton import checked_skeleton, Skeleton
 
 
@@ -91,9 +98,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
 
 def _skeleton(file: Container) -> Skeleton:
-    tensors = {name: (x.kind, x.shape) for name, x in file.tensors.items()}
-    metadata = {} if file.is_gguf else file.metadata
-    return checked_skeleton(from_header(metadata), tensors)
+    return checked_skeleton({} if file.is_gguf else file.metadata, file.tensors)
 
 
 class _Reader:
@@ -140,10 +145,11 @@ class _Reader:
     def _quantized(self, name, sharding, layout):
         q = self.skeleton.quantized[name]
         swapped = layout.row_axis != q.layout.row_axis
-        names = _map(lambda x: self._names[id(x)], q.stored)
-        stored = _map(lambda x: _swapped_struct(x) if swapped else x, q.stored)
-        laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
-        q = dataclasses.replace(q, stored=stored, layout=laid)
+        names = jtu.tree_map(lambda x: self._names[id(x)], q.stored)
+        if swapped:
+            stored = jtu.tree_map(_swapped_struct, q.stored)
+            laid = dataclasses.replace(q.layout, row_axis=layout.row_axis)
+            q = dataclasses.replace(q, stored=stored, layout=laid)
         if sharding is not None:
             # Bytes that pack another number of codes may be split at other places.
             same = layout.format == q.format
@@ -216,3 +222,38 @@ def _map(fn, node):
     if isinstance(node, list):
         return [_map(fn, child) for child in node]
     return fn(node)
+
+
+def on_call_as(
+    found: Mapping[tuple[Any, ...], bool], like: PyTree
+) -> Callable[[Any, Any], Any]:
+    """Returns a function for `rebuilt` that makes the modules of `like` run on call as
+    in a file, by the paths of the modules of the file that run under `implicit`, and
+    whether all their methods do. Modules that `like` does not have, or cannot call, are
+    of another class, and are left unchanged."""
+    # Keyed by identity. The nodes are kept alive, so that no other object gets the same
+    # `id`.
+    callers = {
+        id(node): (node, found[path])
+        for path, node in _modules(like)
+        if path in found and (found[path] or callable(node))
+    }
+
+    def change(node: Any, new: Any) -> Any:
+        if id(node) not in callers:
+            return new
+        _, every_method = callers[id(node)]
+        return on_call(not_on_call(new) if is_on_call(new) else new, every_method)
+
+    return change
+
+
+def _modules(node: PyTree, path: tuple[Any, ...] = ()) -> Iterator[Any]:
+    inner = children(node)
+    if inner is None:
+        return
+    if isinstance(node, eqx.Module):
+        yield path, node
+    pairs = enumerate(inner) if isinstance(inner, list) else inner.items()
+    for key, child in pairs:
+        yield from _modules(child, (*path, key))

@@ -34,12 +34,7 @@ def gguf_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def all_metadata(container: Container) -> dict[str, Any]:
     """Returns the metadata of a file of `save` or `convert`, including the file of
-    metadata next to it.
-
-    **Raises:**
-
-    A `ValueError` if the file of metadata is damaged.
-    """
+    metadata next to it. Raises a `ValueError` if the file of metadata is damaged."""
     name = container.metadata.get(_key)
     if name is None:
         return container.metadata

@@ -28,13 +28,7 @@ def field(json: Any, key: str, *types: type) -> Any:
 
 
 def to_tree(json: Any, arrays: Mapping[str, Any], quantized: Mapping[str, Any]) -> Any:
-    """Returns a tree from its description.
-
-    **Arguments:**
-
-    - `json`: the description.
-    - `arrays`, `quantized`: the leaves, by their names in the description.
-    """
+    """Returns a tree from its description, in which the leaves are named."""
     if not isinstance(json, dict):
         if json is None or type(json) in (bool, int, float):
             return json

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 
 from ..._array import check_activation, QuantizedArray, spec_from_json, tuple_from_json
 from ..._product import as_tuple, normalise_axis
@@ -17,19 +18,13 @@ def to_quantized(
     name: str, json: Any, arrays: Mapping[str, Any], version: int, kinds: dict[Any, Any]
 ) -> QuantizedArray:
     """Returns a quantized array, with structs instead of numbers, from its description
-    in a header.
-
-    **Arguments:**
+    in a header. Raises a `ValueError` if its fields and stored arrays are not the ones
+    that [`eqquant.quantize`][] would produce for an array of this shape.
 
     - `name`, `json`: its name and its description.
     - `arrays`: the structs of all arrays.
     - `version`: the version of the header.
     - `kinds`: a cache of results for the formats in the file, which is added to.
-
-    **Raises:**
-
-    A `ValueError` if its fields and stored arrays are not the ones that
-    [`eqquant.quantize`][] would produce for an array of this shape.
     """
     shape = field(json, "shape", list)
     check_shape(name, shape)
@@ -76,14 +71,13 @@ def _stored(layout: Layout, rows: list[int], kinds: dict[Any, Any]) -> Stored:
     if not lead:
         return _once(kinds, (format, k), format.structs, (k,))
 
-    def of_rows(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: of_rows(child) for key, child in node.items()}
-        n, m = node.shape
+    def of_rows(x):
+        n, m = x.shape
         own = (*lead[:-1], lead[-1] if n == 2 else 1, m)
-        return jax.ShapeDtypeStruct(layout.by_row(own), node.dtype)
+        return jax.ShapeDtypeStruct(layout.by_row(own), x.dtype)
 
-    return of_rows(_once(kinds, (format, 2, k), format.structs, (2, k)))
+    of_two = _once(kinds, (format, 2, k), format.structs, (2, k))
+    return jtu.tree_map(of_rows, of_two)
 
 
 def _once(known, key, fn, *args):

@@ -1,12 +1,13 @@
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
 from ..._array import QuantizedArray
-from .._containers import check_shape
+from .._containers import check_shape, RawTensor
 from .._tensors import ArrayType
-from ._header import damaged
+from ._header import damaged, from_header
 from ._node import field, fitting, to_on_call, to_tree
 from ._quantized import to_quantized
 
@@ -32,31 +33,24 @@ class Skeleton(NamedTuple):
 
 
 def checked_skeleton(
-    layout: dict, tensors: dict[str, tuple[str, tuple[int, ...]]]
+    metadata: dict[str, str], tensors: Mapping[str, RawTensor]
 ) -> Skeleton:
-    """Returns the skeleton that a header describes.
-
-    **Arguments:**
-
-    - `layout`: the result of `from_header`.
-    - `tensors`: the safetensors name of the dtype, and the shape, of each tensor.
-
-    **Raises:**
-
-    A `ValueError` if the header has an unknown dtype or format, or is inconsistent in
-    itself or with the tensors.
-    """
+    """Returns the skeleton that the metadata of a file describe. Raises a `ValueError`
+    if they have an unknown dtype or format, or are inconsistent in themselves or with
+    the tensors."""
+    layout = from_header(metadata)
     try:
         skeleton = _to_skeleton(layout)
     except _damages as e:
         # These come from values that nothing checks before, such as fields of a format.
         raise damaged("its metadata is damaged", repr(e)) from e
     expected = {name: type.tensor_type for name, type in skeleton.types.items()}
-    for name in {**expected, **tensors}:
-        if expected.get(name) != tensors.get(name):
+    got = {name: (x.kind, x.shape) for name, x in tensors.items()}
+    for name in {**expected, **got}:
+        if expected.get(name) != got.get(name):
             raise damaged(
                 "its tensors differ from its metadata",
-                f"{name!r} should be {expected.get(name)}, and is {tensors.get(name)}",
+                f"{name!r} should be {expected.get(name)}, and is {got.get(name)}",
             )
     return skeleton
 

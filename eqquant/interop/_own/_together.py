@@ -50,12 +50,8 @@ def agreed() -> Iterator[None]:
 
 
 def same_everywhere(text: bytes, what: str) -> None:
-    """Checks that all processes have the same text.
-
-    **Raises:**
-
-    A `ValueError` in every process if the texts differ.
-    """
+    """Checks that all processes have the same text. Raises a `ValueError` in every
+    process if the texts differ."""
     checksums = everywhere(np.asarray(zlib.crc32(text), np.uint32))
     if np.any(checksums != checksums[0]):
         raise ValueError(f"{what} should be the same in all processes.")

@@ -23,24 +23,11 @@ def moved(
     shapes: Mapping[str, tuple[int, ...]] | None,
     inverse: bool = False,
 ) -> tuple[list[Named], list[str], Iterable[str]]:
-    """Applies rules to the arrays of a checkpoint.
-
-    **Arguments:**
-
-    - `rename`: as in [`eqquant.interop.load_into`][].
-    - `shapes`: the shapes of the arrays of the model, by their names, if there is a
-        model.
-    - `inverse`: as in [`eqquant.interop.renamed`][].
-
-    **Returns:**
-
-    Pairs of a new name and an array; sentences about arrays that could not be made;
-    and, to explain these, sentences about patterns that an earlier pattern shadows.
-
-    **Raises:**
-
-    A `ValueError` or a `TypeError` if `rename` is not a rule.
-    """
+    """Applies the rules of [`eqquant.interop.renamed`][] to the arrays of a checkpoint.
+    `shapes` are those of the arrays of the model, if there is one. Returns pairs of a
+    new name and an array; sentences about arrays that could not be made; and, to
+    explain these, sentences about patterns that an earlier pattern shadows. Raises a
+    `ValueError` or a `TypeError` if `rename` is not a rule."""
     found = [(piece.names[0], piece) for piece in pieces]
     problems: list[str] = []
     hidden: Iterable[str] = ()
@@ -83,12 +70,8 @@ class _Group:
         members[which] = (name, piece)
 
     def piece(self) -> Piece:
-        """Returns the array that is made of all members.
-
-        **Raises:**
-
-        A `ValueError` if a member is missing, occurs twice, or does not fit.
-        """
+        """Returns the array that is made of all members. Raises a `ValueError` if a
+        member is missing, occurs twice, or does not fit."""
         if self._twice:
             raise ValueError(f"there are two of {self._twice[0]!r}")
         lead, order = self._indices()

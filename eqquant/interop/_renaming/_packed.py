@@ -21,12 +21,8 @@ class Different(Exception):
 
 def joined(reads: Reads, sizes: Sequence[int], axis: int, groups: int) -> Any:
     """Joins arrays along an axis, counted from the end, where they have these `sizes`.
-    Quantized arrays are joined along the axis of their rows.
-
-    **Raises:**
-
-    `Different` if numbers differ that all rows would share.
-    """
+    Quantized arrays are joined along the axis of their rows. Raises `Different` if
+    numbers differ that all rows would share."""
     first, rooms, start = None, [], 0
     for read, size in zip(reads, sizes, strict=True):
         x = _as_first(read(), first)

@@ -18,12 +18,8 @@ _longest = 1000
 
 @ft.lru_cache(maxsize=1000)
 def fields_of(pattern: str) -> tuple[str, ...]:
-    """Returns the fields of a pattern, each once, in order.
-
-    **Raises:**
-
-    A `ValueError` if there is anything but a name in braces.
-    """
+    """Returns the fields of a pattern, each once, in order. Raises a `ValueError` if
+    there is anything but a name in braces."""
     found = [part[1:-1] for part in _token.split(pattern) if part.startswith("{")]
     for field in found:
         if not field.isidentifier():
@@ -98,11 +94,7 @@ def filled(
     name: str, stars: tuple[str, ...], fields: Mapping[str, str], pattern: str
 ) -> str:
     """Returns a name with its wildcards replaced by the text that `pattern` matched.
-
-    **Raises:**
-
-    A `ValueError` if the name has more or fewer `*` than the pattern.
-    """
+    Raises a `ValueError` if the name has more or fewer `*` than the pattern."""
     parts = _token.split(name)
     if parts.count("*") != len(stars):
         raise ValueError(

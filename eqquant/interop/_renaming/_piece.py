@@ -54,12 +54,8 @@ class Piece:
         return self.known.struct() if isinstance(self.known, Entry) else self.known
 
     def output_axis(self, axis: int | None) -> int:
-        """Returns the axis to join or split, counted from the end.
-
-        **Raises:**
-
-        A `ValueError` if the array has no such axis, or is packed along it.
-        """
+        """Returns the axis to join or split, counted from the end. Raises a
+        `ValueError` if the array has no such axis, or is packed along it."""
         if self.format is not None:
             if self.axis not in (-1, -2) or len(self.shape) < 2:
                 raise ValueError("its blocks lie along all axes")
@@ -74,12 +70,8 @@ class Piece:
 
 
 def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]:
-    """Returns the arrays of a checkpoint, which `read` reads by their names.
-
-    **Arguments:**
-
-    - `found`: their descriptions: entries, arrays, or structs.
-    """
+    """Returns the arrays of a checkpoint, from their descriptions: entries, arrays, or
+    structs. `read` reads them by their names."""
 
     def piece(place, name):
         x = found[name]
@@ -93,12 +85,8 @@ def sources(found: Mapping[str, Any], read: Callable[[str], Any]) -> list[Piece]
 
 
 def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
-    """Joins arrays along the axis of the outputs.
-
-    **Raises:**
-
-    A `ValueError` if they do not fit together.
-    """
+    """Joins arrays along the axis of the outputs. Raises a `ValueError` if they do not
+    fit together."""
     first = pieces[0]
     _check_alike(pieces)
     along = first.output_axis(axis)
@@ -122,12 +110,8 @@ def joined(pieces: Sequence[Piece], axis: int | None, groups: int) -> Piece:
 
 
 def added(pieces: Sequence[Piece]) -> Piece:
-    """Adds arrays.
-
-    **Raises:**
-
-    A `ValueError` if they are not alike, or not dense arrays of floats.
-    """
+    """Adds arrays. Raises a `ValueError` if they are not alike, or not dense arrays of
+    floats."""
     first = pieces[0]
     _check_alike(pieces)
     if any(piece.shape != first.shape for piece in pieces):
@@ -146,12 +130,8 @@ def added(pieces: Sequence[Piece]) -> Piece:
 def parts(
     piece: Piece, sizes: Sequence[int], axis: int | None, groups: int
 ) -> list[Piece]:
-    """The inverse of `joined`: splits an array into parts.
-
-    **Raises:**
-
-    A `ValueError` if it does not have these parts.
-    """
+    """The inverse of `joined`: splits an array into parts. Raises a `ValueError` if it
+    does not have these parts."""
     along = piece.output_axis(axis)
     if sum(sizes) != piece.shape[along]:
         text = " + ".join(map(str, sizes))
@@ -167,12 +147,8 @@ def parts(
 
 
 def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
-    """Stacks arrays along new leading axes.
-
-    **Raises:**
-
-    A `ValueError` if they are not alike.
-    """
+    """Stacks arrays along new leading axes. Raises a `ValueError` if they are not
+    alike."""
     first = pieces[0]
     _check_alike(pieces)
     if any(piece.shape != first.shape for piece in pieces):
@@ -192,12 +168,7 @@ def stacked(pieces: Sequence[Piece], lead: tuple[int, ...]) -> Piece:
 
 def picked(piece: Piece, number: int) -> Iterable[tuple[tuple[int, ...], Piece]]:
     """The inverse of `stacked` along `number` axes: yields the index of each array, and
-    the array.
-
-    **Raises:**
-
-    A `ValueError` if it has fewer axes.
-    """
+    the array. Raises a `ValueError` if it has fewer axes."""
     in_front = len(piece.shape)
     if piece.format is not None:
         first = piece.axis if isinstance(piece.axis, int) else piece.axis[0]
@@ -214,12 +185,8 @@ def picked(piece: Piece, number: int) -> Iterable[tuple[tuple[int, ...], Piece]]
 
 
 def transposed(piece: Piece) -> Piece:
-    """Swaps the last two axes.
-
-    **Raises:**
-
-    A `ValueError` if it has fewer axes, or if blocks lie along both.
-    """
+    """Swaps the last two axes. Raises a `ValueError` if it has fewer axes, or if blocks
+    lie along both."""
     if len(piece.shape) < 2 or piece.axis not in (-1, -2):
         raise ValueError(f"its shape is {piece.shape}")
     *lead, n, k = piece.shape
@@ -233,12 +200,8 @@ def quantized(piece: Piece, format: AbstractFormat, axis: int) -> Piece:
     """Quantizes an array, unless it already has this format. Arrays in another format
     are quantized along the same axis as before. Filters of convolutions, which are
     recognized by their shape, are quantized along all axes but the first, and other
-    arrays along `axis`.
-
-    **Raises:**
-
-    A `ValueError` if it is a vector, or if the format does not fit it.
-    """
+    arrays along `axis`. Raises a `ValueError` if it is a vector, or if the format does
+    not fit it."""
     if piece.format == format:
         return piece
     if len(piece.shape) < 2:

@@ -149,6 +149,18 @@ def refuse_grid(problem: Problem) -> str | None:
     return refuse_layout(problem)
 
 
+# Kernels that sweep over the codes unroll rows.
+_most_rows = 2
+
+
+def refuse_rows(problem: Problem) -> str | None:
+    """Returns why no kernel that sweeps over the codes applies, or `None`."""
+    if problem.rows is not None and problem.rows <= _most_rows:
+        return None
+    got = "an unknown number" if problem.rows is None else problem.rows
+    return f"is for at most {_most_rows} rows, got {got}"
+
+
 def refuse_layout(problem: Problem) -> str | None:
     """Returns why no kernel for CPUs applies, or `None`."""
     if problem.empty:

@@ -5,9 +5,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ...formats import AbstractFormat, AbstractGrid, Int4, NF4, round_trip
+from ...formats import AbstractFormat, AbstractGrid, Int4, NF4
 from .._finite import exact_where_not_finite
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
 from ._codes import codes_of, grid, per, points, radix, refuse_grid, scales
 from ._costs import measured
@@ -18,9 +18,7 @@ def _float_tiles(x, stored, problem, dtype):
     codes, format = stored["codes"], grid(problem)
     j = codes.shape[0]
     forward = problem.product == "matmul"
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     scale, zero = scales(stored, problem), format.offsets(stored)
     one = scale.shape[0] == 1
     if dtype == jnp.bfloat16 and not one:

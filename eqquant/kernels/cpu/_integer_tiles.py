@@ -175,8 +175,7 @@ def _integers(problem: Problem) -> str | None:
         return f"needs one scale for each channel, got {problem.format}"
     if grid(problem).offset is not None:
         return f"is for formats without zero-points, got {problem.format}"
-    reason = refuse_grid(problem)
-    if reason is not None:
+    if reason := refuse_grid(problem):
         return reason
     if integer_step(problem.format) is None:
         return f"needs points that are integers, got {problem.format}"

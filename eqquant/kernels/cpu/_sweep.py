@@ -8,9 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
-from ...formats import AbstractFormat, AbstractGrid, digits, round_trip
+from ...formats import AbstractFormat, AbstractGrid, digits
 from .._finite import exact_where_not_finite
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
 from ._codes import (
     codes_of,
@@ -19,6 +19,7 @@ from ._codes import (
     per,
     radix,
     refuse_grid,
+    refuse_rows,
     scales,
     to_bytes,
 )
@@ -227,9 +228,7 @@ def sweep(
     block = problem.format.block_size or problem.k
     zero, scale = grid(problem).offsets(stored), scales(stored, problem)
     terms = _terms(grid(problem))
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
-    x = to_bytes(x.astype(jnp.float32), p, codes.shape[0])
+    x = to_bytes(rounded_inputs(x, problem), p, codes.shape[0])
 
     def product(row, codes):
         if scale.shape[0] == 1 or block % p == 0:
@@ -240,15 +239,9 @@ def sweep(
     return one_by_one(product, x, codes).astype(problem.dtype)
 
 
-# (Rows are unrolled.)
-_most_rows = 2
-
-
 def _supports(problem: Problem) -> str | None:
-    if problem.rows is None or problem.rows > _most_rows:
-        got = "an unknown number" if problem.rows is None else problem.rows
-        return f"is for at most {_most_rows} rows, got {got}"
-    return refuse_grid(problem) or _refuse_zero_points(problem)
+    refused = refuse_rows(problem) or refuse_grid(problem)
+    return refused or _refuse_zero_points(problem)
 
 
 def _refuse_zero_points(problem):

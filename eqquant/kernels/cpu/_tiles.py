@@ -33,8 +33,6 @@ def tiled(
 ) -> Array:
     """`x[m, k] @ w[k, n]`, or `x[m, n] @ w[k, n].T`, where each byte has `p` codes.
 
-    **Arguments:**
-
     - `decode`: called as `decode(bytes, part)`, returns a tile of `w`. `part(a)` is the
         same tile of an array `a` with one row for each code.
     - `finish`: applied to the product of each tile.
@@ -56,7 +54,7 @@ def tiled(
             return lax.dynamic_slice_in_dim(a, start * each, size * each, axis)
 
         w = decode(some(codes, 1), lambda a: some(a, p))
-        return finish(_dot(x, w, 0 if forward else 1))
+        return finish(dot(x, w, 0 if forward else 1))
 
     y = _side_by_side(tile, codes, length, -(-length // number))
     return y if forward else y[:, : problem.k]
@@ -106,7 +104,9 @@ def _side_by_side(tile, codes, length, size):
     return jnp.concatenate(parts, axis=-1)
 
 
-def _dot(x, w, axis):
+def dot(x: Array, w: Array, axis: int) -> Array:
+    """Contracts the last axis of `x` with an axis of `w`, in float32 or, for 8-bit
+    integers, in 32-bit integers."""
     integers = jnp.issubdtype(x.dtype, jnp.integer)
     return lax.dot_general(
         x,

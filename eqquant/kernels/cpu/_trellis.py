@@ -1,13 +1,12 @@
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-from ...formats import AbstractFormat, round_trip, Stored, Trellis
-from .._problem import Problem
+from ...formats import AbstractFormat, Stored, Trellis
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
 from ._codes import refuse_layout
 from ._costs import measured
-from ._tiles import after, number_of_tiles
+from ._tiles import after, dot, number_of_tiles
 
 
 # XLA decodes a full vector of rows at a time if their number is this, or a multiple.
@@ -28,9 +27,7 @@ def trellis_tiles(
     float32."""
     format, k = problem.format, problem.k
     assert isinstance(format, Trellis)
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     forward = problem.product == "matmul"
     number = number_of_tiles(problem.n * k * problem.stack, 4)
     size = -(-problem.n // (number * _together)) * _together
@@ -40,15 +37,10 @@ def trellis_tiles(
         some = {name: a[:, rows] for name, a in later.items()}
         scale = format.scales(some, problem.tail)
         w = format.to_points(some["codes"])[:k] * scale
-        part = _dot(x, w, 0) if forward else _dot(x[:, rows], w, 1)
+        part = dot(x, w, 0) if forward else dot(x[:, rows], w, 1)
         if parts and not forward:
             part = parts.pop() + part
         # One after another, so that only one tile is in memory at a time.
         later, part = after(stored, part)
         parts.append(part)
     return jnp.concatenate(parts, axis=1).astype(problem.dtype)
-
-
-def _dot(x, w, axis):
-    contract = (((1,), (axis,)), ((), ()))
-    return lax.dot_general(x, w, contract, precision=lax.Precision.HIGHEST)

@@ -14,12 +14,12 @@ from ...formats import (
     AbstractFormat,
     AbstractGGUFBlocks,
     AbstractGrid,
-    round_trip,
     Stored,
 )
 from .._finite import exact_where_not_finite
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
+from ._codes import refuse_rows
 from ._costs import measured
 from ._units import alike, base_of, refuse_units, spans, Units, units
 from ._xla import fuses
@@ -48,9 +48,7 @@ def unit_sweep(
 ) -> Float[Array, "m n"]:
     """Decodes the codes of a few bytes of all blocks at a time, by shifts and masks,
     and adds up their terms. Sums are in float32."""
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
 
     if not base_of(problem).ordered:
         return _in_pieces(x, stored, problem).astype(problem.dtype)
@@ -204,15 +202,8 @@ def _added(total: Float[Array, "m u r n"]) -> Float[Array, "m n"]:
     return jnp.concatenate(rows)
 
 
-# (Rows are unrolled.)
-_most_rows = 2
-
-
 def _supports(problem: Problem) -> str | None:
-    if problem.rows is None or problem.rows > _most_rows:
-        got = "an unknown number" if problem.rows is None else problem.rows
-        return f"is for at most {_most_rows} rows, got {got}"
-    return refuse_units(problem)
+    return refuse_rows(problem) or refuse_units(problem)
 
 
 register_kernel(

@@ -12,14 +12,13 @@ from ...formats import (
     FP4,
     FP8,
     Int,
-    round_trip,
     Stored,
 )
 from .._finite import exact_where_not_finite
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
 from ._costs import measured
-from ._tiles import after
+from ._tiles import after, dot
 from ._units import refuse_units, spans, Units, units
 
 
@@ -45,9 +44,7 @@ def unit_tiles(
 
 
 def _unit_tiles(x, stored, problem):
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     forward = problem.product == "matmul"
     parts, positions, later = [], [], stored
     for span in spans(problem, 0, _number(stored, problem)):
@@ -56,10 +53,10 @@ def _unit_tiles(x, stored, problem):
             w = _decoded(some, run)
             if forward:
                 part = some.inputs(x)[:, :, np.array(run)].reshape(x.shape[0], -1)
-                part = _dot(part, w, 0)
+                part = dot(part, w, 0)
                 part = parts.pop() + part if parts else part
             else:
-                part = _dot(x, w, 1)
+                part = dot(x, w, 1)
                 at = np.arange(some.number)[:, None] * len(some.codes) + np.array(run)
                 positions.append(some.first + at.reshape(-1))
             # One after another, so that only one tile is in memory at a time.
@@ -115,11 +112,6 @@ def _decoded(some: Units, run: list[int]) -> Float[Array, "_ n"]:
     scale = scale if factor == 1 else scale * np.float32(factor)
     w = some.base.numbers(point, scale, offset)
     return w.reshape(-1, w.shape[-1])
-
-
-def _dot(x, w, axis):
-    contract = (((1,), (axis,)), ((), ()))
-    return lax.dot_general(x, w, contract, precision=lax.Precision.HIGHEST)
 
 
 def _supports(problem: Problem) -> str | None:

@@ -85,8 +85,7 @@ def native_few_integers(
 
 
 def _rounds_to_bfloat16(problem: Problem) -> str | None:
-    reason = refuse(problem)
-    if reason is not None:
+    if reason := refuse(problem):
         return reason
     if not library.has("bfloat16"):
         return "needs a CPU with bfloat16 products (AVX512_BF16)"
@@ -103,8 +102,7 @@ _exact, _rounded = 1e-6, 2e-3
 def _rounds_to_integers(problem: Problem, most: float = _rounded) -> str | None:
     """Returns why points cannot be rounded to integers with relative errors up to
     `most`, or `None`."""
-    reason = refuse(problem)
-    if reason is not None:
+    if reason := refuse(problem):
         return reason
     if not library.has("int16"):
         return "needs a CPU with 16-bit integer products"
@@ -121,8 +119,7 @@ def _error_of_integers(problem: Problem) -> float:
 
 
 def _splits_few(problem: Problem) -> str | None:
-    reason = _rounds_to_integers(problem, _exact)
-    if reason is not None:
+    if reason := _rounds_to_integers(problem, _exact):
         return reason
     if not library.has("int8_few_rows"):
         return "needs a CPU with 8-bit integer products"

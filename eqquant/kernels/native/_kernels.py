@@ -79,8 +79,7 @@ def native_bytes(
 
 
 def _bfloat16(problem: Problem) -> str | None:
-    reason = refuse_in_bytes(problem)
-    if reason is not None:
+    if reason := refuse_in_bytes(problem):
         return reason
     if not library.has("bfloat16_nibbles"):
         return "needs a CPU with bfloat16 products (AVX512_BF16)"
@@ -90,8 +89,7 @@ def _bfloat16(problem: Problem) -> str | None:
 
 
 def _integers(problem: Problem) -> str | None:
-    reason = refuse_in_bytes(problem)
-    if reason is not None:
+    if reason := refuse_in_bytes(problem):
         return reason
     if not library.has("int8"):
         return "needs a CPU with 8-bit integer products"
@@ -106,8 +104,7 @@ def _integers(problem: Problem) -> str | None:
 
 
 def _bytes(problem: Problem) -> str | None:
-    reason = refuse_in_bytes(problem)
-    if reason is not None:
+    if reason := refuse_in_bytes(problem):
         return reason
     if not library.has("int8_matrices"):
         return "needs a CPU with products of 8-bit integers"

@@ -34,14 +34,10 @@ _lock = threading.Lock()
 
 def missing() -> str | None:
     """Returns why the native library cannot be called, as the reason of a kernel that
-    needs it. `None` if it can. The first call loads the library.
-
-    **Raises:**
-
-    A `RuntimeError` if the library is missing and the environment has
-    `EQQUANT_NATIVE=require`. A `ValueError` if that variable is not `0`, `1` or
-    `require`.
-    """
+    needs it. `None` if it can. The first call loads the library. Raises a
+    `RuntimeError` if the library is missing and the environment has
+    `EQQUANT_NATIVE=require`. Raises a `ValueError` if that variable is not `0`, `1` or
+    `require`."""
     wanted = os.environ.get("EQQUANT_NATIVE", "1")
     if wanted not in ("0", "1", "require"):
         raise ValueError(

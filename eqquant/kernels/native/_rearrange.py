@@ -43,8 +43,6 @@ def rearrange(
     """Writes rows of blocks, as in files, to stored arrays whose contracted axis comes
     first. Only call this if `can_rearrange` is true.
 
-    **Arguments:**
-
     - `rows`: the last axis has the bytes of whole blocks, one after another. Other axes
         may have any strides, so transposed files need no copy.
     - `block`: the number of bytes in a block, 16 or more.

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ...formats import AbstractFormat, round_trip, Stored, Trellis
+from ...formats import AbstractFormat, Stored, Trellis
 from .._digits import error, provided
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from .._table import register_kernel
 from ..cpu._codes import refuse_layout
 from ..cpu._costs import measured
@@ -40,9 +40,7 @@ def native_trellis(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
     """Decodes trellis codes in registers, and multiplies and adds in float32."""
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     product = "trellis" if problem.product == "matmul" else "trellis_across"
     return _multiply(product, x, stored, problem)
 
@@ -63,8 +61,7 @@ def _refuse(problem: Problem) -> str | None:
 
 
 def _rounds(problem: Problem) -> str | None:
-    reason = _refuse(problem)
-    if reason is not None:
+    if reason := _refuse(problem):
         return reason
     if not library.has("trellis_int16"):
         return "needs a CPU with 16-bit integer products"

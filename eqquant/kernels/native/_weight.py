@@ -19,10 +19,9 @@ from ...formats import (
     AbstractScaled,
     Int8,
     per_byte,
-    round_trip,
     Stored,
 )
-from .._problem import Problem
+from .._problem import Problem, rounded_inputs
 from ..cpu._codes import (
     compute_now,
     grid,
@@ -246,9 +245,7 @@ def multiply(
 
     - `product`: as in `call`.
     """
-    x = x.astype(jnp.float32)
-    if problem.activation is not None:
-        x = round_trip(x, problem.activation)
+    x = rounded_inputs(x, problem)
     if isinstance(problem.format, AbstractRSR):
         y = _by_digits(product, x, w, problem)
     else:
@@ -307,23 +304,19 @@ def refuse_library(problem: Problem) -> str | None:
 def refuse(problem: Problem) -> str | None:
     """Returns why no kernel that decodes blocks applies to a problem, or `None`."""
     reason = refuse_library(problem) or _refuse_format(problem.format)
-    if reason is not None:
-        return reason
-    return refuse_layout(problem)
+    return reason or refuse_layout(problem)
 
 
 def refuse_in_bytes(problem: Problem) -> str | None:
     """Returns why no kernel that reads whole bytes of codes applies, or `None`."""
-    reason = refuse_library(problem)
-    if reason is not None:
+    if reason := refuse_library(problem):
         return reason
     format = problem.format
     if isinstance(format, AbstractRSR):
         if format.levels**format.k > 256:
             return f"needs codes of one byte, got {format}"
         return refuse_layout(problem)
-    reason = refuse_grid(problem)
-    if reason is not None:
+    if reason := refuse_grid(problem):
         return reason
     format = grid(problem)
     if format.offset == "zero_point" and radix(format) != 16:

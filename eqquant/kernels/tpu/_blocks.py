@@ -21,8 +21,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
 from ._codes import Decoder, grid, integers, reinterpret, rounded_lookup, to_planes
-from ._seconds import bundles
-from ._tuning import depth_of_blocks, few_rows, tile, tile_of_rows
+from ._tuning import bundles, depth_of_blocks, few_rows, tile, tile_of_rows
 
 
 # Products of bare codes, block by block, whose results are scaled. For few rows this is
@@ -142,8 +141,7 @@ def _refuse_rows(
 
 
 def _supports_integers(problem: Problem) -> str | None:
-    reason = call.refuse(problem)
-    if reason is not None:
+    if reason := call.refuse(problem):
         return reason
     return _refuse_rows(problem, integers(problem), 2, jnp.int8)
 
@@ -204,8 +202,7 @@ register_kernel(
 
 
 def _supports_lookup(problem: Problem) -> str | None:
-    reason = call.refuse_lookup(problem)
-    if reason is not None:
+    if reason := call.refuse_lookup(problem):
         return reason
     return _refuse_rows(problem, rounded_lookup(grid(problem)), 1, jnp.bfloat16)
 

@@ -20,8 +20,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from . import _call as call
 from ._codes import Decoder, from_planes, grid, integers, lookup, spread, to_planes
-from ._seconds import bundles
-from ._tuning import depth_of_tiles, tile, tile_of_rows
+from ._tuning import bundles, depth_of_tiles, tile, tile_of_rows
 
 
 # Products with tiles of the weight that are decoded to bfloat16. A tile is decoded in

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .._problem import Problem
@@ -60,3 +61,10 @@ def tile_of_rows(m: int, least: int) -> int:
     that a register holds."""
     tiles = -(-m // tile_m)
     return -(-m // (tiles * least)) * least
+
+
+def bundles(number: float | int) -> Callable[[Problem], float]:
+    """Returns the predicted time of a kernel in which a tile of 2048x512 numbers of the
+    weight takes about `number` bundles of instructions, each a cycle of a v6e. (The
+    times were not measured: only the order of the kernels counts.)"""
+    return lambda problem: problem.numbers * number / (2048 * 512) / 1.75e9

@@ -8,7 +8,7 @@ from ...formats import from_bits, Int8, Stored
 from .._finite import infinite_as_nan
 from .._problem import Problem
 from .._table import register_kernel
-from ._seconds import bundles
+from ._tuning import bundles
 
 
 # On a TPU, XLA fuses the conversion of 8-bit codes into the product, and writes no

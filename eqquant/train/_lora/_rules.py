@@ -85,12 +85,3 @@ def _transpose(interpreter, eqn, values):
     *lead, a, b = range(w.ndim)
     swapped = [int(i) for i in eqn.params["permutation"]] == [*lead, b, a]
     return [w.mT] if swapped and w.axis in (-1, -2) else NotImplemented
-
-
-@add_rule("convert_element_type", of=LoRA, takes="new_dtype weak_type", sharding=None)
-def _convert(interpreter, eqn, values):
-    (w,) = values
-    dtype = eqn.params["new_dtype"]
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
-        return NotImplemented  # The purpose of such a cast is its rounding.
-    return [w.astype(dtype)]

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float
 from ..._product import by_types, codes_of, vary_together
 from ...kernels import run_compiled
 from ._contractions import contract, transposes
-from ._dots import Kind
+from ._dots import Kind, result, result_sharding
 from ._operand import Operand, Rounding
-from ._results import result, result_sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +83,7 @@ def _abstract(x, *leaves, fn, sharding):
 def _lower(ctx, *operands, fn, sharding):
     del sharding
     (out,) = ctx.avals_out
-    typed = out.sharding if out.sharding.mesh.explicit_axes else None
-    lowered = mlir.lower_fun(by_types(fn, typed), multiple_results=False)
+    lowered = mlir.lower_fun(by_types(fn, out.sharding), multiple_results=False)
     return lowered(ctx, *operands)
 
 

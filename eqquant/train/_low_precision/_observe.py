@@ -56,9 +56,8 @@ def _transpose(ct, y, seen, bins, *, stack, cotangents):
         every = jnp.concatenate([bins, last[..., None]], axis=-1)
         return counts(every).astype(seen.aval.dtype)
 
-    sharding = seen.aval.sharding
-    typed = sharding if sharding.mesh.explicit_axes else None
-    return [ct if of_y else None, by_types(found, typed)(ct, bins), None]
+    found = by_types(found, seen.aval.sharding)
+    return [ct if of_y else None, found(ct, bins), None]
 
 
 ad.primitive_transposes[observe_p] = _transpose

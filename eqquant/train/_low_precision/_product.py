@@ -13,12 +13,11 @@ from ..._product import by_types, codes_of, vary_together
 from ...formats import AbstractFormat, FP8
 from ._contractions import layer
 from ._delayed import Delayed
-from ._dots import Kind
+from ._dots import Kind, result_sharding
 from ._history import bin_of, History
 from ._linear import linear
 from ._observe import observe
 from ._operand import as_operand, format_of, Operand, Rounding
-from ._results import result_sharding
 
 
 class Roundings(eqx.Module):

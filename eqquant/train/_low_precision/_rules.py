@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -79,15 +77,6 @@ def _transpose(interpreter, eqn, values):
         axes = tuple(order.index(w.ndim + i) - w.ndim for i in as_tuple(axis))
         axis = axes[0] if isinstance(axis, int) else axes
     return [w.moved(lax.transpose(w.weight, order), axis)]
-
-
-@add_rule("convert_element_type", of=LowPrecision, passes_all=True)
-def _convert(interpreter, eqn, values):
-    (w,) = values
-    dtype = eqn.params["new_dtype"]
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
-        return NotImplemented  # The purpose of such a cast is its rounding.
-    return [dataclasses.replace(w, weight=bind(eqn, [w.weight])[0])]
 
 
 @add_rule(

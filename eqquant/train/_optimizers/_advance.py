@@ -25,21 +25,14 @@ def advance(
     updates: PyTree[Array],
     *moments: PyTree,
 ) -> tuple[PyTree, ...]:
-    """One optimizer step for all parameters.
-
-    **Arguments:**
+    """One optimizer step for all parameters, from their gradients and the stored
+    moments, each a PyTree of the structure of `updates`. Returns the updates, in the
+    dtypes of the gradients, and the new moments, stored like the old ones.
 
     - `fn`: `(options, gradient, *moments) -> (update, *moments)`, elementwise, in
         float32.
     - `options`: hyperparameters: numbers and scalar arrays.
     - `count`: the number of the step, which seeds the rounding of moments.
-    - `updates`: the gradients.
-    - `moments`: the stored moments, each a PyTree of the structure of `updates`.
-
-    **Returns:**
-
-    The updates, in the dtypes of the gradients, and the new moments, stored like the
-    old ones.
     """
     leaves, treedef = jtu.tree_flatten(updates)
     each = zip(leaves, *map(treedef.flatten_up_to, moments))

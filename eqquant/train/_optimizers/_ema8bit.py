@@ -1,12 +1,8 @@
-import functools as ft
 from typing import NamedTuple, TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from ...formats import Dynamic8
-from ._advance import advance
 from ._moments import Moment, Scalar, Size, Storage, unbiased
 from ._quantized_state import quantized_state
 
@@ -68,17 +64,9 @@ def ema8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    step = lambda *given: _step(*given, (decay, 1 - decay), debias)
     storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
-    return quantized_state(step, Ema8bitState, storage, (True,))
-
-
-# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
-@ft.partial(jax.jit, static_argnames="debias")
-def _step(updates, state, count, options, debias):
-    options = (count.astype(jnp.float32), *options)
-    updates, ema = advance(ft.partial(_one, debias), options, count, updates, state.ema)
-    return updates, Ema8bitState(count, ema)
+    options = (decay, 1 - decay)
+    return quantized_state(_one, options, Ema8bitState, storage, (True,), (debias,))
 
 
 def _one(debias, options, g, m):

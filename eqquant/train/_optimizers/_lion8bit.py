@@ -1,12 +1,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from ...formats import Dynamic8
-from ._advance import advance
 from ._moments import chained, Moment, Scalar, Size, Storage
 from ._quantized_state import quantized_state
 
@@ -54,20 +52,13 @@ def scale_by_lion8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    step = lambda *given: _step(*given, (b1, 1 - b1, b2, 1 - b2))
     storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
-    return quantized_state(step, ScaleByLion8bitState, storage, (True,))
-
-
-# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
-@jax.jit
-def _step(updates, state, count, options):
-    updates, mu = advance(_one, options, count, updates, state.mu)
-    return updates, ScaleByLion8bitState(count, mu)
+    options = (b1, 1 - b1, b2, 1 - b2)
+    return quantized_state(_one, options, ScaleByLion8bitState, storage, (True,))
 
 
 def _one(options, g, m):
-    b1, rest1, b2, rest2 = options
+    _, b1, rest1, b2, rest2 = options
     return jnp.sign(b1 * m + rest1 * g), b2 * m + rest2 * g
 
 

@@ -4,15 +4,13 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..._product import by_types
 from ...formats import Dynamic8
-from ._adam8bit import adamw8bit
-from ._advance import advance
+from ._adam import adamw8bit
 from ._moments import (
     chained,
     Moment,
@@ -88,43 +86,31 @@ def scale_by_muon8bit(
 
         8-bit Optimizers via Block-wise Quantization. Dettmers et al., 2022.
     """
-    library = optax_library()
-
-    def step(updates, state, count):
-        dimensions = _extended(weight_dimension_numbers, updates)
-        leaves, treedef = jtu.tree_flatten(dimensions)
-        return _step(
-            updates,
-            state,
-            count,
-            (beta, 1 - beta),
-            (ns_coeffs, eps),
-            nesterov,
-            static("ns_steps", ns_steps),
-            adaptive,
-            preconditioning,
-            (tuple(leaves), treedef),
-        )
-
     storage = Storage(Dynamic8, block_size, filter_spec, min_size, embeddings)
-    momentum = quantized_state(step, ScaleByMuon8bitState, storage, (True,))
+    decays, state_type = (beta, 1 - beta), ScaleByMuon8bitState
+    momentum = quantized_state(_one, decays, state_type, storage, (True,), (nesterov,))
 
     def init(params):
         jtu.tree_map(_check, params)
         return momentum.init(params)
 
-    return library.GradientTransformation(init, momentum.update)
+    def update(updates, state, params=None):
+        updates, state = momentum.update(updates, state, params)
+        dimensions = _extended(weight_dimension_numbers, updates)
+        leaves, treedef = jtu.tree_flatten(dimensions)
+        how = static("ns_steps", ns_steps), adaptive, preconditioning
+        numbers = ns_coeffs, eps
+        return _orthogonalize(updates, numbers, how, (tuple(leaves), treedef)), state
+
+    return optax_library().GradientTransformation(init, update)
 
 
-# At module level, with every number an argument: see `_step` in `_quantized_adam.py`.
-@ft.partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
-def _step(updates, state, count, decays, numbers, nesterov, *how):
-    options = (count.astype(jnp.float32), *decays)
-    updates, mu = advance(ft.partial(_one, nesterov), options, count, updates, state.mu)
-    *how, (leaves, treedef) = how
+# At module level, with every number an argument: see `_step` in `_quantized_state.py`.
+@ft.partial(jax.jit, static_argnums=(2, 3))
+def _orthogonalize(updates, numbers, how, dimensions):
+    leaves, treedef = dimensions
     one = ft.partial(_orthogonalized, numbers, *how)
-    updates = jtu.tree_map(one, updates, treedef.unflatten(leaves))
-    return updates, ScaleByMuon8bitState(count, mu)
+    return jtu.tree_map(one, updates, treedef.unflatten(leaves))
 
 
 def _orthogonalized(numbers, ns_steps, adaptive, preconditioning, x, dimensions):
@@ -145,8 +131,7 @@ def _orthogonalized(numbers, ns_steps, adaptive, preconditioning, x, dimensions)
         return scale_by_muon.update(x, scale_by_muon.init(x))[0]
 
     # With shardings in types, the products of optax would be ambiguous.
-    typed = jax.typeof(x).sharding
-    return by_types(run, typed if typed.mesh.explicit_axes else None)(numbers, x)
+    return by_types(run, jax.typeof(x).sharding)(numbers, x)
 
 
 def _check(x):

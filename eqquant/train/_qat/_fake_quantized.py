@@ -132,7 +132,6 @@ class FakeQuantized(AbstractWeight):
         if not along or not isinstance(self.format, Rotated):
             return straight_through(x, self.activation, axis=-1)
         sharding = jax.typeof(x).sharding
-        sharding = sharding if sharding.mesh.explicit_axes else None
         turned = by_types(self.format.rotate, sharding)(x)
         rounded = straight_through(turned, self.activation, axis=-1)
         return by_types(self.format.rotate_back, sharding)(rounded).astype(x.dtype)

@@ -136,12 +136,8 @@ def _is_frozen(x: Any) -> bool:
     return isinstance(x, FakeQuantized | LowPrecision)
 
 
-def _is_fake_quantized(x: Any) -> bool:
-    return isinstance(x, FakeQuantized)
-
-
 def _is_done(x: Any) -> bool:
-    return is_quantized(x) or _is_fake_quantized(x)
+    return is_quantized(x) or isinstance(x, FakeQuantized)
 
 
 def _fake_quantized(decision: Decision, activation, step_sizes, clip) -> FakeQuantized:
