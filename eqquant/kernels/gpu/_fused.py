@@ -84,10 +84,9 @@ def _forward(x, some: Lanes, problem, sums):
         # zeros in `x` are not enough.)
         return found if np.all(inside) else jnp.where(inside[None], found, 0)
 
-    # (Across memory, all codes of one byte are added up at once: with two sums for each
-    # byte, XLA would decode to memory on a Hopper GPU.)
-    one_byte = sums is _across and unit_of(problem)[1] == 1
-    each, places = some.size if one_byte else _together(), range(some.size)
+    # (Across memory, XLA would write sums of more than two terms on a Hopper GPU.)
+    across = some.size if some.size <= 2 else 1
+    each, places = _together() if sums is _along else across, range(some.size)
     terms = [
         ft.reduce(operator.add, [term(r, i) for i in places[first : first + each]])
         for first in places[::each]
@@ -192,9 +191,11 @@ def _supports(problem: Problem) -> str | None:
 def _groups(problem: Problem) -> int:
     """Returns the number of groups of rows. The weight is decoded for each of them."""
     codes, nbytes = unit_of(problem)
-    # Of products across the blocks, each term is a sum of its own, and all sums of
-    # parts take 2 MB (see `_across`), or 4 MB on newer GPUs.
-    terms = 2 * _most_terms if problem.product == "matmul" else _most_terms
+    terms = 2 * _most_terms
+    if problem.product != "matmul" or problem.row_axis != -2:
+        # Each term is a sum of its own, and all sums of parts take 2 MB (see
+        # `_across`), or 4 MB on newer GPUs.
+        terms = _most_terms
     if nbytes > 1:
         terms //= 2  # Codes are in two bytes, and a thread adds up half as many terms.
     if isinstance(problem.format, AbstractGGUFBlocks):

@@ -11,8 +11,8 @@ class Rates(NamedTuple):
 
     - `bytes`: the bytes of memory that it reads or writes: nine tenths of what the data
       sheet says, about what was measured on an H100.
-    - `instructions`: the instructions of single lanes that a loop issues: 70 % of 128
-      in each clock of a multiprocessor.
+    - `instructions`: the instructions of single lanes that it issues: 128 in each clock
+      of a multiprocessor.
     - `operations`: the operations of its tensor cores in bfloat16, accumulated in
       float32.
     """
@@ -53,8 +53,7 @@ def rates() -> Rates:
     name = compiled_for() or ""
     found = (sheet for pattern, sheet in _sheets.items() if re.search(pattern, name))
     bandwidth, processors, clock, tera = next(found, _if_unknown)
-    instructions = 0.7 * 128e9 * processors * clock
-    return Rates(0.9e9 * bandwidth, instructions, 1e12 * tera)
+    return Rates(0.9e9 * bandwidth, 128e9 * processors * clock, 1e12 * tera)
 
 
 def predicted(
