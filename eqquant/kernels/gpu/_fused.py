@@ -51,15 +51,17 @@ def fused_sums(
     m, groups = len(x), _groups(problem)
     if groups == 1:
         return _of_group(x, stored, problem)
-    some = dataclasses.replace(problem, rows=-(-m // groups))
-    x = jnp.pad(x, ((0, groups * some.rows - m), (0, 0)))
+    rows = -(-m // groups)
+    some = dataclasses.replace(problem, rows=rows)
+    x = jnp.pad(x, ((0, groups * rows - m), (0, 0)))
 
     def of_group(x):
         # (Otherwise XLA might decode the weight before the loop.)
-        return _of_group(*lax.optimization_barrier((x, stored)), some)
+        x, each = lax.optimization_barrier((x, stored))
+        return _of_group(x, each, some)
 
-    y = lax.map(of_group, x.reshape(groups, some.rows, -1))
-    return y.reshape(groups * some.rows, -1)[:m]
+    y = lax.map(of_group, x.reshape(groups, rows, -1))
+    return y.reshape(groups * rows, -1)[:m]
 
 
 def _of_group(x, stored, problem):
