@@ -50,9 +50,9 @@ def digits(packed: Integer[Array, "*j"], levels: int) -> list[Integer[Array, "*j
         bits = levels.bit_length() - 1
         mask = np.uint8(levels - 1)
         return [(packed >> np.uint8(bits * i)) & mask for i in range(p)]
-    quotients = [packed.astype(jnp.uint16)]
-    for _ in range(p):
-        quotients.append(_divided(quotients[-1], levels))
+    # (Each quotient is computed from the bytes: a single code takes few operations.)
+    bytes = packed.astype(jnp.uint16)
+    quotients = [bytes, *(_divided(bytes, levels**i) for i in range(1, p + 1))]
     return [
         (low - high * np.uint16(levels)).astype(jnp.uint8)
         for low, high in zip(quotients[:-1], quotients[1:])

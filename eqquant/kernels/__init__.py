@@ -2,7 +2,8 @@
 
 `_table` is the dispatch table of kernels (`_kernel`), `_problem` describes one product
 (all that is known when a kernel is chosen), and `_reference` is the product that every
-format has on every platform. `_adapted` converts stored arrays for kernels that read
+format has on every platform; `_by_rows` multiplies with some rows of a weight at a
+time. `_adapted` converts stored arrays for kernels that read
 them otherwise. `_finite` and `_digits` are shared by kernels of several backends: exact
 results where a fast kernel overflows, and the splitting of inputs into 8-bit digits.
 `_eager` runs primitives outside of `jax.jit`.

@@ -1,9 +1,11 @@
+from collections.abc import Callable
+
 import jax.numpy as jnp
-import jax.tree_util as jtu
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
 from ..formats import round_trip, Stored
+from ._by_rows import by_rows
 from ._problem import Problem
 
 
@@ -32,54 +34,21 @@ def reference(
         size = problem.n
     else:
         size = min(max(8, _tile // width), -(-problem.n // 4))
-    return by_rows(x, stored, problem, size, lax.Precision.HIGHEST)
+    return by_rows(decoded_dot(lax.Precision.HIGHEST), x, stored, problem, size)
 
 
-def by_rows(
-    x: Float[Array, "m _"],
-    stored: Stored,
-    problem: Problem,
-    size: int,
+def decoded_dot(
     precision: lax.Precision | None,
-) -> Float[Array, "m _"]:
-    """Decodes `size` rows of the weight at a time, or the next larger number that can
-    be decoded alone, to the dtype of `x`, and accumulates products in float32, or in
-    float64 if `x` has that dtype."""
-    together = problem.format.rows_together
-    size = -(-size // together) * together
-    n, wide = problem.n, x.dtype if x.dtype.itemsize > 4 else jnp.float32
-    forward = problem.product == "matmul"
+) -> Callable[[Array, Stored, Problem], Array]:
+    """Returns the product with a weight that is decoded to the dtype of `x`. It
+    accumulates in float32, or in float64 if `x` has that dtype."""
 
-    def dot(x, stored):
+    def dot(x, stored, problem):
+        wide = x.dtype if x.dtype.itemsize > 4 else jnp.float32
         w = problem.decode(stored).astype(x.dtype)
-        contract = ((1,), (1 if forward else 0,))
+        contract = ((1,), (1 if problem.product == "matmul" else 0,))
         return lax.dot_general(
             x, w, (contract, ((), ())), precision, preferred_element_type=wide
         )
 
-    def step(start, size, y):
-        tile = jtu.tree_map(lambda a: _rows(a, problem, start, size), stored)
-        # The rows of the weight are columns of the result of one product, and the
-        # contracted axis of the other.
-        if forward:
-            new = dot(x, tile).astype(y.dtype)
-            return lax.dynamic_update_slice_in_dim(y, new, start, axis=1)
-        return y + dot(lax.dynamic_slice_in_dim(x, start, size, axis=1), tile)
-
-    if size >= n:
-        return dot(x, stored).astype(problem.dtype)
-    if forward:
-        y = lax.full_like(x, 0, problem.dtype, (x.shape[0], n))
-    else:
-        y = lax.full_like(x, 0, wide, (x.shape[0], problem.k))
-    y = lax.fori_loop(0, n // size, lambda i, y: step(i * size, size, y), y)
-    if n % size != 0:
-        y = step(n - n % size, n % size, y)
-    return y.astype(problem.dtype)
-
-
-def _rows(a: Shaped[Array, "_ _"], problem: Problem, start, size: int) -> Array:
-    """Returns the part of a stored array that belongs to some rows of the weight."""
-    if a.shape[problem.row_axis] != problem.n:
-        return a  # shared by all rows
-    return lax.dynamic_slice_in_dim(a, start, size, problem.row_axis)
+    return dot

@@ -1,7 +1,7 @@
 """Compiles products for GPUs by XLA alone, on a machine without one, and prints a line
 of JSON for each:
 
-    python -m tests.aot.compile_fused
+    python -m tests.aot.compile_fused [FORMAT]
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 
 
 if __name__ == "__main__":
@@ -29,48 +30,39 @@ import eqquant.kernels._table as table
 from ..helpers import formats, kinds_of_formats
 
 
-def is_fused(format):
-    format = format.format if isinstance(format, eqq.Rotated) else format
-    return not isinstance(format, eqq.Trellis) and format != formats["bnb-double"]
-
-
-# The first is for all formats.
 targets = ("a100", "rtx4090", "h200", "b200", "rtx5090")
-# Along the blocks and across them, with the contracted axis first in memory or last.
-_main = ("nf4", "int8", "int4-affine", "mxfp4", "nested")
-_all = [(first, across) for first in (False, True) for across in (False, True)]
-names = [name for name, format in formats.items() if is_fused(format)]
-_cases = [(name, 1, first, False) for name in names for first in (False, True)]
-_cases += [(name, 1, False, True) for name in kinds_of_formats if name in names]
-_cases += [(name, m, *layout) for name in _main for m in (4, 8) for layout in _all]
-_cases += [(name, 1, *layout) for name in ("q4_k", "q6_k") for layout in _all[1::2]]
-cases = [(targets[0], *case) for case in dict.fromkeys(_cases)]
-cases += [
-    (target, name, 1, *layout)
-    for target in targets[1:]
-    for name in ("nf4", "int8", "mxfp4", "q4_k")
-    for layout in _all
-    # (For the others, there are better kernels on Hopper.)
-    if (target, layout) != ("h200", (False, False)) or name == "q4_k"
-]
-# (With more than four codes in a byte.)
-cases += [("h200", name, 1, True, False) for name in ("binary", "ternary")]
-# Of many rows, parts of the weight are decoded; and of few, where nothing is better.
-many = [
-    (target, name, 64, *layout)
-    for target in targets
-    for name in (("nf4", "q4_k", "fp8") if target == targets[0] else ("nf4",))
-    for layout in _all
-    # (Nor here.)
-    if target != "h200" or layout[1]
-]
-many += [(targets[0], "bnb-double", 1, *layout) for layout in _all]
 size = 4096
+# Along the blocks and across them, with the contracted axis first in memory or last.
+layouts = [(first, across) for first in (False, True) for across in (False, True)]
 
 
-def main():
+def _each(targets, names, rows):
+    return [
+        (target, name, m, *layout)
+        for target in targets
+        for name in names
+        for m in rows
+        for layout in layouts
+    ]
+
+
+# A target, a format, the number of rows, and the layout. (Some formats have more than
+# four codes in a byte, or codes in two bytes.)
+sample = _each(targets[:1], kinds_of_formats, (1, 8))
+sample += _each(targets[:1], ("nf4", "q4_k", "trellis"), (64,))
+sample += _each(targets[1:], ("nf4",), (1, 8, 64)) + _each(targets[1:], ("q4_k",), (1,))
+sample += _each(("h200",), ("binary", "ternary", "int-3-minimum"), (1,))
+
+
+def of_format(name):
+    """All cases of a format. (From nine rows on, all is decoded in the same way.)"""
+    first, *others = targets
+    return _each((first,), (name,), (1, 2, 4, 8, 64)) + _each(others, (name,), (1, 8))
+
+
+def main(cases):
     meshes = {target: _mesh(target) for target in targets}
-    for target, name, m, first, across in cases + many:
+    for target, name, m, first, across in cases:
         q = eqx.filter_eval_shape(lambda: _weight(formats[name], first))  # noqa: B023
         q = q.T if across else q
         x = jax.ShapeDtypeStruct((m, size), jnp.bfloat16)
@@ -127,4 +119,4 @@ def _fusions(text):
 
 
 if __name__ == "__main__":
-    main()
+    main([case for name in sys.argv[1:] for case in of_format(name)] or sample)

@@ -38,13 +38,25 @@ formats = {
     "mxfp4": eqq.MXFP4(),
     "nvfp4": eqq.NVFP4(),
     "q4_k": eqq.formats.Q4_K(),
+    "q5_0": eqq.formats.Q5_0(),
     "q6_k": eqq.formats.Q6_K(),
 }
 # The stack of three weights, and one.
-cases = [("a100", name, m, 1) for name in formats for m in (1, 16, 64)]
+cases = [
+    ("a100", name, m, 1) for name in formats if name != "q5_0" for m in (1, 16, 64)
+]
 cases += [(gpu, name, 1, 1) for gpu in gpus[1:] for name in ("int4", "nvfp4", "q4_k")]
 cases += [("a100", "nf4", 4, 3), ("a100", "nvfp4", 4, 3), ("a100", "int4", 256, 1)]
 size = 4096
+# Of many numbers, stored with the contracted axis first, or to be unpacked.
+copied = [
+    (gpu, name, first)
+    for gpu in ("a100", "h200")
+    for name in ("nf4", "int8", "q5_0")
+    for first in (False, True)
+    if first or name == "q5_0"
+]
+large = (8192, 16384)
 
 
 def main():
@@ -55,26 +67,37 @@ def main():
         )
         mesh = Mesh(np.array(topology.devices), ("x",))
         for case in cases:
-            if case[0] == gpu:
-                print(
-                    json.dumps({"case": case} | _compile(*case[1:], mesh)), flush=True
-                )
+            at, name, m, stack = case
+            if at == gpu:
+                # (What is chosen on Hopper is another kernel.)
+                q = _weight(name, stack)
+                found = _compile(q, m, stack, mesh, "bfloat16_mma")
+                print(json.dumps({"case": case} | found), flush=True)
+        for case in copied:
+            at, name, first = case
+            if at == gpu:
+                found = _compile(_weight(name, 1, first, large), 16, 1, mesh)
+                print(json.dumps({"case": case} | found), flush=True)
 
 
-def _compile(name, m, stack, mesh):
+def _weight(name, stack, first=False, shape=(size, size)):
+    shape = shape if stack == 1 else (stack, *shape)
+
+    def quantized():
+        q = eqq.quantize(jnp.zeros(shape), formats[name])
+        return q if first else eqq.tree_prepack(q, platform="gpu")
+
+    return eqx.filter_eval_shape(quantized)
+
+
+def _compile(q, m, stack, mesh, kernel=None):
     lead = () if stack == 1 else (stack,)
-    q = eqx.filter_eval_shape(
-        lambda: eqq.tree_prepack(
-            eqq.quantize(jnp.zeros((*lead, size, size)), formats[name]), platform="gpu"
-        )
-    )
-    x = jax.ShapeDtypeStruct((*lead, m, size), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((*lead, m, q.shape[-2]), jnp.bfloat16)
     sharding = NamedSharding(mesh, PartitionSpec())
     x, q = jtu.tree_map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), (x, q)
     )
-    # (Not what is chosen on Hopper.)
-    product = jax.jit(lambda x, q: eqq.qmatmul(x, q, kernel="bfloat16_mma"))
+    product = jax.jit(lambda x, q: eqq.qmatmul(x, q, kernel=kernel))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         compiled = product.trace(x, q).lower().compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()

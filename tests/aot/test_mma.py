@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .compile_mma import cases, size
+from .compile_mma import cases, copied, size
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -38,3 +38,9 @@ def test_the_weight_is_read_where_it_is(compiled, case):
     assert found["fusions"] <= 2
     # Inputs in bfloat16, and results of up to four parts in float32.
     assert found["temporary_bytes"] <= 1.1 * stack * m * size * (2 + 4 * 4)
+
+
+# A part of the weight at a time, and never all of it.
+@pytest.mark.parametrize("case", copied, ids=lambda case: "-".join(map(str, case)))
+def test_copies_of_stored_arrays(compiled, case):
+    assert compiled[case]["temporary_bytes"] <= 32e6

@@ -83,7 +83,7 @@ def test_how_much_is_decoded_at_once(monkeypatch):
     of = lambda n, k: dataclasses.replace(problem, n=n, k=k)
     assert _decoded._rows(of(64, 256), 2) == 64
     assert _decoded._rows(of(4096, 4096), 2) == 256
-    assert _decoded._rows(of(2**17, 4096), 2) == 2048
+    assert _decoded._rows(of(2**17, 4096), 2) == 1280
     assert _decoded._rows(of(2, 2**24), 2) == 1
 
 

@@ -71,6 +71,16 @@ def test_hostile_inputs(name, m):
         assert np.all(np.abs(y - exact @ w) <= bound * near + tiny)
 
 
+# More rows than the weight is decoded for at once.
+@pytest.mark.parametrize("name, m", (("binary", 7), ("int-3-minimum", 3), ("q2_k", 5)))
+def test_groups_of_rows(name, m):
+    q = eqq.quantize(normal(300, 40), formats[name])
+    for q in every_layout(q):
+        x = normal(m, q.shape[0], seed=1)
+        y, bound = product(x, q)
+        assert error(y, x, q.dequantize()) < bound
+
+
 # Odd sizes, few columns, many, and parts of the sum.
 @pytest.mark.parametrize(
     "k, n, format",

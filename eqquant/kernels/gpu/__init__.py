@@ -3,7 +3,9 @@ since Ampere (`ptx`), and in Pallas (Mosaic GPU) for Hopper.
 
 `_fused.py` multiplies a few rows on any GPU, including AMD GPUs: the weight is decoded
 within the fusions that compute the sums (`_lanes.py`). For more rows, `_decoded.py`
-decodes the weight to memory, one part at a time.
+decodes the weight to memory, one part at a time. Kernels that copy stored arrays first
+do so in parts, too (`_parts.py`). `_seconds.py` has the rates of GPUs, from which times
+are estimated.
 
 On Hopper, a warp-specialized pipeline copies tiles of `x` and of the codes to shared
 memory (`_pallas.py`). Compute warpgroups decode the codes to operands of `wgmma` in

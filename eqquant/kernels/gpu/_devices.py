@@ -62,6 +62,13 @@ def capability() -> int:
     return int(found[1].replace(".", ""))
 
 
+def compiled_for() -> str | None:
+    """Returns the name of the GPU for which programs are compiled, or `None` if it is
+    unknown."""
+    found = _compiled_for()
+    return None if found is None else found[0]
+
+
 def _compiled_for() -> tuple[str, str | None] | None:
     """Returns the name and the compute capability of the GPU for which programs are
     compiled, or `None` if there is none. A GPU named by the abstract mesh in context

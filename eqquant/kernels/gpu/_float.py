@@ -20,6 +20,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from ._decoded import decoded
 from ._devices import hopper
+from ._parts import in_parts
 from ._plan import plan
 from ._product import product, unit_of
 from ._rows import by_eights, padded
@@ -38,19 +39,26 @@ def bfloat16_wgmma(
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
         problem = dataclasses.replace(problem, activation=None)
+    found = _reading(_grid(problem))
+    is_packed = found is not None and found[1]
+    product = _of_eights if is_packed else in_parts(_of_eights)
+    return product(x, stored, problem, interpret=interpret)
+
+
+def _of_eights(x, stored, problem, interpret):
     most = ft.partial(_product, interpret=interpret)
     return by_eights(most, decoded, x, stored, problem)
 
 
+@in_parts
 def swapped_wgmma(
     x: Float[Array, "m k"],
     stored: dict[str, Array],
     problem: Problem,
     interpret: Any = None,
 ) -> Float[Array, "m n"]:
-    """Swaps the axes of the stored arrays in memory, which
-    `eqq.tree_prepack(model, platform="gpu")` does once, and goes on as
-    `bfloat16_wgmma`."""
+    """Swaps the axes of the stored arrays in memory, some rows at a time, and goes on
+    as `bfloat16_wgmma`. `eqq.tree_prepack(model, platform="gpu")` swaps them once."""
     rows = problem.layout.to_rows(stored)
     return bfloat16_wgmma(x, rows, _rows_first(problem), interpret)
 
@@ -205,7 +213,7 @@ def _supports_swapped(problem: Problem) -> str | None:
 
 
 def _seconds(written: int) -> Callable[[Problem], float]:
-    packed, unpacked = predicted(written, 400e12), predicted(written + 1, 400e12)
+    packed, unpacked = predicted(written, 0.4), predicted(written + 1, 0.4)
 
     def seconds(problem):
         if isinstance(problem.format, AbstractGGUFBytes):
@@ -230,4 +238,4 @@ for _type, (_kernel, _supported, _written) in it.product(
         # times: the point of a table, the scale, and their product.
         error=8e-3,
         seconds=_seconds(_written),
-    )(_kernel if _type is AbstractGrid else on_base(_kernel))
+    )(_kernel if _type is AbstractGrid else in_parts(on_base(_kernel)))

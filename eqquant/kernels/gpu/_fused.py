@@ -1,3 +1,4 @@
+import dataclasses
 import functools as ft
 import operator
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from .._problem import Problem
 from .._table import register_kernel
 from ._devices import blackwell, hopper
 from ._lanes import Lanes, lanes, refuse_lanes, unit_of
+from ._seconds import rates
 
 
 # Products of a few rows on any GPU, compiled by XLA alone.
@@ -42,9 +44,27 @@ def fused_sums(
     x: Float[Array, "m _"], stored: Stored, problem: Problem
 ) -> Float[Array, "m _"]:
     """Decodes each number where it is added up, in the same fusion of XLA, in float32.
-    Nothing of the size of the weight is written."""
+    Nothing of the size of the weight is written. It is decoded once for all rows, or
+    for fewer if its numbers take long to decode."""
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
+    m, groups = len(x), _groups(problem)
+    if groups == 1:
+        return _of_group(x, stored, problem)
+    rows = -(-m // groups)
+    some = dataclasses.replace(problem, rows=rows)
+    x = jnp.pad(x, ((0, groups * rows - m), (0, 0)))
+
+    def of_group(x):
+        # (Otherwise XLA might decode the weight before the loop.)
+        x, each = lax.optimization_barrier((x, stored))
+        return _of_group(x, each, some)
+
+    y = lax.map(of_group, x.reshape(groups, rows, -1))
+    return y.reshape(groups * rows, -1)[:m]
+
+
+def _of_group(x, stored, problem):
     forward = problem.product == "matmul"
     # Whether the summed axis is the contiguous one in memory.
     along = (problem.row_axis == -2) == forward
@@ -66,10 +86,9 @@ def _forward(x, some: Lanes, problem, sums):
         # zeros in `x` are not enough.)
         return found if np.all(inside) else jnp.where(inside[None], found, 0)
 
-    # (Across memory, all codes of one byte are added up at once: with two sums for each
-    # byte, XLA would decode to memory on a Hopper GPU.)
-    one_byte = sums is _across and unit_of(problem)[1] == 1
-    each, places = some.size if one_byte else _together(), range(some.size)
+    # (Across memory, XLA would write sums of more than two terms on a Hopper GPU.)
+    across = some.size if some.size <= 2 else 1
+    each, places = _together() if sums is _along else across, range(some.size)
     terms = [
         ft.reduce(operator.add, [term(r, i) for i in places[first : first + each]])
         for first in places[::each]
@@ -168,24 +187,35 @@ def _supports(problem: Problem) -> str | None:
     if problem.composite:
         # (This kernel reads composite formats itself, including their scales.)
         return "reads scales as they are stored"
-    if (reason := refuse_lanes(problem)) is not None:
-        return reason
-    codes, _ = unit_of(problem)
-    across = problem.product != "matmul"
-    most = _most_terms if across and codes > 4 else 2 * _most_terms
+    return refuse_lanes(problem)
+
+
+def _groups(problem: Problem) -> int:
+    """Returns the number of groups of rows. The weight is decoded for each of them."""
+    codes, nbytes = unit_of(problem)
+    terms = 2 * _most_terms
+    if problem.product != "matmul" or problem.row_axis != -2:
+        # Each term is a sum of its own, and all sums of parts take 2 MB (see
+        # `_across`), or 4 MB on newer GPUs.
+        terms = _most_terms
+    if nbytes > 1:
+        terms //= 2  # Codes are in two bytes, and a thread adds up half as many terms.
     if isinstance(problem.format, AbstractGGUFBlocks):
-        most = _most_terms // 2  # A term of these is several times as long.
-    if problem.rows * codes > most:
-        of = problem.format
-        return f"is for at most {most // codes} rows of {of}, got {problem.rows}"
-    return None
+        terms = _most_terms // 2  # A term of these is several times as long.
+    assert problem.rows is not None
+    return -(-problem.rows // (terms // codes))
 
 
 def _seconds(problem: Problem) -> float:
-    # Estimated from counts of instructions on an H100, which issues 2.9e13 per second:
-    # decoding a number takes about ten, and each row multiplies and adds.
+    # Estimated from counts of instructions: decoding a number takes about ten, and each
+    # row multiplies and adds. (Threads do not load ahead, so they have fewer bytes in
+    # flight than the memory could deliver.)
     assert problem.rows is not None
-    return problem.numbers * (10 + 2.5 * problem.rows) / 2.9e13
+    groups, now = _groups(problem), rates()
+    instructions = 10 * groups + 2.5 * problem.rows
+    memory = groups * problem.format.bits / 8 / 0.8
+    each = max(instructions / now.instructions, memory / now.bytes)
+    return problem.numbers * each
 
 
 register_kernel(

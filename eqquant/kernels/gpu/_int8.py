@@ -183,5 +183,5 @@ def _supports(problem: Problem) -> str | None:
 _register = ft.partial(
     register_kernel, "matmul", Int8, "cuda", activation=Int8, any_length=True
 )
-_register(supports=_supports, seconds=predicted(0, 800e12))(int8_wgmma)
-_register(supports=_of_channels, seconds=predicted(0.1, 800e12))(int8_dot)
+_register(supports=_supports, seconds=predicted(0, 0.8))(int8_wgmma)
+_register(supports=_of_channels, seconds=predicted(0.1, 0.8))(int8_dot)

@@ -22,7 +22,7 @@ from ...formats import (
     stream_fields,
 )
 from .._problem import Problem
-from ._words import points_of
+from ..cpu._codes import integer_step, point_table
 
 
 # XLA fuses elementwise operations with the sum that uses their results, unless it
@@ -207,11 +207,15 @@ def _points(grid, code, problem):
     # (If XLA writes the results of a lookup to memory, they should have the layout of
     # the bytes. The transposes move no data.)
     swapped = lambda a: a if problem.row_axis == -2 else a.T
-    found, code = points_of(grid), swapped(code)
-    if found is None or found.table is None:
+    code = swapped(code)
+    if integer_step(grid, most=255) is not None:
         return swapped(grid.to_points(code))
-    table = jnp.asarray(found.table, jnp.float32)
+    # (A lookup takes fewer operations than other points.)
+    table = jnp.asarray(_table(grid), jnp.float32)
     return swapped(table.at[code].get(mode="promise_in_bounds"))
+
+
+_table = ft.cache(point_table)
 
 
 def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:

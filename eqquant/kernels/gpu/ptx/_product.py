@@ -21,6 +21,8 @@ from ..._problem import Problem
 from ..._table import register_kernel
 from .._devices import ampere, capability, hopper
 from .._float import reads_packed
+from .._parts import in_parts
+from .._seconds import rates
 from . import _nvrtc as nvrtc
 from ._blocks import kind_of_blocks
 from ._cache import ptx_of
@@ -43,6 +45,12 @@ def bfloat16_mma(
     """
     if problem.activation is not None:
         x = round_trip(x, problem.activation)
+    if problem.row_axis == -2:
+        return _product(x, stored, problem)
+    return in_parts(_product)(x, stored, problem)
+
+
+def _product(x, stored, problem):
     kind = kind_of(problem)
     assert kind is not None
     m, rows = x.shape[0], problem.layout.to_rows(stored)
@@ -263,17 +271,17 @@ def error(problem: Problem) -> float:
 
 
 def _seconds(problem: Problem) -> float:
-    # Estimated from the memory bandwidth and the instruction rate of an H100: 3 TB/s,
-    # and 2.9e13 instructions per second, of which a loop issues 70 %. The tests count
-    # the instructions for each number.
-    kind = kind_of(problem)
+    # Estimated from the memory bandwidth and the instructions that the GPU issues, of
+    # which a loop issues 70 %. The tests count the instructions for each number.
+    kind, now = kind_of(problem), rates()
     assert problem.rows is not None and kind is not None
     nbytes = kind.step_bytes / kind.step_columns
     if problem.row_axis != -2:
         nbytes += 2 * nbytes
     rows = problem.rows * _parts(problem)
     groups = -(-min(rows, kind.most_rows) // group)
-    each = max(nbytes / 3e12, (2.7 + groups / 3) / 2e13)
+    instructions = (2.7 + groups / 3) / 0.7
+    each = max(nbytes / now.bytes, instructions / now.instructions)
     seconds, calls = each, -(-rows // kind.most_rows)
     if calls > 1:
         # Loads of `x` and the tensor cores are busy, too: twice the time of the
@@ -290,7 +298,7 @@ def _seconds_of_blocks(problem: Problem) -> float:
     # reads them back.
     base = of_base(problem)
     nbytes = base.format.bits / 8 + 8 / (base.format.block_size or base.k)
-    return _seconds(base) + problem.numbers * 2 * nbytes / 3e12
+    return _seconds(base) + problem.numbers * 2 * nbytes / rates().bytes
 
 
 _register = ft.partial(
@@ -308,4 +316,4 @@ _register(
     supports=_supports_base,
     error=lambda problem: error(of_base(problem)),
     seconds=_seconds_of_blocks,
-)(on_base(bfloat16_mma))
+)(in_parts(on_base(bfloat16_mma)))
