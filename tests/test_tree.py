@@ -185,6 +185,16 @@ def test_register_owner():
         assert model.kernel.axis == -2
 
 
+def test_register_owner_takes_fields():
+    class Dense(eqx.Module):
+        kernel: eqx.AbstractVar[jax.Array]
+
+    eqq.register_owner(Dense, "kernel", axis=-2)
+    for cls, names in ((Dense, "kernel"), (eqx.nn.Linear, "weight")):
+        with pytest.raises(ValueError, match=f"{cls.__name__}: .*{names}.*'kernle'"):
+            eqq.register_owner(cls, "kernle", axis=-2)
+
+
 def test_register_owner_takes_classes(unchecked):
     with pytest.raises(TypeError, match="`type` should be a class of modules. Got 3"):
         eqq.register_owner(3, "kernel", axis=-2)

@@ -43,10 +43,19 @@ def register_owner(type: type, field: str, axis: AxisOf) -> None:
     **Raises:**
 
     A `TypeError` if `type` is not a class, or `axis` is neither integers nor a
-    function.
+    function. A `ValueError` if a class of modules has no such field.
     """
     if not inspect.isclass(type):
         raise TypeError(f"`type` should be a class of modules. Got {type!r}.")
+    if issubclass(type, eqx.Module):
+        # (Subclasses have the fields that an abstract class declares.)
+        fields = [x.name for x in dataclasses.fields(type)]
+        fields += sorted(getattr(type, "__abstractvars__", ()))
+        if field not in fields:
+            raise ValueError(
+                f"`field` should be one of the fields of {type.__name__}: {fields}. "
+                f"Got {field!r}."
+            )
     if not callable(axis):
         check_integers(axis)
     _owners[type, field] = axis
