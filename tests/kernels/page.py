@@ -23,7 +23,7 @@ _begin, _end = "<!-- kernels -->\n", "<!-- end of kernels -->\n"
 
 def kernel_table() -> str:
     """The table, in Markdown."""
-    lines = ["| kernel | for | how | error |", "|---|---|---|---|"]
+    lines = ["| kernel | for | error | how |", "|---|---|---|---|"]
     found = {}
     for entry, kernel in table._table:
         if "cpu" in entry.platforms:
@@ -36,9 +36,9 @@ def kernel_table() -> str:
         if all("matmul_transposed" not in entry.products for entry, _ in entries):
             text += "; along the blocks"
         kernel = entries[0][1]
-        lines.append(f"| `{name}` | {text} | {kernel.about} | {_error(kernel)} |")
+        lines.append(f"| `{name}` | {text} | {_error(kernel)} | {kernel.about} |")
     about = table._reference.about
-    lines.append(f"| `reference` | every format and platform | {about} | 1e-5 |")
+    lines.append(f"| `reference` | every format and platform | 1e-5 | {about} |")
     return "\n".join(lines) + "\n"
 
 
