@@ -81,8 +81,9 @@ def _rows(q, index):
             # (Other rows are not read.)
             size, (n, _) = q.layout.panel_rows, q.layout.panels
             panels = a.reshape(n // size, a.size // n, size)
-            index = jnp.where(index < 0, index + n, index)
-            index = jnp.clip(index, 0, n - 1)
+            # (Integers of any dtype, negative or out of range, mean what they do in an
+            # ordinary array.)
+            index = jnp.arange(n)[index]
             return panels[index // size, :, index % size]
         a = jnp.moveaxis(a, q.layout.row_axis, 0)
         return jnp.broadcast_to(a, (q.shape[0], a.shape[1]))[index]

@@ -76,6 +76,9 @@ def qconv(
         preferred_element_type=preferred_element_type,
     )
     if isinstance(w, QuantizedArray):
+        # Raises if the shapes do not match, of which tiles see parts.
+        struct = jax.ShapeDtypeStruct(w.shape, x.dtype)
+        jax.eval_shape(ft.partial(lax.conv_general_dilated, **params), x, struct)
         y = conv(x, w, **params)
         if y is not None:
             return y

@@ -109,6 +109,15 @@ def test_qconv():
     assert_close(batched, expected)
 
 
+# Tiles of a filter see parts of the input, which would match an input of any size.
+@pytest.mark.parametrize("axis", ((0, 2, 3), (1, 2, 3)))
+def test_sizes_that_do_not_match(axis):
+    q = eqq.quantize(normal(90, 100, 3, 3), "int8", axis=axis)
+    for channels in (99, 120):
+        with pytest.raises(ValueError, match="feature dimension size"):
+            qconv(normal(2, channels, 7, 6), q, (1, 1), "SAME")
+
+
 @pytest.mark.examples(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", ("nf4", "int8", "nested"))

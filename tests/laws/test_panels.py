@@ -94,6 +94,14 @@ def test_stacks_are_split_over_devices():
     assert jnp.shape(y) == (2, 3, 128)
 
 
+# A byte cannot count 256 rows.
+def test_rows_of_ids_in_bytes():
+    q = eqq.quantize(normal(256, 64), "int8", axis=-1)
+    p = in_panels(q)
+    for ids in (np.array([200, 255, 3], np.uint8), np.uint8(200), np.array([-3, 999])):
+        np.testing.assert_array_equal(p[ids], q.dequantize()[ids])
+
+
 # A split that does not end with panels is neither of rows nor of columns.
 def test_placement_of_cut_panels():
     mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
