@@ -40,7 +40,9 @@ def test_every_kernel(name):
     for a, b in ((p, q), (p.mT, q.mT)):
         x = normal(2, a.shape[0])
         w = np.asarray(b.dequantize(), np.float64)
-        for kernel in {kernel.name for kernel in supporting(eqq.explain(x, a).problem)}:
+        problem = eqq.explain(x, a).problem
+        assert problem is not None
+        for kernel in {kernel.name for kernel in supporting(problem)}:
             y = eqq.qmatmul(x, a, kernel=kernel)
             assert error(y, np.asarray(x, np.float64), w) < 1e-2, kernel
 
