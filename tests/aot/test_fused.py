@@ -3,10 +3,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
 import eqquant as eqq
+from eqquant.kernels.gpu._lanes import unit_of
 
 from ..helpers import formats
 from .compile_fused import of_format, sample, size
@@ -45,6 +47,15 @@ def is_decoded(name):
     return isinstance(format, eqq.Trellis) or name == "bnb-double"
 
 
+def sums_of_parts(name):
+    """The bytes of the sums across memory for each row of inputs: of each code of a
+    byte, but of two together."""
+    format = formats[name]
+    format = format.format if isinstance(format, eqq.Rotated) else format
+    codes, nbytes = unit_of(types.SimpleNamespace(format=format))  # pyright: ignore
+    return 2**21 if nbytes > 1 else 2**17 * max(codes, 2)
+
+
 # No array of the size of the weight is written, whatever the format, the layout and the
 # GPU. What is written are inputs and results in float32, and either sums of parts, of
 # at most so many threads, or a sixteenth of the weight, in bfloat16 and in float32.
@@ -65,7 +76,7 @@ def check(case, found):
     # One or two fusions, in a loop over groups of rows or not.
     assert found["fusions"] <= 6
     assert set(found["reads"].values()) <= {0, 1}
-    parts = 2**17 if first == across else 2**21
+    parts = 2**17 if first == across else min(2**21, m * sums_of_parts(name))
     if target in ("b200", "rtx5090"):
         parts *= 2
     if m == 1:
