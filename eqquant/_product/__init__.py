@@ -1,7 +1,7 @@
 """The product of a dense matrix with a quantized weight, as one JAX primitive
 (`_primitive`) with rules for `vmap` and derivatives, and its partitioning over devices
 (`_partition`). `_axes` relates the contracted axes of an array to its stored arrays,
-and `_specs` relates their shardings.
+and `_specs` relates their shardings, of which `_splits` says which are possible.
 
 This room imports `formats` and `kernels`.
 """
@@ -16,6 +16,7 @@ from ._axes import (
     normalise_axis as normalise_axis,
 )
 from ._in_rows import transposed as transposed
+from ._place import place as place, placed as placed, stored_spec as stored_spec
 from ._primitive import (
     problem_of as problem_of,
     qmatmul_p as qmatmul_p,
@@ -24,20 +25,16 @@ from ._primitive import (
 from ._specs import (
     as_entry as as_entry,
     by_types as by_types,
-    checked_by_row as checked_by_row,
     codes_of as codes_of,
     declared_by_row as declared_by_row,
     full_spec as full_spec,
     logical_sharding as logical_sharding,
     names_of as names_of,
     number_of_shards as number_of_shards,
-    place as place,
-    placed as placed,
     spec_of as spec_of,
-    splits_evenly as splits_evenly,
-    stored_spec as stored_spec,
     typed_sharding as typed_sharding,
     vary_together as vary_together,
     with_spec as with_spec,
 )
+from ._splits import checked_by_row as checked_by_row, splits_evenly as splits_evenly
 from ._stay import stay as stay

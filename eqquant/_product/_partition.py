@@ -14,7 +14,8 @@ from jaxtyping import Array
 
 from ..formats import AbstractFormat, Layout, round_trip
 from ..kernels import Product
-from ._specs import as_entry, full_spec, names_of, splits_evenly, splits_rows
+from ._specs import as_entry, full_spec, names_of
+from ._splits import splits_evenly, splits_rows
 
 
 # The mesh axes that split one axis of an array.

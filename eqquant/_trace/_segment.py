@@ -1,17 +1,16 @@
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Var
 from jax.sharding import Sharding
 from jaxtyping import Array
 
-from .._implicit import opened
 from ._capture import Capture, Slot, Sums
 from ._evaluate import run
 from ._program import Cut, Program, variables
+from ._signature import Signature
 from ._view import whole
 
 
@@ -126,53 +125,3 @@ def _shortened(a, dtype):
 
 def _restored(a, var):
     return a if a.dtype == var.aval.dtype else a.astype(var.aval.dtype)
-
-
-class Signature:
-    """Names equations. Equations that compute the same have the same name.
-
-    - `inputs`: the variables that no equation so far computes, in order.
-    - `numbers`: a number for each variable.
-    """
-
-    def __init__(self, marked: Collection[int]):
-        """`marked` are the `id`s of equations to distinguish from others."""
-        self.inputs: list[Var] = []
-        self.numbers: dict[Var, int] = {}
-        self._marked = marked
-
-    def of(self, eqns: Sequence[JaxprEqn]) -> Hashable:
-        """Returns the name of some equations, which follow the equations before."""
-        return tuple(map(self._equation, eqns))
-
-    def _equation(self, eqn):
-        operands = tuple(map(self._operand, eqn.invars))
-        params = tuple((k, self._value(v)) for k, v in sorted(eqn.params.items()))
-        results = tuple(self._number(v) for v in eqn.outvars)
-        kinds = tuple(v.aval for v in eqn.outvars)
-        marked = id(eqn) in self._marked
-        return eqn.primitive, params, operands, results, kinds, marked
-
-    def _number(self, var):
-        return self.numbers.setdefault(var, len(self.numbers))
-
-    def _operand(self, atom):
-        if isinstance(atom, Literal):
-            return atom.aval, np.asarray(atom.val).tobytes()
-        if atom not in self.numbers:
-            self.inputs.append(atom)
-        return self._number(atom)
-
-    def _value(self, value: Any) -> Hashable:
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            jaxpr, constants = opened(value)
-            inner = Signature(self._marked)
-            operands = [*jaxpr.constvars, *jaxpr.invars]
-            avals = tuple(v.aval for v in operands)
-            inner.numbers = {v: i for i, v in enumerate(operands)}
-            eqns, outs = inner.of(jaxpr.eqns), map(inner._operand, jaxpr.outvars)
-            # (Constants live as long as the program does.)
-            return avals, eqns, tuple(outs), tuple(map(id, constants))
-        if isinstance(value, tuple | list):
-            return tuple(map(self._value, value))
-        return value if isinstance(value, Hashable) else id(value)

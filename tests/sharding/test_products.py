@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
-from eqquant._product._specs import splits_evenly
+from eqquant._product import splits_evenly
 
 from ..helpers import error, formats, many_at_once, normal
 from .meshes import collectives, kinds, mesh, put, run, shard
