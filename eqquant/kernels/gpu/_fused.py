@@ -68,7 +68,7 @@ def _of_group(x, stored, problem):
     forward = problem.product == "matmul"
     # Whether the summed axis is the contiguous one in memory.
     along = (problem.row_axis == -2) == forward
-    most = max(2, _together() // x.shape[0]) if along else 1
+    most = max(2, _together(problem) // x.shape[0]) if along else 1
     some = lanes(stored, problem, most)
     sums = _along if along else _across
     product = _forward if forward else _transposed
@@ -88,7 +88,7 @@ def _forward(x, some: Lanes, problem, sums):
 
     # (Across memory, XLA would write sums of more than two terms on a Hopper GPU.)
     across = some.size if some.size <= 2 else 1
-    each, places = _together() if sums is _along else across, range(some.size)
+    each, places = _together(problem) if sums is _along else across, range(some.size)
     terms = [
         ft.reduce(operator.add, [term(r, i) for i in places[first : first + each]])
         for first in places[::each]
@@ -114,9 +114,12 @@ def _transposed(x, some: Lanes, problem, sums):
     return some.to_rows(jnp.stack(found, axis=-1), problem.k)
 
 
-def _together():
+def _together(problem):
     """Returns how many products are added up before a sum over lanes."""
-    return _few_terms if hopper() is None or blackwell() else _most_terms
+    if hopper() is not None and not blackwell():
+        return _most_terms
+    # A code in two bytes takes as many operations as two codes.
+    return _few_terms // (2 if unit_of(problem)[1] > 1 else 1)
 
 
 def _converted(x):
