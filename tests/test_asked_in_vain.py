@@ -1,6 +1,7 @@
 """A filter that asks for a format where nothing can be quantized is an error; so is no
 filter that leaves out what it does not name."""
 
+import functools as ft
 import warnings
 
 import equinox as eqx
@@ -162,6 +163,26 @@ def test_training_warns_of_what_stays_dense(fn):
             assert number(fn(model, spec)) == 1
         assert "`example=`" in str(caught[0].message)
         check_warned_here(caught[0], __file__)
+
+
+# What stands for a weight is trained first, and then packed; or has a quantized base.
+def test_weights_in_training():
+    linear = eqx.nn.Linear(64, 64, key=jr.key(0))
+    lora = ft.partial(eqq.train.lora, rank=2, key=jr.key(1))
+    for model, text in (
+        (lora(linear)[0], "`weight.base`: the base of an adapter.*before `lora`"),
+        (tree_fake_quantize(linear), "stored in NF4().*`train.tree_freeze`"),
+        (tree_compute(linear, "int8"), "computed in Int8().*`train.tree_freeze`"),
+    ):
+        text = rf"Nothing is quantized:\n.*{text.replace('()', '..')}"
+        with pytest.warns(UserWarning, match=text) as caught:
+            same = eqq.tree_quantize(model)
+        check_warned_here(caught[0], __file__)
+        assert eqx.tree_equal(same, model)
+    adapted, _ = lora(eqq.tree_quantize(linear))
+    assert eqx.tree_equal(eqq.tree_quantize(adapted), adapted)
+    with pytest.raises(ValueError, match="(?s)selects none.*`train.tree_freeze` packs"):
+        lora(tree_fake_quantize(linear))
 
 
 @all_functions

@@ -91,6 +91,12 @@ class AbstractArrayLike(eqx.Module):
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any: ...
 
+    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+        """Returns why the array at a field of `owner`, this or a module in it, is not
+        quantized, and how to change that."""
+        del owner, field
+        return f"held by a {type(self).__name__}, which stands for a weight", ""
+
     @property
     def ndim(self) -> int:
         """The number of axes."""

@@ -17,11 +17,11 @@ from .._tree import (
     decide,
     Decision,
     FilterSpec,
+    held_by,
     LeafInfo,
     leaves_with_info,
     opened,
 )
-from ..train import FakeQuantized, LoRA, LowPrecision
 from ._print import print_report, Row, Total
 from ._text import plain, short_array
 
@@ -172,8 +172,11 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
         hint = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", hint=hint)
     skip = decision.skip
-    hint = f"{skip.hint}, or `example=`" if skip.kind in by_use else skip.hint
-    reason, hint = part_of(info) or (skip.reason, hint)
+    reason, hint = skip.reason, skip.hint
+    if skip.kind in by_use:
+        hint = f"{hint}, or `example=`"
+    if (weight := held_by(info)) is not None:
+        reason, hint = weight.why_dense(info.owner, info.field)
     return dataclasses.replace(row, reason=reason, hint=hint)
 
 
@@ -243,34 +246,3 @@ def is_floating(info: LeafInfo) -> bool:
 
 def _array(info: LeafInfo) -> str:
     return short_array(info.shape, info.dtype.name)
-
-
-def part_of(info: LeafInfo) -> tuple[str, str] | None:
-    """Returns why an array of a weight in training is dense, and how to change that.
-    Returns `None` for other arrays."""
-    owner, field = info.owner, info.field
-    if isinstance(owner, FakeQuantized):
-        if field == "step_size":
-            return "a step size, which trains", "`train.tree_freeze` packs it"
-        return f"trains to be stored in {owner.format}", "`train.tree_freeze` packs it"
-    if isinstance(owner, LoRA):
-        if field == "base":
-            return (
-                "the base of an adapter, which is frozen",
-                "Quantize it before `lora`",
-            )
-        if field != "norm":
-            return (
-                "of an adapter, which trains",
-                "`train.merge_lora` adds it to its base",
-            )
-    for module in info.ancestors:
-        if isinstance(module, LowPrecision):
-            format, dtype = module.roundings.forward, module.dtype.name
-            if owner is module.history:
-                return "the history that sets the scales of the next steps", ""
-            if module is not owner:
-                return f"rounded to {format} by `train.tree_preround`", ""
-            reason = f"trains in {dtype}; its products are computed in {format}"
-            return reason, "`train.tree_freeze` packs it"
-    return None

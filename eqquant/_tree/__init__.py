@@ -31,6 +31,7 @@ from ._on_call import (
     runs_every_method as runs_every_method,
 )
 from ._owners import (
+    held_by as held_by,
     LeafInfo as LeafInfo,
     leaves_with_info as leaves_with_info,
     needing_dense as needing_dense,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._array import AbstractArrayLike, identity
+from .._array import identity
 from ..formats import AbstractFormat, as_format
 from ._choices import Choice, choices
 from ._decision import Decision, Skip
@@ -15,6 +15,7 @@ from ._owners import (
     activations,
     caller_of,
     convolutions,
+    held_by,
     LeafInfo,
     norms,
     readers_of,
@@ -129,8 +130,8 @@ def _obstacle(info, requested, caller) -> Skip | None:
 def _exception(info, format, min_size, embeddings) -> Skip | None:
     """Returns the reason to skip a leaf that only a request for this leaf overrides."""
     owner = type(info.owner).__name__
-    if isinstance(info.owner, AbstractArrayLike):
-        return Skip("adapter", f"held by a {owner}, which stands for a weight")
+    if (weight := held_by(info)) is not None:
+        return Skip("held", *weight.why_dense(info.owner, info.field))
     rule = f'Rules([("{info.path}", {format}), ...])'
     if math.prod(info.shape) < min_size:
         reason = f"fewer than {min_size} numbers"

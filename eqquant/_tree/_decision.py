@@ -25,7 +25,7 @@ class Skip:
         "vector",
         "bias",
         "convolution",
-        "adapter",
+        "held",
         "small",
         "embedding",
         "unknown owner",

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._array import has_numbers, is_quantized
+from .._array import AbstractArrayLike, has_numbers, is_quantized
 from .._product import Axis, check_integers
 
 
@@ -159,6 +159,12 @@ def _info(leaf, keys, ancestors, field):
         known=axis is not None or owner is None,
         ancestors=ancestors,
     )
+
+
+def held_by(info: LeafInfo) -> AbstractArrayLike | None:
+    """Returns what holds the array and stands for a weight, if anything does."""
+    around = reversed(info.ancestors)
+    return next((a for a in around if isinstance(a, AbstractArrayLike)), None)
 
 
 def needing_dense(info: LeafInfo) -> Owner | None:

@@ -26,7 +26,7 @@ from ._rules import is_every, matches, Rules
 # The kinds of `Skip` for an array that could be quantized, or need not be.
 _by_choice = (
     *("not an array", "quantized", "not requested"),
-    *("adapter", "small", "embedding"),
+    *("held", "small", "embedding"),
 )
 # The kinds for an array whose use is unknown or not supported.
 by_use = ("unknown owner", "convolution", "reparametrised")

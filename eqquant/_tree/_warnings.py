@@ -17,7 +17,8 @@ _few = 16
 
 def warn_of_little(request: Request, decisions: Sequence[Decision]) -> None:
     """Warns the caller of the function that makes a [`Plan`][] if less than half of a
-    model's matrices are quantized because their use is unknown or not supported."""
+    model's matrices are quantized because their use is unknown or not supported, or
+    because they are parts of weights in training."""
     model, filter_spec = request.model, request.filter_spec
     every = filter_spec is True or isinstance(filter_spec, AbstractFormat | str)
     if every and callable(model) and jtu.all_leaves([model]):
@@ -29,7 +30,8 @@ def warn_of_little(request: Request, decisions: Sequence[Decision]) -> None:
         )
         return
     arrays = [(d.info, d.skip) for d in decisions if d.info is not None]
-    left = [(info, s) for info, s in arrays if s is not None and s.kind in by_use]
+    kinds = (*by_use, "held")
+    left = [(info, s) for info, s in arrays if s is not None and s.kind in kinds]
     done = [info for info, s in arrays if s is None or s.kind == "quantized"]
     numbers = lambda infos: sum(math.prod(info.shape) for info in infos)
     quantized, dense = numbers(done), numbers(info for info, _ in left)
@@ -37,21 +39,22 @@ def warn_of_little(request: Request, decisions: Sequence[Decision]) -> None:
         return
     if done:
         share = quantized / (quantized + dense)
-        start = f"Only {share:.0%} of the numbers in matrices are quantized."
+        start = f"Only {share:.0%} of the numbers in matrices are quantized"
     else:
-        start = "Nothing is quantized."
+        start = "Nothing is quantized"
+    if any(s.kind in by_use for _, s in left):
+        start += (
+            ". How the model uses these matrices is not known, or their layers need "
+            "dense arrays"
+        )
+        if request.example is None:
+            start += ". Pass `example=`, the arguments of a call, to take them"
     lines = [
         f"\n- `{info.path}`: {s.reason}.{f' {s.hint}.' if s.hint else ''}"
         for info, s in left
     ]
     more = f"\n- and {len(lines) - 3} more." if len(lines) > 3 else ""
-    way = ". Pass `example=`, the arguments of a call, to take them"
-    way = way if request.example is None else ""
-    warnings.warn(
-        f"{start} How the model uses these matrices is not known, or their layers need "
-        f"dense arrays{way}:{''.join(lines[:3])}{more}",
-        stacklevel=4,
-    )
+    warnings.warn(f"{start}:{''.join(lines[:3])}{more}", stacklevel=4)
 
 
 def warn_of_guesses(request: Request, decisions: Sequence[Decision]) -> None:

@@ -122,6 +122,14 @@ class LoRA(AbstractWeight):
     def without_blocks(self) -> Array:
         return self.dequantize()
 
+    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+        if field == "base":
+            hint = "Quantize it before `lora`"
+            return "the base of an adapter, which is frozen", hint
+        if field == "norm":
+            return "the norms of the base of an adapter", ""
+        return "of an adapter, which trains", "`train.merge_lora` adds it to its base"
+
     def _left_product(self, x: Array) -> Array:
         return by_transpose(self, x)
 

@@ -232,7 +232,10 @@ def _warn_of_guesses(leaves, infos):
 def _why(decisions):
     left = [(d.info.path, d.skip) for d in decisions if d.info and d.skip]
     left = [(path, skip) for path, skip in left if skip.kind not in ("vector", "bias")]
-    lines = [f"\n- `{path}`: {skip.reason}." for path, skip in left[:3]]
+    lines = [
+        f"\n- `{path}`: {skip.reason}.{f' {skip.hint}.' if skip.hint else ''}"
+        for path, skip in left[:3]
+    ]
     more = [f"\n- and {len(left) - 3} more."] if len(left) > 3 else []
     return f":{''.join((*lines, *more))}" if lines else ": there are no matrices."
 

@@ -67,6 +67,15 @@ class LowPrecision(AbstractWeight):
         """The weight that trains."""
         return self.weight
 
+    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+        format = self.roundings.forward
+        if owner is self.history:
+            return "the history that sets the scales of the next steps", ""
+        if owner is not self:
+            return f"rounded to {format} by `train.tree_preround`", ""
+        reason = f"trains in {self.dtype.name}; its products are computed in {format}"
+        return reason, "`train.tree_freeze` packs it"
+
     def freeze(self) -> QuantizedArray:
         """Packs the rounded weight. Products with it quantize their inputs to the same
         format. (Scales are computed from the current arrays, always one for each row of

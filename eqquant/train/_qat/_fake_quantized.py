@@ -107,6 +107,12 @@ class FakeQuantized(AbstractWeight):
             self, weight=weight, step_size=None, axis=axis, is_rounded=True
         )
 
+    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+        part = "a step size, which trains"
+        if field != "step_size":
+            part = f"trains to be stored in {self.format}"
+        return part, "`train.tree_freeze` packs it"
+
     def freeze(self) -> QuantizedArray:
         """Packs the weight, with the learned step sizes if there are any."""
         q = quantize(
