@@ -75,15 +75,19 @@ def check(case, found):
         return
     # One or two fusions, in a loop over groups of rows or not. A rotation is one more.
     assert found["fusions"] <= 6 + isinstance(formats[name], eqq.Rotated)
-    assert set(found["reads"].values()) <= {0, 1}
+    # (On an RTX 4090, XLA copies the bytes of some scales before the sums.)
+    copied = 0
+    if (target, name) == ("rtx4090", "q3_k"):
+        copied = found["stored_bytes"] // 8
+    assert set(found["reads"].values()) <= ({0, 1, 3} if copied else {0, 1})
     parts = 2**17 if first == across else min(2**21, m * sums_of_parts(name))
     if target in ("b200", "rtx5090"):
         parts *= 2
     if m == 1:
         names = "".join(found["reads"])
         assert "blocks" in names or ("codes" in names and "scale" in names)
-        assert set(found["reads"].values()) == {1}
-    assert found["temporary_bytes"] <= 1.1 * (parts + ends)
+        assert copied or set(found["reads"].values()) == {1}
+    assert found["temporary_bytes"] <= 1.1 * (parts + ends) + copied
 
 
 @pytest.mark.parametrize("case", sample, ids=label)
