@@ -170,6 +170,7 @@ _by_tiles = marked("qconv", _tiled, static_argnums=(2, 3, 4, 5))
 
 
 def _hashable(value):
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     sequence = isinstance(value, Sequence) and not isinstance(value, str)
     return tuple(map(_hashable, value)) if sequence else value
 
