@@ -52,6 +52,7 @@ from ._quantize import (
     quantize as quantize,
     quantized as quantized,
 )
+from ._size import check_size as check_size
 from ._sqnr import (
     sqnr as sqnr,
     squares_of_rows as squares_of_rows,

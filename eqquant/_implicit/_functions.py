@@ -84,8 +84,14 @@ def qeinsum(
 
     **Raises:**
 
-    The errors of `jnp.einsum` if the shapes do not match.
+    The errors of `jnp.einsum` if the shapes do not match. A `TypeError` if `subscripts`
+    is not a string.
     """
+    if not isinstance(subscripts, str):
+        raise TypeError(
+            "`subscripts` should be a string such as 'mk,kn->mn'. Got "
+            f"{type(subscripts).__name__}."
+        )
     params = dict(precision=precision, preferred_element_type=preferred_element_type)
     return _einsum(_of_one_dtype(operands), subscripts, tuple(params.items()))
 
