@@ -65,6 +65,8 @@ def save_quantized(
         ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed
         Training. Chen et al., 2021.
     """
+    if not callable(fn):
+        raise TypeError(f"`fn` should be a function. Got {type(fn).__name__}.")
     format = as_format(format)
     check_size("min_size", min_size)
     if isinstance(format, AbstractExact):

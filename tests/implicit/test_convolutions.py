@@ -45,6 +45,7 @@ def test_convolution(case, out, scale):
         assert_close(gradient, jax.grad(loss(fn))(x, q.dequantize()))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_parameters_of_numpy():
     q = eqq.quantize(normal(12, 8, 3, 3), "int8", axis=(1, 2, 3))
     x = normal(2, 8, 7, 6, seed=1)
