@@ -6,7 +6,7 @@ from typing import Any, get_args, Literal, TypeAlias
 import jax
 from jaxtyping import PyTree
 
-from .._array import check_size, is_quantized
+from .._array import check_number, is_quantized
 from .._product import as_integers, Axis, normalise_axis
 from ..formats import AbstractFormat, NF4
 from ._example import Example
@@ -55,7 +55,7 @@ class Request:
             )
         if self.axis != "auto":
             as_integers(self.axis)
-        check_size("min_size", self.min_size)
+        check_number("min_size", self.min_size)
 
     @functools.cached_property
     def call(self) -> Example | None:
