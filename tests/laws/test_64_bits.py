@@ -81,6 +81,15 @@ def test_numbers_in_float64():
     assert trees_equal(q.stored, low.stored)
 
 
+# (Optax computes the learning rate in float64.)
+def test_tuned_scales():
+    dense = {"w": matrices["w"][0]}
+    fn = lambda model, x: jnp.tanh(x @ model["w"])
+    tune = lambda: eqq.train.tune(fn, dense, eqq.tree_quantize(dense), [rows], 2)
+    found, wide = (made["w"].dequantize() for made in (tune(), with_64_bits(tune)))
+    np.testing.assert_allclose(wide, found, rtol=1e-5)
+
+
 # NumPy's float64 equals None, the default.
 def test_dtype_after_the_default():
     q = eqq.quantize(rows, "int8", axis=-1)
