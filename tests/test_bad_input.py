@@ -20,13 +20,25 @@ def test_axis_out_of_range(axis):
         eqq.quantize(normal(64, 5), axis=axis)
 
 
-@pytest.mark.parametrize("axis", (1.0, "0", None, True, [0], (0, "1"), (True, 0)))
+@pytest.mark.parametrize(
+    "axis", (1.0, "0", None, True, [0], (0, "1"), (True, 0), np.True_, np.float32(0))
+)
 def test_axis_is_no_integer(axis):
     if axis is None:
         assert eqq.quantize(normal(64, 5), axis=None).axis == -2
         return
     with raises(TypeError, "axis", "an integer or a tuple of integers"):
         eqq.quantize(normal(64, 5), axis=axis)
+
+
+@pytest.mark.parametrize("axis", (np.int64(-2), np.uint8(0), (np.int32(0),)))
+def test_axis_of_numpy(axis):
+    # The axis is static: Equinox warns of anything but Python's integers.
+    q = eqq.quantize(normal(64, 5), axis=axis)
+    assert q.axis == -2 and type(q.axis) is int
+    model = {"w": normal(64, 64)}
+    (q,) = eqq.tree_quantize(model, axis=axis).values()
+    assert q.axis == -2 and type(q.axis) is int
 
 
 @pytest.mark.parametrize("axis", ((0, 0), (0, -2), ()))
@@ -72,6 +84,14 @@ def test_weights_that_are_not_finite(format, value):
     w[3, 2:4] = value
     with raises(ValueError, "w", "finite", "2 of its 320"):
         eqq.quantize(w, format)
+
+
+def test_activation_that_is_no_format():
+    for activation in (3, True, [eqq.Int8()]):
+        with raises(TypeError, "activation", "a format such as"):
+            eqq.quantize(normal(64, 5), activation=activation)
+    with raises(TypeError, "activation", r"not a class.*write `Int8\(\)`"):
+        eqq.quantize(normal(64, 5), activation=eqq.Int8)
 
 
 # Products fold all rows there are into one matrix, so a scale that these share would
@@ -133,6 +153,34 @@ def test_rules():
             eqq.Rules(rules)
     with pytest.raises(TypeError, match="a pattern"):
         eqq.Rules([(3, "nf4")])
+    for rules in (None, 3):
+        with raises(TypeError, "rules", "a sequence of pairs", f"Got {rules}"):
+            eqq.Rules(rules)
+
+
+@pytest.mark.parametrize("change", (eqq.tree_quantize, eqq.train.tree_fake_quantize))
+def test_sizes_and_axes(change):
+    model = {"w": normal(64, 64)}
+    for size in ("a", None, True, [64]):
+        with raises(TypeError, "min_size", "a number"):
+            change(model, min_size=size)
+    for axis in (None, 1.0, "last"):
+        with raises(TypeError, "axis", "an integer or a tuple of integers"):
+            change(model, axis=axis)
+    for wrong in (
+        lambda: eqq.train.save_quantized(jnp.tanh, min_size="a"),
+        lambda: eqq.train.quantized_psum(model, "d", min_size="a"),
+    ):
+        with raises(TypeError, "min_size", "a number", "Got 'a'"):
+            wrong()
+
+
+def test_einsum_without_a_string():
+    q, x = eqq.quantize(normal(64, 5)), normal(3, 64)
+    for subscripts in (x, ["mk", "kn"], None):
+        got = f"Got {type(subscripts).__name__}"
+        with raises(TypeError, "subscripts", "a string such as", got):
+            eqq.qeinsum(subscripts, x, q)
 
 
 @pytest.mark.parametrize("change", (eqq.tree_quantize, eqq.train.tree_fake_quantize))

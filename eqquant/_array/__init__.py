@@ -37,6 +37,7 @@ from ._leading import (
     undeclared as undeclared,
 )
 from ._matmul import left_matmul as left_matmul, matmul as matmul
+from ._number import check_number as check_number
 from ._once import identity as identity, once_per_array as once_per_array
 from ._prepack import relaid as relaid, tree_prepack as tree_prepack
 from ._provenance import (

@@ -104,7 +104,7 @@ def quantized(
     `format.encode`. Equal functions with equal hashes are compiled once."""
     format = as_format(format)
     if activation is not None:
-        activation = as_format(activation)
+        activation = as_format(activation, "activation")
         check_activation(activation)
     if isinstance(w, QuantizedArray):
         raise TypeError(f"`w` is quantized already; `dequantize` it first. Got {w}.")

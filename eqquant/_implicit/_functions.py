@@ -84,15 +84,23 @@ def qeinsum(
 
     **Raises:**
 
-    The errors of `jnp.einsum` if the shapes do not match.
+    The errors of `jnp.einsum` if the shapes do not match. A `TypeError` if `subscripts`
+    is not a string.
     """
-    params = dict(precision=precision, preferred_element_type=preferred_element_type)
-    return _einsum(_of_one_dtype(operands), subscripts, tuple(params.items()))
+    if not isinstance(subscripts, str):
+        raise TypeError(
+            "`subscripts` should be a string such as 'mk,kn->mn'. Got "
+            f"{type(subscripts).__name__}."
+        )
+    operands = tuple(_of_one_dtype(operands))
+    return _einsum(operands, subscripts, precision, preferred_element_type)
 
 
-@ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
-def _einsum(operands, subscripts, params):
-    einsum = lambda *operands: jnp.einsum(subscripts, *operands, **dict(params))
+# (Each static argument is compared alone: within tuples, NumPy's float64 equals None.)
+@ft.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _einsum(operands, subscripts, precision, dtype):
+    params = dict(precision=precision, preferred_element_type=dtype)
+    einsum = lambda *operands: jnp.einsum(subscripts, *operands, **params)
     return as_dense(implicit(einsum)(*operands))
 
 

@@ -93,6 +93,7 @@ def conv(
     dimension_numbers: lax.ConvDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
+    preferred_element_type: Any,
     **params: Any,
 ) -> Inexact[Array, "..."] | None:
     """Computes `lax.conv_general_dilated` from the packed codes. Returns `None` if the
@@ -106,10 +107,12 @@ def conv(
         return None
     axis = out_axis if out_axis in lead else in_axis
     static = tuple((name, _hashable(value)) for name, value in params.items())
-    return _by_tiles(x, q, dimension_numbers, feature_group_count, axis, static)
+    # (The dtype is compared alone: within tuples, NumPy's float64 equals None.)
+    dtype = preferred_element_type
+    return _by_tiles(x, q, dimension_numbers, feature_group_count, axis, static, dtype)
 
 
-def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
+def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params, dtype):
     params = dict(params)
     _, in_axis, *_ = dimension_numbers.rhs_spec
 
@@ -123,6 +126,7 @@ def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
             w,
             dimension_numbers=dimension_numbers,
             feature_group_count=groups,
+            preferred_element_type=dtype,
             **params,
         )
 
@@ -166,10 +170,11 @@ def _tiled(x, q, dimension_numbers, feature_group_count, tiled, params):
 
 
 # Jitted so that eager calls compile once for each shape.
-_by_tiles = marked("qconv", _tiled, static_argnums=(2, 3, 4, 5))
+_by_tiles = marked("qconv", _tiled, static_argnums=(2, 3, 4, 5, 6))
 
 
 def _hashable(value):
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     sequence = isinstance(value, Sequence) and not isinstance(value, str)
     return tuple(map(_hashable, value)) if sequence else value
 

@@ -7,9 +7,9 @@ This room imports `formats` and `kernels`.
 """
 
 from ._axes import (
+    as_integers as as_integers,
     as_tuple as as_tuple,
     Axis as Axis,
-    check_integers as check_integers,
     contracted_back as contracted_back,
     contracted_last as contracted_last,
     logical as logical,

@@ -2,6 +2,7 @@ import math
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Shaped
 
 from ._in_rows import in_rows
@@ -19,8 +20,7 @@ def normalise_axis(axis: Axis | None, shape: tuple[int, ...]) -> Axis:
     ndim = len(shape)
     if axis is None:
         axis = -2 if ndim > 1 else -1
-    check_integers(axis)
-    axes = as_tuple(axis)
+    axes = as_tuple(as_integers(axis))
     for i in axes:
         if not -ndim <= i < ndim:
             raise ValueError(
@@ -35,13 +35,15 @@ def normalise_axis(axis: Axis | None, shape: tuple[int, ...]) -> Axis:
     return axes[0] if len(axes) == 1 else tuple(axes)
 
 
-def check_integers(axis: Any) -> None:
-    """Raises a `TypeError` if `axis` is not made of integers."""
+def as_integers(axis: Any) -> Axis:
+    """Returns `axis` in Python's integers. Raises a `TypeError` if it is not made of
+    integers, of Python or NumPy."""
     for i in as_tuple(axis):
-        if isinstance(i, bool) or not isinstance(i, int):
+        if isinstance(i, bool) or not isinstance(i, int | np.integer):
             raise TypeError(
                 f"`axis` should be an integer or a tuple of integers. Got {axis!r}."
             )
+    return tuple(map(int, axis)) if isinstance(axis, tuple) else int(axis)
 
 
 def as_tuple(axis: Axis) -> tuple[int, ...]:

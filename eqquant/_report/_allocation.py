@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._array import check_number
 from .._tree import Rules
 from ..formats import AbstractFormat
 from ._allocation_figure import allocation_figure
@@ -114,6 +115,7 @@ class Sensitivity:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
+        check_number("bits", bits)
         costs = np.array([[row.size * b for b in row.bits] for row in self.rows])
         costs /= self._size
         # A loss may decrease by chance.

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -110,6 +110,10 @@ def sensitivity(
     none, if the method is `AWQ`, if `loss` is not finite, and if `gradients` are given
     with a `loss` or a `method`, or without `stats`.
     """
+    if isinstance(formats, str) or not isinstance(formats, Iterable):
+        raise TypeError(
+            f"`formats` should be a sequence of formats, or of names. Got {formats!r}."
+        )
     formats = tuple(as_format(format) for format in formats)
     if not formats:
         raise ValueError("`formats` should have at least one format. Got none.")

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._array import check_number
 from ._method import AbstractMethod
 from ._scale_search import ScaleSearch
 
@@ -41,6 +42,7 @@ class AWQ(AbstractMethod):
     needs_gram: ClassVar[bool] = True
 
     def __check_init__(self):
+        check_number("tries", self.tries, whole=True)
         if self.tries < 1:
             raise ValueError(f"`tries` should be at least 1. Got {self.tries}.")
         if not isinstance(self.then, AbstractMethod) or isinstance(self.then, AWQ):

@@ -3,6 +3,7 @@ from typing import ClassVar, Literal
 import equinox as eqx
 import jax.numpy as jnp
 
+from .._array import check_number
 from ._descent import descended
 from ._gram import damped, filled, normalised
 from ._ldlq import ldlq, ldlq_given
@@ -70,6 +71,10 @@ class GPTQ(AbstractMethod):
             raise ValueError(
                 f"`order` should be 'groups', 'act' or 'none'. Got {self.order!r}."
             )
+        check_number("damping", self.damping)
+        check_number("passes", self.passes, whole=True)
+        if self.tries is not None:
+            check_number("tries", self.tries, whole=True)
         if self.damping < 0:
             raise ValueError(f"`damping` should not be negative. Got {self.damping}.")
         if self.tries is not None and self.tries < 1:

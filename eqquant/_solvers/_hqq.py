@@ -6,6 +6,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._array import check_number
 from ..formats import Parameters
 from ._gram import filled
 from ._least_squares import Columns, refitted, total
@@ -57,6 +58,9 @@ class HQQ(AbstractMethod):
     needs_gram: ClassVar[bool] = False
 
     def __check_init__(self):
+        check_number("steps", self.steps, whole=True)
+        for name in ("p", "beta", "kappa"):
+            check_number(name, getattr(self, name))
         if not 0 < self.p <= 1:
             raise ValueError(f"`p` should be above 0 and at most 1. Got {self.p}.")
         if self.steps < 0:

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._array import check_number
 from ._gram import damped, diagonal, filled, normalised
 from ._method import AbstractMethod, squared_losses
 from ._rounding import in_blocks, Rounding
@@ -30,6 +31,11 @@ class ScaleSearch(AbstractMethod):
 
     damping: float = eqx.field(default=0.01, static=True)
     needs_gram: ClassVar[bool] = False
+
+    def __check_init__(self):
+        check_number("damping", self.damping)
+        if self.damping < 0:
+            raise ValueError(f"`damping` should not be negative. Got {self.damping}.")
 
     def choose(self, w, format, gram, rows, parameters):
         rounding = Rounding(format)

@@ -34,10 +34,14 @@ def follow(
     """Returns the views of the results of an equation whose operand at `place` is a
     view of a leaf of this `shape`: a view for each result, or `None` for a result that
     is not a view. Views keep some of the values of all `operands` as indices."""
-    return [
-        None if moves is None else _moved(view, moves, shape)
-        for moves in moves_of(eqn, place, operands)
-    ]
+
+    def result(moves, var):
+        # (An array without numbers holds none of the leaf's.)
+        if moves is None or 0 in shape or 0 in var.aval.shape:
+            return None
+        return _moved(view, moves, shape)
+
+    return list(map(result, moves_of(eqn, place, operands), eqn.outvars))
 
 
 def _moved(view, moves, shape):

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._array import AbstractArrayLike, has_numbers, is_quantized
-from .._product import Axis, check_integers
+from .._product import as_integers, Axis
 
 
 # An axis, or a function from the shape of a weight to its axis.
@@ -56,9 +56,7 @@ def register_owner(type: type, field: str, axis: AxisOf) -> None:
                 f"`field` should be one of the fields of {type.__name__}: {fields}. "
                 f"Got {field!r}."
             )
-    if not callable(axis):
-        check_integers(axis)
-    _owners[type, field] = axis
+    _owners[type, field] = axis if callable(axis) else as_integers(axis)
 
 
 def _all_but_first(shape):

@@ -6,8 +6,8 @@ from typing import Any, get_args, Literal, TypeAlias
 import jax
 from jaxtyping import PyTree
 
-from .._array import is_quantized
-from .._product import Axis, normalise_axis
+from .._array import check_number, is_quantized
+from .._product import as_integers, Axis, normalise_axis
 from ..formats import AbstractFormat, NF4
 from ._example import Example
 from ._owners import LeafInfo, leaves_with_info
@@ -53,6 +53,9 @@ class Request:
             raise ValueError(
                 f"`unsupported` should be one of {allowed}. Got {self.unsupported!r}."
             )
+        if self.axis != "auto":
+            as_integers(self.axis)
+        check_number("min_size", self.min_size)
 
     @functools.cached_property
     def call(self) -> Example | None:

@@ -49,6 +49,11 @@ class Rules(eqx.Module):
         `"*"`.
         For [`eqquant.tree_shard`][], the action is a sharding.
         """
+        if not isinstance(rules, Iterable):
+            raise TypeError(
+                "`rules` should be a sequence of pairs `(condition, action)`. Got "
+                f"{rules!r}."
+            )
         self.rules = tuple(_check(rule) for rule in rules)
 
     def assign(

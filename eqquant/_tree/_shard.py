@@ -58,6 +58,10 @@ def tree_shard(
     would split a byte or a block. The error names the array, and the nearest specs that
     are possible.
     """
+    if not isinstance(mesh, Mesh | AbstractMesh | None):
+        raise TypeError(
+            f"`mesh` should be a `jax.sharding.Mesh` or None. Got {mesh!r}."
+        )
     is_leaf = lambda x: _is_weight(x) or _is_array(x)
     leaves = list(leaves_with_info(model, is_leaf))
     found = choices(

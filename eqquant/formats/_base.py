@@ -13,6 +13,8 @@ import numpy as np
 import wadler_lindig as wl
 from jaxtyping import Array, Bool, Float, Shaped
 
+from ._check import check_boolean
+
 
 # The stored arrays of a format: integer arrays by name, possibly nested. All static
 # data lives on the format.
@@ -131,6 +133,9 @@ class AbstractFormat(eqx.Module):
         return None
 
     def __check_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type is bool:
+                check_boolean(field.name, getattr(self, field.name))
         size = self.block_size
         if size is None:
             return

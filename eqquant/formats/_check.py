@@ -1,5 +1,6 @@
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -13,6 +14,22 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
         raise ValueError(
             f"`{name}` should be {', '.join(others)} or {last}. Got {value!r}."
         )
+
+
+def check_boolean(name: str, value: Any) -> None:
+    """Raises a `TypeError` unless a field is true or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` should be True or False. Got {value!r}.")
+
+
+def as_dtype(dtype: Any, wanted: str) -> np.dtype:
+    """Returns a dtype. Raises a `TypeError` that begins with `wanted` if it is none."""
+    if dtype is None:  # (NumPy takes it for float64.)
+        raise TypeError(f"{wanted} None.")
+    try:
+        return jnp.dtype(dtype)
+    except TypeError as e:
+        raise TypeError(f"{wanted} {dtype!r}.") from e
 
 
 def check_integer(

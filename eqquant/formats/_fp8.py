@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Integer
 
 from ._blocks import absmax
-from ._check import check_scale
+from ._check import as_dtype, check_scale
 from ._grid import AbstractGrid
 from ._rows import of_all_rows
 from ._scale import divided, scale_dtype_field
@@ -24,10 +24,7 @@ def as_float8(dtype: Any) -> np.dtype:
     wanted = "`dtype` should be 'e4m3' (`float8_e4m3fn`) or 'e5m2' (`float8_e5m2`). Got"
     if isinstance(dtype, str) and dtype in _float8:
         return _float8[dtype]
-    try:
-        converted = jnp.dtype(dtype)
-    except TypeError as e:
-        raise TypeError(f"{wanted} {dtype!r}.") from e
+    converted = as_dtype(dtype, wanted)
     if converted not in _float8.values():
         raise ValueError(f"{wanted} {converted.name}.")
     return converted

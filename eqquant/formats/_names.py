@@ -24,8 +24,11 @@ def known_formats() -> dict[str, Callable[..., AbstractFormat]]:
     return found
 
 
-def as_format(format: AbstractFormat | str | Any) -> AbstractFormat:
-    """Returns a format, given itself, its name, or its Python expression."""
+def as_format(
+    format: AbstractFormat | str | Any, argument: str = "format"
+) -> AbstractFormat:
+    """Returns a format, given itself, its name, or its Python expression. Errors are
+    about `argument`."""
     if isinstance(format, AbstractFormat):
         return format
     known = known_formats()
@@ -35,12 +38,12 @@ def as_format(format: AbstractFormat | str | Any) -> AbstractFormat:
         return _from_text(format)
     if isinstance(format, type) and issubclass(format, AbstractFormat):
         raise TypeError(
-            "`format` should be a value, not a class. Got the class "
+            f"`{argument}` should be a value, not a class. Got the class "
             f"{format.__name__}; write `{format.__name__}()`."
         )
     raise TypeError(
-        "`format` should be a format such as `NF4(block_size=64)`, or the name of one: "
-        f"{', '.join(sorted(known))}. Got {format!r}."
+        f"`{argument}` should be a format such as `NF4(block_size=64)`, or the name of "
+        f"one: {', '.join(sorted(known))}. Got {format!r}."
     )
 
 

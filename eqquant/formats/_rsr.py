@@ -5,15 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._base import AbstractExact
-from ._check import check_integer
+from ._check import as_dtype, check_integer
 
 
 def _as_dtype(dtype: Any) -> np.dtype:
     wanted = "`dtype` should be a floating-point dtype. Got"
-    try:
-        converted = jnp.dtype(dtype)
-    except TypeError as e:
-        raise TypeError(f"{wanted} {dtype!r}.") from e
+    converted = as_dtype(dtype, wanted)
     if not jnp.issubdtype(converted, jnp.floating):
         raise ValueError(f"{wanted} {converted.name}.")
     return converted

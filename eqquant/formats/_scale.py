@@ -7,6 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, UInt
 
+from ._check import as_dtype
+
 
 scale_dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
 
@@ -18,10 +20,7 @@ def scale_dtype_field(default: Any = jnp.float32) -> Any:
 
 def _as_scale_dtype(dtype: Any) -> np.dtype:
     wanted = "`scale_dtype` should be float32, bfloat16 or float16. Got"
-    try:
-        converted = jnp.dtype(dtype)
-    except TypeError as e:
-        raise TypeError(f"{wanted} {dtype!r}.") from e
+    converted = as_dtype(dtype, wanted)
     if converted not in [jnp.dtype(d) for d in scale_dtypes]:
         raise ValueError(f"{wanted} {converted.name}.")
     return converted

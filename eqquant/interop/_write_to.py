@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import jax.tree_util as jtu
+
 from .._array import is_quantized
 from ._checkpoint import Checkpoint
 from ._containers import gguf_layout, Part, safetensors_layout, TensorFile
@@ -174,6 +176,11 @@ class _Arrays:
             if isinstance(tensors, Checkpoint)
             else by_name(tensors, "tensors", is_array)
         )
+        if not found and jtu.tree_leaves(tensors):
+            raise TypeError(
+                "`tensors` should be names and arrays, or a PyTree with arrays. Got "
+                f"no array in {type(tensors).__name__}."
+            )
         if isinstance(tensors, Checkpoint) and not inverse and has_table(rename):
             check_architecture(tensors.metadata, "Use patterns as `rename`.")
         read = tensors.__getitem__ if isinstance(tensors, Checkpoint) else found.get

@@ -119,11 +119,13 @@ def register_kernel(
 
     **Raises:**
 
-    A `TypeError` if `format_type` or `activation` is not a class of formats. A
-    `ValueError` for an unknown `product` or `platform`, and if another kernel without
-    `seconds` has the same types and the same `priority`, since the choice between the
-    two would be ambiguous.
+    A `TypeError` if `format_type` or `activation` is not a class of formats, or
+    `priority` is not a number. A `ValueError` for an unknown `product` or `platform`,
+    and if another kernel without `seconds` has the same types and the same `priority`,
+    since the choice between the two would be ambiguous.
     """
+    if isinstance(priority, bool) or not isinstance(priority, int | float):
+        raise TypeError(f"`priority` should be a number. Got {priority!r}.")
     products, types = _each(product), _each(format_type)
     where, activations = _each(platform), _each(activation)
     _check_one_of("product", products, get_args(Product))

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
+from .._array import check_number
 from ..formats import AbstractFormat, as_format, encode_held, Int8, Layout, Stored
 from ._points import as_rounding
 
@@ -156,6 +157,7 @@ def quantized_all_gather(
 
 def _reduce(tree, axis_name, format, error, min_size, mean):
     format = as_rounding(as_format(format))
+    check_number("min_size", min_size)
     leaves, treedef = jtu.tree_flatten(tree)
     if error is None:
         errors = [None] * len(leaves)

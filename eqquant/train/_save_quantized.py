@@ -9,7 +9,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, PyTree
 
-from .._array import held, is_quantized
+from .._array import check_number, held, is_quantized
 from ..formats import AbstractExact, AbstractFormat, as_format, Int8
 from ._kept import keep, Kept
 
@@ -65,7 +65,10 @@ def save_quantized(
         ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed
         Training. Chen et al., 2021.
     """
+    if not callable(fn):
+        raise TypeError(f"`fn` should be a function. Got {type(fn).__name__}.")
     format = as_format(format)
+    check_number("min_size", min_size)
     if isinstance(format, AbstractExact):
         raise ValueError(
             f"`format` should round any number. Got {format}, which stores "

@@ -168,8 +168,8 @@ def _with_norms(w):
     one = jax.ShapeDtypeStruct((*_rows(w)[:-1], 1), jnp.float32)
     if jax.eval_shape(_scaled, w, one) is None:
         return w
-    a = jnp.zeros((*matrix.stack, 1, matrix.k))
-    b = jnp.zeros((*matrix.stack, matrix.n, 1))
+    a = jnp.zeros((*matrix.stack, 1, matrix.k), jnp.float32)
+    b = jnp.zeros((*matrix.stack, matrix.n, 1), jnp.float32)
     return with_magnitude(LoRA(w, a, b, None, None, axis=w.axis, scale=1.0), a.dtype)
 
 

@@ -36,8 +36,27 @@ def test_scale_dtype(format, dtype):
 
 @pytest.mark.parametrize("dtype", ("nonsense", None, 3))
 def test_scale_dtype_is_no_dtype(dtype):
-    with raises((ValueError, TypeError), "scale_dtype"):
+    with raises(TypeError, "scale_dtype", f"Got {dtype!r}"):
         eqq.NF4(scale_dtype=dtype)
+    for format in (eqq.FP8, eqq.MXFP8, eqq.RSRTernary):
+        with raises(TypeError, "dtype", f"Got {dtype!r}"):
+            format(dtype=dtype)
+
+
+@pytest.mark.parametrize("value", ("no", 1, None, jnp.float32))
+@pytest.mark.parametrize(
+    "format, field",
+    (
+        (eqq.Int4, "symmetric"),
+        (eqq.Int, "ordered"),
+        (eqq.NVFP4, "inverse"),
+        (eqq.Square4, "signed"),
+        (eqq.Dynamic8, "dithered"),
+    ),
+)
+def test_fields_that_are_true_or_false(format, field, value):
+    with raises(TypeError, field, "True or False"):
+        format(**{field: value})
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,14 @@ def test_vectors_and_stacks(format):
     np.testing.assert_array_equal(x[0, 0] @ one, exact(x[0, 0], w[0, :, 0]))
 
 
+@some_formats
+def test_empty_stacks(format):
+    q = eqq.quantize(np.zeros((0, 37, 20), np.int8), format)
+    for m in (1, 2, 5):
+        assert (jnp.ones((m, 37)) @ q).shape == (0, m, 20)
+        assert (jnp.ones((m, 20)) @ q.mT).shape == (0, m, 37)
+
+
 @pytest.mark.examples(1)
 @some_formats
 def test_transformations(format):

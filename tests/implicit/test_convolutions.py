@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -42,6 +43,15 @@ def test_convolution(case, out, scale):
         loss = lambda fn: lambda x, w: jnp.sum(jnp.sin(fn(x, w)))
         gradient = jax.jit(jax.grad(loss(implicit(fn))))(x, q)
         assert_close(gradient, jax.grad(loss(fn))(x, q.dequantize()))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_parameters_of_numpy():
+    q = eqq.quantize(normal(12, 8, 3, 3), "int8", axis=(1, 2, 3))
+    x = normal(2, 8, 7, 6, seed=1)
+    params = (np.array([2, 1]), np.array([[1, 1], [2, 0]]), None, np.array([1, 2]))
+    expected = lax.conv_general_dilated(x, q.dequantize(), *params)
+    assert_close(qconv(x, q, *params), expected)
 
 
 @pytest.mark.examples(3)

@@ -285,6 +285,18 @@ def test_parts_that_do_not_fit(make, change, match, path):
         interop.open(path)
 
 
+# As version 0.15 packed them: words hold whole codes.
+def test_compressed_tensors_with_gaps(path):
+    tensors, config, _ = files.compressed(40, 96, bits=8, size=None)
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["weights"]["num_bits"] = 7
+    files.save(path, tensors, config)
+    with _raises(
+        path, r"weight' .* without gaps.* fit codes of \[8\] bits.* has \[7\]"
+    ):
+        interop.open(path)
+
+
 def test_numbers_that_are_none(path):
     tensors, config, expected = files.bitnet()
     files.save(path, _with("weight", lambda x: x | 3)(tensors), config)

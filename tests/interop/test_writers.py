@@ -12,6 +12,7 @@ import eqquant as eqq
 from eqquant import interop
 
 from ..helpers import normal
+from ..raises import raises
 from .arrays import dense, quantized
 from .same import same
 
@@ -293,3 +294,12 @@ def test_rounding_does_not_decide_what_can_be_written(tmp_path):
     parts = (found["zero.weight"], found["zero.scales"])
     exact = mx.dequantize(*parts, mode="mxfp4", dtype=mx.float32)
     np.testing.assert_array_equal(np.array(exact), dense(arrays["zero.weight"]))
+
+
+def test_nothing_to_write(tmp_path):
+    for tensors in (3, "model", {"a": 2.0}, [jnp.tanh]):
+        with raises(TypeError, "tensors", f"no array in {type(tensors).__name__}"):
+            interop.write(tmp_path / "model", tensors, "mlx")
+        with raises(TypeError, "tensors", f"no array in {type(tensors).__name__}"):
+            interop.write_gguf(tmp_path / "a.gguf", tensors)
+    assert not list(tmp_path.iterdir())

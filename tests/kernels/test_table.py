@@ -181,8 +181,9 @@ def test_registering_late():
         (("matmul", Int2, "abacus"), "platform"),
         (("matmul", Int2()), "format_type"),
         (("matmul", Int2, "cpu", "int8"), "activation"),
+        (("matmul", Int2, "cpu", None, "first"), "`priority` should be a number"),
     ),
 )
-def test_bad_arguments(args, message):
+def test_bad_arguments(args, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         eqq.register_kernel(*args)

@@ -79,3 +79,29 @@ def test_numbers_in_float64():
     assert q.dtype == jnp.float64
     low = eqq.quantize(jnp.asarray(w), format, axis=-1)
     assert trees_equal(q.stored, low.stored)
+
+
+# (Optax computes the learning rate in float64.)
+def test_tuned_scales():
+    dense = {"w": matrices["w"][0]}
+    fn = lambda model, x: jnp.tanh(x @ model["w"])
+    tune = lambda: eqq.train.tune(fn, dense, eqq.tree_quantize(dense), [rows], 2)
+    found, wide = (made["w"].dequantize() for made in (tune(), with_64_bits(tune)))
+    np.testing.assert_allclose(wide, found, rtol=1e-5)
+
+
+# NumPy's float64 equals None, the default.
+def test_dtype_after_the_default():
+    q = eqq.quantize(rows, "int8", axis=-1)
+    filters = eqq.quantize(normal(8, 3, 5), "int8", axis=(1, 2))
+    x, signal = normal(4, 32), normal(2, 3, 9)
+    numbers = (((1,), (1,)), ((), ()))
+    products = (
+        lambda **given: eqq.qeinsum("mk,nk->nm", x, q, **given),
+        lambda **given: eqq.qdot_general(x, q, numbers, **given),
+        lambda **given: eqq.qconv(signal, filters, (1,), "SAME", **given),
+    )
+    for product in products:
+        wide = dict(preferred_element_type=np.dtype("float64"))
+        first, second = with_64_bits(lambda: (product(), product(**wide)))
+        assert (first.dtype, second.dtype) == (np.float32, np.float64)

@@ -230,6 +230,11 @@ def test_arguments_that_are_none_of_these(unchecked):
         eqq.allocate(model(), [inputs()])
     with pytest.raises(TypeError, match="`method` should be a method"):
         eqq.allocate(model(), method="gptq")
+    for formats in ("nf4", eqq.NF4(), None):
+        with pytest.raises(TypeError, match="`formats` should be a sequence"):
+            eqq.allocate(model(), formats=formats)
+    with pytest.raises(TypeError, match="`bits` should be a number. Got '4'"):
+        eqq.allocate(model(), bits="4", formats=["int8"])
 
 
 def test_a_loss_that_is_not_finite():

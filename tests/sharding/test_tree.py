@@ -86,8 +86,10 @@ def test_a_prefix():
     assert placed.is_sharded
 
 
-def test_bad_input():
+def test_bad_input(unchecked):
     on, model = mesh("auto", 8), _quantized()
+    with pytest.raises(TypeError, match="`mesh` should be .* Got 'a'"):
+        eqq.tree_shard(model, rules, "a")
     with pytest.raises(ValueError, match="needs a mesh.*pass `mesh`"):
         eqq.tree_shard(model, rules)
     with pytest.raises(ValueError, match=r"`layers.0.bias`.*at most 1"):

@@ -369,3 +369,23 @@ def test_errors():
         solved(w * np.float32(np.inf), "int4", eqq.ScaleSearch(), axis=-1)
     with raises(ValueError, "tries", "0"):
         eqq.GPTQ(tries=0)
+    with raises(ValueError, "damping", "-1"):
+        eqq.ScaleSearch(damping=-1.0)
+
+
+@pytest.mark.parametrize(
+    "method, field, kind",
+    (
+        (eqq.GPTQ, "damping", "a number"),
+        (eqq.GPTQ, "passes", "an integer"),
+        (eqq.GPTQ, "tries", "an integer"),
+        (eqq.AWQ, "tries", "an integer"),
+        (eqq.HQQ, "steps", "an integer"),
+        (eqq.HQQ, "kappa", "a number"),
+        (eqq.ScaleSearch, "damping", "a number"),
+    ),
+)
+def test_fields_of_the_wrong_type(method, field, kind, unchecked):
+    for value in ("x", True, *([1.5] if kind == "an integer" else [])):
+        with raises(TypeError, field, kind, f"Got {value!r}"):
+            method(**{field: value})

@@ -114,6 +114,15 @@ programs = {
     "scaled": (lambda w, x: x @ (2 * w), matrix),
     "reversed": (lambda w, x: x @ w[:, ::-1], matrix),
     "rolled": (lambda w, x: x @ jnp.roll(w, 1, 1), matrix),
+    # (Empty arrays are made of the input: the edges of an axis that is not padded.)
+    "input padded": (
+        lambda w, x: jnp.pad(x, ((0, 0), (1, 1)), "edge")[:, 1:-1] @ w,
+        matrix,
+    ),
+    "some gathered": (
+        lambda w, x: (x @ w[0], jnp.einsum("td,tdo->to", x[:0], w[ids[:0]])),
+        cube,
+    ),
 }
 
 # What the trace follows, and `implicit` decodes: parts of an axis, and codes that would

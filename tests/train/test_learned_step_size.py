@@ -114,12 +114,15 @@ def test_dtypes_and_transformations():
     assert np.array_equal(jax.jit(fn)(w, scale), y)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_errors():
     w = normal(70, 5)
     with pytest.raises(
         ValueError, match=r"`scale` should have shape \(5, 2\).*\(1, 2\)"
     ):
         learned_step_size(w, jnp.ones((1, 2)), "int4")
+    with pytest.raises(TypeError, match="`scale` should be a JAX array. Got float"):
+        learned_step_size(w, 1.0, "int4")
     with pytest.raises(ValueError, match="`format` should be one that rounds"):
         learned_step_size(w, jnp.ones((1, 2)), eqq.RSRTernary())
 

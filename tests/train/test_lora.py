@@ -195,11 +195,14 @@ def test_mistakes_of_files():
             use(mlp())
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_mistakes():
     with pytest.raises(ValueError, match="`rank` should be 1 or more"):
         lora(mlp(), 0, key=jr.key(0))
     with pytest.raises(TypeError, match="`rank` should be an integer"):
         lora(mlp(), True, key=jr.key(0))
+    with pytest.raises(TypeError, match="`alpha` should be a number. Got 'x'"):
+        lora(mlp(), 4, key=jr.key(0), alpha="x")
     with pytest.raises(ValueError, match="should have no adapters"):
         lora(lora(mlp(), 4, key=jr.key(0))[0], 4, key=jr.key(0))
     with pytest.raises(ValueError, match="selects none"):

@@ -252,6 +252,19 @@ def test_dtypes_and_transformations(make, name, injected):
     masked.update(grads, masked.init(params), params)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("make", (adamw8bit, adamw4bit, lion8bit, muon8bit))
+def test_arguments_of_the_wrong_type(make):
+    params = {"w": normal(64, 64)}
+    for name in ("block_size", "min_size"):
+        for value in ("x", 64.5):
+            with raises(TypeError, name, "an integer", f"Got {value!r}"):
+                make(1e-2, **{name: value}).init(params)
+    for spec in ("int8", {"w": "int8"}, lambda x: "int8"):
+        with raises(TypeError, "filter_spec", "booleans", "Got 'int8'"):
+            make(1e-2, filter_spec=spec).init(params)
+
+
 # All that a step of training takes, what it is given and what it allocates.
 @pytest.mark.thorough
 @pytest.mark.optimized

@@ -170,11 +170,14 @@ def test_memory():
     assert temporary(save_quantized) < 0.8 * temporary(jax.checkpoint)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_errors():
     with pytest.raises(ValueError, match="`format` should round any number"):
         save_quantized(jnp.tanh, "rsrbinary")
     with pytest.raises(ValueError, match="format"):
         save_quantized(jnp.tanh, "no_format")
+    with pytest.raises(TypeError, match="`fn` should be a function. Got str"):
+        save_quantized("int8")
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(save_quantized(jnp.tanh), (x,), (x,))
 

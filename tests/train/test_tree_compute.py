@@ -362,10 +362,13 @@ def test_quantized_weights_are_left_alone():
     assert isinstance(found["w"], LowPrecision) and found["v"] == model["v"]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input():
     model = {"w": jnp.asarray(w)}
     with raises(ValueError, "forward", "RSRBinary"):
         tree_compute(model, forward="rsrbinary", min_size=0)
+    with raises(TypeError, "forward", "a format such as", "Got 3"):
+        tree_compute(model, forward=3)
     with raises(ValueError, "backward", "3"):
         tree_compute(model, backward=("int8", "int8", None))
     with raises(ValueError, "backward", "int32"):

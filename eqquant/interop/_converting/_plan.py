@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from ..._array import check_number
 from ..._product import as_tuple, Axis, normalise_axis
 from ..._tree import LeafInfo, Rules
 from ...formats import AbstractFormat, as_format
@@ -119,6 +120,7 @@ def plan(
     [`eqquant.interop.convert`][]. Raises a `ValueError` if a rule matches nothing, if
     an axis is invalid for an array, or unknown where a rule gives a format, if an array
     cannot be read, or if all arrays to quantize are quantized already."""
+    check_number("min_size", min_size)
     if format is not None:
         format = _dense_dtype(format) or as_format(format)
     dtypes = [_dense_dtype_of_rule(rule) for rule in rules]

@@ -194,16 +194,19 @@ def _e2m1(source, name, packed, scale):
 
 
 def _bits(source, name, words, k):
+    # Version 0.15 did not yet split codes over words, so that shapes alone mislead:
+    # four codes of 7 bits took a word.
+    numbers = configured(source, "num_bits")
     fitting = [bits for bits in range(2, 9) if _words(k, bits) == words]
-    if len(fitting) > 1:
-        numbers = configured(source, "num_bits")
-        fitting = [bits for bits in fitting if bits in numbers] or fitting
-    if len(fitting) != 1:
+    known = [bits for bits in fitting if bits in numbers or not numbers]
+    if len(known) != 1:
+        said = f", and the configuration has {numbers}" if numbers else ""
         raise ValueError(
-            f"{name!r} should have rows of {k} codes of 2 to 8 bits. Got {words} words "
-            f"of 32 bits, which fit codes of {fitting or 'no number of'} bits."
+            f"{name!r} should have rows of {k} codes of 2 to 8 bits, without gaps. Got "
+            f"{words} words of 32 bits, which fit codes of "
+            f"{fitting or 'no number of'} bits{said}."
         )
-    return fitting[0]
+    return known[0]
 
 
 def _words(count, bits):

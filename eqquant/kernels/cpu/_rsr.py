@@ -32,6 +32,8 @@ def _supports(problem: Problem) -> str | None:
     if problem.rows not in (1, 2):
         rows = "an unknown number" if problem.rows is None else problem.rows
         return f"is for 1 or 2 rows, got {rows}"
+    if problem.empty:
+        return "needs non-empty operands"
     if problem.row_axis != -1:
         return "needs the contracted axis first in memory, where `tree_prepack` puts it"
     terms = problem.k if problem.product == "matmul" else problem.n

@@ -115,6 +115,8 @@ def lora(
     _check_rank(rank)
     check_no_adapters(model)
     alpha = rank if alpha is None else alpha
+    if not eqx.is_array_like(alpha):
+        raise TypeError(f"`alpha` should be a number. Got {alpha!r}.")
     scale = float(alpha / (math.sqrt(rank) if rank_stabilized else rank))
     leaves = jtu.tree_leaves(model, is_leaf=is_weight)
     # Quantized and low-precision weights count like dense ones.

@@ -66,7 +66,7 @@ def checked_forward(
 def checked_format(name: str, format: AbstractFormat | str) -> AbstractFormat:
     """Returns a format that rounds, for the argument with this name."""
     try:
-        return as_rounding(as_format(format))
+        return as_rounding(as_format(format, name))
     except ValueError as e:
         raise ValueError(f"`{name}` should be a format that rounds: {e}") from e
 

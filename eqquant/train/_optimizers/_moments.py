@@ -129,7 +129,10 @@ def static(name: str, value: Size) -> int:
             f"`{name}` should be a static integer. Pass it to "
             f"`optax.inject_hyperparams` as one of the `static_args`. Got {value}."
         )
-    return value if isinstance(value, int) else operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError as e:
+        raise TypeError(f"`{name}` should be an integer. Got {value!r}.") from e
 
 
 def _zeros(x, format):
@@ -171,8 +174,17 @@ def _flat_sharding(x, format):
 
 def _extended(filter_spec, params):
     def extend(spec, subtree):
-        select = spec if callable(spec) else lambda _: spec
-        return jtu.tree_map(lambda x: bool(select(x)), subtree)
+        def select(x):
+            found = spec(x) if callable(spec) else spec
+            if not eqx.is_array_like(found):
+                raise TypeError(
+                    "`filter_spec` should be a prefix of `params` whose leaves are "
+                    "booleans, or functions from a parameter to a boolean. Got "
+                    f"{found!r}."
+                )
+            return bool(found)
+
+        return jtu.tree_map(select, subtree)
 
     return jtu.tree_map(extend, filter_spec, params)
 

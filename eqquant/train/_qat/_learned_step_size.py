@@ -106,6 +106,8 @@ def initial_step_size(
 
 
 def _check_scale(w, scale, format, axis):
+    if not eqx.is_array(scale):
+        raise TypeError(f"`scale` should be a JAX array. Got {type(scale).__name__}.")
     expected = eqx.filter_eval_shape(initial_step_size, w, format, axis)
     if scale.shape != expected.shape:
         raise ValueError(
