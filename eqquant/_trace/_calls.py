@@ -67,7 +67,12 @@ class Calls:
         self._structure: Any = None
         self._traced: Traced | None = None
         self.leaves: list[Array] = jtu.tree_leaves(self._dynamic)
-        _check_arrays("model", model)
+        if not self.leaves:
+            raise ValueError(
+                "`model` should have arrays. Got none among leaves of the types "
+                f"{sorted({type(x).__name__ for x in jtu.tree_leaves(model)})}."
+            )
+        _check_arrays("model", self.leaves)
         found, _ = jtu.tree_flatten_with_path(self._dynamic)
         self.paths = [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
 
@@ -86,8 +91,8 @@ class Calls:
         batch = jtu.tree_map(
             lambda x: jnp.asarray(x) if eqx.is_array_like(x) else x, batch
         )
-        _check_arrays("batches", batch)
         arrays, static = eqx.partition(batch, eqx.is_array)
+        _check_arrays("batches", jtu.tree_leaves(arrays))
         structure = jtu.tree_structure(batch)
         if self._structure is None:
             self._structure = structure
@@ -214,14 +219,13 @@ def check_batches(batches: Any) -> None:
     )
 
 
-def _check_arrays(name, tree):
-    for x in jtu.tree_leaves(tree):
-        if isinstance(x, jax.ShapeDtypeStruct | Tracer):
-            kind = "a `jax.ShapeDtypeStruct`" if not eqx.is_array(x) else "traced"
+def _check_arrays(name, arrays):
+    for x in arrays:
+        if isinstance(x, Tracer):
             raise ValueError(
-                f"`{name}` should have arrays with values, since inputs are measured, "
-                "not traced: calibrate outside of `jax.jit` and other "
-                f"transformations. Got an array of shape {x.shape} that is {kind}."
+                f"`{name}` should have arrays with values: inputs are measured, so "
+                "calibrate outside of `jax.jit` and other transformations. Got a "
+                f"traced array of shape {x.shape}."
             )
 
 

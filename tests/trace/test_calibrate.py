@@ -379,8 +379,8 @@ def test_what_has_no_inputs_to_measure(unchecked):
     mlp = eqx.nn.MLP(16, 4, 24, depth=0, key=key)
     for bad in (None, 3):
         with pytest.raises(ValueError, match=rf"`batches` .*iterable.*Got {bad}"):
-            eqq.calibrate(apply, mlp, bad)  # pyright: ignore
-    with pytest.raises(ValueError, match="`model`.*with values.*`jax.ShapeDtypeS"):
+            eqq.calibrate(apply, mlp, bad)
+    with pytest.raises(ValueError, match="`model` .*arrays. Got none.*ShapeDtypeS"):
         eqq.calibrate(apply, eqx.filter_eval_shape(lambda: mlp), [x])
     with pytest.raises(ValueError, match="`batches`.*outside of `jax.jit`.*traced"):
         jax.jit(lambda x: eqq.calibrate(apply, mlp, [x])["layers.0.weight"].value)(x)
