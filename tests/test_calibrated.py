@@ -110,6 +110,13 @@ def test_errors(model, stats):
         eqq.tree_quantize(wider, "int4", min_size=0, stats=stats)
 
 
+def test_within_jit(model, stats):
+    # Weights are traced, and statistics are closed over.
+    quantize = lambda model: eqq.tree_quantize(model, "int4", min_size=0, stats=stats)
+    jitted = first_layer_error(model, eqx.filter_jit(quantize)(model))
+    np.testing.assert_allclose(jitted, first_layer_error(model, quantize(model)), 1e-3)
+
+
 @pytest.mark.thorough
 def test_a_weight_that_is_not_known(model):
     pair = {"a": model, "b": eqx.nn.Linear(32, 16, key=jr.key(1))}

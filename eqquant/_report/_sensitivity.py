@@ -193,7 +193,7 @@ def sensitivity(
         arrays = [*arrays.values()]
         each = [measured(arrays, format) for format in formats]
         row = SensitivityRow(
-            paths=tuple(info.path for _, info in group),
+            paths=tuple(dict.fromkeys(info.path for _, info in group)),
             size=sum(weight.leaf.size for weight in arrays),
             bits=tuple(bits for bits, _ in each),
             errors=tuple(error for _, error in each),
@@ -259,7 +259,9 @@ def _groups(
                 f"`model` should have arrays to round. `{info.path}` is a "
                 "`jax.ShapeDtypeStruct`."
             )
-        keys: set[Hashable] = {("array", identity(leaf))}
+        # Rules choose by paths, so arrays whose dotted paths are the same, as in
+        # `{"a.b": w, "a": {"b": w}}`, cannot have different formats.
+        keys: set[Hashable] = {("array", identity(leaf)), ("path", info.path)}
         key = None if together is None else together(info)
         if key is not None:
             keys.add(("together", key))

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._progress import Watched
 from .._solvers import inverse_factors
-from .._trace import Statistics
+from .._trace import check_batches, Statistics
 
 
 def squared_gradients(
@@ -56,6 +56,7 @@ def squared_gradients(
 
     A `ValueError` if there are no batches, or if a gradient is not finite.
     """
+    check_batches(batches)
     factors = _factors(stats)
     found, number = None, 0
     for batch in Watched(batches, "Differentiating"):

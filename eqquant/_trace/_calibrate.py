@@ -52,7 +52,8 @@ def calibrate(
     **Raises:**
 
     A `ValueError` if there are no batches, if they differ in structure, if no product
-    of `fn` has an array of `model` as an operand, or if some inputs are not finite.
+    of `fn` has an array of `model` as an operand, if some inputs are not finite, or if
+    arrays are traced, as they are under `jax.jit`.
     """
     check_batches(batches)
     calls = Calls(fn, model, _compiled)

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, PyTree
 
+from .._array import AbstractArrayLike
 from ._capture import Slot, Sums, Views
 from ._folds import Fold, folds
 from ._plan import Plan, plan
@@ -65,6 +67,12 @@ class Calls:
         self._structure: Any = None
         self._traced: Traced | None = None
         self.leaves: list[Array] = jtu.tree_leaves(self._dynamic)
+        if not self.leaves:
+            raise ValueError(
+                "`model` should have arrays. Got none among leaves of the types "
+                f"{sorted({type(x).__name__ for x in jtu.tree_leaves(model)})}."
+            )
+        _check_arrays("model", self.leaves)
         found, _ = jtu.tree_flatten_with_path(self._dynamic)
         self.paths = [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
 
@@ -84,6 +92,7 @@ class Calls:
             lambda x: jnp.asarray(x) if eqx.is_array_like(x) else x, batch
         )
         arrays, static = eqx.partition(batch, eqx.is_array)
+        _check_arrays("batches", jtu.tree_leaves(arrays))
         structure = jtu.tree_structure(batch)
         if self._structure is None:
             self._structure = structure
@@ -116,6 +125,7 @@ class Calls:
                 "`fn` should apply `model`: no product in it has an array of `model` "
                 "as an operand. Got a function that uses "
                 + _used(self.paths, walked.others, new.incomplete)
+                + self._replaced()
             )
         found = folds(jaxpr, shapes, number)
         place = _sharding(operands)
@@ -134,6 +144,15 @@ class Calls:
                 f"{shapes[number:]}."
             )
         return traced
+
+    def _replaced(self):
+        static, dynamic = self._static, self._dynamic
+        is_like = lambda x: isinstance(x, AbstractArrayLike)
+        leaves = jtu.tree_leaves(eqx.combine(dynamic, static), is_leaf=is_like)
+        kinds = sorted({type(x).__name__ for x in leaves if is_like(x)})
+        if not kinds:
+            return ""
+        return f" It has a {' and a '.join(kinds)} for some weights: pass arrays."
 
     def shapes(self, diagonal_above: int) -> dict[Slot, Shapes]:
         """Returns the shapes of all sums. Products that contract more inputs than
@@ -186,16 +205,28 @@ def tracked(traced: Traced) -> list[Views]:
 
 
 def check_batches(batches: Any) -> None:
-    """Raises a `ValueError` if `batches` is a single batch."""
+    """Raises a `ValueError` if `batches` is a single batch, or cannot be iterated."""
     if isinstance(batches, jax.Array | np.ndarray):
         got = f"one array, of shape {batches.shape}"
     elif isinstance(batches, dict):
         got = f"one dict, of {list(batches)}"
+    elif not isinstance(batches, Iterable):
+        got = repr(batches)
     else:
         return
     raise ValueError(
         f"`batches` should be an iterable of batches. Got {got}: pass `[batch]`."
     )
+
+
+def _check_arrays(name, arrays):
+    for x in arrays:
+        if isinstance(x, Tracer):
+            raise ValueError(
+                f"`{name}` should have arrays with values: inputs are measured, so "
+                "calibrate outside of `jax.jit` and other transformations. Got a "
+                f"traced array of shape {x.shape}."
+            )
 
 
 def _used(paths, others, incomplete):

@@ -176,7 +176,8 @@ class Statistics(eqx.Module):
         few = {
             i
             for i, (value, rows) in enumerate(zip(self._values, self._rows))
-            if np.min(rows, initial=np.inf) < value.shape[-1]
+            # (As a NumPy array, known under `jax.jit`, too.)
+            if np.min(np.asarray(rows), initial=np.inf) < value.shape[-1]
         }
         return tuple(dict.fromkeys(name for name, _, i in self._places if i in few))
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._array import is_quantized, QuantizedArray
 from .._progress import Watched
+from .._trace import check_batches
 from .._tree import decide
 from ..formats import from_bits
 from ._lora import adapted, is_lora, LoRA, matrix_of, with_magnitude
@@ -67,6 +68,7 @@ def tune(
     is not finite. A `ModuleNotFoundError` if optax is not installed.
     """
     optax = optax_library()
+    check_batches(batches)
     batches = [*batches]
     if not batches:
         raise ValueError("`batches` should be some batches. Got none.")

@@ -168,6 +168,15 @@ def test_weights_that_stay_together():
     assert len(found.allocate(6.0).rules) == 4
 
 
+def test_weights_with_the_same_path():
+    tree = {"a.b": normal(64, 64), "a": {"b": 100 * normal(64, 64, seed=1)}}
+    found = eqq.sensitivity(tree, formats=formats)
+    assert [(row.paths, row.size) for row in found.rows] == [(("a.b",), 2 * 4096)]
+    q = eqq.tree_quantize(tree, found.allocate(6.0))
+    used = 8 * (q["a.b"].nbytes + q["a"]["b"].nbytes) / (2 * 4096)
+    assert q["a.b"].format == q["a"]["b"].format and used <= 6
+
+
 @pytest.mark.thorough
 def test_by_a_method():
     mlp = model()

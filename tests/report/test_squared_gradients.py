@@ -133,6 +133,8 @@ def test_errors():
     gradients = eqq.squared_gradients(loss, w, [x], stats)
     with raises(ValueError, "batches", "none"):
         eqq.squared_gradients(loss, w, [], stats)
+    with raises(ValueError, "batches", "one array"):
+        eqq.squared_gradients(loss, w, x, stats)
     with pytest.raises(ValueError, match="finite"):
         eqq.squared_gradients(lambda w, x: jnp.inf * loss(w, x), w, [x], stats)
     with raises(ValueError, "method", "GPTQ"):

@@ -375,6 +375,21 @@ def test_errors():
         eqq.calibrate(apply, mlp, [x]) + eqq.calibrate(apply, other, [x])
 
 
+def test_what_has_no_inputs_to_measure(unchecked):
+    mlp = eqx.nn.MLP(16, 4, 24, depth=0, key=key)
+    for bad in (None, 3):
+        with pytest.raises(ValueError, match=rf"`batches` .*iterable.*Got {bad}"):
+            eqq.calibrate(apply, mlp, bad)
+    with pytest.raises(ValueError, match="`model` .*arrays. Got none.*ShapeDtypeS"):
+        eqq.calibrate(apply, eqx.filter_eval_shape(lambda: mlp), [x])
+    with pytest.raises(ValueError, match="`batches`.*outside of `jax.jit`.*traced"):
+        jax.jit(lambda x: eqq.calibrate(apply, mlp, [x])["layers.0.weight"].value)(x)
+    for replaced in ("QuantizedArray", "LowPrecision"):
+        of = eqq.train.tree_compute if replaced[0] == "L" else eqq.tree_quantize
+        with pytest.raises(ValueError, match=f"It has a {replaced} .*pass arrays"):
+            eqq.calibrate(apply, of(mlp, min_size=0), [x])
+
+
 def test_compiles_once():
     traces = 0
 

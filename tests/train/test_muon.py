@@ -125,6 +125,17 @@ def test_one_array(name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+# Optax divides by zero.
+@pytest.mark.parametrize("shape", ((0, 4), (4, 0)))
+def test_empty(shape):
+    params = {"empty": jnp.zeros(shape), "w": normal(24, 40)}
+    optimizer = muon8bit(0.1)
+    found, _ = optimizer.update(params, optimizer.init(params), params)
+    alone, _ = optimizer.update(params["w"], optimizer.init(params["w"]), params["w"])
+    assert found["empty"].shape == shape
+    np.testing.assert_array_equal(found["w"], alone)
+
+
 # In a loop of accumulated gradients, in bfloat16, whose state is donated.
 def test_a_training_loop():
     model = eqx.nn.MLP(64, 8, 64, 2, dtype=jnp.bfloat16, key=jr.key(0))

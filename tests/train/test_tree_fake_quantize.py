@@ -134,6 +134,25 @@ def test_step_sizes_learn():
     assert not jnp.isclose(scale, other, rtol=1e-4).any()
 
 
+# A block that was zero at first has a step size of zero until this is trained, so the
+# format chooses its scale.
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
+@pytest.mark.parametrize("format", ("int4", "nf4", "int8"))
+def test_frozen_blocks_that_were_zero(format, dtype):
+    layer = eqx.nn.Linear(64, 32, key=key)
+    where = lambda layer: layer.weight
+    layer = eqx.tree_at(where, layer, layer.weight.at[:16].set(0))
+    model = tree_fake_quantize(layer, format, step_sizes=True)
+    assert jnp.all(model.weight.step_size[:16] == 0)
+    where = lambda model: model.weight.weight
+    model = eqx.tree_at(where, model, normal(32, 64))
+    cast = lambda a: a.astype(dtype) if eqx.is_inexact_array(a) else a
+    model = jtu.tree_map(cast, model)
+    found = tree_freeze(model).weight.dequantize()
+    np.testing.assert_array_equal(found, model.weight.dequantize())
+    assert jnp.any(found[:16] != 0)
+
+
 @pytest.mark.examples(2)
 @all_layers
 def test_layers_are_untouched(make, call, number):

@@ -119,6 +119,8 @@ def test_errors():
     call = lambda w, x: x @ w["a"]
     with raises(ValueError, "batches", "none"):
         eqq.train.tune(call, w, w, [])
+    with raises(ValueError, "batches", "one array"):
+        eqq.train.tune(call, w, w, x)
     with raises(ValueError, "steps", "0"):
         eqq.train.tune(call, w, w, [x], steps=0)
     with raises(ValueError, "quantized", "has none"):

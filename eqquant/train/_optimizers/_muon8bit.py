@@ -261,7 +261,8 @@ def _scaled_by_shape(consistent_rms, x, dimensions):
     sizes = lambda axes: math.prod(x.shape[i] for i in np.atleast_1d(axes))
     fan_in, fan_out = map(sizes, dimensions)
     if consistent_rms is None:
-        scale = math.sqrt(max(1, fan_out / fan_in))
+        # (An empty array has no updates to scale.)
+        scale = math.sqrt(max(1, fan_out / max(1, fan_in)))
     else:
         scale = math.sqrt(max(fan_in, fan_out)) * consistent_rms
     return (scale * x).astype(x.dtype)

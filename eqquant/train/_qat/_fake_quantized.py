@@ -21,7 +21,11 @@ from ...formats import AbstractFormat, Layout, Rotated
 from .._points import as_rounding, largest
 from .._straight_through import checked_axis, straight_through
 from .._weight import AbstractWeight, is_simple
-from ._learned_step_size import initial_step_size, learned_step_size
+from ._learned_step_size import (
+    initial_step_size,
+    learned_step_size,
+    settled_step_size,
+)
 
 
 class FakeQuantized(AbstractWeight):
@@ -120,8 +124,9 @@ class FakeQuantized(AbstractWeight):
         )
         if self.step_size is None:
             return q
-        rows = contracted_last(self.weight, self.axis)
-        stored = self.format.encode(rows, jnp.abs(self.step_size))
+        rows = contracted_last(self.weight, self.axis).astype(jnp.float32)
+        size = settled_step_size(rows, self.step_size, self.format)
+        stored = self.format.encode(rows, size)
         q = dataclasses.replace(q, stored=q.layout.from_rows(stored))
         return q if q.sharding is None else q.with_sharding(q.sharding)
 

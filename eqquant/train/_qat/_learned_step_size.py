@@ -75,9 +75,7 @@ def learned_step_size(
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _learned_step_size(w, scale, format, axis):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
-    # A block of zeros has the scale zero, and would keep it: zero has no derivative.
-    chosen = initial_step_size(rows, format, -1).reshape(scale.shape)
-    size = jnp.where(scale < 0, -scale, scale) + jnp.where(scale == 0, chosen, 0)
+    size = settled_step_size(rows, scale, format)
     stored = format.encode(rows, lax.stop_gradient(size))
     layout = Layout(format).trimmed(stored, rows.shape[-1])
     value = layout.decode(stored)
@@ -91,6 +89,18 @@ def _learned_step_size(w, scale, format, axis):
     of_w = jnp.where(back(inside, w, axis), w, lax.stop_gradient(w))
     surrogate = of_w + back(of_scale.astype(w.dtype), w, axis)
     return estimate(back(value.astype(w.dtype), w, axis), surrogate)
+
+
+@ft.partial(jax.jit, static_argnums=2, inline=True)
+def settled_step_size(
+    rows: Float[Array, "*r k"], scale: Float[Array, "*b g"], format: AbstractFormat
+) -> Float[Array, "*b g"]:
+    """Returns the scales that numbers are rounded with: the absolute values of trained
+    scales, and the scale that the format chooses where this is zero."""
+    # A block of zeros has the scale zero, and would keep it: zero has no derivative.
+    chosen = initial_step_size(rows, format, -1).reshape(scale.shape)
+    scale = scale.astype(chosen.dtype)
+    return jnp.where(scale < 0, -scale, scale) + jnp.where(scale == 0, chosen, 0)
 
 
 @ft.partial(jax.jit, static_argnums=(1, 2), inline=True)
