@@ -18,9 +18,8 @@ from . import by_llama_cpp, files, rows
 from .__main__ import main
 
 
-@pytest.mark.parametrize(
-    "method", ["GPTQ", pytest.param("Sequential", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["GPTQ", "Sequential"])
 def test_table(method, tmp_path, capsys):
     path = str(tiny.write(tmp_path / "tiny.gguf"))
     asked = ["table", "--model", path, "--formats", "int(3, 16)", "--no-llama-cpp"]

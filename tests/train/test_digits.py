@@ -78,7 +78,7 @@ def test_of_float32(dense, digits):
     assert accuracy(dense, digits) > 0.97
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "format,drop", (("int8", 0.005), ("nf4", 0.01), ("int4", 0.01))
 )

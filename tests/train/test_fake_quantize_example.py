@@ -240,7 +240,7 @@ def test_every_weight_trains_quantized(name):
 
 
 # The value and the gradient, of the model alone and as it is computed again.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @some
 def test_gradients(name):
     model, fake, x = made(name)
@@ -264,7 +264,7 @@ def test_gradients(name):
 
 
 # Steps of an optimizer in a scan; then the packed model, from a file, too.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some
 def test_training(name, tmp_path):
     model, fake, x = made(name)
@@ -336,7 +336,7 @@ of_products = {
 }
 
 
-@pytest.mark.examples(7)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("name", of_products)
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Rotated(eqq.Int8(), 16)))
 def test_activations(name, format):
@@ -374,7 +374,7 @@ def test_activations_of_experts():
 
 
 # Of each format that rounds.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_formats
 def test_formats(format):
     conv = eqx.nn.Conv1d(64, 8, 4, key=jr.key(0))

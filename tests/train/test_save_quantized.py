@@ -206,7 +206,7 @@ def gradients(wrap, masked, slopes_trained, jit):
 
 # Masks and biases that are not trained are kept as they are; with those that are, the
 # biases next to a masked number do not lose their bits.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("slopes_trained", (False, True))
 @pytest.mark.parametrize("masked", masks)
 def test_masks(masked, slopes_trained):
@@ -219,7 +219,7 @@ def test_masks(masked, slopes_trained):
 
 
 # Scores that are masked before.
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 @pytest.mark.parametrize("masked", masks)
 def test_masked_scores(masked, dtype):

@@ -19,7 +19,7 @@ def test_forward_is_what_is_stored(format):
     _check_forward(format, (3, 70, 5), -2)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (eqq.NF4(64), eqq.Int8(), eqq.Ternary(48)))
 @pytest.mark.parametrize("shape, axis", [((5, 130), -1), ((70,), -1)])
 def test_forward_along_other_axes(format, shape, axis):
@@ -165,6 +165,7 @@ def test_random_rounding_is_unbiased(format):
     assert np.mean(rare & inside) < 0.1
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Int4(32), eqq.Ternary()))
 def test_random_rounding_is_to_neighbours(format):
     w = normal(3, 66)

@@ -52,7 +52,7 @@ def test_since_ampere(compiler, gpu, m):
 
 
 # Also formats whose blocks are of 16 numbers, or of the bytes of files.
-@pytest.mark.examples(16)
+@pytest.mark.examples(8)
 @pytest.mark.parametrize("m", (1, 64))
 @pytest.mark.parametrize("name", kinds)
 def test_every_kind(compiler, name, m):
