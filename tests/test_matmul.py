@@ -50,7 +50,7 @@ def _parts(x):
     return (x.real, x.imag) if np.iscomplexobj(x) else (x.astype(np.float64),)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @native_formats
 @settings(max_examples=5)
 @given(
@@ -90,7 +90,7 @@ def test_stack(name, lead, rows, axis, left):
         assert_product(x @ q, x, q)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 def test_vector(name):
     q = eqq.quantize(normal(130), formats[name])
@@ -183,7 +183,7 @@ def test_integer_operands_have_the_dtype_of_the_weight():
 
 
 # Activations are rounded row by row, each over the whole of what the product contracts.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize(
     "name, axis, activation",
     (("nf4", -1, "int8"), ("int8", -2, "int8"), ("int8", -1, eqq.Int8(32))),

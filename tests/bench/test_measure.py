@@ -113,12 +113,13 @@ def test_default_formats():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.thorough
 def test_progress():
     seen = []
     bench.measure(
         [(16, 16), (16, 32)],
         [1],
-        [eqq.Int8(), bench.Quantization(eqq.Int8(), eqq.Int8())],
+        [bench.Quantization(eqq.Int8(), eqq.Int8())],
         budget=0.01,
         min_rounds=2,
         cycle=0,

@@ -126,6 +126,7 @@ def test_formats_that_differ_between_layers(format, tmp_path):
     _close(found, wanted[12:], 1e-5)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("values", (None, "q5_0"))
 def test_generate(values, tmp_path):
     path = tiny.write(tmp_path / "a.gguf", values=values)

@@ -35,7 +35,7 @@ def drawn(format, dtype=np.float32, zeros=0.7):
     return (signs * scale).astype(np.float32)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("zeros", (0.03, 0.4, 0.97))
 @pytest.mark.parametrize("format", ternary, ids=str)
 def test_ternary_numbers_are_exact(format, zeros):
@@ -90,8 +90,8 @@ def test_almost_ternary():
     np.testing.assert_allclose(found[..., 0].ravel()[0], 31 / 32, rtol=1e-6)
 
 
-@pytest.mark.examples(2)
-@pytest.mark.parametrize("spec", (P("a"), P(None, "a"), P("a", "b")))
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("spec", (P("a", "b"), P("a"), P(None, "a")))
 def test_sharded(spec):
     mesh = jax.make_mesh((4, 2), ("a", "b"))
     for format in (eqq.Ternary(32, radix=4), eqq.Ternary(scale="tensor", radix=4)):

@@ -188,7 +188,7 @@ def loss_of(numbers, w, target, lower, weights):
     return np.sum(weights * (aim - numbers) ** 2, -1)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("k", (64, 96))
 @pytest.mark.parametrize("bits, states", [(1, 9), (2, 8), (3, 9), (4, 8), (8, 8)])
 def test_nearest_tile(bits, states, k):
@@ -216,6 +216,7 @@ def test_nearest_tile(bits, states, k):
 
 
 # As if errors asked for nothing, it would be the nearest.
+@pytest.mark.thorough
 def test_feedback_is_worth_it():
     format = eqq.Trellis(2, states=8, scale_dtype=jnp.float32)
     w, _, lower, weights = fed(256)

@@ -164,7 +164,7 @@ def test_load_into(path):
     assert "EXL3()" in f"{eqq.report(model)}"
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_products(weights, dtype):
     q, dense = weights[0]

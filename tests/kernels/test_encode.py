@@ -77,6 +77,7 @@ def test_strange_numbers(name):
 
 
 # Rows and blocks are encoded alone.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("name", _of_blocks)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 512), (64, 256), (2, 3, 768)], ids=str)
 def test_shapes(name, shape):
@@ -107,7 +108,7 @@ def test_dtypes(name, dtype):
 
 
 # Of all bits, and of as few states as there can be and of more.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("k", [300, 512, 32])
 @pytest.mark.parametrize("states", [8, 9, 11])
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -195,7 +196,7 @@ def test_known_numbers_of_a_traced_function():
 
 
 # With feedback, all is computed in float32: paths are as good, if not the same.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("k", (256, 100))
 @pytest.mark.parametrize(
     "bits, states", [(1, 8), (2, 8), (2, 10), (3, 9), (4, 8), (6, 8), (8, 9)]

@@ -73,7 +73,7 @@ def test_hostile_inputs(name, m):
 
 
 # More rows than the weight is decoded for at once.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name, m", (("binary", 7), ("int-3-minimum", 3), ("q2_k", 5)))
 def test_groups_of_rows(name, m):
     q = eqq.quantize(normal(300, 40), formats[name])
@@ -84,6 +84,7 @@ def test_groups_of_rows(name, m):
 
 
 # Odd sizes, few columns, many, and parts of the sum.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "k, n, format",
     (

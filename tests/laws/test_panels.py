@@ -22,7 +22,7 @@ def of_two_blocks(name, *lead, n):
     return eqq.quantize(normal(*lead, k, n), formats[name])
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", each(names))
 def test_parts(name):
     q = of_two_blocks(name, n=256)

@@ -124,6 +124,7 @@ def llama_model_quantize(source, out, params):
 """
 
 
+@pytest.mark.thorough
 def test_rows_of_llama_cpp(tmp_path, monkeypatch):
     (tmp_path / "llama_cpp.py").write_text(_fake)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

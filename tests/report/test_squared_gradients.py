@@ -83,7 +83,7 @@ def problem(format, sinks=False, outputs=64, k=256, rows=2048, seed=0):
     return found, wanted, q
 
 
-@pytest.mark.examples(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(
     "format",

@@ -57,7 +57,7 @@ def test_feedback_by_its_definition():
     assert np.mean(rate) < 1.15 * 10**-1.05, np.mean(rate)
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", (2, 1, 3, 4))
 @pytest.mark.parametrize("kind", ("outliers", "correlated"))
 def test_errors_of_products_fall(bits, kind):

@@ -123,7 +123,7 @@ def test_ends_of_bins():
     ends = 1.75 * 2.0 ** np.arange(-125, 128).astype(np.float64)
     ends = ends.astype(np.float32)
     above = np.nextafter(ends[:-1], np.float32(np.inf))
-    found = jax.vmap(lambda a: bin_of(a[None], 0))
+    found = jax.jit(jax.vmap(lambda a: bin_of(a[None], 0)))
     np.testing.assert_array_equal(found(ends), 127 + np.arange(-125, 128))
     np.testing.assert_array_equal(found(above), 128 + np.arange(-125, 127))
     most = np.finfo(np.float32).max

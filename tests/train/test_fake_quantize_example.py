@@ -223,6 +223,7 @@ def batch_of(x):
     return np.stack([x, np.roll(x, 1)])
 
 
+@pytest.mark.examples(4)
 @some
 def test_every_weight_trains_quantized(name):
     model, fake, x = made(name)
@@ -374,7 +375,7 @@ def test_activations_of_experts():
 
 
 # Of each format that rounds.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_formats
 def test_formats(format):
     conv = eqx.nn.Conv1d(64, 8, 4, key=jr.key(0))
@@ -427,6 +428,7 @@ def test_in_steps():
 
 
 # A scan takes layers from a stack. Elsewhere along axis 0, blocks lie.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", (-2, -1))
 def test_scans_of_rows(axis):
     w, x = normal(16, 48), normal(16, 48, seed=1)

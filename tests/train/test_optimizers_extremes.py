@@ -43,7 +43,7 @@ def movements(optimizer, first, noise):
 
 
 # As by optax, and only until the momentum has ended.
-@pytest.mark.examples(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("first, noise", [(0.1, 1.0), (0.001, 0.0)])
 @pytest.mark.parametrize(
     "ours, theirs",

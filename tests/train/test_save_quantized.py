@@ -98,7 +98,7 @@ def test_transformations():
     w = normal(64, 64) / 8
     layer = save_quantized(lambda x: jnp.tanh(x @ w), min_size=1)
     plain = lambda x: jnp.tanh(x @ w)
-    of = lambda f: jax.grad(lambda x: jnp.sum(f(x)))
+    of = lambda f: jax.jit(jax.grad(lambda x: jnp.sum(f(x))))
     batch = normal(3, 16, 64)
     found = jax.vmap(of(layer))(batch)
     np.testing.assert_allclose(found, jax.vmap(of(plain))(batch), atol=0.02)

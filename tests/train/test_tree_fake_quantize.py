@@ -134,7 +134,7 @@ def test_step_sizes_learn():
     assert not jnp.isclose(scale, other, rtol=1e-4).any()
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_layers
 def test_layers_are_untouched(make, call, number):
     layer = make()

@@ -54,7 +54,7 @@ formats = [
 ]
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_tune(format):
     dense = Model(jr.key(0))

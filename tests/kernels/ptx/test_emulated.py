@@ -60,7 +60,7 @@ def offset_of(q):
 
 
 # Rows of the weight that fill no tile; columns that fill no step, no word and no byte.
-@pytest.mark.examples(9)
+@pytest.mark.examples(6)
 @every
 @pytest.mark.parametrize("k, n", ((1024, 32), (333, 19), (70, 1), (1, 17)))
 def test_every_kind(name, k, n):
@@ -77,7 +77,7 @@ def test_rows(name, m):
 
 
 # Inputs of other dtypes are sums of numbers of bfloat16.
-@pytest.mark.examples(5)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", ("int4", "nf4", "int8-32", "nvfp4", "q4_k"))
 @pytest.mark.parametrize("m, dtype", ((3, jnp.float16), (30, jnp.float32)), ids=str)
 def test_dtypes(name, m, dtype):
@@ -120,7 +120,7 @@ def test_contracted_axis_first():
     check(jnp.asarray(normal(3, 333, seed=1), jnp.bfloat16), q, "int4")
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(4)
 @every
 def test_hostile_inputs(name):
     x = jnp.asarray(hostile(333, 16), jnp.bfloat16)
@@ -146,6 +146,7 @@ def of_blocks(q):
 
 
 # Also those that `quantize` does not write; among those of `fp8` are NaNs.
+@pytest.mark.examples(9)
 @every
 def test_every_code(name):
     q, rng = weight(333, 19, kinds[name]), np.random.default_rng(0)
@@ -171,6 +172,7 @@ def test_every_code(name):
 
 
 # Every scale of one byte.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("mxfp4", "nvfp4", "nvfp4-inverse"))
 def test_every_scale(name):
     q = weight(512, 64, kinds[name])

@@ -53,6 +53,7 @@ def test_order():
 def test_it_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(on_gpu, "to_check", ((3, 1000, 131),))
     monkeypatch.setattr("tests.kernels.ptx.kinds.kinds", {"int4": None, "nf4": None})
+    monkeypatch.setattr("tests.kernels.ptx.kinds.timed", ("nf4",))
     path = tmp_path / "found.csv"
     assert on_gpu.main(str(path)) == 0
     with path.open() as file:
