@@ -3,7 +3,6 @@ was measured."""
 
 import sys
 
-import jax
 import numpy as np
 import pytest
 

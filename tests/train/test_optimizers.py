@@ -1,8 +1,6 @@
 import functools as ft
 import importlib.util
 import inspect
-import subprocess
-import sys
 
 import equinox as eqx
 import jax
