@@ -95,9 +95,10 @@ def test_status(monkeypatch, tmp_path, capsys, right, status):
         == status
     )
     assert wanted.pop() == ([((64, 32), 3)], ["NF4()"])
+    every = [bench.as_quantization(name) for name in ("nf4", "rsrbinary", "int8:int8")]
+    monkeypatch.setattr(bench, "all_formats", lambda: every)
     assert main([*command, "--formats", "all"]) == status
-    formats = wanted.pop()[1]
-    assert "Q4_K()" in formats and "RSRBinary()" not in formats
+    assert wanted.pop()[1] == ["NF4()", "Int8(), x Int8()"]
     assert main([*command, "--formats", "RSRBinary(8)"]) == 2
     assert "no kernels for GPUs for RSRBinary()" in capsys.readouterr().err
 

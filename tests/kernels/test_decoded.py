@@ -8,7 +8,7 @@ import eqquant as eqq
 import eqquant.kernels._table as table
 from eqquant.kernels.gpu import _decoded
 
-from ..helpers import all_formats, error, formats, normal
+from ..helpers import all_formats, error, formats, many_at_once, normal
 from ..laws.test_not_finite import check, inputs, weight
 from .test_fused import every_layout, problem_of
 
@@ -90,11 +90,12 @@ def test_how_much_is_decoded_at_once(monkeypatch):
 
 # Where no other kernel is better: for any format, on any GPU.
 @pytest.mark.examples(4)
+@many_at_once
 @pytest.mark.parametrize("platform", ("cuda", "rocm"))
 @pytest.mark.parametrize("rows", (9, 64, 5000, None))
-def test_choice(platform, rows):
+def test_choice(platform, rows, names):
     w = jnp.ones((64, 16))
-    for format in (*formats.values(), eqq.RSRTernary()):
+    for format in (*[formats[name] for name in names], eqq.RSRTernary()):
         q = jax.eval_shape(lambda w: eqq.quantize(w, format), w)
         problem = problem_of(jnp.ones((1, 64)), q, platform)
         problem = dataclasses.replace(problem, rows=rows)
