@@ -18,6 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 flags = ["--xla_force_host_platform_device_count=8"]
 # Each worker has one processor.
 flags.append("--xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Until JAX 0.10, XLA has a second way to compile fusions, which takes half as long.
 # (With `XLA_FLAGS` in the environment, and be they empty, it is the way of users.)
 jax_version = importlib.metadata.version("jax").split(".")

@@ -176,6 +176,7 @@ assert not later & rooms, rooms
 assert {"interop", "train", "save", "report"} <= {*dir(eqquant)}
 from eqquant import straight_through, train
 assert train.straight_through is straight_through is eqquant.straight_through
+assert "optax" not in sys.modules
 assert eqquant.interop.save is eqquant.save
 assert not hasattr(eqquant, "training")
 """

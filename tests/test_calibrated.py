@@ -24,7 +24,7 @@ def correlated(seed, rows, k):
 
 @pytest.fixture(scope="module")
 def model():
-    return eqx.nn.MLP(32, 16, 48, depth=1, key=jr.key(0))
+    return eqx.nn.MLP(32, 32, 32, depth=1, key=jr.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,7 @@ def test_axes_of_size_one(groups, size):
         np.testing.assert_allclose(fn(q, xs), fn(eqq.tree_dequantize(q), xs), atol=1e-3)
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("sequential", (False, True))
 def test_a_plain_weight_that_is_transposed(sequential):
     params, x = {"w": normal(64, 64)}, normal(80, 64, seed=1)

@@ -243,7 +243,7 @@ def test_models(make):
         )
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", models)
 def test_calibrated_models(make):
     model, x = make()

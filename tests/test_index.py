@@ -33,7 +33,7 @@ def test_stack(format):
     np.testing.assert_array_equal(q.dequantize()[1], each[1].dequantize())
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 def test_stack_is_mapped_and_scanned(name):
     w, format = normal(3, 130, 5), formats[name]

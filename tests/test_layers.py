@@ -122,7 +122,7 @@ def _quantized(tree):
     return [leaf for leaf in leaves if eqq.is_quantized(leaf)]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @all_layers
 def test_layers_are_untouched(make, call, number):
     layer = make()
@@ -141,7 +141,7 @@ def test_layers_are_untouched(make, call, number):
         assert not np.array_equal(expected, compiled(layer, x))
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_layers
 def test_layers_in_bfloat16(make, call, number):
     def cast(leaf):
@@ -198,7 +198,7 @@ def test_the_same_array_twice_stays_the_same():
     assert tree["a"] is not tree["b"][1]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @native_formats
 def test_training_step_of_the_norms(format):
     class Block(eqx.Module):

@@ -116,6 +116,7 @@ def decibels(y, exact):
 # Of products with inputs of which 8 channels of 4096 are 30 times as large as others:
 # decibels for inputs in float32 and in 8 bits, and the same with rotated weights. (The
 # figures are those of notebooks/formats.md.)
+@pytest.mark.thorough
 def test_outlier_channels():
     rng = np.random.default_rng(0)
     w = rng.standard_normal((4096, 512), np.float32)
@@ -138,6 +139,7 @@ def test_outlier_channels():
 
 
 # A method rounds the rotated matrix, of rotated inputs.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("method", (eqq.GPTQ(), eqq.ScaleSearch()), ids=str)
 @pytest.mark.parametrize("diagonal", (False, True))
 def test_methods(method, diagonal):
@@ -160,8 +162,9 @@ def test_methods(method, diagonal):
     assert abs(found / expected - 1) < 0.02
 
 
+@pytest.mark.thorough
 def test_a_calibrated_model_loses_less():
-    model = eqx.nn.MLP(96, 8, 128, 2, key=jr.key(0))
+    model = eqx.nn.MLP(96, 96, 96, 1, key=jr.key(0))
     scale = jnp.exp(jnp.linspace(-2, 2, 96))[None]
     x, new = normal(512, 96) * scale, normal(512, 96, seed=1) * scale
     fn = eqx.filter_jit(lambda model, x: jax.vmap(model)(x))

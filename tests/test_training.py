@@ -155,7 +155,7 @@ def test_moving_average():
     np.testing.assert_allclose(averaged.first.bias, old.first.bias + 0.1, rtol=1e-5)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("nf4", "int8", "ternary-tensor", "nested"))
 def test_cast(name):
     old = quantized(formats[name])

@@ -23,7 +23,7 @@ def assert_tree_close(a, b):
     jtu.tree_map(close, a, b)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 def test_jit(name):
     format = formats[name]

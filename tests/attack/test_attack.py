@@ -26,7 +26,7 @@ def name(kind):
 
 
 # A case of each kind that does not take long to compile.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind",
     (

@@ -7,7 +7,7 @@ from rich.console import Console
 from eqquant import bench
 from eqquant._cli import main
 from eqquant.bench import _conversion
-from eqquant.formats import NF4, Q4_K
+from eqquant.formats import Int8, NF4, Q4_K
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,9 @@ def test_command(monkeypatch, capsys):
     assert main(["bench", "--quantize"]) == 0
     assert main(["bench", "--quantize", "--formats", "q4_k", "--axis", "-1"]) == 0
     assert asked == [(None, -2), ([Q4_K()], -1)]
+    every = [bench.as_quantization(name) for name in ("nf4", "int8", "int8:int8")]
+    monkeypatch.setattr(bench, "all_formats", lambda: every)
     assert main(["bench", "--quantize", "--formats", "all"]) == 0
-    formats, _ = asked[2]
-    assert len(set(formats)) == len(formats) and {Q4_K(), NF4()} < set(formats)
+    assert asked[2] == ([NF4(), Int8()], -2)
     assert main(["bench", "--quantize", "--formats", "int9"]) == 2
     assert "int9" in capsys.readouterr().err and len(asked) == 3

@@ -40,6 +40,7 @@ def test_most_likely():
     np.testing.assert_array_equal(most_likely(logits), [1, 0, 2])
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_generated_tokens(dtype):
     model = random_decoder(_size, 1)

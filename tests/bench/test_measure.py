@@ -18,16 +18,21 @@ pytestmark = pytest.mark.optimized
 _k, _n = 64, 96
 _dense = ["float32", "bfloat16"]
 _quantized = ["int8:int8", "nf4", "rsrbinary"]
-_cases = [(m, name) for m in (1, 4) for name in _dense + _quantized]
+_names = _dense + _quantized
+_rows_and_names = [
+    pytest.param(m, name, marks=() if m == 4 else pytest.mark.thorough)
+    for m in (1, 4)
+    for name in _names
+]
 
 
 @ft.cache
-def _measured():
+def _measured(m):
     found = bench.measure(
-        [(_k, _n)], [1, 4], _quantized, budget=0, min_rounds=3, cycle=1 << 16, seed=5
+        [(_k, _n)], [m], _quantized, budget=0, min_rounds=3, cycle=1 << 16, seed=5
     )
     found = [row for row in found if not row.name.endswith(xla)]
-    return dict(zip(_cases, found, strict=True))
+    return dict(zip(_names, found, strict=True))
 
 
 def _weight(name):
@@ -44,10 +49,9 @@ def _rows(m):
     return np.random.default_rng(6).standard_normal((m, _k), np.float32)
 
 
-@pytest.mark.examples(2)
-@pytest.mark.parametrize("m, name", _cases)
+@pytest.mark.parametrize("m, name", _rows_and_names)
 def test_what_is_measured(m, name):
-    row = _measured()[m, name]
+    row = _measured(m)[name]
     assert (row.rows, row.shape, row.failure) == (m, (_k, _n), None)
     w = _weight(name)
     if name in _dense:
@@ -61,9 +65,9 @@ def test_what_is_measured(m, name):
     assert row.compile_seconds > 0
 
 
-@pytest.mark.parametrize("m, name", _cases)
+@pytest.mark.parametrize("m, name", _rows_and_names)
 def test_errors_and_temporaries(m, name):
-    row = _measured()[m, name]
+    row = _measured(m)[name]
     w = _weight(name)
     stored = w.dequantize() if eqq.is_quantized(w) else w
     x = _rows(m)
@@ -79,29 +83,29 @@ def test_errors_and_temporaries(m, name):
 
 
 def test_times():
-    for (m, _), row in _measured().items():
+    for row in _measured(4).values():
         times = row.times
         assert len(times.seconds) == len(times.baseline) == 3
-        assert times.baseline == _measured()[m, "float32"].times.seconds
+        assert times.baseline == _measured(4)["float32"].times.seconds
         assert min(times.seconds) > 0
         assert times.p10 <= times.median <= times.p90
         assert times.median == sorted(times.seconds)[1]
         assert times.ratio == sorted(times.baseline)[1] / times.median
         tenth = np.percentile(times.baseline, 10) / np.percentile(times.seconds, 10)
         assert times.ratio_p10 == pytest.approx(tenth)
-    assert _measured()[1, "float32"].times.ratio == 1
+    assert _measured(4)["float32"].times.ratio == 1
 
 
 # Products that do not fit into memory together are timed in groups.
 def test_groups(monkeypatch):
     monkeypatch.setattr("eqquant.bench._measure.physical_memory", lambda: 1)
     found = bench.measure(
-        [(16, 16), (16, 32)], [2, 1], ["nf4"], budget=0, min_rounds=2, cycle=0
+        [(16, 16), (16, 32)], [1], ["nf4"], budget=0, min_rounds=2, cycle=0
     )
     found = [row for row in found if not row.name.endswith(xla)]
     names = ["float32", "bfloat16", "NF4()"]
     assert [(row.shape, row.rows, row.name) for row in found] == [
-        ((16, n), m, name) for n in (16, 32) for m in (2, 1) for name in names
+        ((16, n), 1, name) for n in (16, 32) for name in names
     ]
     baselines = {row.times.baseline for row in found[:3]}
     assert len(baselines) == 2  # bfloat16 is next to the float32 that is kept.
@@ -113,12 +117,13 @@ def test_default_formats():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.thorough
 def test_progress():
     seen = []
     bench.measure(
         [(16, 16), (16, 32)],
         [1],
-        [eqq.Int8(), bench.Quantization(eqq.Int8(), eqq.Int8())],
+        [bench.Quantization(eqq.Int8(), eqq.Int8())],
         budget=0.01,
         min_rounds=2,
         cycle=0,

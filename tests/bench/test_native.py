@@ -106,6 +106,7 @@ def test_rows_without_the_library(monkeypatch):
         assert row.bits_per_weight == found[0].bits_per_weight
 
 
+@pytest.mark.thorough
 def test_prepacked(called):
     w = np.random.default_rng(1).standard_normal((64, 128), np.float32)
     candidate = quantized(bench.as_quantization("nf4"), w)
@@ -113,13 +114,9 @@ def test_prepacked(called):
     changes = eqq.tree_prepack(candidate.weight).layout != candidate.weight.layout
     assert (other is not None) == changes
     names = ["float32", "bfloat16", "NF4()", "NF4(), XLA"]
-    rows = bench.measure(
-        [w.shape], [1, 2], ["nf4"], budget=0, min_rounds=1, cycle=1 << 14
-    )
+    rows = bench.measure([w.shape], [2], ["nf4"], budget=0, min_rounds=1, cycle=1 << 14)
     names += ["NF4(), prepacked"] if changes else []
-    assert [(row.rows, row.name) for row in rows] == [
-        (m, name) for m in (1, 2) for name in names
-    ]
+    assert [row.name for row in rows] == names
     if other is not None:
         assert other.weight.layout != candidate.weight.layout
         first, *_, last = rows[2 : len(names)]

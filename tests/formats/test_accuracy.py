@@ -20,7 +20,7 @@ def sqnr(w, decoded):
     return 10 * np.log10(np.sum(w**2) / np.sum((decoded - w) ** 2))
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @native_formats
 @pytest.mark.parametrize("distribution", ("normal", "student-t"))
 def test_as_the_reference(format, distribution):

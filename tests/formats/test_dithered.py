@@ -68,6 +68,7 @@ def test_these_are_all():
 
 # At and between all points: over all orders of magnitude, of both signs, and next to
 # zero. In an optimizer, the seed is the number of the step.
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("size", (1.0, 3e-20, -0.7))
 @pytest.mark.parametrize("format", dithered, ids=str)
 def test_means(format, size):
@@ -91,6 +92,7 @@ def test_means(format, size):
 
 
 # Without a seed, by the bits of each number: over numbers that are nearly the same.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", dithered, ids=str)
 def test_means_of_hashes(format):
     ends = points(format)
@@ -114,6 +116,7 @@ def check_means_of_each(w, found, points):
 
 # And the other roundings at random, of numbers of all sizes. (By the distance of the
 # points next to zero.)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "format, gap",
     [

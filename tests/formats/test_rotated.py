@@ -22,12 +22,15 @@ def test_rotate(k):
     r = rotation(k, format)
     assert format.size(k) == sizes[k]
     np.testing.assert_allclose(r @ r.T, np.eye(k), atol=1e-12)
-    np.testing.assert_allclose(format.rotate(x), x @ r, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(format.rotate_back(x), x @ r.T, rtol=1e-5, atol=1e-5)
-    gram, diagonal = np.asarray(x[0]).T @ np.asarray(x[0]), np.abs(x[1, 0])
-    found = format.rotate_gram(jnp.asarray(gram), 2)
+    x = np.asarray(x)
+    rotated, back = jax.jit(lambda x: (format.rotate(x), format.rotate_back(x)))(x)
+    np.testing.assert_allclose(rotated, x @ r, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(back, x @ r.T, rtol=1e-5, atol=1e-5)
+    gram, diagonal = x[0].T @ x[0], np.abs(x[1, 0])
+    rotate_gram = jax.jit(format.rotate_gram, static_argnums=1)
+    found = rotate_gram(gram, 2)
     np.testing.assert_allclose(found, r.T @ gram @ r, rtol=1e-4, atol=1e-4)
-    found = format.rotate_gram(jnp.asarray(diagonal), 1)
+    found = rotate_gram(diagonal, 1)
     expected = np.diagonal(r.T @ np.diag(diagonal) @ r)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -48,6 +51,7 @@ def test_signs_never_change(seed, known):
 
 
 # What is stored is what the inner format stores, of the rotated matrix.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "inner", [eqq.Int8(), eqq.Nested(eqq.NF4(16), eqq.Int8(32)), eqq.formats.Q4_K()]
 )

@@ -79,6 +79,7 @@ def test_round_trip_of_other_shapes(format, shape, axis):
 
 
 # Whatever is contracted. (`tests.laws` has that of all formats, abstractly.)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("format", [eqq.NF4(64), eqq.Int8(), eqq.Ternary()])
 @pytest.mark.parametrize("shape", [(0,), (0, 2, 3)])
 def test_empty(format, shape):

@@ -247,7 +247,7 @@ def test_kernels_are_told_of(monkeypatch):
 
 
 # Neither makes anything of the size of the weight.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.optimized
 @some_formats
 @pytest.mark.parametrize("m", [2, 32])

@@ -86,6 +86,7 @@ def test_decode(format, k):
     np.testing.assert_array_equal(found, decoded(stored, format, k))
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("bits", (1, 2, 4))
 def test_nearly_the_best_path(bits):
     format = eqq.Trellis(bits, states=8, scale_dtype=jnp.float32)
@@ -187,7 +188,7 @@ def loss_of(numbers, w, target, lower, weights):
     return np.sum(weights * (aim - numbers) ** 2, -1)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("k", (64, 96))
 @pytest.mark.parametrize("bits, states", [(1, 9), (2, 8), (3, 9), (4, 8), (8, 8)])
 def test_nearest_tile(bits, states, k):
@@ -215,17 +216,18 @@ def test_nearest_tile(bits, states, k):
 
 
 # As if errors asked for nothing, it would be the nearest.
+@pytest.mark.thorough
 def test_feedback_is_worth_it():
     format = eqq.Trellis(2, states=8, scale_dtype=jnp.float32)
     w, _, lower, weights = fed(256)
     one, none = jnp.ones((len(w), 1)), np.zeros_like(lower)
-    nearest_tile = jax.jit(format.nearest_tile)
+    nearest_tile, points = jax.jit(format.nearest_tile), jax.jit(format.points)
     losses = [
-        np.sum(loss_of(format.points(codes), w, w, lower, weights))
+        np.sum(loss_of(points(codes), w, w, lower, weights))
         for codes in (nearest_tile(w, w, one, f, weights) for f in (lower, none))
     ]
     assert losses[0] < 0.6 * losses[1]
-    plain = format.encode(jnp.asarray(w), one)["codes"]
+    plain = jax.jit(format.encode)(w, one)["codes"]
     apart = nearest_tile(w, w, one, none, np.ones_like(weights))
-    error = lambda codes: np.sum((np.asarray(format.points(codes)) - w) ** 2)
+    error = lambda codes: np.sum((np.asarray(points(codes)) - w) ** 2)
     assert error(apart) < 1.02 * error(plain)

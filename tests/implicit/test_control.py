@@ -113,6 +113,7 @@ def test_carries(name):
     assert_same_gradient(lambda x, w: around(x, w)[0], x, q)
 
 
+@pytest.mark.examples(1)
 @some_formats
 def test_while(name):
     def fn(x, w):
@@ -148,7 +149,7 @@ def test_cond(name):
         assert_same(fn, jnp.asarray(i), q)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 @pytest.mark.parametrize("spec", (P(), P("d"), P(None, "d")))
 def test_shard_map(name, spec):

@@ -66,6 +66,7 @@ def test_scales_of_one_bit_and_two(name):
 
 
 # Floats that become integers on the way, no derivative, and no batches.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (eqq.RSRBinary(), eqq.RSRTernary()))
 def test_segments(format):
     numbers = np.random.default_rng(0).integers(format.domain[0], 2, (48, 40))

@@ -51,6 +51,7 @@ def test_ragged_dot_of_many_rows():
 
 # Experts stay on their devices, each of which multiplies rows of its own: no more is
 # sent than by XLA of dense ones.
+@pytest.mark.examples(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("spec", (P("a"), P("a", None, "b"), P(("a", "b"))), ids=str)
 def test_experts_over_devices(spec):

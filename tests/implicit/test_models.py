@@ -94,24 +94,24 @@ def second_to_last(w):
 
 
 models = {
-    "convolutions": (ConvNet(jr.key(0)), all_but_first, (4, 7, 7)),
+    "convolutions": (lambda: ConvNet(jr.key(0)), all_but_first, (4, 7, 7)),
     "weight-norm": (
-        eqx.nn.WeightNorm(eqx.nn.Linear(16, 12, key=jr.key(0))),
+        lambda: eqx.nn.WeightNorm(eqx.nn.Linear(16, 12, key=jr.key(0))),
         all_but_first,
         (16,),
     ),
-    "attention": (attention(), second_to_last, (6, 16)),
-    "experts": (experts(), second_to_last, (6, 16)),
-    "ragged": (Ragged(experts()), second_to_last, (6, 16)),
-    "lstm": (eqx.nn.LSTMCell(16, 16, key=jr.key(0)), all_but_first, None),
+    "attention": (attention, second_to_last, (6, 16)),
+    "experts": (experts, second_to_last, (6, 16)),
+    "ragged": (lambda: Ragged(experts()), second_to_last, (6, 16)),
+    "lstm": (lambda: eqx.nn.LSTMCell(16, 16, key=jr.key(0)), all_but_first, None),
 }
 
 
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("name", models)
 def test_model(name):
-    dense, axis, shape = models[name]
-    model = quantized(dense, axis)
+    make, axis, shape = models[name]
+    model = quantized(make(), axis)
     if shape is None:
         call = lambda m, x: m(x, (jnp.tanh(x), x))[0]
         shape = (16,)

@@ -52,7 +52,7 @@ def computed(w):
     return [computes[name](w) for name in eformer]
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_computes_in_every_format(format):
     assert_same(computed, eqq.quantize(normal(48, 80), format))
@@ -116,7 +116,7 @@ def both_ways(x, z, w):
 
 
 # A multiple by a constant has other scales.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 def test_multiples_in_every_format(format):
     q = eqq.quantize(normal(48, 80), format)

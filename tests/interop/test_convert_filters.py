@@ -53,6 +53,7 @@ def source(tmp_path):
     return tmp_path / "model.safetensors"
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", ("int8", "nf4", "int4"))
 def test_as_quantize(source, tmp_path, format):
     rules = [(name, format) for name in names]

@@ -43,7 +43,7 @@ def weights(tmp_path_factory):
     return [opened(path, exl3.made(256, 256, 2.5, seed=i)) for i in range(2)]
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("signs", (False, True))
 @pytest.mark.parametrize("bits, code", _every[::-1])
 def test_decoding(bits, code, signs, path):
@@ -164,6 +164,7 @@ def test_load_into(path):
     assert "EXL3()" in f"{eqq.report(model)}"
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_products(weights, dtype):
     q, dense = weights[0]
@@ -252,6 +253,7 @@ def test_joined_and_split(weights, path):
         interop.load_into({"w": struct(512)}, both, {Join("a", "b"): "w"})
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("spec", [("d", None), (None, "d")])
 def test_sharded(weights, spec):
     q, dense = weights[0]
@@ -268,6 +270,7 @@ def test_sharded(weights, spec):
         q.with_sharding(NamedSharding(four, PartitionSpec(*spec)))
 
 
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("spec", [("d", None), (None, "d")])
 def test_explicit_mesh(weights, spec):
     q, dense = weights[0]

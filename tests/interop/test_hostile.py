@@ -119,7 +119,11 @@ def _many(text, size=6 * 2**20 - 100):
         ),
         (_safetensors(b'{"a":"' + _many(b"\\") + b'"}'), 80e6),
         # The most for its size.
-        (_safetensors(b'{"a":[' + _many(b'{"a":12345},') + b"0]}"), 150e6),
+        pytest.param(
+            _safetensors(b'{"a":[' + _many(b'{"a":12345},') + b"0]}"),
+            150e6,
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["size", "large", "lists", "short-lists", "text", "objects"],
 )

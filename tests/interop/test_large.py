@@ -43,7 +43,7 @@ def _peak(path):
         tracemalloc.stop()
 
 
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("files", [0, 2], ids=["header", "index"])
 def test_long_names(files, path):
     # As many bytes as the names of real models take, in fewer names.

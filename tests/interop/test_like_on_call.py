@@ -59,9 +59,9 @@ kinds = {
     "none": {},
 }
 likes = {
-    "dense": make(1),
-    "skeleton": eqx.filter_eval_shape(make, 1),
-    "example": eqq.tree_quantize(make(1), "int8", min_size=0, example=x),
+    "dense": lambda: make(1),
+    "skeleton": lambda: eqx.filter_eval_shape(make, 1),
+    "example": lambda: eqq.tree_quantize(make(1), "int8", min_size=0, example=x),
 }
 
 
@@ -79,7 +79,7 @@ def saved(request, tmp_path):
 @pytest.mark.filterwarnings("ignore:Only:UserWarning")
 def test_loads_as_it_ran(saved, like):
     path, model = saved
-    loaded = eqq.load(path, like=likes[like])
+    loaded = eqq.load(path, like=likes[like]())
     if like == "example":
         # (What `like` runs on call besides, it goes on to.)
         assert isinstance(loaded, Net)
@@ -139,7 +139,7 @@ def test_damaged(tmp_path, value):
 
 
 def test_files_of_earlier_versions(tmp_path):
-    path, like = tmp_path / "model.safetensors", likes["example"]
+    path, like = tmp_path / "model.safetensors", likes["example"]()
     eqq.save(path, like)
     changed(path, lambda layout: layout.pop("on_call"))
     assert same(eqq.load(path, like=like), like)

@@ -85,7 +85,7 @@ _trees = st.recursive(
 
 
 @given(tree=_trees)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_dictionaries_and_lists(tree, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "tree.safetensors"
     save(path, tree)

@@ -165,76 +165,108 @@ def test_order_of_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "write, name, q, match",
+    "write, name, make, match",
     [
-        (interop.write_gguf, "a", quantized(eqq.NF4(), 4, 64), "NF4.*GGUF: it has"),
-        (interop.write_gguf, "a", quantized("q4_0", 4, 40), "a multiple of 32"),
-        (interop.write_gguf, "a", eqq.quantize(normal(64, 4), "q4_0"), "`w @ x`"),
-        (interop.write_gguf, "a", jnp.ones(3, bool), "it is of bool"),
-        (interop.write_gguf, "a", jnp.ones((1, 1, 1, 1, 1)), "4 axes"),
-        (interop.write_mlx, "a.weight", quantized(eqq.Int4(), 4, 64), "for MLX"),
-        (interop.write_mlx, "a.weight", quantized(eqq.Int(4, 64), 4, 64), "for MLX"),
-        (interop.write_mlx, "a", quantized(eqq.MXFP4(), 4, 64), "end with '.weight'"),
-        (interop.write_gptq, "a.weight", quantized(eqq.Int4(), 32, 64), "scale_dtype"),
+        (
+            interop.write_gguf,
+            "a",
+            lambda: quantized(eqq.NF4(), 4, 64),
+            "NF4.*GGUF: it has",
+        ),
+        (interop.write_gguf, "a", lambda: quantized("q4_0", 4, 40), "a multiple of 32"),
+        (
+            interop.write_gguf,
+            "a",
+            lambda: eqq.quantize(normal(64, 4), "q4_0"),
+            "`w @ x`",
+        ),
+        (interop.write_gguf, "a", lambda: jnp.ones(3, bool), "it is of bool"),
+        (interop.write_gguf, "a", lambda: jnp.ones((1, 1, 1, 1, 1)), "4 axes"),
+        (
+            interop.write_mlx,
+            "a.weight",
+            lambda: quantized(eqq.Int4(), 4, 64),
+            "for MLX",
+        ),
+        (
+            interop.write_mlx,
+            "a.weight",
+            lambda: quantized(eqq.Int(4, 64), 4, 64),
+            "for MLX",
+        ),
+        (
+            interop.write_mlx,
+            "a",
+            lambda: quantized(eqq.MXFP4(), 4, 64),
+            "end with '.weight'",
+        ),
         (
             interop.write_gptq,
             "a.weight",
-            quantized(eqq.Int4(scale_dtype=_half), 33, 64),
+            lambda: quantized(eqq.Int4(), 32, 64),
+            "scale_dtype",
+        ),
+        (
+            interop.write_gptq,
+            "a.weight",
+            lambda: quantized(eqq.Int4(scale_dtype=_half), 33, 64),
             "fill words",
         ),
         (
             interop.write_gptq,
             "a.weight",
-            quantized(eqq.Int(4, 32, "minimum", scale_dtype=_half), 32, 64),
+            lambda: quantized(eqq.Int(4, 32, "minimum", scale_dtype=_half), 32, 64),
             "for GPTQ",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            quantized(eqq.NF4(48), 4, 96),
+            lambda: quantized(eqq.NF4(48), 4, 96),
             "powers of two",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            quantized(eqq.NF4(64), 4, 96),
+            lambda: quantized(eqq.NF4(64), 4, 96),
             "a multiple of 64",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            quantized(eqq.Nested(eqq.NF4(64), eqq.Int8(32)), 4, 128),
+            lambda: quantized(eqq.Nested(eqq.NF4(64), eqq.Int8(32)), 4, 128),
             "`BnbScale",
         ),
         (
             interop.write_bitsandbytes,
             "a",
-            quantized(eqq.Nested(eqq.NF4(64), eqq.formats.BnbScale(32)), 2, 4, 128),
+            lambda: quantized(
+                eqq.Nested(eqq.NF4(64), eqq.formats.BnbScale(32)), 2, 4, 128
+            ),
             "need a matrix",
         ),
         (
             interop.write_compressed_tensors,
             "a.weight",
-            quantized(eqq.NF4(64), 4, 64),
+            lambda: quantized(eqq.NF4(64), 4, 64),
             "for compressed-tensors",
         ),
         (
             interop.write_gptq,
             "a.weight",
-            quantized(eqq.Rotated(eqq.Int4(64)), 8, 64),
+            lambda: quantized(eqq.Rotated(eqq.Int4(64)), 8, 64),
             "Rotated",
         ),
         (
             interop.write_gguf,
             "a.weight",
-            quantized(eqq.Rotated(eqq.formats.Q4_0()), 4, 64),
+            lambda: quantized(eqq.Rotated(eqq.formats.Q4_0()), 4, 64),
             "Rotated",
         ),
     ],
-)  # fmt: skip
-def test_formats_that_cannot_be_written(write, name, q, match, tmp_path):
+)
+def test_formats_that_cannot_be_written(write, name, make, match, tmp_path):
     with pytest.raises(ValueError, match=f"'{name}'.*{match}"):
-        write(tmp_path / "model.safetensors", {name: q, "b": normal(2)})
+        write(tmp_path / "model.safetensors", {name: make(), "b": normal(2)})
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,6 @@ was measured."""
 
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -216,7 +215,6 @@ def test_kernels_from_outside(monkeypatch):
         assert chosen(format, 4) == "of_any"
     register("of_nf4", eqq.NF4, 1)
     assert chosen(eqq.NF4(), 4) == "of_nf4"
-    jax.clear_caches()
 
 
 # What is traced again and again, as layers of a model, is looked up once.

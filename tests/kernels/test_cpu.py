@@ -41,7 +41,7 @@ def check(q, w, m, dtype):
 
 
 # Sizes that no block and no byte divides: blocks are left over, and bytes.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 @pytest.mark.parametrize(
     "size, m, transposed, dtype",
@@ -75,7 +75,7 @@ def test_large_weights(format, m, dtype):
         assert names[0] != "reference" or isinstance(format, eqq.Nested)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("int8", "ternary", "binary"))
 @pytest.mark.parametrize("m", (1, 2, 5))
 def test_rounded_activations(name, m):
@@ -155,6 +155,7 @@ def test_outliers_of_a_stack():
             assert error(y_i, x_i, w_i) < bound, kernel.name
 
 
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("size", (1e-30, 1e-6, 1e6, 1e30))
 @pytest.mark.parametrize("name", ("int8", "nf4", "int4"))
 def test_sizes_of_inputs(name, size):
@@ -236,7 +237,7 @@ packed = {
 }
 
 
-@pytest.mark.examples(12)
+@pytest.mark.examples(6)
 @pytest.mark.parametrize("name", formats)
 def test_not_the_reference(name):
     q = eqx.filter_eval_shape(lambda: eqq.quantize(jnp.zeros((300, 16)), formats[name]))
@@ -322,6 +323,7 @@ def test_columns_in_pieces():
 
 
 # Of several tiles, and with a short one.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("bits", (2, 3))
 def test_trellis(bits):
     format, rng = eqq.Trellis(bits, states=8), np.random.default_rng(0)

@@ -8,7 +8,7 @@ import eqquant as eqq
 import eqquant.kernels._table as table
 from eqquant.kernels.gpu import _decoded
 
-from ..helpers import all_formats, error, formats, normal
+from ..helpers import all_formats, error, formats, many_at_once, normal
 from ..laws.test_not_finite import check, inputs, weight
 from .test_fused import every_layout, problem_of
 
@@ -31,7 +31,7 @@ def product(x, q, **changes):
     return y, kernel.bound(problem)
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_formats
 def test_every_format(format):
     if isinstance(format, eqq.Rotated):
@@ -52,6 +52,7 @@ def test_exact_formats(format):
 
 
 # Parts that do not divide the rows, a row alone, and parts of several weights at once.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("m, k, n", ((12, 96, 70), (1, 33, 1), (64, 64, 16), (9, 1, 5)))
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 def test_sizes(m, k, n, dtype):
@@ -88,11 +89,13 @@ def test_how_much_is_decoded_at_once(monkeypatch):
 
 
 # Where no other kernel is better: for any format, on any GPU.
+@pytest.mark.examples(4)
+@many_at_once
 @pytest.mark.parametrize("platform", ("cuda", "rocm"))
 @pytest.mark.parametrize("rows", (9, 64, 5000, None))
-def test_choice(platform, rows):
+def test_choice(platform, rows, names):
     w = jnp.ones((64, 16))
-    for format in (*formats.values(), eqq.RSRTernary()):
+    for format in (*[formats[name] for name in names], eqq.RSRTernary()):
         q = jax.eval_shape(lambda w: eqq.quantize(w, format), w)
         problem = problem_of(jnp.ones((1, 64)), q, platform)
         problem = dataclasses.replace(problem, rows=rows)

@@ -47,7 +47,7 @@ def every_layout(q):
     return q, rows, q.T, rows.T
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @all_formats
 def test_every_format(format):
     q = weight(format)
@@ -57,6 +57,7 @@ def test_every_format(format):
         check(y, x, q.dequantize(), bound)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("nf4", "int4-affine"))
 @pytest.mark.parametrize("m", (1, 8))
 def test_hostile_inputs(name, m):
@@ -72,6 +73,7 @@ def test_hostile_inputs(name, m):
 
 
 # More rows than the weight is decoded for at once.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name, m", (("binary", 7), ("int-3-minimum", 3), ("q2_k", 5)))
 def test_groups_of_rows(name, m):
     q = eqq.quantize(normal(300, 40), formats[name])
@@ -82,6 +84,7 @@ def test_groups_of_rows(name, m):
 
 
 # Odd sizes, few columns, many, and parts of the sum.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "k, n, format",
     (

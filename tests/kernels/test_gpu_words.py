@@ -199,6 +199,7 @@ def test_registers(format, unit):
 
 
 # Of formats whose codes the kernels do not read as they are.
+@pytest.mark.examples(4)
 @pytest.mark.parametrize(
     "format",
     (

@@ -31,7 +31,7 @@ formats = (
 )
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("level", available)
 @pytest.mark.parametrize("format", formats, ids=str)
 def test_products(format, level, monkeypatch):
@@ -111,7 +111,7 @@ few_formats = (
 
 # (Optimized, XLA rounds weights with a minimum once, as the kernel does.)
 @pytest.mark.optimized
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.skipif("avx512" not in available, reason="needs AVX512")
 @pytest.mark.parametrize("format", few_formats, ids=str)
 def test_few_rows_of_integers(format, monkeypatch):

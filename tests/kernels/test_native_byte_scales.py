@@ -38,6 +38,7 @@ def products(x, q):
     return zip([k.bound(problem) for k in every], jax.jit(of)(x, q))
 
 
+@pytest.mark.examples(6)
 @over_formats
 @pytest.mark.parametrize("level", available)
 def test_products(format, level, monkeypatch):
@@ -50,6 +51,7 @@ def test_products(format, level, monkeypatch):
 
 
 # The scale of a matrix times that of a block is of a usual size, though either is not.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("inverse", (False, True))
 @pytest.mark.parametrize("factor", (1e-37, 3e-20, 1e30, 1e38))
 def test_small_and_large_factors(factor, inverse):
@@ -73,6 +75,7 @@ def replaced(q, name, value):
 
 
 # Of the scales, nothing is computed before the kernel runs.
+@pytest.mark.examples(2)
 @over_formats
 @pytest.mark.optimized
 def test_scales_are_read_as_they_are_stored(format):
@@ -85,6 +88,7 @@ def test_scales_are_read_as_they_are_stored(format):
 
 
 # (Smaller numbers have scales that are not normal.)
+@pytest.mark.examples(2)
 @over_formats
 @pytest.mark.parametrize("size", (1e-30, 1e30))
 def test_small_and_large_numbers(format, size):

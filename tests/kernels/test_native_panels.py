@@ -34,7 +34,7 @@ def in_panels(*shape, format, axis=-1):
     return q, p
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(4)
 @all_formats
 def test_order(format):
     # Element `(j, i)` of what is stored is in panel `i // 64`.
@@ -57,7 +57,7 @@ def equal(a, b):
     return same and all(map(np.array_equal, jtu.tree_leaves(a), jtu.tree_leaves(b)))
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @all_formats
 @pytest.mark.parametrize("level", available)
 def test_products(format, level, monkeypatch):
@@ -73,6 +73,7 @@ def test_products(format, level, monkeypatch):
 
 
 # Each kernel that reads panels gives what it gives of rows side by side.
+@pytest.mark.examples(12)
 @pytest.mark.parametrize("rows", (1, 9))
 @pytest.mark.parametrize(
     "kernel",
@@ -127,7 +128,7 @@ def test_other_kernels_get_rows_side_by_side():
 
 
 # What is done with an array whose rows are in panels is done with the array.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @all_formats
 def test_operations(format):
     q, p = in_panels(2, 192, 96, format=format)
@@ -159,7 +160,7 @@ def as_dense(x):
     return np.asarray(x.dequantize() if eqq.is_quantized(x) else x)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @all_formats
 def test_products_of_stacks(format):
     q, p = in_panels(2, 192, 96, format=format)

@@ -14,6 +14,7 @@ from .test_fused import every_layout, problem_of
 
 # Kernels that copy stored arrays run on some rows of a weight at a time. (That XLA
 # copies no more is tested where it compiles for GPUs.)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "name, n, parts",
     (("nf4", 256, {64}), ("nvfp4", 200, {104, 96}), ("nf4", 90, {90})),

@@ -21,7 +21,7 @@ def weight(format):
 
 
 # Not even on the way, where a `where` takes it out again.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_formats
 def test_no_nan_on_the_way(format):
     w = weight(format)

@@ -46,7 +46,7 @@ def assert_held_or_nan(format):
             raise AssertionError(size)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_formats
 def test_traced(format):
     assert_held_or_nan(format)

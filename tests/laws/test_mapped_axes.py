@@ -30,7 +30,7 @@ uses = {
 
 # All axes are of one size, or else errors of shapes would hide what is mapped. It is
 # what it is of the array, or an error at the `vmap`.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some_formats
 @pytest.mark.parametrize("axis", (-1, -2))
 @pytest.mark.parametrize("ndim", (2, 3))

@@ -74,7 +74,7 @@ def check(y, x, w, bound):
     assert np.all(difference[finite] <= near[finite])
 
 
-@pytest.mark.examples(4)
+@pytest.mark.examples(3)
 @all_formats
 def test_as_of_the_decoded_weight(format):
     _as_of_the_decoded_weight(2, format)

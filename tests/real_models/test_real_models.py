@@ -18,9 +18,8 @@ from . import by_llama_cpp, files, rows
 from .__main__ import main
 
 
-@pytest.mark.parametrize(
-    "method", ["GPTQ", pytest.param("Sequential", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["GPTQ", "Sequential"])
 def test_table(method, tmp_path, capsys):
     path = str(tiny.write(tmp_path / "tiny.gguf"))
     asked = ["table", "--model", path, "--formats", "int(3, 16)", "--no-llama-cpp"]
@@ -125,6 +124,7 @@ def llama_model_quantize(source, out, params):
 """
 
 
+@pytest.mark.thorough
 def test_rows_of_llama_cpp(tmp_path, monkeypatch):
     (tmp_path / "llama_cpp.py").write_text(_fake)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -83,14 +83,14 @@ def problem(format, sinks=False, outputs=64, k=256, rows=2048, seed=0):
     return found, wanted, q
 
 
-@pytest.mark.examples(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(
     "format",
     [
+        eqq.Int4(64),
         eqq.Rotated(eqq.Trellis(2, states=8)),
         eqq.Rotated(eqq.Trellis(3, states=8)),
-        eqq.Int4(64),
         eqq.Rotated(eqq.Int(3)),
         eqq.NF4(),
     ],
@@ -119,8 +119,8 @@ def test_allocate():
     batches = [(x[i : i + 32], target[i : i + 32]) for i in range(0, len(x), 32)]
     stats = eqq.calibrate(lambda w, x: [f(w, x) for f in fn], w, [x])
     gradients = eqq.squared_gradients(loss, w, batches, stats)
-    formats = [eqq.Rotated(eqq.Trellis(b, states=8)) for b in (2, 3, 4)]
-    rules = eqq.allocate(w, stats, 3.25, formats, gradients=gradients)
+    formats = [eqq.Int(bits, 64) for bits in (2, 3, 4)]
+    rules = eqq.allocate(w, stats, 3.5, formats, gradients=gradients)
     q = eqq.tree_quantize(w, rules)
     assert q["a"].format == formats[2] and q["b"].format == formats[0]
 

@@ -14,7 +14,7 @@ from .meshes import kinds, mesh, put
 
 
 fn = lambda model, x: jax.vmap(model)(x)
-model = eqx.nn.MLP(32, 32, 64, depth=1, key=jr.key(0))
+model = eqx.nn.MLP(32, 32, 32, depth=1, key=jr.key(0))
 x = jr.normal(jr.key(1), (128, 32))
 
 hows = {
@@ -50,7 +50,7 @@ def test_on_a_mesh(kind, how):
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("kind", kinds)
 def test_layers_of_a_scan(kind):
-    w = model.layers[0].weight[:32]
+    w = model.layers[0].weight
     stack = jnp.stack([w, w + 0.01])
     layer = lambda x, w: (jnp.tanh(x @ w) + x, None)
     call = lambda stack, x: jax.lax.scan(layer, x, stack["w"])[0]

@@ -72,7 +72,7 @@ def test_quantize(format):
     assert_quantized_in_place(format, "auto")
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @main_formats
 def test_quantize_on_an_explicit_mesh(format):
     assert_quantized_in_place(format, "explicit")

@@ -31,8 +31,8 @@ def model():
     keys = jr.split(jr.key(0), 2)
     net = Net(
         eqx.nn.LayerNorm(64),
-        eqx.nn.Linear(64, 96, key=keys[0]),
-        eqx.nn.Linear(96, 32, key=keys[1]),
+        eqx.nn.Linear(64, 64, key=keys[0]),
+        eqx.nn.Linear(64, 64, key=keys[1]),
     )
     sizes = jnp.exp(jr.normal(jr.key(3), (64,)))
     return eqx.tree_at(lambda net: net.norm.weight, net, sizes)
@@ -181,7 +181,7 @@ def test_weights_of_one_fold_with_inputs_of_their_own(split):
 
 def test_errors(model, stats):
     wider = Net(
-        eqx.nn.LayerNorm(128), eqx.nn.Linear(128, 96, key=jr.key(0)), model.down
+        eqx.nn.LayerNorm(128), eqx.nn.Linear(128, 64, key=jr.key(0)), model.down
     )
     with pytest.raises(ValueError, match="`up.weight`: `gram`"):
         quantize(wider, stats, eqq.AWQ())

@@ -118,7 +118,7 @@ targets = [
 
 
 # On inputs that the Gram has not seen.
-@pytest.mark.examples(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("format, kind, most", targets, ids=str)
 def test_errors_of_products_fall(format, kind, most):
     k = 512
@@ -145,19 +145,23 @@ def test_passes_improve():
 
 
 # The scales that are best at first need not be so in the end, most of all if there are
-# few levels and few directions of the inputs.
-def test_tries_by_levels():
+# few levels and few directions of the inputs. Of two bits, and of four.
+@pytest.mark.examples(1)
+@pytest.mark.parametrize("format", [eqq.Int(2, 64, "minimum"), eqq.Int4(64)], ids=str)
+def test_tries_by_levels(format):
     h = jnp.asarray(oracle.gram(oracle.inputs("few", k)))
     v = normal(64, k, seed=5)
 
-    def solved(format, **how):
+    def solved(**how):
         stored = eqq.GPTQ(**how).solve(v, format, h)
         return np.asarray(Layout(format).decode(stored))
 
-    two, four = eqq.Int(2, 64, "minimum"), eqq.Int4(64)
-    lost = [np.sum(oracle.error(v, solved(two, **t), h)) for t in ({}, {"tries": 8})]
-    assert lost[0] < 0.95 * lost[1]
-    np.testing.assert_array_equal(solved(four), solved(four, tries=8))
+    found, fewer = solved(), solved(tries=8)
+    if format == eqq.Int4(64):
+        np.testing.assert_array_equal(found, fewer)
+    else:
+        lost = [np.sum(oracle.error(v, q, h)) for q in (found, fewer)]
+        assert lost[0] < 0.95 * lost[1]
 
 
 def test_a_diagonal_is_a_search():

@@ -46,8 +46,7 @@ def tile_by_tile(w, h, found, damping=0.01):
 def test_feedback_by_its_definition():
     k, w = 320, np.asarray(normal(8, 320))
     h = oracle.gram(oracle.inputs("correlated", k))
-    stored = method.solve(jnp.asarray(w), format, jnp.asarray(h))
-    found = numbers(stored, k)
+    found = solve(jnp.asarray(w), h)
     targets, weights = tile_by_tile(w, h, found)
     off = np.sum(weights * (targets - found) ** 2, -1)
     mean = np.mean(np.diag(h))
@@ -58,9 +57,9 @@ def test_feedback_by_its_definition():
     assert np.mean(rate) < 1.15 * 10**-1.05, np.mean(rate)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", (2, 1, 3, 4))
-@pytest.mark.parametrize("kind", ("correlated", "outliers"))
+@pytest.mark.parametrize("kind", ("outliers", "correlated"))
 def test_errors_of_products_fall(bits, kind):
     format, k = eqq.Trellis(bits, states=8), 512
     if kind == "outliers":
@@ -77,12 +76,12 @@ def test_errors_of_products_fall(bits, kind):
 
 # An odd size, and inputs of which less is known than there are.
 @pytest.mark.examples(3)
-@pytest.mark.parametrize("k", (200, 64, 300))
+@pytest.mark.parametrize("k", (64, 300, 320))
 @pytest.mark.parametrize(
     "kind", ("correlated", "few", "dead", "twice", "none", "shifted")
 )
 def test_no_row_is_worse_than_rounded_to_nearest(kind, k):
-    w, h = normal(5, k, seed=2), oracle.gram(oracle.inputs(kind, k))
+    w, h = normal(8, k, seed=2), oracle.gram(oracle.inputs(kind, k))
     plain = numbers(encode(format, w), k)
     found = solve(w, h)
     assert np.all(np.isfinite(found))
@@ -92,7 +91,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(kind, k):
 
 
 def test_rotated():
-    w, h = normal(6, 192, seed=1), oracle.gram(oracle.inputs("outliers", 192))
+    w, h = normal(8, 320, seed=1), oracle.gram(oracle.inputs("outliers", 320))
     rotated = eqq.Rotated(format, block=64, seed=3)
     by_hand = method.solve(
         rotated.rotate(w), format, rotated.rotate_gram(jnp.asarray(h), 2)
@@ -103,12 +102,10 @@ def test_rotated():
 
 
 def test_stacks_and_jit():
-    w = normal(2, 3, 4, 96)
-    h = jnp.stack(
-        [oracle.gram(oracle.inputs("correlated", 96, seed=i)) for i in (0, 1)]
-    )
+    w = normal(2, 3, 8, 64)
+    h = np.stack([oracle.gram(oracle.inputs("correlated", 64, seed=i)) for i in (0, 1)])
     stored = jax.jit(lambda w, h: method.solve(w, format, h))(w, h[:, None])
-    found = numbers(stored, 96)
+    found = numbers(stored, 64)
     for i in range(2):
         for j in range(3):
             one = solve(w[i, j], h[i])
@@ -132,7 +129,7 @@ def test_solved():
 
 
 def test_a_diagonal_asks_for_nothing():
-    w, d = normal(4, 64), jnp.asarray(np.linspace(1, 9, 64), jnp.float32)
+    w, d = normal(8, 64), jnp.asarray(np.linspace(1, 9, 64), jnp.float32)
     found = numbers(method.solve(w, format, d), 64)
     plain = numbers(encode(format, w), 64)
     loss = lambda q: np.sum(np.asarray(d) * (np.asarray(w) - q) ** 2, -1)
@@ -150,24 +147,23 @@ def test_traced_numbers_that_are_not_finite():
 
 
 def test_zeros_and_small_numbers():
-    w = normal(4, 64) * jnp.asarray([1, 1e-4, 1e3, 0])[:, None]
+    w = normal(8, 64) * np.repeat(np.float32([1, 1e-4, 1e3, 0]), 2)[:, None]
     h = oracle.gram(oracle.inputs("correlated", 64))
     found = solve(w, h)
-    np.testing.assert_array_equal(found[3], 0)
+    np.testing.assert_array_equal(found[6:], 0)
     wide = eqq.Trellis(2, states=8, scale_dtype=jnp.float32)
     new, plain = solve(w, h, wide), numbers(encode(wide, w), 64, wide)
     assert np.all(oracle.error(w, new, h) <= 1.0001 * oracle.error(w, plain, h))
 
 
 def test_a_tree():
-    model = eqq.tree_quantize
-    w = {"a": normal(64, 32), "b": normal(32, 48, seed=1)}
+    w = {"a": normal(64, 64), "b": normal(64, 64, seed=1)}
     x = oracle.inputs("correlated", 64).astype(np.float32)
     fn = lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
     batches = [jnp.asarray(x[:512]), jnp.asarray(x[512:])]
     for stats in (eqq.calibrate(fn, w, batches), eqq.Sequential(fn, batches)):
-        q = model(w, eqq.Rotated(format), stats=stats)
-        plain = model(w, eqq.Rotated(format))
+        q = eqq.tree_quantize(w, eqq.Rotated(format), stats=stats)
+        plain = eqq.tree_quantize(w, eqq.Rotated(format))
         error = lambda q: float(jnp.sum((fn(q, x) - fn(w, x)) ** 2))
         assert error(q) < 0.7 * error(plain)
 

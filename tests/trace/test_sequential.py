@@ -92,7 +92,7 @@ def test_bfloat16():
 
 def test_by_hand():
     """Against sums in float64, of a model whose layers are called one by one."""
-    model = eqx.nn.MLP(32, 32, 48, depth=1, key=jr.key(0))
+    model = eqx.nn.MLP(32, 32, 32, depth=1, key=jr.key(0))
     found = eqq.tree_quantize(
         model, format, min_size=0, stats=eqq.Sequential(fn, batches, mix=0.7)
     )

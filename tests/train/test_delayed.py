@@ -123,7 +123,7 @@ def test_ends_of_bins():
     ends = 1.75 * 2.0 ** np.arange(-125, 128).astype(np.float64)
     ends = ends.astype(np.float32)
     above = np.nextafter(ends[:-1], np.float32(np.inf))
-    found = jax.vmap(lambda a: bin_of(a[None], 0))
+    found = jax.jit(jax.vmap(lambda a: bin_of(a[None], 0)))
     np.testing.assert_array_equal(found(ends), 127 + np.arange(-125, 128))
     np.testing.assert_array_equal(found(above), 128 + np.arange(-125, 127))
     most = np.finfo(np.float32).max
@@ -173,25 +173,24 @@ def by_hand(model, rows):
 def test_compositions():
     model = tree_compute(net, min_size=0, **both)
     assert model.layers.weight.history.steps.shape == (2, 3, 256)
-    grad = eqx.filter_value_and_grad
+    update = eqx.filter_jit(update_delayed)
 
     @eqx.filter_jit
-    def everything(model, rows):
-        _, grads = grad(loss)(model, rows)
-        model, zeros = update_delayed(model, grads)
-        parts = [grad(loss)(model, part) for part in (rows[:6], rows[6:])]
-        ways = [
-            grad(loss)(model, rows),
-            grad(by_hand)(model, rows),
-            grad(loss)(model, rows, jax.checkpoint),
-            grad(lambda m, r: loss(tree_preround(m), r, jax.checkpoint))(model, rows),
-            jtu.tree_map(lambda a, b: a + b, *parts),
-        ]
-        first = parts[0][1]
-        return zeros, ways, [update_delayed(model, g)[0] for _, g in ways], first
+    def grad(loss, model, rows, *wrap):
+        return eqx.filter_value_and_grad(loss)(model, rows, *wrap)
 
-    zeros, ways, updated, first = everything(model, rows)
+    model, zeros = update(model, grad(loss, model, rows)[1])
     assert not np.any(zeros.last.weight.history.seen)
+    prerounded = lambda model, *args: loss(tree_preround(model), *args)
+    parts = [grad(loss, model, part) for part in (rows[:6], rows[6:])]
+    ways = [
+        grad(loss, model, rows),
+        grad(by_hand, model, rows),
+        grad(loss, model, rows, jax.checkpoint),
+        grad(prerounded, model, rows, jax.checkpoint),
+        jtu.tree_map(lambda a, b: a + b, *parts),
+    ]
+    updated = [update(model, gradients)[0] for _, gradients in ways]
     (value, wanted), *others = ways
     for other, found in others:
         np.testing.assert_allclose(other, value, rtol=1e-6)

@@ -10,6 +10,8 @@ import eqquant as eqq
 from eqquant.train import tree_fake_quantize, tree_freeze
 
 
+# Experiments. (What they train is tested by itself, as are the layers.)
+pytestmark = pytest.mark.thorough
 seeds, steps = 4, 600
 optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
 
@@ -78,7 +80,6 @@ def test_of_float32(dense, digits):
     assert accuracy(dense, digits) > 0.97
 
 
-@pytest.mark.examples(2)
 @pytest.mark.parametrize(
     "format,drop", (("int8", 0.005), ("nf4", 0.01), ("int4", 0.01))
 )
@@ -87,7 +88,6 @@ def test_after_training(format, drop, dense, digits):
     assert got >= accuracy(dense, digits) - drop
 
 
-@pytest.mark.thorough
 def test_of_ternary(dense, untrained, digits):
     reference = accuracy(dense, digits)
     after = accuracy(quantized(dense, "ternary"), digits)

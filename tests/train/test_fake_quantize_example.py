@@ -223,6 +223,7 @@ def batch_of(x):
     return np.stack([x, np.roll(x, 1)])
 
 
+@pytest.mark.examples(4)
 @some
 def test_every_weight_trains_quantized(name):
     model, fake, x = made(name)
@@ -240,7 +241,7 @@ def test_every_weight_trains_quantized(name):
 
 
 # The value and the gradient, of the model alone and as it is computed again.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @some
 def test_gradients(name):
     model, fake, x = made(name)
@@ -264,7 +265,7 @@ def test_gradients(name):
 
 
 # Steps of an optimizer in a scan; then the packed model, from a file, too.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @some
 def test_training(name, tmp_path):
     model, fake, x = made(name)
@@ -336,7 +337,7 @@ of_products = {
 }
 
 
-@pytest.mark.examples(7)
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("name", of_products)
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Rotated(eqq.Int8(), 16)))
 def test_activations(name, format):
@@ -374,7 +375,7 @@ def test_activations_of_experts():
 
 
 # Of each format that rounds.
-@pytest.mark.examples(4)
+@pytest.mark.examples(1)
 @all_formats
 def test_formats(format):
     conv = eqx.nn.Conv1d(64, 8, 4, key=jr.key(0))
@@ -427,6 +428,7 @@ def test_in_steps():
 
 
 # A scan takes layers from a stack. Elsewhere along axis 0, blocks lie.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("axis", (-2, -1))
 def test_scans_of_rows(axis):
     w, x = normal(16, 48), normal(16, 48, seed=1)

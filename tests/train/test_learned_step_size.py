@@ -68,7 +68,7 @@ def test_definition(format, factor):
     np.testing.assert_allclose(tangent, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_starts_as_the_format_does(format):
     w = normal(70, 5)
@@ -128,6 +128,7 @@ def test_errors():
 
 
 # Such as the last projection of many blocks. The first scales are zero, too.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("format", (eqq.Int4(64), eqq.Int8()))
 def test_zeros_are_trained(format):
     layer = eqx.nn.Linear(64, 64, use_bias=False, key=jr.key(0))

@@ -68,7 +68,7 @@ def as_array(w, axes, matrix):
     return rows.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
-@pytest.mark.examples(5)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("dora", (False, True))
 @pytest.mark.parametrize("name", products)
 def test_adapters_are_of_the_matrix(name, dora, tmp_path):

@@ -58,7 +58,7 @@ def whole_of(w, dora=False):
     return new.reshape(base.shape).astype(np.float32)
 
 
-@pytest.mark.examples(6)
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", ("quantized", "dense", "on_call"))
 @pytest.mark.parametrize("name", layers)
 def test_as_the_sum(name, kind, tmp_path):

@@ -49,7 +49,7 @@ numbers = {
 
 
 # The call, its gradients, merging and files.
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("name", ("dict", "u-net", "ragged experts", "volumes", "scan"))
 def test_adapters(name, tmp_path):
     model, x = models[name][0]()

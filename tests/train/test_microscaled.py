@@ -55,6 +55,7 @@ def wide(operand):
 
 
 # The numbers of the operands, and of the product, that a device is asked for.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", formats)
 def test_against_float64(name):
     format, *_ = formats[name]

@@ -115,6 +115,7 @@ def test_dimension_numbers_of_many():
 
 
 # Each of one array, too, be it a matrix or not.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", shapes)
 def test_one_array(name):
     params, (g,) = trees(1)

@@ -84,6 +84,7 @@ def test_hyperparameters_are_no_reason_to_compile(make, compiled):
         assert compiled == []
 
 
+@pytest.mark.examples(4)
 @all_optimizers
 def test_others_of_the_same_kind_are_compiled_once(make, compiled):
     options = required(make) | dict(min_size=100)
@@ -95,6 +96,7 @@ def test_others_of_the_same_kind_are_compiled_once(make, compiled):
 
 
 # And they are what they would be as constants.
+@pytest.mark.examples(3)
 @all_optimizers
 def test_injected(make):
     rates = dict(zip(decays[make], (0.5, 0.75, 0.5)))

@@ -43,7 +43,7 @@ def movements(optimizer, first, noise):
 
 
 # As by optax, and only until the momentum has ended.
-@pytest.mark.examples(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("first, noise", [(0.1, 1.0), (0.001, 0.0)])
 @pytest.mark.parametrize(
     "ours, theirs",
@@ -72,6 +72,7 @@ def test_gradients_that_end(ours, theirs, first, noise):
 
 # That of Lion moves a parameter by the learning rate as long as its momentum has a
 # sign: in float32, for 9000 steps.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("noise", (0.0, 1.0))
 def test_momentum_of_lion_ends(noise):
     optimizer = lion8bit(1e-3, weight_decay=0, min_size=0)
@@ -123,6 +124,7 @@ def test_infinite_gradients():
 
 
 # Steps of a loop are those of a scan, to the bit.
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("make", (lion8bit, adamw8bit, adamw4bit))
 def test_scan_is_loop(make):
     rosenbrock = lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2

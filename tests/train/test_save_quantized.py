@@ -98,7 +98,7 @@ def test_transformations():
     w = normal(64, 64) / 8
     layer = save_quantized(lambda x: jnp.tanh(x @ w), min_size=1)
     plain = lambda x: jnp.tanh(x @ w)
-    of = lambda f: jax.grad(lambda x: jnp.sum(f(x)))
+    of = lambda f: jax.jit(jax.grad(lambda x: jnp.sum(f(x))))
     batch = normal(3, 16, 64)
     found = jax.vmap(of(layer))(batch)
     np.testing.assert_allclose(found, jax.vmap(of(plain))(batch), atol=0.02)
@@ -209,7 +209,7 @@ def gradients(wrap, masked, slopes_trained, jit):
 
 # Masks and biases that are not trained are kept as they are; with those that are, the
 # biases next to a masked number do not lose their bits.
-@pytest.mark.examples(4)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("slopes_trained", (False, True))
 @pytest.mark.parametrize("masked", masks)
 def test_masks(masked, slopes_trained):
@@ -222,7 +222,7 @@ def test_masks(masked, slopes_trained):
 
 
 # Scores that are masked before.
-@pytest.mark.examples(3)
+@pytest.mark.examples(1)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
 @pytest.mark.parametrize("masked", masks)
 def test_masked_scores(masked, dtype):

@@ -13,13 +13,13 @@ from ..helpers import main_formats, native_formats, normal
 from .reference import is_inside, scales
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @native_formats
 def test_forward_is_what_is_stored(format):
     _check_forward(format, (3, 70, 5), -2)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (eqq.NF4(64), eqq.Int8(), eqq.Ternary(48)))
 @pytest.mark.parametrize("shape, axis", [((5, 130), -1), ((70,), -1)])
 def test_forward_along_other_axes(format, shape, axis):
@@ -61,7 +61,7 @@ def test_activations(axis, bits, symmetric):
     assert np.array_equal(tangent, x)
 
 
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_derivative_is_that_of_the_identity(format):
     _check_identity(format, jnp.float32)
@@ -87,7 +87,7 @@ def _check_identity(format, dtype):
 
 # Of `sum(c * q(w) ** 3)` with `dq = dw`: the gradient `3 c q ** 2`, the product of the
 # Hessian with `v` `6 c q v`.
-@pytest.mark.examples(3)
+@pytest.mark.examples(2)
 @main_formats
 def test_derivatives_of_a_function(format):
     w, v, c = (normal(5, 130, seed=i) for i in range(3))
@@ -165,6 +165,7 @@ def test_random_rounding_is_unbiased(format):
     assert np.mean(rare & inside) < 0.1
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("format", (eqq.Int8(), eqq.Int4(32), eqq.Ternary()))
 def test_random_rounding_is_to_neighbours(format):
     w = normal(3, 66)

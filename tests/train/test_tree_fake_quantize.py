@@ -153,7 +153,7 @@ def test_frozen_blocks_that_were_zero(format, dtype):
     assert jnp.any(found[:16] != 0)
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(1)
 @all_layers
 def test_layers_are_untouched(make, call, number):
     layer = make()

@@ -60,7 +60,7 @@ def offset_of(q):
 
 
 # Rows of the weight that fill no tile; columns that fill no step, no word and no byte.
-@pytest.mark.examples(17)
+@pytest.mark.examples(6)
 @every
 @pytest.mark.parametrize("k, n", ((1024, 32), (333, 19), (70, 1), (1, 17)))
 def test_every_kind(name, k, n):
@@ -68,7 +68,7 @@ def test_every_kind(name, k, n):
     check(x, weight(k, n, kinds[name]), name)
 
 
-@pytest.mark.examples(16)
+@pytest.mark.examples(8)
 @pytest.mark.parametrize("name", ("int4", "nf4", "mlx", "nvfp4", "q4_k", "q6_k"))
 @pytest.mark.parametrize("m", (1, 2, 7, 8, 9, 16, 17, 24, 31, 32, 40, 48, 57, 64, 130))
 def test_rows(name, m):
@@ -77,6 +77,7 @@ def test_rows(name, m):
 
 
 # Inputs of other dtypes are sums of numbers of bfloat16.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", ("int4", "nf4", "int8-32", "nvfp4", "q4_k"))
 @pytest.mark.parametrize("m, dtype", ((3, jnp.float16), (30, jnp.float32)), ids=str)
 def test_dtypes(name, m, dtype):
@@ -85,6 +86,7 @@ def test_dtypes(name, m, dtype):
 
 
 # A long row is split over blocks.
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", ("int4", "int8", "fp4", "nvfp4", "q6_k"))
 def test_splits(name):
     k = 20000
@@ -92,6 +94,7 @@ def test_splits(name):
     check(x, weight(k, 5, kinds[name]), name)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("int4-128", "int8", "nvfp4", "q4_k"))
 def test_stacks(name):
     w = normal(3, 2, 20, 300)
@@ -117,6 +120,7 @@ def test_contracted_axis_first():
     check(jnp.asarray(normal(3, 333, seed=1), jnp.bfloat16), q, "int4")
 
 
+@pytest.mark.examples(4)
 @every
 def test_hostile_inputs(name):
     x = jnp.asarray(hostile(333, 16), jnp.bfloat16)
@@ -142,6 +146,7 @@ def of_blocks(q):
 
 
 # Also those that `quantize` does not write; among those of `fp8` are NaNs.
+@pytest.mark.examples(9)
 @every
 def test_every_code(name):
     q, rng = weight(333, 19, kinds[name]), np.random.default_rng(0)
@@ -167,6 +172,7 @@ def test_every_code(name):
 
 
 # Every scale of one byte.
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("name", ("mxfp4", "nvfp4", "nvfp4-inverse"))
 def test_every_scale(name):
     q = weight(512, 64, kinds[name])
@@ -188,7 +194,7 @@ def test_every_scale(name):
 # What is not finite comes out as of the decoded weight; but a block whose scale is
 # infinite, and whose numbers have one sign, is NaN and not infinite, and so may
 # be the product of an infinite input with blocks that have minima.
-@pytest.mark.examples(17)
+@pytest.mark.examples(6)
 @every
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
 def test_not_finite(name, dtype):

@@ -51,13 +51,14 @@ def test_order():
 
 # On this machine, by the kernels that it has.
 def test_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_gpu, "to_check", ((3, 1024, 256), (3, 1000, 131)))
+    monkeypatch.setattr(on_gpu, "to_check", ((3, 1000, 131),))
     monkeypatch.setattr("tests.kernels.ptx.kinds.kinds", {"int4": None, "nf4": None})
+    monkeypatch.setattr("tests.kernels.ptx.kinds.timed", ("nf4",))
     path = tmp_path / "found.csv"
     assert on_gpu.main(str(path)) == 0
     with path.open() as file:
         found = [*csv.DictReader(file)]
-    assert [row["status"] for row in found[:4]] == ["right"] * 4
-    assert all(float(row["error"]) < float(row["bound"]) for row in found[:4])
-    assert {row["status"] for row in found[4:]} == {"timed"}
-    assert all(float(row["ratio"]) > 0 for row in found[4:])
+    assert [row["status"] for row in found[:2]] == ["right"] * 2
+    assert all(float(row["error"]) < float(row["bound"]) for row in found[:2])
+    assert {row["status"] for row in found[2:]} == {"timed"}
+    assert all(float(row["ratio"]) > 0 for row in found[2:])
