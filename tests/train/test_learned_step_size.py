@@ -5,6 +5,7 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqquant as eqq
 from eqquant.train import learned_step_size, straight_through
@@ -112,6 +113,22 @@ def test_dtypes_and_transformations():
     mapped = jax.vmap(fn)(w, scale)
     assert np.array_equal(mapped, y)
     assert np.array_equal(jax.jit(fn)(w, scale), y)
+
+
+def test_explicit_mesh():
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Explicit,))
+    w, scale = normal(64, 64), jnp.abs(normal(64, 1, seed=1))
+    place = lambda a: jax.device_put(a, NamedSharding(mesh, P("rows", None)))
+
+    @jax.value_and_grad
+    def loss(both):
+        return jnp.sum(jnp.sin(learned_step_size(*both, "nf4", axis=-1)))
+
+    expected = loss((w, scale))
+    with jax.set_mesh(mesh):
+        found = loss((place(w), place(scale)))
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("unchecked")

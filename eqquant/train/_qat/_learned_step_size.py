@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from ..._product import Axis, contracted_last
+from ..._product import Axis, by_types, contracted_last
 from ...formats import AbstractFormat, AbstractScaled, Layout, NF4, spread
 from .._points import as_rounding, largest, points
 from .._straight_through import back, checked_axis, estimate
@@ -74,6 +74,11 @@ def learned_step_size(
 
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _learned_step_size(w, scale, format, axis):
+    fn = lambda w, scale: _rounded(w, scale, format, axis)
+    return by_types(fn, jax.typeof(w).sharding)(w, scale)
+
+
+def _rounded(w, scale, format, axis):
     rows = contracted_last(lax.stop_gradient(w), axis).astype(jnp.float32)
     size = settled_step_size(rows, scale, format)
     stored = format.encode(rows, lax.stop_gradient(size))
