@@ -89,11 +89,11 @@ def _scanned(x, q, group_sizes, transposed, dtype, precision):
 
     def place(i, starts, ends, first, tiles_of, upto):
         # Returns the weight of step `i`, the first row of its tile, and which rows of
-        # the tile belong to the weight. (Steps from `upto[-1]` on do nothing.)
+        # the tile belong to the weight. (Steps from `upto[-1]` on have none.)
         which = jnp.minimum(jnp.sum(upto <= i), number - 1)
         start = (first[which] + i - (upto[which] - tiles_of[which])) * size
         row = start + jnp.arange(size, dtype=start.dtype)
-        mine = (row >= starts[which]) & (row < ends[which]) & (i < upto[-1])
+        mine = (row >= starts[which]) & (row < ends[which])
         return which, start, mine
 
     places = jax.vmap(place, (None, 0, 0, 0, 0, 0))

@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,6 +76,12 @@ class Calls:
         _check_arrays("model", self.leaves)
         found, _ = jtu.tree_flatten_with_path(self._dynamic)
         self.paths = [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
+        twice = [path for path, number in Counter(self.paths).items() if number > 1]
+        if twice:
+            raise ValueError(
+                "`model` should have arrays with distinct paths, by which statistics "
+                f"are found. Got several arrays at {', '.join(map(repr, twice))}."
+            )
 
     @property
     def traced(self) -> Traced:

@@ -375,6 +375,13 @@ def test_errors():
         eqq.calibrate(apply, mlp, [x]) + eqq.calibrate(apply, other, [x])
 
 
+def test_arrays_with_the_same_path():
+    w = np.asarray(jr.normal(key, (16, 16)))
+    product = lambda w, x: (x @ w["a.b"]) @ w["a"]["b"]
+    with pytest.raises(ValueError, match="distinct paths.*Got several.*'a.b'"):
+        eqq.calibrate(product, {"a.b": w, "a": {"b": 2 * w}}, [x])
+
+
 def test_what_has_no_inputs_to_measure(unchecked):
     mlp = eqx.nn.MLP(16, 4, 24, depth=0, key=key)
     for bad in (None, 3):
