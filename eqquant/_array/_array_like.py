@@ -91,7 +91,7 @@ class AbstractArrayLike(eqx.Module):
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any: ...
 
-    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+    def _why_dense(self, owner: Any, field: str) -> tuple[str, str]:
         """Returns why the array at a field of `owner`, this or a module in it, is not
         quantized, and how to change that."""
         del owner, field

@@ -176,7 +176,7 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
     if skip.kind in by_use:
         hint = f"{hint}, or `example=`"
     if (weight := held_by(info)) is not None:
-        reason, hint = weight.why_dense(info.owner, info.field)
+        reason, hint = weight._why_dense(info.owner, info.field)
     return dataclasses.replace(row, reason=reason, hint=hint)
 
 

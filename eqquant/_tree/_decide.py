@@ -131,7 +131,7 @@ def _exception(info, format, min_size, embeddings) -> Skip | None:
     """Returns the reason to skip a leaf that only a request for this leaf overrides."""
     owner = type(info.owner).__name__
     if (weight := held_by(info)) is not None:
-        return Skip("held", *weight.why_dense(info.owner, info.field))
+        return Skip("held", *weight._why_dense(info.owner, info.field))
     rule = f'Rules([("{info.path}", {format}), ...])'
     if math.prod(info.shape) < min_size:
         reason = f"fewer than {min_size} numbers"

@@ -122,7 +122,7 @@ class LoRA(AbstractWeight):
     def without_blocks(self) -> Array:
         return self.dequantize()
 
-    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+    def _why_dense(self, owner: Any, field: str) -> tuple[str, str]:
         if field == "base":
             hint = "Quantize it before `lora`"
             return "the base of an adapter, which is frozen", hint

@@ -67,7 +67,7 @@ class LowPrecision(AbstractWeight):
         """The weight that trains."""
         return self.weight
 
-    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+    def _why_dense(self, owner: Any, field: str) -> tuple[str, str]:
         format = self.roundings.forward
         if owner is self.history:
             return "the history that sets the scales of the next steps", ""

@@ -111,7 +111,7 @@ class FakeQuantized(AbstractWeight):
             self, weight=weight, step_size=None, axis=axis, is_rounded=True
         )
 
-    def why_dense(self, owner: Any, field: str) -> tuple[str, str]:
+    def _why_dense(self, owner: Any, field: str) -> tuple[str, str]:
         part = "a step size, which trains"
         if field != "step_size":
             part = f"trains to be stored in {self.format}"
