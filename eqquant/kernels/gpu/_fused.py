@@ -19,7 +19,7 @@ from ...formats import (
 from .._problem import Problem
 from .._table import register_kernel
 from ._devices import blackwell, hopper
-from ._lanes import is_apart, Lanes, lanes, refuse_lanes, unit_of
+from ._lanes import Lanes, lanes, refuse_lanes, unit_of
 from ._seconds import rates
 
 
@@ -100,8 +100,9 @@ def _forward(x, some: Lanes, problem, sums):
 
 def _transposed(x, some: Lanes, problem, sums):
     m, x = x.shape[0], _converted(x)
-    # (XLA would write products to memory if the terms of two places are long.)
-    each = 1 if is_apart(problem) else max(1, _most_terms // m)
+    each = max(1, _most_terms // m)
+    if isinstance(problem.format, AbstractGGUFBlocks):
+        each = 1  # XLA would write the products of longer terms to memory.
     found = []
     for first in range(0, some.size, each):
         places = range(first, min(first + each, some.size))

@@ -170,12 +170,6 @@ def unit_of(problem: Problem) -> tuple[int, int]:
     return len(fields), nbytes
 
 
-def is_apart(problem: Problem) -> bool:
-    """Whether codes of a block of GGUF have bits in two places of the block."""
-    format = problem.format
-    return isinstance(format, AbstractGGUFBlocks) and len(format.fields.codes[0]) > 1
-
-
 @ft.cache
 def _unit(grid: AbstractGrid) -> tuple[tuple[Code | None, ...], int]:
     """Returns the bit fields of the codes of a unit, and the number of its bytes. A
