@@ -55,6 +55,7 @@ sample += _each(("h200",), ("binary", "ternary", "int-3-minimum", "nvfp4"), (1,)
 sample += _each(("h200",), ("q5_0", "q5_k"), (1, 8))
 sample += _each(("rtx4090",), ("iq4_xs",), (8,))
 sample += _each(("b200",), ("int-7-zero-point",), (1,))
+sample += _each(("b200",), ("int8-32",), (8,))
 
 
 def of_format(name):

@@ -221,7 +221,11 @@ _table = ft.cache(point_table)
 def _zeros(bytes: Integer[Array, "*b"], copy: int) -> Integer[Array, "*b"]:
     # A byte shifted right by 8 bits or more is zero, but XLA does not know this. It
     # does not merge different copies either, since their shifts differ.
-    wide = bytes.astype(jnp.uint8).astype(jnp.uint32)
+    # (If signed bytes were first converted to bytes without a sign, XLA might write
+    # these to memory for many rows of inputs.)
+    wide = bytes.astype(jnp.uint32)
+    if jnp.issubdtype(bytes.dtype, jnp.signedinteger):
+        wide = wide & np.uint32(255)
     return (wide >> np.uint32(8 + copy % 24)) << np.uint32(copy // 24)
 
 
