@@ -51,7 +51,7 @@ def _each(targets, names, rows):
 sample = _each(targets[:1], kinds_of_formats, (1, 8))
 sample += _each(targets[:1], ("nf4", "q4_k", "trellis"), (64,))
 sample += _each(targets[1:], ("nf4",), (1, 8, 64)) + _each(targets[1:], ("q4_k",), (1,))
-sample += _each(("h200",), ("binary", "ternary", "int-3-minimum", "nvfp4"), (1,))
+sample += _each(("h200",), ("binary-128", "ternary", "int-3-minimum", "nvfp4"), (1,))
 sample += _each(("h200",), ("q5_0", "q5_k"), (1, 8))
 sample += _each(("rtx4090",), ("iq4_xs",), (8,))
 sample += _each(("b200",), ("int-7-zero-point",), (1,))

@@ -118,10 +118,13 @@ def _transposed(x, some: Lanes, problem, sums):
 
 def _together(problem):
     """Returns how many products are added up before a sum over lanes."""
+    codes, nbytes = unit_of(problem)
+    if codes == 8 * nbytes:
+        return 2  # A lane of codes of one bit has many sums already.
     if hopper() is not None and not blackwell():
         return _most_terms
     # A code in two bytes takes as many operations as two codes.
-    return _few_terms // (2 if unit_of(problem)[1] > 1 else 1)
+    return _few_terms // (2 if nbytes > 1 else 1)
 
 
 def _converted(x):
