@@ -17,10 +17,10 @@ from .._tree import (
     decide,
     Decision,
     FilterSpec,
-    held_by,
     LeafInfo,
     leaves_with_info,
     opened,
+    why_held,
 )
 from ._print import print_report, Row, Total
 from ._text import plain, short_array
@@ -172,11 +172,8 @@ def _row(decision: Decision, info: LeafInfo) -> Row:
         hint = f"`tree_quantize` would store it in {decision.format}"
         return dataclasses.replace(row, reason="not quantized yet", hint=hint)
     skip = decision.skip
-    reason, hint = skip.reason, skip.hint
-    if skip.kind in by_use:
-        hint = f"{hint}, or `example=`"
-    if (weight := held_by(info)) is not None:
-        reason, hint = weight._why_dense(info.owner, info.field)
+    hint = f"{skip.hint}, or `example=`" if skip.kind in by_use else skip.hint
+    reason, hint = why_held(info) or (skip.reason, hint)
     return dataclasses.replace(row, reason=reason, hint=hint)
 
 

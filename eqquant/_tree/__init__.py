@@ -31,11 +31,11 @@ from ._on_call import (
     runs_every_method as runs_every_method,
 )
 from ._owners import (
-    held_by as held_by,
     LeafInfo as LeafInfo,
     leaves_with_info as leaves_with_info,
     needing_dense as needing_dense,
     register_owner as register_owner,
+    why_held as why_held,
 )
 from ._plan import plan as plan
 from ._printable import printable as printable

@@ -15,12 +15,12 @@ from ._owners import (
     activations,
     caller_of,
     convolutions,
-    held_by,
     LeafInfo,
     norms,
     readers_of,
     reparametrisations,
     states,
+    why_held,
 )
 from ._request import Request
 from ._unmet import check_unmet
@@ -130,8 +130,8 @@ def _obstacle(info, requested, caller) -> Skip | None:
 def _exception(info, format, min_size, embeddings) -> Skip | None:
     """Returns the reason to skip a leaf that only a request for this leaf overrides."""
     owner = type(info.owner).__name__
-    if (weight := held_by(info)) is not None:
-        return Skip("held", *weight._why_dense(info.owner, info.field))
+    if (why := why_held(info)) is not None:
+        return Skip("held", *why)
     rule = f'Rules([("{info.path}", {format}), ...])'
     if math.prod(info.shape) < min_size:
         reason = f"fewer than {min_size} numbers"

@@ -159,10 +159,13 @@ def _info(leaf, keys, ancestors, field):
     )
 
 
-def held_by(info: LeafInfo) -> AbstractArrayLike | None:
-    """Returns what holds the array and stands for a weight, if anything does."""
-    around = reversed(info.ancestors)
-    return next((a for a in around if isinstance(a, AbstractArrayLike)), None)
+def why_held(info: LeafInfo) -> tuple[str, str] | None:
+    """Returns why a part of what stands for a weight is not quantized, and how to
+    change that. Returns `None` for other arrays."""
+    for module in reversed(info.ancestors):
+        if isinstance(module, AbstractArrayLike):
+            return module._why_dense(info.owner, info.field)
+    return None
 
 
 def needing_dense(info: LeafInfo) -> Owner | None:
