@@ -100,12 +100,12 @@ def test_times():
 def test_groups(monkeypatch):
     monkeypatch.setattr("eqquant.bench._measure.physical_memory", lambda: 1)
     found = bench.measure(
-        [(16, 16), (16, 32)], [1], ["nf4"], budget=0, min_rounds=2, cycle=0
+        [(16, 16), (16, 32)], [2, 1], ["nf4"], budget=0, min_rounds=2, cycle=0
     )
     found = [row for row in found if not row.name.endswith(xla)]
     names = ["float32", "bfloat16", "NF4()"]
     assert [(row.shape, row.rows, row.name) for row in found] == [
-        ((16, n), 1, name) for n in (16, 32) for name in names
+        ((16, n), m, name) for n in (16, 32) for m in (2, 1) for name in names
     ]
     baselines = {row.times.baseline for row in found[:3]}
     assert len(baselines) == 2  # bfloat16 is next to the float32 that is kept.

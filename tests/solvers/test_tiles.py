@@ -71,8 +71,8 @@ def test_errors_of_products_fall(bits, kind):
     ratio = np.sqrt(
         np.sum(oracle.error(w, q, new)) / np.sum(oracle.error(w, plain, new))
     )
-    # (A bit alone has few paths to choose from.)
-    assert ratio <= (0.7 if bits > 1 else 0.72), ratio
+    # (Of 256 rows, .705 with one bit.)
+    assert ratio <= (0.7 if bits > 1 else 0.71), ratio
 
 
 # An odd size, and inputs of which less is known than there are.

@@ -336,10 +336,10 @@ def test_convolution():
 @pytest.mark.examples(1)
 @pytest.mark.parametrize("keep", ("disk", "host", "device"))
 def test_where_arrays_are_kept(keep):
-    model = listed(1)
-    check_in_sequence(call_listed, model, batches, keep=keep)
+    model = stacked(2)
+    check_in_sequence(call_stacked, model, batches, keep=keep)
     options = dict(keep=keep, keep_dtype=jnp.bfloat16)
-    check_in_sequence(call_listed, model, batches, 0.02, **options)
+    check_in_sequence(call_stacked, model, batches, 0.02, **options)
 
 
 @pytest.mark.thorough
