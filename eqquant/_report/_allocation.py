@@ -180,7 +180,3 @@ class Sensitivity:
             errors = [f"{e:.3g}" for e in row.errors]
             table.add_row(Text("\n".join(row.paths)), f"{row.size:,}", *errors)
         yield table
-
-
-# In inches: the height of the row of a weight, and of everything around the rows.
-_row, _around = 0.28, 1.6
